@@ -1,0 +1,59 @@
+"""pytest-fusion: judge fused GPU kernels against their unfused references."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fusion.check import check_equivalent
+    from pytest_fusion.decorator import FusionSpec, fused_equivalent
+    from pytest_fusion.errors import FusionError, FusionFailure, SpecError
+    from pytest_fusion.spec import values
+    from pytest_fusion.spec.dims import dim
+    from pytest_fusion.spec.inputs import derived, optional, tensor
+    from pytest_fusion.spec.policy import Tolerance
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FusionError",
+    "FusionFailure",
+    "FusionSpec",
+    "SpecError",
+    "Tolerance",
+    "check_equivalent",
+    "derived",
+    "dim",
+    "fused_equivalent",
+    "optional",
+    "tensor",
+    "values",
+]
+
+# Loaded on first use: importing this package, as every pytest run does, must import neither torch nor Hypothesis.
+_HOMES = {
+    "FusionError": "errors",
+    "FusionFailure": "errors",
+    "FusionSpec": "decorator",
+    "SpecError": "errors",
+    "Tolerance": "spec.policy",
+    "check_equivalent": "check",
+    "derived": "spec.inputs",
+    "dim": "spec.dims",
+    "fused_equivalent": "decorator",
+    "optional": "spec.inputs",
+    "tensor": "spec.inputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "values":
+        return import_module("pytest_fusion.spec.values")
+    if name in _HOMES:
+        return getattr(import_module(f"pytest_fusion.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'pytest_fusion' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, "values"])

@@ -1,0 +1,306 @@
+"""All cases of one test, in one process: pinned ones, boundaries, random search; then the minimum of what failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import covering, numbers
+from pytest_fusion.case import search as searching
+from pytest_fusion.case.describe import describe
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.model import Case
+from pytest_fusion.case.plan import Limits, Plan, build, make_plan
+from pytest_fusion.diagnosis.error_map import cells, error_map
+from pytest_fusion.diagnosis.shrink import Shrinker
+from pytest_fusion.errors import SpecError
+from pytest_fusion.profiles import Profile
+from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.judge import Bench, CaseResult, judge_case
+from pytest_fusion.verdict.model import Verdict, failed
+from pytest_fusion.verdict.tolerance import offending
+
+# A launch constant below this is a flag or a count of warps, not a block size.
+_SMALLEST_BLOCK = 8
+_LARGEST_BLOCK = 8192
+_MOST_BLOCKS = 3
+# Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
+_AGAIN_FIRST, _AGAIN_EVERY = 4, 12
+_PROBE_SIZES = (5, 70)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the cases added up to; plain data, sent out of the child that ran them."""
+
+    cases: int = 0
+    judged: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    checks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    coverage: dict[str, Any] = field(default_factory=dict)
+    worst: dict[str, Any] = field(default_factory=dict)
+    grade: str | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    statistics: dict[str, Any] | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed, on the smallest case found."""
+
+    verdict: Verdict
+    case: Case | None
+    described: dict[str, Any] | None = None
+    map: dict[str, Any] | None = None
+    trace: str = ""
+    shrink_runs: int = 0
+
+
+class Campaign:
+    """Runs the cases of one spec. ``note`` is told each case before it runs, so that a crash has a name."""
+
+    def __init__(
+        self,
+        spec: FusionSpec,
+        *,
+        device: torch.device,
+        profile: Profile,
+        outer: Any,
+        nodeid: str,
+        extra: Mapping[str, Any],
+        seed: int | None = None,
+        max_cases: int | None = None,
+        note: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
+        self.bench = Bench(spec, device, extra, programs=_programs(profile, device))
+        self.tally = Tally()
+        self.limits = Limits(profile.elements, profile.work, profile.programs)
+        forced = searching.forced_seed(outer)
+        self.seed = seed if seed is not None else forced if isinstance(forced, int) else None
+        self.budget = max_cases if max_cases is not None else searching.max_examples(outer)
+        self.note = note
+        self.base = numbers.mix("campaign", nodeid, self.seed or 0)
+        self.pools = searching.pools(spec, self.base)
+        self.plan: Plan = make_plan(spec, pools=self.pools, limits=self.limits)
+        self.pairs = covering.PairCount(self.plan)
+        self.launches: list[list[Launch]] = []
+        self.failing: CaseResult | None = None
+
+    def run(self) -> Tally:
+        """All phases until the first failure, and its minimum."""
+        if searching.wants_phase(self.outer, "explicit"):
+            self._pinned()
+        if self.failing is None and searching.wants_phase(self.outer, "generate"):
+            self._probe()
+            self._cover()
+        if self.failing is None:
+            self._search()
+        return self.finish()
+
+    def replay(self, case: Case) -> Tally:
+        """One case alone, as it stands."""
+        self._run(case, again=True)
+        return self.finish(shrink=False)
+
+    def _left(self) -> float:
+        return math.inf if self.budget is None else self.budget - self.tally.cases
+
+    def _run(self, case: Case, choice: Mapping[str, Any] | None = None, *, again: bool | None = None) -> CaseResult:
+        tally = self.tally
+        tally.cases += 1
+        self.note({"case": case.as_json(), "cases": tally.cases})
+        if again is None:
+            again = tally.judged < _AGAIN_FIRST or tally.judged % _AGAIN_EVERY == 0
+        with self.bench.clock.phase("plugin"):
+            result = judge_case(self.bench, case, again=again)
+        self.launches.append(result.launches)
+        del self.launches[:-4]
+        if result.rejected is not None:
+            tally.rejected[result.rejected] = tally.rejected.get(result.rejected, 0) + 1
+            return result
+        tally.judged += 1
+        if choice is not None:
+            self.pairs.add({**{name: levels[0] for name, levels in self.plan.factors.items()}, **choice})
+        for verdict in result.verdicts:
+            self._count(verdict, case)
+        if result.failure is not None and self.failing is None:
+            self.failing = result
+        return result
+
+    def _count(self, verdict: Verdict, case: Case) -> None:
+        entry = self.tally.checks.setdefault(verdict.check, {"verdict": "pass", "cases": 0, "reason": ""})
+        entry["cases"] += 1
+        if verdict.status != "pass" and entry["verdict"] == "pass":
+            entry.update(verdict=verdict.status, reason=verdict.reason)
+        grade = verdict.evidence.get("grade")
+        if verdict.check != "values" or verdict.failed:
+            return
+        if grade is not None:
+            self.tally.grade = max(self.tally.grade or "A", grade)
+        ratio = verdict.evidence.get("ratio")
+        if ratio is not None and ratio > self.tally.worst.get("ratio", -1.0):
+            self.tally.worst = {
+                "ratio": ratio,
+                "output": verdict.evidence.get("output"),
+                "statistic": verdict.evidence.get("statistic"),
+                "case": describe(self.spec, case)["text"],
+            }
+
+    def _pinned(self) -> None:
+        for position, example in enumerate(searching.explicit_examples(self.outer)):
+            if self.failing is not None or self._left() <= 0:
+                return
+            self._run(build(self.plan, pinned_choice(self.plan, example), numbers.mix(self.base, "pin", position) >> 33))
+
+    def _probe(self) -> None:
+        """Two plain cases of different size: launch constants equal in both are block sizes worth going around."""
+        seen: list[set[int]] = []
+        for size in _PROBE_SIZES:
+            choice = {f"dim {name}": size for name in self.spec.dim_order}
+            if self._left() <= 0 or self.failing is not None or not self._attempt(choice, size):
+                return
+            seen.append({c for launch in self.launches[-1] for c in launch.constexprs.values() if type(c) is int})
+        if len(seen) == len(_PROBE_SIZES):
+            common = {c for c in set.intersection(*seen) if _SMALLEST_BLOCK <= c <= _LARGEST_BLOCK}
+            self.tally.blocks = sorted(common)[:_MOST_BLOCKS]
+            if self.tally.blocks:
+                blocks = tuple(self.tally.blocks)
+                self.plan = make_plan(self.spec, blocks=blocks, pools=self.pools, limits=self.limits)
+                self.pairs = covering.PairCount(self.plan)
+
+    def _attempt(self, choice: Mapping[str, Any], position: int) -> bool:
+        try:
+            case = build(self.plan, choice, numbers.mix(self.base, "cover", position) >> 33)
+        except ImpossibleCase:
+            self.tally.rejected["impossible"] = self.tally.rejected.get("impossible", 0) + 1
+            return False
+        self._run(case, choice)
+        return True
+
+    def _cover(self) -> None:
+        limit = self.profile.covering
+        for position, choice in enumerate(covering.rows(self.plan)):
+            if position >= limit or self._left() <= 0 or self.failing is not None:
+                break
+            self._attempt(choice, 1000 + position)
+        for position, choice in enumerate(covering.long_rows(self.plan)):
+            if self._left() <= 0 or self.failing is not None:
+                break
+            self._attempt(choice, 100_000 + position)
+
+    def _search(self) -> None:
+        cases = int(min(self.profile.search, self._left()))
+
+        def run(case: Case, choice: Mapping[str, Any]) -> float | None:
+            result = self._run(case, choice)
+            if result.failure is not None:
+                raise searching.SearchFailed
+            ratio = result.ratio
+            return math.log2(ratio) if ratio is not None and 0 < ratio < math.inf else None
+
+        self.tally.statistics = searching.search(
+            self.plan,
+            run,
+            outer=self.outer,
+            cases=cases,
+            seed=None if self.seed is None else self.base >> 1,
+            database_key=self.nodeid,
+        )
+
+    def finish(self, *, shrink: bool = True) -> Tally:
+        tally = self.tally
+        tally.coverage = self.pairs.as_json()
+        tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in sorted(self.bench.fallbacks)]
+        if self.bench.unrepeated:
+            tally.notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
+        if self.failing is not None:
+            tally.failure = self._minimum(self.failing, shrink=shrink)
+        elif tally.judged == 0:
+            tally.failure = Failure(_nothing_judged(self.spec, tally), None)
+        elif shrink and self.bench.on("vacuity"):
+            verdict = self.bench.vacuity.conclude(tally.judged)
+            tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
+            if verdict.failed:
+                tally.failure = Failure(verdict, None)
+        tally.phases = {name: round(seconds, 4) for name, seconds in self.bench.clock.seconds.items()}
+        return tally
+
+    def _minimum(self, found: CaseResult, *, shrink: bool) -> Failure:
+        first = found.failure
+        assert first is not None
+        best: list[CaseResult] = [found]
+        shrinker = Shrinker(self.plan, found.case, lambda case: self._same(case, first, best))
+        if shrink and searching.wants_phase(self.outer, "shrink"):
+            shrinker.run()
+        result = best[0]
+        verdict = result.failure
+        assert verdict is not None
+        picture = None
+        if result.evidence is not None:
+            _, candidate, lanes = result.evidence
+            mask = offending(candidate, lanes) if isinstance(lanes, OutputLanes) else candidate != lanes
+            picture = {**error_map(mask), "cells": cells(mask), "caption": f"wrong elements of {result.evidence[0]}"}
+        described = describe(self.spec, result.case)
+        return Failure(verdict, result.case, described, picture, result.trace, shrinker.runs)
+
+    def _same(self, case: Case, first: Verdict, best: list[CaseResult]) -> bool:
+        """Whether a case shows the same bug; chance gets three tries, since a race may win one."""
+        for _ in range(3 if first.check == "repeat" else 1):
+            self.note({"case": case.as_json(), "cases": self.tally.cases, "shrinking": True})
+            with self.bench.clock.phase("shrink"):
+                result = judge_case(self.bench, case, again=first.identity == "repeat:stale")
+            failure = result.failure
+            if failure is not None and failure.identity == first.identity:
+                best[0] = result
+                return True
+        return False
+
+
+def _programs(profile: Profile, device: torch.device) -> int:
+    return profile.programs if device.type == "cpu" else 2**62
+
+
+def _nothing_judged(spec: FusionSpec, tally: Tally) -> Verdict:
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(tally.rejected.items())) or "none could be drawn"
+    return failed(
+        "error",
+        f"no case could be judged ({kinds}); a kernel that refuses everything is not right: check rejects=, dims= and that "
+        "the reference accepts these inputs",
+        identity="error:nothing-judged",
+        rejected=dict(tally.rejected),
+    )
+
+
+def pinned_choice(plan: Plan, example: Mapping[str, Any]) -> dict[str, Any]:
+    """The choice that an ``@example(rows=3, dtype=torch.float16, eps=0.0)`` stands for; raises ``SpecError``."""
+    spec = plan.spec
+    choice: dict[str, Any] = {}
+    for name, value in example.items():
+        if name in spec.batch_names:
+            choice[f"dim {name}"] = tuple(value)
+        elif name in spec.dim_names:
+            choice[f"dim {name}"] = int(value)
+        elif name == "dtype":
+            choice["dtype"] = str(value).removeprefix("torch.")
+        elif name == "values":
+            choice["values"] = value
+        elif f"drawn {name}" in plan.factors:
+            choice[f"value {name}"] = value
+        elif f"layout {name}" in plan.factors:
+            choice[f"layout {name}"] = (str(value), 0)
+        else:
+            raise SpecError(
+                f"{spec.name}: @example({name}=...) names no dim, drawn input or tensor; it may give sizes by dim "
+                f"({', '.join(spec.dim_names)}), dtype=, values= (a regime), drawn inputs, and layouts by tensor"
+            )
+    return choice

@@ -1,0 +1,65 @@
+"""Boundary combinations: every pair of levels of two factors, in as few cases as a covering array needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import covertable
+
+from pytest_fusion.case.plan import Plan
+from pytest_fusion.case.sizes import LONG
+
+Pair = tuple[str, str, str, str]
+
+
+def rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Choices that together hold every pair of levels, the plainest first; the same ones every time.
+
+    The array is made over the positions of levels, so that unhashable levels and equal levels of two factors are safe.
+    """
+    names = list(plan.factors)
+    counts = [len(plan.factors[name]) for name in names]
+    if len(names) == 1:
+        table: Iterable[Any] = ([i] for i in range(counts[0]))
+    else:
+        table = covertable.make([list(range(count)) for count in counts], strength=2) if names else [[]]
+    for row in table:
+        yield {name: plan.factors[name][position] for name, position in zip(names, row, strict=True)}
+
+
+def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Each dim long in turn, the others small: past one block, past a grid axis of 65535."""
+    dims = [name for name in plan.spec.dim_order]
+    dtypes = plan.factors.get("dtype", ("float32",))
+    turn = 0
+    for size, name in itertools.product(LONG, dims):
+        bound = plan.spec.bound(name)
+        if bound.max is not None and bound.max < size // 2:
+            continue
+        choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}
+        choice[f"dim {name}"] = size
+        choice["dtype"] = dtypes[turn % len(dtypes)]
+        turn += 1
+        yield choice
+
+
+class PairCount:
+    """Which pairs of levels the cases have met, out of all that the plan has."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._met: set[Pair] = set()
+
+    def add(self, choice: Mapping[str, Any]) -> None:
+        levels = [(name, repr(choice[name])) for name in self._plan.factors if name in choice]
+        for (a, x), (b, y) in itertools.combinations(levels, 2):
+            self._met.add((a, x, b, y))
+
+    def as_json(self) -> dict[str, Any]:
+        factors = list(self._plan.factors.items())
+        known = {name: {repr(level) for level in levels} for name, levels in factors}
+        total = sum(len(known[a]) * len(known[b]) for (a, _), (b, _) in itertools.combinations(factors, 2))
+        met = sum(1 for a, x, b, y in self._met if x in known[a] and y in known[b])
+        return {"pairs": total, "covered": met, "share": round(met / total, 4) if total else 1.0}

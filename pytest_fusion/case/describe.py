@@ -1,0 +1,43 @@
+"""A case in words and in the JSON of reports: the case's own data plus the shapes and strides that follow from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.make import shape_of
+from pytest_fusion.case.model import Case
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+
+
+def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
+    """The case as JSON, each tensor with its ``shape`` and ``strides`` in elements."""
+    data = case.as_json()
+    for name, entry in data["inputs"].items():
+        inner = unwrap(spec.inputs[name])
+        assert isinstance(inner, TensorSpec)
+        plan = geometry(shape_of(inner, case.sizes), case.tensors[name].layout)
+        entry.update(shape=list(plan.shape), strides=list(plan.strides), offset=plan.offset)
+    data["text"] = one_line(data)
+    return data
+
+
+def one_line(data: dict[str, Any]) -> str:
+    """Sizes, then what is unusual: ``rows=3 hidden=129; x float16 step+1 nan``."""
+    parts = [" ".join(f"{name}={size}" for name, size in data["dims"].items())]
+    for name, entry in data["inputs"].items():
+        if name in data["absent"]:
+            parts.append(f"{name} None")
+            continue
+        layout = entry["layout"] if not entry["variant"] else f"{entry['layout']}/{entry['variant']}"
+        words = [name, entry["dtype"]]
+        if layout != "contiguous":
+            words.append(layout)
+        if entry["offset"]:
+            words.append(f"offset {entry['offset']}")
+        if entry["values"] not in ("unit", "0"):
+            words.append(f"values {entry['values']}")
+        parts.append(" ".join(words))
+    parts.extend(f"{name}={value!r}" for name, value in data["drawn"].items())
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,114 @@
+"""The geometry of a layout: strides, offset and storage size for a shape, in elements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_fusion.case.model import Layout
+
+# Gaps that are neither zero nor a multiple of any vector width, so that ignoring a stride reads another element.
+ROW_PAD = 3
+SLICE_BEFORE = 1
+SLICE_AFTER = 2
+ODD_STRIDE = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """``strides`` and ``offset`` in elements of a storage of ``storage`` elements; ``expanded`` axes have stride 0."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    storage: int
+    expanded: tuple[int, ...] = ()
+
+
+def variants(kind: str, ndim: int) -> int:
+    """How many different ways there are to have this layout in ``ndim`` dimensions; 0: none."""
+    match kind:
+        case "contiguous":
+            return 2 if ndim else 1
+        case "padded":
+            return 2 if ndim >= 2 else 1 if ndim else 0
+        case "transposed":
+            return 0 if ndim < 2 else 1 if ndim == 2 else 2
+        case "step":
+            return 1 if ndim else 0
+        case "unflattenable":
+            return 2 if ndim >= 3 else 0
+        case "expanded":
+            return min(ndim, 2)
+    return 0
+
+
+def choices(allowed: tuple[str, ...], ndim: int) -> list[tuple[str, int]]:
+    """The (kind, variant) pairs that may be drawn for ``ndim`` dimensions, plainest first; never empty."""
+    pairs = [(kind, v) for kind in allowed if kind != "offset" for v in range(variants(kind, ndim))]
+    return pairs or [("contiguous", 0)]
+
+
+def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> list[int]:
+    """Strides when the axes in ``order`` (outermost first) lie densely; sizes of 0 count as 1, as in torch."""
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order if order is not None else range(len(shape))):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return strides
+
+
+def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
+    """Where the elements lie.
+
+    Kinds: ``contiguous`` (variant 1 gives size-1 axes an odd stride), ``padded`` (rows inside a wider buffer; variant 1
+    an interior slice of a tensor larger in every axis), ``transposed`` (variant 1 the whole order reversed),
+    ``step`` (last axis strided by 2), ``unflattenable`` (leading axes permuted; variant 1 a gap between matrices),
+    ``expanded`` (stride 0 on the first axis; variant 1 on the last). A layout that the number of dimensions
+    does not admit is contiguous.
+    """
+    ndim = len(shape)
+    offset = layout.offset
+    expanded: tuple[int, ...] = ()
+    kind = layout.kind if layout.variant < variants(layout.kind, ndim) else "contiguous"
+    axes = tuple(range(ndim))
+    trailing = 0  # elements of the wider buffer behind the last one that is the tensor's own
+    match kind, layout.variant:
+        case "padded", 0 if ndim == 1:
+            strides = _dense(shape)
+            offset += SLICE_BEFORE
+            trailing = SLICE_AFTER
+        case "padded", 0:
+            trailing = ROW_PAD
+            wide = (*shape[:-1], shape[-1] + ROW_PAD)
+            strides = _dense(wide)
+        case "padded", _:
+            wide = tuple(size + SLICE_BEFORE + SLICE_AFTER for size in shape)
+            strides = _dense(wide)
+            offset += SLICE_BEFORE * sum(strides)
+            trailing = SLICE_AFTER * sum(strides)
+        case "transposed", 0:
+            strides = _dense(shape, (*axes[:-2], axes[-1], axes[-2]))
+        case "transposed", _:
+            strides = _dense(shape, axes[::-1])
+        case "step", _:
+            strides = [2 * stride for stride in _dense(shape)]
+        case "unflattenable", 0:
+            strides = _dense(shape, (*axes[1:-1], axes[0], axes[-1]))
+        case "unflattenable", _:
+            wide = (*shape[:-2], shape[-2] + 1, shape[-1])
+            strides = _dense(wide)
+        case "expanded", variant:
+            axis = 0 if variant == 0 else ndim - 1
+            expanded = (axis,)
+            strides = _dense(tuple(1 if i == axis else size for i, size in enumerate(shape)))
+            strides[axis] = 0
+        case _:
+            strides = _dense(shape)
+            if layout.variant == 1:
+                strides = [s if size != 1 else ODD_STRIDE * (i + 1) for i, (s, size) in enumerate(zip(strides, shape, strict=True))]
+    if math.prod(shape) == 0:
+        return Geometry(shape, tuple(strides), offset, offset + trailing, expanded)
+    last = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
+    return Geometry(shape, tuple(strides), offset, offset + last + 1 + trailing, expanded)

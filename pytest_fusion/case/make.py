@@ -1,0 +1,186 @@
+"""Case -> tensors: the logical values of every input, contiguous, on the case's device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import numbers, regimes
+from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.dims import Size, parse_expression
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
+
+
+class ImpossibleCase(Exception):
+    """The sizes give no tensor: a negative dim, or an index into nothing."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def shape_of(spec: TensorSpec, sizes: Mapping[str, Size]) -> tuple[int, ...]:
+    """Raises ``ImpossibleCase`` for a negative size."""
+    try:
+        shape = spec.shape.evaluate(sizes)
+    except ZeroDivisionError:
+        raise ImpossibleCase(f"{spec.shape.text!r} divides by a size of zero") from None
+    if any(size < 0 for size in shape):
+        raise ImpossibleCase(f"{spec.shape.text!r} gives the negative size {min(shape)}")
+    return shape
+
+
+def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
+    return parse_expression(value).evaluate(sizes)[0] if isinstance(value, str) else value
+
+
+def _from_profile(
+    profile: ValueProfile,
+    regime: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    seed: int,
+    device: torch.device,
+    sizes: Mapping[str, Size],
+) -> torch.Tensor:
+    params = {key: _bound(value, sizes) for key, value in profile.params}
+    empty = math.prod(shape) == 0
+    match profile.kind:
+        case "default" | "finite":
+            return regimes.make(regime, shape, dtype, seed, device)
+        case "one_of":
+            index, _, inner = regime.partition("/")
+            chosen = profile.choices[int(index)]
+            return _from_profile(chosen, inner or "unit", shape, dtype, seed, device, sizes)
+        case "normal":
+            v = numbers.normal(shape, seed, device) * params["std"] + params["mean"]
+        case "uniform":
+            v = numbers.uniform(shape, seed, device) * (params["high"] - params["low"]) + params["low"]
+        case "constant":
+            v = torch.full(shape, params["value"], dtype=torch.float64, device=device)
+        case "booleans":
+            v = numbers.uniform(shape, seed, device) < params["share"]
+        case "integers":
+            if params["high"] < params["low"] and not empty:
+                raise ImpossibleCase(f"no integer lies from {params['low']} to {params['high']}")
+            v = numbers.integers(shape, params["low"], max(params["high"], params["low"]), seed, device)
+        case "indices":
+            if params["size"] < 1 and not empty:
+                raise ImpossibleCase("an index into a dim of size 0")
+            v = numbers.integers(shape, 0, max(params["size"], 1) - 1, seed, device)
+            flat = v.view(-1)
+            if flat.numel() > 1:
+                flat[0], flat[-1] = max(params["size"], 1) - 1, 0
+        case "permutation":
+            v = numbers.uniform(shape, seed, device).argsort(dim=-1) if shape else torch.zeros((), device=device)
+        case "probabilities":
+            v = numbers.uniform(shape, seed, device) + 2.0**-10
+            v = v / v.sum(-1, keepdim=True) if shape else v / v
+        case other:
+            raise SpecError(f"unknown value profile {other!r}")
+    return _narrow(v, dtype)
+
+
+def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """To the target dtype without wrapping out of its range."""
+    if dtype.is_floating_point:
+        limit = float(torch.finfo(dtype).max)
+        v = v.to(torch.float64).clamp(-limit, limit)
+        return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
+    if dtype is torch.bool or dtype.is_complex or v.dtype is torch.bool:
+        return v.to(dtype)
+    info = torch.iinfo(dtype)
+    return v.clamp(max(info.min, -(2**62)), min(info.max, 2**62)).to(dtype)
+
+
+def _default_integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
+    if dtype is torch.bool:
+        return numbers.uniform(shape, seed, device) < 0.5
+    low = 0 if torch.iinfo(dtype).min == 0 else -100
+    return numbers.integers(shape, low, 100, seed, device).to(dtype)
+
+
+def generator(case: Case, owner: str, device: torch.device) -> torch.Generator:
+    """The torch generator handed to a user's own values function."""
+    return torch.Generator(device=device).manual_seed(numbers.mix(case.seed, owner) >> 1)
+
+
+def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -> torch.Tensor:
+    """The elements of one tensor input: contiguous, its shape and dtype from the case.
+
+    An expanded layout repeats one slice along its axis, so the values do too. Raises ``ImpossibleCase`` where the sizes
+    admit no such values, ``SpecError`` where a user's function returns something else.
+    """
+    entry = case.tensors[name]
+    dtype = torch_dtype(entry.dtype)
+    shape = shape_of(spec, case.sizes)
+    plan = geometry(shape, entry.layout)
+    made = tuple(min(size, 1) if axis in plan.expanded else size for axis, size in enumerate(shape))
+    seed = numbers.mix(case.seed, name)
+    if isinstance(spec.values, ValueProfile):
+        v = _from_profile(spec.values, entry.regime, made, dtype, seed, device, case.sizes)
+    elif spec.values is not None:
+        v = spec.values(made, dtype, generator(case, name, device))
+        if not isinstance(v, torch.Tensor) or tuple(v.shape) != made:
+            found = tuple(v.shape) if isinstance(v, torch.Tensor) else type(v).__name__
+            raise SpecError(f"values= of input {name!r} must return a tensor of shape {made}, but returned {found}")
+        v = v.to(device=device, dtype=dtype)
+    elif dtype.is_floating_point:
+        v = regimes.make(entry.regime, made, dtype, seed, device)
+    elif dtype.is_complex:
+        v = torch.complex(numbers.normal(made, seed, device), numbers.normal(made, seed + 1, device)).to(dtype)
+    else:
+        v = _default_integers(made, dtype, seed, device)
+    return v.expand(shape).contiguous()
+
+
+def make_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, Any]:
+    """All inputs by name: contiguous tensors, drawn values, constants, ``None`` for absent ones.
+
+    Derived inputs are computed last, in an order in which each finds what it needs.
+    """
+    inputs: dict[str, Any] = {}
+    pending: dict[str, DerivedSpec] = {}
+    for name, declared in spec.inputs.items():
+        inner = unwrap(declared)
+        if name in case.absent:
+            inputs[name] = None
+        elif isinstance(inner, TensorSpec):
+            inputs[name] = make_tensor(name, inner, case, device)
+        elif isinstance(inner, ConstantSpec):
+            inputs[name] = inner.value
+        elif isinstance(inner, DerivedSpec):
+            pending[name] = inner
+        else:
+            inputs[name] = case.drawn[name]
+    while pending:
+        ready = [name for name, inner in pending.items() if not set(inner.needs) & set(pending)]
+        if not ready:
+            raise SpecError(f"{spec.name}: the derived inputs {sorted(pending)} need each other in a circle")
+        for name in ready:
+            inputs[name] = _derive(name, pending.pop(name), inputs, case, device)
+    return {name: inputs[name] for name in spec.inputs}
+
+
+def _derive(name: str, inner: DerivedSpec, inputs: Mapping[str, Any], case: Case, device: torch.device) -> Any:
+    known = {**case.sizes, **inputs}
+    given: dict[str, Any] = {}
+    for need in inner.needs:
+        if need == "generator":
+            given[need] = generator(case, name, device)
+        elif need in known:
+            value = known[need]
+            given[need] = value.clone() if isinstance(value, torch.Tensor) else value
+    result = inner.function(**given)
+    if isinstance(result, torch.Tensor):
+        return result.to(device).contiguous() if result.device != device else result.contiguous()
+    return result

@@ -1,0 +1,100 @@
+"""`Case`: one input in full, as plain data; tensors are made from it, so it replays bit for bit anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_fusion.case.plain import decode, encode
+from pytest_fusion.errors import ReplayError
+from pytest_fusion.spec.dims import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in its storage: a kind of ``LAYOUTS``, a variant of it, a storage offset in elements."""
+
+    kind: str = "contiguous"
+    offset: int = 0
+    variant: int = 0
+
+    @property
+    def plain(self) -> bool:
+        return self == Layout()
+
+    def __str__(self) -> str:
+        text = self.kind if not self.variant else f"{self.kind}/{self.variant}"
+        return f"{text}+{self.offset}" if self.offset else text
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCase:
+    """One tensor of a case: dtype name, layout, and the regime its values come from."""
+
+    dtype: str
+    layout: Layout = Layout()
+    regime: str = "unit"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sizes, dtypes, layouts, value regimes and a seed: everything that decides the inputs of one call."""
+
+    sizes: Mapping[str, Size]
+    dtype: str
+    tensors: Mapping[str, TensorCase]
+    absent: tuple[str, ...] = ()
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def with_(self, **changes: Any) -> Case:
+        return replace(self, **changes)
+
+    def with_tensor(self, name: str, **changes: Any) -> Case:
+        return replace(self, tensors={**self.tensors, name: replace(self.tensors[name], **changes)})
+
+    def key(self) -> str:
+        """A stable text that is equal exactly for equal cases."""
+        return repr(self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "dims": {name: list(size) if isinstance(size, tuple) else size for name, size in sorted(self.sizes.items())},
+            "dtype": self.dtype,
+            "inputs": {
+                name: {
+                    "dtype": tensor.dtype,
+                    "layout": tensor.layout.kind,
+                    "variant": tensor.layout.variant,
+                    "offset": tensor.layout.offset,
+                    "values": tensor.regime,
+                }
+                for name, tensor in sorted(self.tensors.items())
+            },
+            "absent": sorted(self.absent),
+            "drawn": {name: encode(value) for name, value in sorted(self.drawn.items())},
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Case:
+        """Raises ``ReplayError`` where the data are not a case."""
+        try:
+            return cls(
+                sizes={str(n): tuple(map(int, s)) if isinstance(s, list) else int(s) for n, s in data["dims"].items()},
+                dtype=str(data["dtype"]),
+                tensors={
+                    str(name): TensorCase(
+                        str(entry["dtype"]),
+                        Layout(str(entry["layout"]), int(entry["offset"]), int(entry["variant"])),
+                        str(entry["values"]),
+                    )
+                    for name, entry in data["inputs"].items()
+                },
+                absent=tuple(map(str, data["absent"])),
+                drawn={str(name): decode(value) for name, value in data["drawn"].items()},
+                seed=int(data["seed"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ReplayError(f"this is not a case ({type(error).__name__}: {error}); was the file edited?") from None

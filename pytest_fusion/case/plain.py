@@ -1,0 +1,83 @@
+"""Drawn values as JSON and back: plain types, tuples, dtypes, enums and importable functions; never a pickle."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import math
+from typing import Any
+
+from pytest_fusion.errors import ReplayError
+
+
+def encode(value: Any) -> Any:
+    """JSON for a drawn value; a value that has none becomes ``{"opaque": repr}``, which does not replay."""
+    match value:
+        case None | bool() | str():
+            return value
+        case enum.Enum():
+            return {"enum": _path(type(value)), "name": value.name}
+        case int():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": repr(value)}
+        case list():
+            return [encode(item) for item in value]
+        case tuple():
+            return {"tuple": [encode(item) for item in value]}
+        case dict() if all(isinstance(key, str) for key in value):
+            return {"dict": {key: encode(item) for key, item in value.items()}}
+    if str(value).startswith("torch.") and type(value).__name__ == "dtype":
+        return {"dtype": str(value)}
+    if callable(value) and hasattr(value, "__qualname__") and _importable(value):
+        return {"import": _path(value)}
+    return {"opaque": repr(value)}
+
+
+def _path(value: Any) -> str:
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+def _importable(value: Any) -> bool:
+    try:
+        return _resolve(_path(value)) is value
+    except (ImportError, AttributeError, ValueError):
+        return False
+
+
+def _resolve(path: str) -> Any:
+    module, _, names = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in names.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def decode(data: Any) -> Any:
+    """The value that :func:`encode` was given; raises ``ReplayError`` for an opaque or foreign one."""
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    try:
+        match data:
+            case {"tuple": list(items)}:
+                return tuple(decode(item) for item in items)
+            case {"dict": dict(items)}:
+                return {key: decode(item) for key, item in items.items()}
+            case {"float": str(text)}:
+                return float(text)
+            case {"dtype": str(text)}:
+                return _resolve(text.replace(".", ":", 1))
+            case {"import": str(path)}:
+                return _resolve(path)
+            case {"enum": str(path), "name": str(name)}:
+                return _resolve(path)[name]
+    except (ImportError, AttributeError, ValueError, KeyError) as error:
+        raise ReplayError(f"the drawn value {data} cannot be found here: {error}") from None
+    if "opaque" in data:
+        raise ReplayError(
+            f"the drawn value {data['opaque']} has no JSON form, so its case cannot be replayed from a file; draw plain "
+            "values, enums, dtypes or importable functions instead"
+        )
+    raise ReplayError(f"not a drawn value: {data}")

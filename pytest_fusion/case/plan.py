@@ -1,0 +1,229 @@
+"""The choices that make a case: a factor per size, dtype, layout, offset, regime and drawn value, each with its levels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_fusion.case import layouts, numbers, regimes, sizes
+from pytest_fusion.case.make import ImpossibleCase, shape_of
+from pytest_fusion.case.model import Case, Layout, TensorCase
+from pytest_fusion.spec.dims import Size
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import OptionalSpec, StrategySpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
+
+# A batch of no, one and two leading dimensions, one of them empty.
+BATCHES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3), (1,), (0,))
+OFFSETS: tuple[int, ...] = (0, 1, 2, 4, 7)
+# The number of dimensions whose layouts are offered to a tensor with a '*batch', which may have any.
+BATCHED_NDIM = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one case may cost: elements of the largest tensor, product of all sizes, programs of one launch."""
+
+    elements: int = 1 << 17
+    work: int = 1 << 21
+    programs: int = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Factors by name, each with its levels, plainest first; ``pools`` holds drawn values by input."""
+
+    spec: FusionSpec
+    factors: Mapping[str, tuple[Any, ...]]
+    size_classes: Mapping[str, tuple[int, ...]]
+    pools: Mapping[str, tuple[Any, ...]]
+    limits: Limits
+
+
+def _ndim(spec: TensorSpec) -> int:
+    return BATCHED_NDIM if spec.shape.batch_names else len(spec.shape.terms)
+
+
+def _may_overlap(spec: FusionSpec, name: str) -> bool:
+    return name not in spec.mutates and name not in spec.clobbers
+
+
+def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tuple[str, int]]:
+    """The (kind, variant) pairs of an input, plainest first; never overlapping where the kernel writes."""
+    pairs = layouts.choices(inner.layouts, _ndim(inner))
+    return [pair for pair in pairs if pair[0] != "expanded" or _may_overlap(spec, name)] or [("contiguous", 0)]
+
+
+def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:
+    """The regimes a tensor follows when the case names one; empty when its values are narrowed."""
+    if not inner.may_float():
+        return ()
+    profile = inner.values
+    if profile is not None and not (isinstance(profile, ValueProfile) and profile.kind in ("default", "finite")):
+        return ()
+    finite = isinstance(profile, ValueProfile) and profile.kind == "finite"
+    names = regimes.COVERED if covered else tuple(regimes.REGIMES)
+    return tuple(name for name in names if not (finite and regimes.is_special(name)))
+
+
+def _size_levels(spec: FusionSpec, name: str, size_classes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The size classes that give a dim different sizes; few where its bounds admit few."""
+    bound = spec.bound(name)
+    levels: dict[tuple[int, ...], str] = {}
+    for label, wanted in size_classes.items():
+        if isinstance(bound.multiple_of, str):
+            levels[wanted] = label
+            continue
+        fitted = tuple(sorted({sizes.fit(size, bound, {}) for size in wanted}))
+        levels.setdefault(fitted, label)
+    return tuple(levels.values())
+
+
+def make_plan(
+    spec: FusionSpec, *, blocks: tuple[int, ...] = (), pools: Mapping[str, tuple[Any, ...]] | None = None, limits: Limits
+) -> Plan:
+    """The factors of a spec. ``blocks`` are block sizes learned from launches, ``pools`` samples of drawn inputs."""
+    pools = pools or {}
+    size_classes = sizes.classes(blocks)
+    factors: dict[str, tuple[Any, ...]] = {}
+    if spec.uses_case_dtype:
+        factors["dtype"] = tuple(spec.dtypes)
+    for name in spec.batch_names:
+        factors[f"dim {name}"] = BATCHES
+    for name in spec.dim_order:
+        factors[f"dim {name}"] = _size_levels(spec, name, size_classes)
+    values: dict[str, None] = {}
+    for name, declared in spec.inputs.items():
+        inner = unwrap(declared)
+        if isinstance(declared, OptionalSpec):
+            factors[f"present {name}"] = (True, False)
+        if isinstance(inner, StrategySpec):
+            factors[f"drawn {name}"] = tuple(range(len(pools.get(name, ()))))
+        if not isinstance(inner, TensorSpec):
+            continue
+        factors[f"layout {name}"] = tuple(allowed_layouts(spec, name, inner))
+        if "offset" in inner.layouts:
+            factors[f"offset {name}"] = OFFSETS
+        if len(inner.dtypes) > 1:
+            factors[f"dtype {name}"] = inner.dtypes
+        values.update(dict.fromkeys(regimes_of(inner, covered=True)))
+        if isinstance(inner.values, ValueProfile) and inner.values.kind == "one_of":
+            factors[f"choice {name}"] = tuple(range(len(inner.values.choices)))
+    if values:
+        factors["values"] = tuple(values)
+    return Plan(spec, {name: levels for name, levels in factors.items() if levels}, size_classes, pools, limits)
+
+
+def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
+    """The case that a choice of levels stands for.
+
+    A factor that the choice leaves out takes its plainest level. A size may be given as a class or as an integer; it is
+    fitted to its bounds and the case to the limits. Raises ``ImpossibleCase``.
+    """
+    spec = plan.spec
+
+    def level(factor: str) -> Any:
+        return choice.get(factor, plan.factors[factor][0])
+
+    chosen: dict[str, Size] = {name: level(f"dim {name}") for name in spec.batch_names}
+    for name in spec.dim_order:
+        wanted = level(f"dim {name}")
+        if isinstance(wanted, str):
+            ladder = plan.size_classes[wanted]
+            wanted = ladder[numbers.mix(seed, "size", name) % len(ladder)]
+        chosen[name] = sizes.fit(wanted, spec.bound(name), chosen)
+    dtype = level("dtype") if "dtype" in plan.factors else spec.dtypes[0]
+    tensors: dict[str, TensorCase] = {}
+    absent: list[str] = []
+    drawn: dict[str, Any] = {}
+    for name, declared in spec.inputs.items():
+        inner = unwrap(declared)
+        if isinstance(declared, OptionalSpec) and not level(f"present {name}"):
+            absent.append(name)
+        if isinstance(inner, StrategySpec):
+            value = choice.get(f"value {name}", ...)
+            drawn[name] = plan.pools[name][level(f"drawn {name}")] if value is ... else value
+        elif isinstance(inner, TensorSpec):
+            kind, variant = level(f"layout {name}")
+            offset = level(f"offset {name}") if f"offset {name}" in plan.factors else 0
+            own = inner.dtypes[0] if inner.dtypes else dtype
+            own = level(f"dtype {name}") if f"dtype {name}" in plan.factors else own
+            tensors[name] = TensorCase(own, Layout(kind, offset, variant))
+    case = Case(chosen, dtype, tensors, tuple(absent), drawn, seed)
+    return within_limits(plan, with_regimes(spec, case, choice))
+
+
+def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Case:
+    """Give the chosen regime to one tensor or, where it is an ordinary one, sometimes to all that can take it.
+
+    Special values go into one tensor at a time: NaN everywhere would hide which input is mishandled.
+    """
+    regime = choice.get("values", "unit")
+    takers = [
+        name
+        for name, declared in spec.inputs.items()
+        if isinstance(inner := unwrap(declared), TensorSpec) and regime in regimes_of(inner, covered=False)
+        and name not in case.absent
+    ]
+    pick = numbers.mix(case.seed, "focus") % (len(takers) + (not regimes.is_special(regime))) if takers else 0
+    for position, name in enumerate(takers):
+        if pick in (position, len(takers)):
+            case = case.with_tensor(name, regime=regime)
+    for name in case.tensors:
+        if f"choice {name}" in choice:
+            case = case.with_tensor(name, regime=str(choice[f"choice {name}"]))
+        elif isinstance(profile := _values_of(spec, name), ValueProfile) and profile.kind == "one_of":
+            case = case.with_tensor(name, regime="0")
+    return case
+
+
+def _values_of(spec: FusionSpec, name: str) -> Any:
+    inner = unwrap(spec.inputs[name])
+    return inner.values if isinstance(inner, TensorSpec) else None
+
+
+def cost(spec: FusionSpec, case: Case) -> tuple[int, int]:
+    """Elements of the largest tensor, and the product of all sizes. Raises ``ImpossibleCase``."""
+    elements = 0
+    for name in case.tensors:
+        inner = unwrap(spec.inputs[name])
+        assert isinstance(inner, TensorSpec)
+        elements = max(elements, math.prod(shape_of(inner, case.sizes)))
+    work = math.prod(max(math.prod(size), 1) if isinstance(size, tuple) else max(size, 1) for size in case.sizes.values())
+    return elements, work
+
+
+def within_limits(plan: Plan, case: Case) -> Case:
+    """Halve the largest size until the case fits; raises ``ImpossibleCase`` when its bounds forbid that."""
+    while True:
+        elements, work = cost(plan.spec, case)
+        if elements <= plan.limits.elements and work <= plan.limits.work:
+            return case
+        plain = {name: size for name, size in case.sizes.items() if isinstance(size, int)}
+        for name in sorted(plain, key=lambda n: -plain[n]):
+            smaller = sizes.fit(plain[name] // 2, plan.spec.bound(name), case.sizes)
+            if smaller < plain[name]:
+                fitted = refit(plan.spec, {**case.sizes, name: smaller})
+                case = replace(case, sizes=fitted)
+                break
+        else:
+            raise ImpossibleCase(
+                f"the smallest sizes within bounds, {dict(case.sizes)}, exceed the limit of {plan.limits.elements} elements"
+            )
+
+
+def refit(spec: FusionSpec, chosen: Mapping[str, Size]) -> dict[str, Size]:
+    """The sizes after one of them changed: dims that are multiples of it follow. Raises ``ImpossibleCase``."""
+    fitted: dict[str, Size] = {name: chosen[name] for name in spec.batch_names}
+    for name in spec.dim_order:
+        size = chosen[name]
+        assert isinstance(size, int)
+        fitted[name] = sizes.fit(size, spec.bound(name), fitted)
+    return fitted
+
+
+def levels_of(plan: Plan, choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The levels a choice stands for, for counting the pairs that were covered."""
+    return {name: choice.get(name, levels[0]) for name, levels in plan.factors.items()}

@@ -1,0 +1,188 @@
+"""Value regimes: what the floating tensors of a case hold, from the plainest to the most hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pytest_fusion.case import numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a regime is made from: a shape, the target dtype, a stream seed and a device."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    seed: int
+    device: torch.device
+
+    @property
+    def info(self) -> torch.finfo:
+        return torch.finfo(self.dtype)
+
+    def normal(self, salt: int = 0) -> torch.Tensor:
+        return numbers.normal(self.shape, numbers.mix(self.seed, salt), self.device)
+
+    def uniform(self, salt: int = 0) -> torch.Tensor:
+        return numbers.uniform(self.shape, numbers.mix(self.seed, salt), self.device)
+
+    def column(self) -> torch.Tensor:
+        """The index along the last axis."""
+        width = self.shape[-1] if self.shape else 1
+        return torch.arange(width, device=self.device).expand(self.shape or ())if self.shape else torch.zeros((), device=self.device)
+
+    def row(self) -> torch.Tensor:
+        """The index of the row (last axis) an element lies in."""
+        width = self.shape[-1] if self.shape else 1
+        total = 1
+        for size in self.shape:
+            total *= size
+        return (torch.arange(total, device=self.device) // max(width, 1)).reshape(self.shape)
+
+
+def _unit(f: Field) -> torch.Tensor:
+    return f.normal()
+
+
+def _scaled(scale: float) -> Callable[[Field], torch.Tensor]:
+    return lambda f: f.normal() * scale
+
+
+def _offset(f: Field) -> torch.Tensor:
+    # 24 standard deviations: a variance computed as E[x^2]-E[x]^2 or with padded lanes left in loses its digits.
+    return f.normal() + 24.0
+
+
+def _negative(f: Field) -> torch.Tensor:
+    return -(f.uniform() * 4 + 1)
+
+
+def _cancelling(f: Field) -> torch.Tensor:
+    """Pairs v, -v along the last axis, plus a trace that is all that is left of a sum."""
+    v = f.normal()
+    if not f.shape or f.shape[-1] < 2:
+        return v
+    pairs = f.shape[-1] // 2 * 2
+    v[..., 1:pairs:2] = -v[..., 0:pairs:2]
+    return v * 8 + f.uniform(1) * 2.0**-6
+
+
+def _constant_rows(f: Field) -> torch.Tensor:
+    v = f.normal()
+    return v[..., :1].expand(f.shape).clone() if f.shape and f.shape[-1] else v
+
+
+def _zero_rows(f: Field) -> torch.Tensor:
+    """Every other row zero, beginning with the first; the rest small, so that an epsilon matters there."""
+    return torch.where(f.row() % 2 == 0, 0.0, f.normal() * 2.0**-8)
+
+
+def _outlier(f: Field) -> torch.Tensor:
+    """One element a row a thousand times larger than the rest."""
+    v = f.normal()
+    if not f.shape or not f.shape[-1]:
+        return v
+    place = (f.row() * 7 + numbers.mix(f.seed, 9) % f.shape[-1]) % f.shape[-1]
+    big = min(1000.0, float(f.info.max) / 8)
+    return torch.where(f.column() == place, torch.where(v < 0, -big, big), v)
+
+
+def _wide(f: Field) -> torch.Tensor:
+    """Rows of very different magnitude, 2^-10 to 2^5."""
+    return f.normal() * torch.exp2((f.row() % 6 * 3 - 10).to(torch.float64))
+
+
+def _ties(f: Field) -> torch.Tensor:
+    return numbers.integers(f.shape, -2, 2, f.seed, f.device).to(torch.float64) * 0.5
+
+
+def _signed_zeros(f: Field) -> torch.Tensor:
+    u = f.uniform()
+    return torch.where(u < 0.4, -0.0, torch.where(u < 0.8, 0.0, f.normal(1)))
+
+
+def _huge(f: Field) -> torch.Tensor:
+    """Half to nine tenths of the dtype's largest value, either sign."""
+    return torch.where(f.normal() < 0, -1.0, 1.0) * (f.uniform(1) * 0.4 + 0.5) * float(f.info.max)
+
+
+def _subnormal(f: Field) -> torch.Tensor:
+    return f.normal() * float(f.info.smallest_normal) * 0.25
+
+
+def _special(*values: float) -> Callable[[Field], torch.Tensor]:
+    """Special values in the first, the last and the last-but-one lane of three rows in four; the fourth stays clean."""
+
+    def make(f: Field) -> torch.Tensor:
+        v = f.normal()
+        width = f.shape[-1] if f.shape else 1
+        column, row = f.column(), f.row() + numbers.mix(f.seed, 5) % 4
+        for lane, place in ((0, 0), (1, width - 1), (2, max(width - 2, 0))):
+            chosen = values[lane % len(values)]
+            v = torch.where((row % 4 == lane) & (column == place), chosen, v)
+        return v
+
+    return make
+
+
+_INF = float("inf")
+_NAN = float("nan")
+
+# In the order of simplicity to which shrinking goes; the second field marks special values.
+REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
+    "unit": (_unit, False),
+    "small": (_scaled(1e-3), False),
+    "large": (_scaled(30.0), False),
+    "hundred": (_scaled(100.0), False),
+    "offset": (_offset, False),
+    "negative": (_negative, False),
+    "ties": (_ties, False),
+    "constant-rows": (_constant_rows, False),
+    "zero-rows": (_zero_rows, False),
+    "cancelling": (_cancelling, False),
+    "outlier": (_outlier, False),
+    "wide": (_wide, False),
+    "signed-zeros": (_signed_zeros, False),
+    "subnormal": (_subnormal, True),
+    "huge": (_huge, True),
+    "nan": (_special(_NAN), True),
+    "inf": (_special(_INF, -_INF), True),
+}
+
+# Those that the covering phase pairs with every size, layout and dtype; the others are met by random search.
+COVERED: tuple[str, ...] = (
+    "unit",
+    "small",
+    "hundred",
+    "offset",
+    "negative",
+    "zero-rows",
+    "cancelling",
+    "outlier",
+    "ties",
+    "huge",
+    "nan",
+    "inf",
+)
+
+
+def is_special(regime: str) -> bool:
+    return regime in REGIMES and REGIMES[regime][1]
+
+
+def names(*, finite: bool) -> tuple[str, ...]:
+    return tuple(name for name, (_, special) in REGIMES.items() if not (finite and special))
+
+
+def make(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
+    """The elements of a regime in ``dtype``, contiguous. Finite regimes stay inside the dtype's range."""
+    function, special = REGIMES[regime]
+    f = Field(shape, dtype, seed, device)
+    v = function(f)
+    limit = float(f.info.max)
+    if not special or regime == "huge":
+        v = v.clamp(-limit, limit)
+    return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)

@@ -1,0 +1,70 @@
+"""Sizes that matter: 0, 1, primes, powers of two and their neighbours, the kernel's own block sizes and theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.spec.dims import Dim, Size, parse_expression
+
+# Two or more of each class, so that rows of the covering array that share a class differ in size.
+CLASSES: dict[str, tuple[int, ...]] = {
+    "one": (1,),
+    "power+1": (3, 5, 9, 17, 33, 65),
+    "prime": (2, 7, 11, 13, 19, 37, 61),
+    "power": (2, 4, 8, 16, 32, 64),
+    "power-1": (3, 7, 15, 31, 63),
+    "zero": (0,),
+}
+# A kernel whose width exceeds one block, a grid axis of 65535, and an int16 index show only here.
+LONG: tuple[int, ...] = (129, 257, 1025, 4097, 65537)
+
+# Every boundary, ascending: shrinking reports no size above the next one of these.
+LADDER: tuple[int, ...] = tuple(
+    sorted({0, 1, 2, 3, *(n for power in range(2, 18) for n in (2**power - 1, 2**power, 2**power + 1))})
+)
+
+
+def classes(blocks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The size classes of a dim, with those around the block sizes that the kernel was launched with."""
+    found = dict(CLASSES)
+    if blocks:
+        found["block"] = blocks
+        found["block+1"] = tuple(b + 1 for b in blocks)
+        found["block-1"] = tuple(b - 1 for b in blocks)
+        found["blocks+"] = tuple(2 * b + 1 for b in blocks)
+    return found
+
+
+def step_of(bound: Dim, sizes: Mapping[str, Size]) -> int:
+    """What a size must be a multiple of, given the sizes it refers to."""
+    if isinstance(bound.multiple_of, str):
+        return max(parse_expression(bound.multiple_of).evaluate(sizes)[0], 0)
+    return bound.multiple_of or 1
+
+
+def fit(wanted: int, bound: Dim, sizes: Mapping[str, Size]) -> int:
+    """The admissible size nearest to ``wanted`` from below, never 0 unless 0 was wanted or nothing else is allowed.
+
+    Raises ``ImpossibleCase`` when the bounds admit no size beside the other sizes of the case.
+    """
+    step = step_of(bound, sizes)
+    if step == 0:
+        if bound.min > 0:
+            raise ImpossibleCase(f"a multiple of {bound.multiple_of} = 0 that is at least {bound.min}")
+        return 0
+    low = -(-bound.min // step) * step
+    high = None if bound.max is None else bound.max // step * step
+    if high is not None and high < low:
+        raise ImpossibleCase(f"no multiple of {step} lies from {bound.min} to {bound.max}")
+    size = wanted // step * step
+    if wanted > 0 and size == 0:
+        size = step
+    size = max(size, low)
+    return size if high is None else min(size, high)
+
+
+def is_admissible(size: int, bound: Dim, sizes: Mapping[str, Size]) -> bool:
+    step = step_of(bound, sizes)
+    inside = bound.min <= size and (bound.max is None or size <= bound.max)
+    return inside and (size == 0 if step == 0 else size % step == 0)

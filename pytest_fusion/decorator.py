@@ -1,0 +1,132 @@
+"""`@fused_equivalent`: a test function becomes a spec, and calling it judges the spec."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_fusion import active
+from pytest_fusion.case import search as searching
+from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.examine import Request, failure_of, run
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.requires import missing
+from pytest_fusion.spec.annotations import inputs_from_annotations
+from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
+from pytest_fusion.spec.inputs import ConstantSpec
+from pytest_fusion.verdict.model import CHECKS
+
+__all__ = ["FusionSpec", "fused_equivalent"]
+
+Test = Callable[..., Any]
+
+
+def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Callable[[Test], Test]:
+    """Judge the decorated test's result against ``reference`` on generated inputs.
+
+    The test calls the fused kernel with the inputs it is given and returns its output; the reference is called with the
+    same inputs by name. Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``,
+    ``grad``, ``deterministic``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``, ``max_launches``, ``compile``,
+    ``tolerance``, ``without``, ``bench``, ``requires``. Test parameters that are not inputs are fixtures and
+    parametrizations; the reference gets those it takes.
+
+    Raises ``SpecError`` at collection for a spec that contradicts itself, ``FusionFailure`` when the kernel is wrong.
+    """
+    if "reference" in keywords and reference is None:
+        reference = keywords.pop("reference")
+    for keyword in keywords:
+        if keyword not in KEYWORDS:
+            raise SpecError(f"fused_equivalent() has no keyword {keyword!r}{did_you_mean(keyword, KEYWORDS)}")
+    if reference is None or not callable(reference):
+        raise SpecError("fused_equivalent() needs the reference first, as in @fused_equivalent(reference, inputs=...)")
+
+    def decorate(test: Test) -> Test:
+        if not callable(test):
+            raise SpecError(f"@fused_equivalent decorates a test function, not {test!r}")
+        return _make_test(test, _spec_of(test, reference, keywords))
+
+    return decorate
+
+
+def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> FusionSpec:
+    parameters = inspect.signature(test).parameters
+    inputs: dict[str, Any] = {**inputs_from_annotations(test), **(keywords.get("inputs") or {})}
+    fixtures: list[str] = []
+    for name, parameter in parameters.items():
+        if name in inputs:
+            continue
+        if parameter.default is not parameter.empty:
+            if _takes(reference, name):
+                inputs[name] = ConstantSpec(parameter.default)
+        elif parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            fixtures.append(name)
+    rest = {name: value for name, value in keywords.items() if name != "inputs"}
+    for check in rest.get("without") or {}:
+        if check not in CHECKS:
+            raise SpecError(f"without={{{check!r}: ...}} names no check{did_you_mean(check, CHECKS)}")
+    rest.setdefault("name", test.__name__)
+    return FusionSpec(fused=test, reference=reference, inputs=inputs, fixtures=tuple(fixtures), **rest)
+
+
+def _takes(function: Test, name: str) -> bool:
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _make_test(test: Test, spec: FusionSpec) -> Test:
+    bound_to_self = spec.fixtures[:1] == ("self",)
+
+    @functools.wraps(test)
+    def outer(*args: Any, **fixtures: Any) -> None:
+        __tracebackhide__ = True
+        fused = functools.partial(test, args[0]) if bound_to_self and args else test
+        names = tuple(name for name in spec.fixtures if name != "self")
+        judged = spec.with_(fused=fused, name=spec.name, fixtures=names) if fused is not test else spec
+        settle(judged, outer, {name: value for name, value in fixtures.items() if name in names})
+
+    signature = inspect.signature(test)
+    kept = [p for name, p in signature.parameters.items() if name in spec.fixtures]
+    outer.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    outer.fusion_spec = spec  # type: ignore[attr-defined]
+    searching.adopt(outer, test)
+    return outer
+
+
+def _test_of(spec: FusionSpec) -> Callable[..., None]:
+    def test() -> None:
+        __tracebackhide__ = True
+        settle(spec, test, {})
+
+    test.__name__ = test.__qualname__ = f"test_{spec.name}"
+    test.__doc__ = f"{spec.name} equals its reference."
+    test.fusion_spec = spec  # type: ignore[attr-defined]
+    searching.adopt(test, spec.fused)
+    return test
+
+
+def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
+    """Run a spec for the current test: keep the record, raise ``FusionFailure``, skip what could not be judged."""
+    __tracebackhide__ = True
+    running = active.current()
+    request = running.make_request() if running is not None else Request(nodeid=spec.name)
+    lacking = missing(spec.requires, request.device)
+    if lacking is not None:
+        record = TestRecord(request.nodeid, "unknown", notes=[f"not run: {lacking}"], message=lacking)
+    else:
+        record = run(spec, request, outer=outer, extra=extra)
+    if running is not None:
+        running.records.append(record)
+    if record.verdict == "fail":
+        raise failure_of(record)
+    if record.verdict == "unknown":
+        pytest.skip(f"unknown: {record.message or 'nothing could be judged'}")
+    return record
+
+
+register_test_factory(_test_of)

@@ -1,0 +1,95 @@
+"""The likely cause, from what the smallest case could not do without.
+
+Shrinking is an experiment on every attribute of a case: what is left is needed for the failure. A slug is given only
+where that evidence stands; otherwise there is none.
+"""
+
+from __future__ import annotations
+
+from pytest_fusion.case import regimes
+from pytest_fusion.case.model import Case
+from pytest_fusion.verdict.model import Verdict
+
+CAUSES: dict[str, str] = {
+    "crash": "the kernel killed its process, most often by an access far outside its memory",
+    "hang": "the kernel did not return within its time limit; a loop's end condition is never met",
+    "device-assert": "the kernel failed an assert or made an illegal access on the device",
+    "raises": "the kernel raises on an input that its spec allows",
+    "wrong-structure": "the result differs in shape, dtype, device or nesting",
+    "aliasing": "a result shares memory that the caller believes to be its own",
+    "mutates-input": "the kernel writes an input that it does not declare",
+    "tail-write": "a store reaches past the end of a tensor: its mask is missing or too wide",
+    "head-write": "a store reaches before the start of a tensor",
+    "gap-write": "a store lands between the elements of a strided tensor: its strides are ignored",
+    "reads-surroundings": "a load reaches outside its tensor's elements and the result depends on what lies there",
+    "uninitialised-scratch": "the result depends on fresh memory that nothing wrote",
+    "unwritten-output": "some elements of the result are never stored",
+    "nondeterministic": "two runs on the same inputs differ: a race or an order of atomics",
+    "stale-state": "the kernel keeps an answer or state from an earlier call",
+    "ignores-strides": "the error needs a tensor that is not contiguous: a stride is assumed",
+    "ignores-zero-stride": "the error needs an expanded tensor (stride 0)",
+    "ignores-offset": "the error needs a storage offset: alignment or the start of storage is assumed",
+    "empty-input": "the error needs a size of 0",
+    "non-finite": "NaN or infinity is made, lost or moved to another element",
+    "overflow": "the error needs values near the dtype's limit",
+    "subnormal": "the error needs subnormal values",
+    "low-precision": "the error needs a 16-bit dtype and ordinary values: a rounding or accumulation is too coarse",
+    "value-range": "the error needs unusual values",
+    "vacuous-test": "the test could not have failed",
+}
+
+
+def likely_cause(verdict: Verdict, case: Case | None) -> str | None:
+    """A slug of :data:`CAUSES`, or ``None`` when the evidence names none."""
+    direct = _from_check(verdict)
+    if direct is not None or case is None:
+        return direct
+    tensors = case.tensors.values()
+    # A read of the gaps that needs a layout is an ignored stride, and is named so before what it read.
+    if any(size == 0 or (isinstance(size, tuple) and 0 in size) for size in case.sizes.values()):
+        return "empty-input"
+    kinds = {tensor.layout.kind for tensor in tensors}
+    if "expanded" in kinds:
+        return "ignores-zero-stride"
+    if kinds - {"contiguous"}:
+        return "ignores-strides"
+    if any(tensor.layout.offset for tensor in tensors):
+        return "ignores-offset"
+    if verdict.check == "bounds":
+        return "reads-surroundings"
+    needed = {tensor.regime for tensor in tensors if tensor.regime in regimes.REGIMES and tensor.regime != "unit"}
+    if needed & {"nan", "inf"}:
+        return "non-finite"
+    if "huge" in needed:
+        return "overflow"
+    if "subnormal" in needed:
+        return "subnormal"
+    if verdict.identity.endswith(":nonfinite"):
+        return "non-finite"
+    if needed:
+        return "value-range"
+    if case.dtype in ("float16", "bfloat16"):
+        return "low-precision"
+    return None
+
+
+def _from_check(verdict: Verdict) -> str | None:
+    match verdict.check:
+        case "crash":
+            return "hang" if verdict.evidence.get("kind") == "timeout" else "crash"
+        case "error":
+            return "raises"
+        case "structure":
+            return "aliasing" if verdict.identity == "structure:aliasing" else "wrong-structure"
+        case "inputs":
+            return "mutates-input"
+        case "bounds":
+            zones = {"after": "tail-write", "before": "head-write", "between": "gap-write"}
+            return zones.get(str(verdict.evidence.get("zone")))
+        case "unwritten":
+            return "uninitialised-scratch" if verdict.identity == "unwritten:scratch" else "unwritten-output"
+        case "repeat":
+            return "stale-state" if verdict.identity == "repeat:stale" else "nondeterministic"
+        case "vacuity":
+            return "vacuous-test"
+    return None

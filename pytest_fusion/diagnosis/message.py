@@ -1,0 +1,66 @@
+"""The text of a failure: what differs and by how much, the smallest case, where the errors sit, how to see it again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from pytest_fusion.diagnosis.causes import CAUSES
+from pytest_fusion.verdict.model import Verdict
+
+
+def replay_command(nodeid: str, path: str) -> str:
+    """The one command that runs exactly this case again."""
+    return f"pytest {shlex.quote(nodeid)} --fusion-replay {shlex.quote(path)}"
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.6g}"
+
+
+def _tensor_line(name: str, entry: dict[str, Any], absent: bool) -> str:
+    if absent:
+        return f"    {name}: None"
+    layout = entry["layout"] + (f"/{entry['variant']}" if entry["variant"] else "")
+    text = f"    {name}: {entry['dtype']} {entry['shape']}, {layout}, strides {entry['strides']}"
+    if entry["offset"]:
+        text += f", storage offset {entry['offset']}"
+    return text + f", values {entry['values']}"
+
+
+def compose(
+    name: str,
+    verdict: Verdict,
+    case: dict[str, Any] | None,
+    *,
+    cause: str | None = None,
+    where: str | None = None,
+    command: str | None = None,
+    trace: str = "",
+    found_after: str = "",
+) -> str:
+    """The failure as a person reads it; lines that have nothing to say are left out."""
+    lines = [f"{name}: {verdict.check} failed", f"  {verdict.reason}"]
+    evidence = verdict.evidence
+    if verdict.check in ("values", "repeat") and evidence.get("got") is not None:
+        lines.append(
+            f"  worst element {evidence['output']}{evidence['index'] or ''}: got {_number(evidence['got'])}, "
+            f"expected {_number(evidence['expected'])}, allowed +-{_number(evidence['allowed'])}"
+        )
+    if where:
+        lines.append(f"  where: {where}")
+    if case is not None:
+        dims = " ".join(f"{key}={value}" for key, value in case["dims"].items())
+        lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
+        lines += [_tensor_line(key, entry, key in case["absent"]) for key, entry in case["inputs"].items()]
+        lines += [f"    {key} = {value!r}" for key, value in case["drawn"].items()]
+    if cause:
+        lines.append(f"  likely cause: {cause} ({CAUSES[cause]})")
+    if found_after:
+        lines.append(f"  {found_after}")
+    if trace:
+        lines.append("  kernel traceback:")
+        lines += [f"    {line}" for line in trace.rstrip().splitlines()]
+    if command:
+        lines.append(f"  replay: {command}")
+    return "\n".join(lines)

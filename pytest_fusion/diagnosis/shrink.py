@@ -1,0 +1,188 @@
+"""The smallest case with the same bug: every step runs the kernel again and keeps the failure's identity.
+
+Works on the case, not on Hypothesis's choices, so that a failure of the covering phase shrinks like one of the search,
+and in one fixed order, so that repeated runs report the same minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pytest_fusion.case import layouts, regimes, sizes
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.model import Case, Layout
+from pytest_fusion.case.plan import Plan, allowed_layouts, refit, regimes_of
+from pytest_fusion.spec.dtypes import simplicity
+from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
+
+# Enough for four dims of a dozen boundaries each, twice over; at some 20 ms a case this is a few seconds.
+MAX_RUNS = 220
+_CANONICAL_SEEDS = (0, 1, 2)
+
+
+class Shrinker:
+    """Greedy passes over one case. ``fails`` runs a case and tells whether it shows the same bug."""
+
+    def __init__(self, plan: Plan, case: Case, fails: Callable[[Case], bool], *, max_runs: int = MAX_RUNS) -> None:
+        self.plan, self.case = plan, case
+        self.runs = 0
+        self._fails, self._max_runs = fails, max_runs
+        self._known: dict[str, bool] = {case.key(): True}
+
+    def run(self) -> Case:
+        """The minimum found; the original where nothing simpler fails."""
+        for _ in range(4):
+            before = self.case.key()
+            for candidates in (self._seeds, self._values, self._layouts, self._optionals, self._drawn):
+                self._improve(candidates)
+            self._sizes()
+            for candidates in (self._layouts, self._dtypes, self._values, self._seeds):
+                self._improve(candidates)
+            if self.case.key() == before or self.runs >= self._max_runs:
+                break
+        return self.case
+
+    def _try(self, candidate: Case) -> bool:
+        key = candidate.key()
+        if key not in self._known:
+            if self.runs >= self._max_runs:
+                return False
+            self.runs += 1
+            self._known[key] = self._fails(candidate)
+        if self._known[key]:
+            self.case = candidate
+        return self._known[key]
+
+    def _improve(self, candidates: Callable[[], Iterator[Case]]) -> None:
+        """Take the first simpler case that fails, and ask again from there."""
+        progress = True
+        while progress and self.runs < self._max_runs:
+            progress = False
+            for candidate in candidates():
+                if candidate.key() != self.case.key() and self._try(candidate):
+                    progress = True
+                    break
+
+    def _seeds(self) -> Iterator[Case]:
+        for seed in _CANONICAL_SEEDS:
+            if seed >= self.case.seed:
+                return
+            yield self.case.with_(seed=seed)
+
+    def _tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        for name in self.case.tensors:
+            inner = unwrap(self.plan.spec.inputs[name])
+            if isinstance(inner, TensorSpec):
+                yield name, inner
+
+    def _plain_regime(self, inner: TensorSpec) -> str:
+        one_of = isinstance(inner.values, ValueProfile) and inner.values.kind == "one_of"
+        return "0" if one_of else "unit"
+
+    def _values(self) -> Iterator[Case]:
+        case = self.case
+        for name, inner in self._tensors():
+            case = case.with_tensor(name, regime=self._plain_regime(inner))
+        yield case
+        for name, inner in self._tensors():
+            current = self.case.tensors[name].regime
+            ladder = regimes_of(inner, covered=False)
+            if current not in ladder:
+                yield self.case.with_tensor(name, regime=self._plain_regime(inner))
+                continue
+            for regime in ladder[: ladder.index(current)]:
+                # Special values hide what ordinary ones show, so a plainer special one is no simplification to aim at.
+                if not regimes.is_special(regime) or regimes.is_special(current):
+                    yield self.case.with_tensor(name, regime=regime)
+
+    def _layouts(self) -> Iterator[Case]:
+        spec = self.plan.spec
+        case = self.case
+        for name, inner in self._tensors():
+            if "contiguous" in inner.layouts:
+                case = case.with_tensor(name, layout=Layout())
+        yield case
+        for name, inner in self._tensors():
+            layout = self.case.tensors[name].layout
+            if "contiguous" in inner.layouts:
+                yield self.case.with_tensor(name, layout=Layout())
+            for offset in (0, 1):
+                if offset < layout.offset:
+                    yield self.case.with_tensor(name, layout=Layout(layout.kind, offset, layout.variant))
+            pairs = allowed_layouts(spec, name, inner)
+            for kind, variant in pairs:
+                if (kind, variant) == (layout.kind, layout.variant):
+                    break
+                if layouts.variants(kind, len(inner.shape.terms)) > variant or kind == "contiguous":
+                    yield self.case.with_tensor(name, layout=Layout(kind, layout.offset, variant))
+
+    def _optionals(self) -> Iterator[Case]:
+        for name, declared in self.plan.spec.inputs.items():
+            if isinstance(declared, OptionalSpec) and name not in self.case.absent:
+                yield self.case.with_(absent=tuple(sorted((*self.case.absent, name))))
+
+    def _drawn(self) -> Iterator[Case]:
+        for name, pool in self.plan.pools.items():
+            for value in pool:
+                if repr(value) == repr(self.case.drawn[name]):
+                    break
+                yield self.case.with_(drawn={**self.case.drawn, name: value})
+
+    def _dtypes(self) -> Iterator[Case]:
+        spec = self.plan.spec
+        if spec.uses_case_dtype:
+            for dtype in sorted(spec.dtypes, key=simplicity):
+                if simplicity(dtype) >= simplicity(self.case.dtype):
+                    break
+                case = self.case.with_(dtype=dtype)
+                for name, inner in self._tensors():
+                    if inner.follows_case_dtype:
+                        case = case.with_tensor(name, dtype=dtype)
+                yield case
+        for name, inner in self._tensors():
+            for dtype in sorted(inner.dtypes, key=simplicity):
+                if simplicity(dtype) >= simplicity(self.case.tensors[name].dtype):
+                    break
+                yield self.case.with_tensor(name, dtype=dtype)
+
+    def _sizes(self) -> None:
+        for name in self.plan.spec.batch_names:
+            for batch in ((), (1,), (2,), (1, 2), (2, 1)):
+                current = self.case.sizes[name]
+                assert isinstance(current, tuple)
+                if (len(batch), batch) < (len(current), current) and self._try_size(name, batch):
+                    break
+        plain = [name for name, size in self.case.sizes.items() if isinstance(size, int)]
+        for name in sorted(plain, key=lambda n: -self._size(n)):
+            self._shrink_size(name)
+
+    def _size(self, name: str) -> int:
+        size = self.case.sizes[name]
+        return size if isinstance(size, int) else 0
+
+    def _shrink_size(self, name: str) -> None:
+        """The first boundary that fails, then the smallest size between it and the boundary below that fails."""
+        below = -1
+        for boundary in sizes.LADDER:
+            if boundary >= self._size(name):
+                break
+            if self._try_size(name, boundary):
+                break
+            below = boundary
+        high = self._size(name)
+        while high - below > 1 and self.runs < self._max_runs:
+            middle = (below + high) // 2
+            if self._try_size(name, middle) and self._size(name) < high:
+                high = self._size(name)
+            else:
+                below = middle
+
+    def _try_size(self, name: str, size: int | tuple[int, ...]) -> bool:
+        try:
+            fitted = refit(self.plan.spec, {**self.case.sizes, name: size})
+        except ImpossibleCase:
+            return False
+        if fitted[name] == self.case.sizes[name]:
+            return False
+        return self._try(self.case.with_(sizes=fitted))

@@ -1,0 +1,60 @@
+"""Every exception that pytest-fusion raises on purpose; imports nothing of ours."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class FusionError(Exception):
+    """Base of all errors that are the user's to mend: a wrong spec, option or file."""
+
+
+class SpecError(FusionError):
+    """A spec contradicts itself or the functions it names; raised at collection."""
+
+
+class ReplayError(FusionError):
+    """A replay file is damaged, foreign, or was written for another spec."""
+
+
+class UnsupportedTritonError(FusionError):
+    """The installed Triton is not one whose interpreter we know how to mend."""
+
+
+class TooManyProgramsError(FusionError):
+    """A launch on the CPU lane asked for more programs than the case may cost."""
+
+
+class FusionFailure(AssertionError):
+    """A fused kernel failed a check.
+
+    Attributes are plain data, so that the failure survives a process boundary:
+    ``check`` is the check's name (``"values"``), ``case`` the smallest failing case as a JSON-like
+    dict, ``cause`` a short stable slug or ``None``, ``replay`` the path of the replay file or ``None``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        check: str,
+        case: Mapping[str, Any] | None = None,
+        cause: str | None = None,
+        replay: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.check = check
+        self.case = dict(case) if case is not None else None
+        self.cause = cause
+        self.replay = replay
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'rows'?"`` when something close to ``word`` is known, else the list of what is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names)}" if names else ""

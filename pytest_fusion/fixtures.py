@@ -1,0 +1,32 @@
+"""The fixtures `fusion` and `fusion_device`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_fusion import keys
+
+if TYPE_CHECKING:
+    from pytest_fusion.report.record import TestRecord
+
+
+@pytest.fixture
+def fusion() -> Callable[..., TestRecord]:
+    """Judge one concrete call inside a test: ``fusion(fused, reference, *args, **kwargs)``."""
+
+    def check(fused: Callable[..., Any], reference: Callable[..., Any], *args: Any, **kwargs: Any) -> TestRecord:
+        __tracebackhide__ = True
+        from pytest_fusion.check import check_equivalent
+
+        return check_equivalent(fused, reference, *args, **kwargs)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def fusion_device(request: pytest.FixtureRequest) -> str:
+    """The device that kernels are judged on: ``"cpu"`` or ``"cuda:N"``."""
+    return request.config.stash[keys.device]

@@ -1,0 +1,85 @@
+"""The `--fusion-*` options and their ini twins, resolved once into one frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fusion.errors import FusionError, did_you_mean
+from pytest_fusion.profiles import PROFILES, Profile, profile
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line and the ini file say, checked. ``device`` is ``"auto"``, ``"cpu"`` or ``"cuda:N"``."""
+
+    device: str
+    profile: Profile
+    isolate: str
+    report: Path | None
+    json: Path | None
+    replay: Path | None
+
+
+# name, help, default, choices
+_OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
+    ("device", "Where kernels run: auto, cpu or cuda[:N]", "auto", None),
+    ("profile", "How much to spend on each test", "dev", tuple(PROFILES)),
+    ("isolate", "Run each test in a child process, so that a crash fails that test alone", "auto", ("auto", "on", "off")),
+    ("report", "Write an HTML report to this file", "", None),
+    ("json", "Write the results as JSON to this file", "", None),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option in the group `fusion`, each with an ini twin of the same stem."""
+    group = parser.getgroup("fusion", "fused kernels against their references")
+    for name, text, default, allowed in _OPTIONS:
+        extra: dict[str, Any] = {"choices": allowed} if allowed else {}
+        group.addoption(f"--fusion-{name}", dest=f"fusion_{name}", default=None, help=f"{text} (default: {default or 'none'})", **extra)
+        parser.addini(f"fusion_{name}", f"{text}; as --fusion-{name}", default=default)
+    group.addoption(
+        "--fusion-replay", dest="fusion_replay", default=None, metavar="FILE", help="Run only the case stored in this file"
+    )
+    parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
+
+
+def _value(config: pytest.Config, name: str) -> str:
+    given = config.getoption(f"fusion_{name}", None)
+    return str(given if given is not None else config.getini(f"fusion_{name}") or "")
+
+
+def resolve(config: pytest.Config) -> Options:
+    """Read and check all options; raises ``pytest.UsageError``."""
+    try:
+        return Options(
+            device=_device(_value(config, "device") or "auto"),
+            profile=profile(_value(config, "profile") or "dev"),
+            isolate=_isolate(_value(config, "isolate") or "auto"),
+            report=_path(_value(config, "report")),
+            json=_path(_value(config, "json")),
+            replay=_path(_value(config, "replay")),
+        )
+    except FusionError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _isolate(text: str) -> str:
+    known = ("auto", "on", "off")
+    if text not in known:
+        raise FusionError(f"fusion_isolate={text!r}{did_you_mean(text, known)}")
+    return text
+
+
+def _device(text: str) -> str:
+    head, _, index = text.partition(":")
+    if head not in ("auto", "cpu", "cuda") or (index and (head != "cuda" or not index.isdigit())):
+        raise FusionError(f"--fusion-device {text!r}: expected auto, cpu, cuda or cuda:N")
+    return text

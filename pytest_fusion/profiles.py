@@ -1,0 +1,36 @@
+"""How much a run spends: cases, programs a launch may have on the CPU lane, seconds one case may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_fusion.errors import FusionError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """``covering`` and ``search`` are numbers of cases; ``programs`` caps one interpreted launch; ``seconds`` one case."""
+
+    name: str
+    covering: int
+    search: int
+    programs: int
+    seconds: float
+    elements: int = 1 << 17
+    work: int = 1 << 21
+
+
+# Interpreted, a program costs about 0.7 ms, so a row-wise kernel's case of 64 rows under two fills costs 0.1 s: these
+# numbers keep a row-wise test under 10 s on two cores. `deep` is for a nightly run.
+PROFILES: dict[str, Profile] = {
+    "dev": Profile("dev", covering=130, search=30, programs=300, seconds=20.0),
+    "ci": Profile("ci", covering=150, search=60, programs=600, seconds=60.0),
+    "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),
+}
+
+
+def profile(name: str) -> Profile:
+    """Raises ``FusionError`` for an unknown name."""
+    if name not in PROFILES:
+        raise FusionError(f"unknown profile {name!r}{did_you_mean(name, PROFILES)}")
+    return PROFILES[name]

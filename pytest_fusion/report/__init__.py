@@ -1,0 +1,1 @@
+"""Who needs to know: one record per test in, terminal lines, HTML, JSON, JUnit and CI summaries out."""

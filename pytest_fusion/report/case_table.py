@@ -1,0 +1,78 @@
+"""A case as tables: whatever plain data it is made of, with nothing left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_TITLE = "case"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """``rows`` of cells under ``header``; the first cell of a row names it."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def case_tables(case: Mapping[str, Any]) -> tuple[Table, ...]:
+    """One table of the plain values, then one for each group of things of one kind (dims, inputs).
+
+    A mapping of mappings (an input's shape, dtype, layout) gets a column for each key that any of them has, since
+    comparing inputs means reading down a column. So does a list of mappings; its ``name`` heads the row. The case's
+    one-line ``text`` says the same again and is not shown.
+    """
+    scalars: list[tuple[str, ...]] = []
+    tables: list[Table] = []
+    for key, value in case.items():
+        named = _named(value)
+        if key == "text":
+            continue
+        if named:
+            tables.append(_grid(key, named))
+        elif isinstance(value, Mapping) and value:
+            scalars.append((key, ", ".join(f"{name} = {cell(item)}" for name, item in value.items())))
+        else:
+            scalars.append((key, cell(value)))
+    return (*([Table(_TITLE, (), tuple(scalars))] if scalars else []), *tables)
+
+
+def cell(value: Any) -> str:
+    """A value in one cell: lists in brackets, nested mappings in braces, text as it is."""
+    if value is None or (isinstance(value, Mapping | list | tuple) and not value):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {cell(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(cell(item) for item in value) + "]"
+    return str(value)
+
+
+def _named(value: Any) -> dict[str, Mapping[str, Any]]:
+    """``value`` as name -> mapping where it is a group of mappings, else nothing."""
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        items = [(_name(item, index), item) for index, item in enumerate(value)]
+    else:
+        return {}
+    if not items or not all(isinstance(item, Mapping) for _, item in items):
+        return {}
+    return {str(name): item for name, item in items}
+
+
+def _name(item: Any, index: int) -> str:
+    return f"{item['name']}" if isinstance(item, Mapping) and "name" in item else f"{index}"
+
+
+def _grid(title: str, named: Mapping[str, Mapping[str, Any]]) -> Table:
+    columns = list(dict.fromkeys(key for item in named.values() for key in item if key != "name"))
+    rows = tuple(
+        (name, *(cell(item[column]) if column in item else "" for column in columns)) for name, item in named.items()
+    )
+    return Table(title, ("", *columns), rows)

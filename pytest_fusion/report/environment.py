@@ -1,0 +1,98 @@
+"""On what the run was made: versions and device, learnt without importing a package and without starting CUDA."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+# Under the keys that reports use: the name of the distribution that has the version.
+_PACKAGES = {
+    "pytest_fusion": "pytest-fusion",
+    "pytest": "pytest",
+    "torch": "torch",
+    "triton": "triton",
+    "numpy": "numpy",
+    "ml_dtypes": "ml_dtypes",
+    "hypothesis": "hypothesis",
+}
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+def describe(device: str = "cpu", **more: Any) -> dict[str, Any]:
+    """The ``environment`` of every report.
+
+    ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; ``more`` (profile, seed) is added, and overrides what is
+    found here: under pytest-xdist only a worker knows its device's name. A package that is not installed is ``None``.
+    """
+    on_cuda = device.startswith("cuda")
+    found: dict[str, Any] = {
+        "lane": "cuda" if on_cuda else "cpu-interpreter",
+        "device": device,
+        "device_name": _cuda_name(device) if on_cuda else cpu_name(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{key: _version(package) for key, package in _PACKAGES.items()},
+    }
+    if on_cuda:
+        found["driver"] = driver_version()
+        # torch may be a shell: another plugin can have put anything under that name.
+        found["cuda"] = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    return found | more
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the kernel states it, else its architecture."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return _after(lines, "model name") or platform.processor() or platform.machine()
+
+
+def nvidia_name(driver: Path = _DRIVER) -> str | None:
+    """Names of the GPUs that the driver lists, joined; the driver's own order is not CUDA's, so no index."""
+    names = set()
+    for file in sorted(driver.glob("gpus/*/information")):
+        try:
+            name = _after(file.read_text(encoding="utf-8", errors="replace").splitlines(), "Model")
+        except OSError:
+            continue
+        if name:
+            names.add(name)
+    return " / ".join(sorted(names)) or None
+
+
+def driver_version(driver: Path = _DRIVER) -> str | None:
+    """The NVIDIA kernel driver's version, ``"580.65.06"``."""
+    try:
+        line = (driver / "version").read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
+    except OSError:
+        return None
+    return next((word for word in line.split() if word[0].isdigit() and word.count(".") >= 1), None)
+
+
+def _cuda_name(device: str) -> str | None:
+    """From torch where this process runs CUDA already; else from the driver, since asking torch would start CUDA."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return str(cuda.get_device_name(device))
+    return nvidia_name()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _after(lines: Iterable[str], key: str) -> str | None:
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == key:
+            return value.strip()
+    return None

@@ -1,0 +1,190 @@
+"""How a record reads: the words and numbers that terminal, HTML and CI summaries share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.verdict.model import CHECKS
+
+# Below these a pass says so. Two interacting choices trigger most of the faults that are not triggered by one alone
+# (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met is where a bug is left.
+FEW_CASES = 20
+LITTLE_COVERED = 0.8
+MANY_REJECTED = 0.5
+
+GRADES = {
+    "A": "as accurate as float32 arithmetic with one rounding",
+    "B": "no worse than the reference as written",
+    "C": "worse than the reference",
+}
+# Sizes that contradict their own bounds: counted among the rejected, but never among the cases.
+_NEVER_RUN = frozenset({"impossible"})
+# Long text in one table row or terminal line hides the rows around it.
+_SHORT = 200
+
+
+def counts(records: Iterable[TestRecord]) -> dict[str, int]:
+    """``{"fail", "unknown", "pass", "xfail"}`` -> number of tests; a failure that was expected counts as xfail."""
+    found = {"fail": 0, "unknown": 0, "pass": 0, "xfail": 0}
+    for record in records:
+        found[outcome(record)] += 1
+    return found
+
+
+def outcome(record: TestRecord) -> str:
+    """The verdict, or ``"xfail"`` where ``pytest.mark.xfail`` expected the failure."""
+    return "xfail" if record.verdict == "fail" and record.expected else record.verdict
+
+
+def by_urgency(records: Iterable[TestRecord]) -> list[TestRecord]:
+    """Failures first, then unknown, then passes that rest on little, each in the order of the run."""
+    rank = {"fail": 0, "unknown": 1, "xfail": 3, "pass": 3}
+    return sorted(records, key=lambda r: 2 if r.verdict == "pass" and thin(r) else rank[outcome(r)])
+
+
+def rests_on(record: TestRecord) -> list[str]:
+    """What a verdict rests on, as short phrases: cases, pairs, rejected, error, grade."""
+    said = [plural(record.cases, "case")]
+    share = pair_share(record)
+    if share is not None:
+        said.append(f"{percent(share)} of pairs covered")
+    if record.rejected:
+        said.append(f"{sum(record.rejected.values()):,} rejected ({tally(record.rejected)})")
+    worst = worst_error(record)
+    if worst:
+        said.append(f"worst error {worst}")
+    if record.grade:
+        said.append(f"grade {record.grade}")
+    return said
+
+
+def thin(record: TestRecord) -> list[str]:
+    """Why the verdict rests on little; empty where it does not.
+
+    One concrete call (``check_equivalent``) has no coverage, and is what its caller asked for: few cases are no fault.
+    """
+    said = []
+    share = pair_share(record)
+    rejected = sum(count for kind, count in record.rejected.items() if kind not in _NEVER_RUN)
+    judged = record.cases - rejected
+    if judged <= 0:
+        said.append("no case was judged")
+    elif share is not None and judged < FEW_CASES:
+        said.append(f"only {plural(judged, 'case')} judged")
+    if share is not None and share < LITTLE_COVERED:
+        said.append(f"only {percent(share)} of pairs covered")
+    if rejected > MANY_REJECTED * record.cases:
+        said.append(f"{rejected:,} of {plural(record.cases, 'case')} rejected ({tally(record.rejected)})")
+    return said
+
+
+def pair_share(record: TestRecord) -> float | None:
+    """Share of the pairs of choices that met in a case, 0 to 1; ``None`` where there was nothing to choose."""
+    share = record.coverage.get("share") if record.coverage.get("pairs") else None
+    return float(share) if isinstance(share, int | float) and math.isfinite(share) else None
+
+
+def worst_ratio(record: TestRecord) -> float | None:
+    """Largest error over what was allowed; above 1 is a failure. May be infinite, never NaN."""
+    return _ratio(_worst(record))
+
+
+def _worst(record: TestRecord) -> Mapping[str, Any]:
+    """``worst`` is of the cases that passed; the failing one, when a comparison failed, is the worse."""
+    failing = record.checks.get(record.failed_check or "", {})
+    return failing if (_ratio(failing) or 0.0) > (_ratio(record.worst) or 0.0) else record.worst
+
+
+def _ratio(worst: Mapping[str, Any]) -> float | None:
+    ratio = worst.get("ratio")
+    if isinstance(ratio, str):  # plain() writes non-finite floats as text
+        ratio = {"inf": math.inf, "nan": math.inf}.get(ratio)
+    if not isinstance(ratio, int | float):
+        return None
+    return math.inf if math.isnan(ratio) else float(ratio)
+
+
+def worst_error(record: TestRecord) -> str:
+    """``"0.42 of allowed (output 0, rms)"``, or nothing where no error was measured."""
+    ratio = worst_ratio(record)
+    if ratio is None:
+        return ""
+    worst = _worst(record)
+    where = [str(worst[key]) for key in ("output", "statistic") if worst.get(key) not in (None, "")]
+    if math.isinf(ratio):
+        size = "beyond any bound"
+    elif ratio > 1:
+        size = f"{number(ratio)} times the allowed"
+    else:
+        size = f"{number(ratio)} of allowed"
+    return size + (f" ({', '.join(where)})" if where else "")
+
+
+def unknown_checks(record: TestRecord) -> dict[str, str]:
+    """Checks without a verdict that nobody switched off -> why, in the order in which checks are judged."""
+    return {
+        name: str(entry.get("reason") or "no reason given")
+        for name, entry in in_order(record.checks)
+        if entry.get("verdict") == "unknown" and name not in record.off
+    }
+
+
+def in_order(checks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Checks in the order of judgement; ones that this version does not know come last."""
+    rank = {name: index for index, name in enumerate(CHECKS)}
+    return sorted(checks.items(), key=lambda item: rank.get(item[0], len(rank)))
+
+
+def replay_command(record: TestRecord) -> str:
+    """The one command that runs the failing case again; empty where nothing was written."""
+    if not record.replay:
+        return ""
+    # Inside: it imports torch, which the controller of pytest-xdist has no other need of.
+    from pytest_fusion.diagnosis import message
+
+    return message.replay_command(record.nodeid, record.replay)
+
+
+def tally(counted: Mapping[str, int]) -> str:
+    """``"too-expensive 12, ValueError 3"``, most frequent first."""
+    ordered = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {count:,}" for name, count in ordered)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def percent(share: float) -> str:
+    """Whole percent, rounded down: 99.6 % covered is not 100 %."""
+    return f"{math.floor(share * 100 + 1e-9)} %"
+
+
+def number(value: float) -> str:
+    """Three significant digits, in full up to a million: ``0.41``, ``2,380``, ``1.2e+09``."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """``"0.4 s"``, ``"3 min 05 s"``."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def one_line(text: str, limit: int = _SHORT) -> str:
+    """The first line that says something, cut to ``limit`` characters."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return first if len(first) <= limit else first[: limit - 1] + "…"
+
+
+def case_sentence(case: Any) -> str:
+    """A case in one line: its own ``text`` where it has one, else its parts as ``key=value``."""
+    if not isinstance(case, Mapping):
+        return ""
+    text = case.get("text")
+    return one_line(text if isinstance(text, str) else ", ".join(f"{key}={value}" for key, value in case.items()))

@@ -1,0 +1,52 @@
+"""What one test has to tell: plain JSON types, so that it travels over xdist and out of a forked child."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pytest_fusion.verdict.model import Status
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TestRecord:
+    """The result of all cases of one test.
+
+    ``checks`` maps a check's name to ``{"verdict", "reason", "cases", ...evidence}``; ``rejected`` maps the
+    kind of a rejection (an exception's name, ``"too-expensive"``) to its count; ``coverage`` has
+    ``{"pairs", "covered", "share"}``; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the largest error
+    against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
+    the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
+    ``expected`` tells that ``pytest.mark.xfail`` announced the failure.
+    """
+
+    __test__ = False  # a record, not a test class
+
+    nodeid: str
+    verdict: Status
+    cases: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    failed_check: str | None = None
+    cause: str | None = None
+    case: dict[str, Any] | None = None
+    replay: str | None = None
+    checks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+    message: str = ""
+    coverage: dict[str, Any] = field(default_factory=dict)
+    worst: dict[str, Any] = field(default_factory=dict)
+    grade: str | None = None
+    off: dict[str, str] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    expected: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The test's entry in ``--fusion-json``."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TestRecord:
+        return cls(**data)

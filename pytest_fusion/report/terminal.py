@@ -1,0 +1,143 @@
+"""The ``fusion`` section of pytest's summary, as lines with markup; the plugin writes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from pytest_fusion.report.phrases import (
+    by_urgency,
+    case_sentence,
+    counts,
+    duration,
+    one_line,
+    outcome,
+    plural,
+    replay_command,
+    rests_on,
+    thin,
+    unknown_checks,
+)
+from pytest_fusion.report.record import TestRecord
+
+# Text and the markup of TerminalReporter.write_line(text, **markup).
+Line = tuple[str, dict[str, bool]]
+
+TITLE = "fusion"
+_RED, _GREEN, _YELLOW, _BOLD = {"red": True}, {"green": True}, {"yellow": True}, {"bold": True}
+_PLAIN: dict[str, bool] = {}
+_COLOURS = {"pass": _GREEN, "fail": _RED, "unknown": _YELLOW, "xfail": _YELLOW}
+
+
+def summary(
+    records: Sequence[TestRecord],
+    *,
+    verbosity: int = 0,
+    written: Mapping[str, str] | None = None,
+) -> list[Line]:
+    """The section's lines; none where there is nothing to say, and then no section.
+
+    ``verbosity`` is pytest's: below 0 failures alone, 0 what needs attention, above 0 what every verdict rests on.
+    ``written`` maps a report's kind (``"html"``) to its path; the paths come last, where the eye ends.
+    """
+    lines: list[Line] = []
+    ordered = by_urgency(records)
+    if verbosity > 0:
+        for record in ordered:
+            lines += details(record)
+    else:
+        for record in ordered:
+            lines += attention(record, failures_only=verbosity < 0)
+    if verbosity >= 0:
+        lines += _not_judged(records) if verbosity == 0 else _reasons(records)
+    if lines and verbosity >= 0:
+        lines.append(total(records))
+    lines += [(f"{kind} report: {path}", _PLAIN) for kind, path in (written or {}).items()]
+    return lines
+
+
+def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
+    """One test in at most three lines: what failed and how to see it again, or why its verdict is worth little."""
+    if outcome(record) == "fail":
+        return _failure(record)
+    if failures_only or outcome(record) == "xfail":
+        return []
+    if record.verdict == "unknown":
+        return [(f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW)]
+    weak = thin(record)
+    return [(f"thin pass {record.nodeid}: {'; '.join(weak)}", _YELLOW)] if weak else []
+
+
+def details(record: TestRecord) -> list[Line]:
+    """One test at ``-v``: what its verdict rests on, what was switched off, what nobody judged."""
+    lines: list[Line] = []
+    if outcome(record) == "fail":
+        lines += _failure(record)
+    elif record.verdict == "unknown":
+        lines.append((f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW))
+    else:
+        lines.append((f"{outcome(record)} {record.nodeid}", _COLOURS[outcome(record)]))
+    facts = [*rests_on(record), duration(record.seconds)]
+    lines.append((f"  {', '.join(facts)}", _PLAIN))
+    if record.verdict == "pass":
+        lines += [(f"  rests on little: {reason}", _YELLOW) for reason in thin(record)]
+    lines += [(f"  {name} switched off: {one_line(reason)}", _PLAIN) for name, reason in record.off.items()]
+    if record.verdict != "fail":
+        missing = unknown_checks(record)
+        lines += [(f"  unknown: {', '.join(missing)}", _PLAIN)] if missing else []
+    lines += [(f"  note: {one_line(note)}", _PLAIN) for note in record.notes]
+    return lines
+
+
+def total(records: Sequence[TestRecord]) -> Line:
+    """``"3 tests: 1 failed, 2 passed; 310 cases in 8.1 s"``."""
+    words = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
+    found = counts(records)
+    parts = [f"{found[key]:,} {word}" for key, word in words.items() if found[key]]
+    cases = sum(record.cases for record in records)
+    seconds = sum(record.seconds for record in records)
+    text = f"{plural(len(records), 'test')}: {', '.join(parts)}; {plural(cases, 'case')} in {duration(seconds)}"
+    colour = _RED if found["fail"] else _YELLOW if found["unknown"] else _GREEN
+    return text, colour | _BOLD
+
+
+def _failure(record: TestRecord) -> list[Line]:
+    cause = f" ({record.cause})" if record.cause else ""
+    lines: list[Line] = [(f"FAIL {record.nodeid}: {record.failed_check or 'no check named'}{cause}", _RED)]
+    case = case_sentence(record.case)
+    if case:
+        lines.append((f"  smallest case: {case}", _PLAIN))
+    if record.replay:
+        lines.append((f"  replay: {replay_command(record)}", _BOLD))
+    return lines
+
+
+def _why_unknown(record: TestRecord) -> str:
+    """The test's own message, else its first check without a verdict."""
+    if record.message:
+        return one_line(record.message)
+    reasons = [f"{name}: {reason}" for name, reason in unknown_checks(record).items()]
+    return one_line(reasons[0]) if reasons else "no reason given"
+
+
+def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
+    """Checks that passing tests could not run, in as few lines as there are numbers of tests; -v has the reasons."""
+    tests = Counter(name for record in records if record.verdict == "pass" for name in unknown_checks(record))
+    names: dict[int, list[str]] = {}
+    for name, count in tests.items():
+        names.setdefault(count, []).append(name)
+    return [
+        (f"not judged in {plural(count, 'test')} (reasons at -v): {', '.join(same)}", _YELLOW)
+        for count, same in names.items()
+    ]
+
+
+def _reasons(records: Iterable[TestRecord]) -> list[Line]:
+    """Why checks had no verdict, each reason once: nobody reads the same line under 50 tests."""
+    found = Counter(
+        (name, one_line(reason))
+        for record in records
+        if record.verdict != "fail"
+        for name, reason in unknown_checks(record).items()
+    )
+    return [(f"{name} unknown in {plural(n, 'test')}: {reason}", _YELLOW) for (name, reason), n in found.items()]

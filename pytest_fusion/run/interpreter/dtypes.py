@@ -1,0 +1,96 @@
+"""Which numpy dtype holds a Triton type: ``ml_dtypes`` where Triton's own interpreter keeps bare bit patterns.
+
+Triton stores bfloat16 as ``uint16`` and float8 as ``uint8`` and then adds, compares and multiplies those integers
+(triton#11585 and #10945 were closed without a mend). With true dtypes numpy's operators are right: an operation on
+two values of p bits rounded first to float32 and then to p bits is rounded once as long as 2p + 2 <= 24
+(Figueroa 1995), which holds for bfloat16 (p = 8) and float8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+UINT64 = np.dtype(np.uint64)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+_FLOAT8 = {
+    "fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
+    "fp8e5": np.dtype(ml_dtypes.float8_e5m2),
+    "fp8e4b8": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "fp8e5b16": np.dtype(ml_dtypes.float8_e5m2fnuz),
+}
+
+BY_NAME: dict[str, np.dtype[Any]] = {
+    "int1": np.dtype(np.bool_),
+    "int8": np.dtype(np.int8),
+    "uint8": np.dtype(np.uint8),
+    "int16": np.dtype(np.int16),
+    "uint16": np.dtype(np.uint16),
+    "int32": np.dtype(np.int32),
+    "uint32": np.dtype(np.uint32),
+    "int64": np.dtype(np.int64),
+    "uint64": UINT64,
+    "fp16": np.dtype(np.float16),
+    "bf16": BFLOAT16,
+    "fp32": np.dtype(np.float32),
+    "fp64": np.dtype(np.float64),
+    **_FLOAT8,
+}
+
+FLOAT8 = frozenset(_FLOAT8.values())
+EXTENSION = frozenset({BFLOAT16, *FLOAT8})
+FLOATS = frozenset({*EXTENSION, *(np.dtype(t) for t in (np.float16, np.float32, np.float64))})
+
+_RAW = {dtype: np.dtype(f"u{dtype.itemsize}") for dtype in EXTENSION}
+
+# 0x7F in every byte: positive, far outside any tensor as an index, and neither the smallest nor the largest value,
+# so that a running minimum or maximum over it is wrong in one direction at least.
+_POISON_BYTE = 0x7F
+
+
+def numpy_dtype(triton_type: Any) -> np.dtype[Any]:
+    """The dtype of the array that holds values of a Triton scalar, pointer or block type.
+
+    Raises ``NotImplementedError`` for a type without a model here (``fp8e4b15``).
+    """
+    scalar = triton_type.scalar
+    found = BY_NAME.get(scalar.name)
+    if found is not None:
+        return found
+    if scalar.is_ptr():
+        return UINT64
+    raise NotImplementedError(
+        f"the CPU lane has no numbers of Triton type {scalar.name}; it has {', '.join(BY_NAME)}. "
+        "Test this dtype on a GPU (--fusion-device cuda)"
+    )
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` is a floating type, those of ``ml_dtypes`` included (numpy calls them void)."""
+    return dtype in FLOATS
+
+
+def raw(array: Array) -> Array:
+    """``array`` as unsigned integers of the same width where its dtype is unknown to Triton's C++ code."""
+    bits = _RAW.get(array.dtype)
+    return array if bits is None else array.view(bits)
+
+
+def raw_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype under which memory of ``dtype`` passes through Triton's C++ code."""
+    return _RAW.get(dtype, dtype)
+
+
+def poison(dtype: np.dtype[Any]) -> Any:
+    """What a masked-off load without ``other`` yields: NaN, ``True`` or a large positive integer."""
+    if dtype == np.bool_:
+        return np.True_
+    if is_float(dtype):
+        return np.array(np.nan, dtype=np.float32).astype(dtype)[()]
+    return np.frombuffer(bytes([_POISON_BYTE]) * dtype.itemsize, dtype=dtype)[0]

@@ -1,0 +1,175 @@
+"""Run one launch: bind its arguments, tell the observers, run every program of the grid.
+
+Deciding (``Launcher.bind``) is apart from running (``Launcher.run``), which a batched executor replaces.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from pytest_fusion.run.interpreter import observers
+from pytest_fusion.run.interpreter.rewrite import Helper, rewritten
+from pytest_fusion.run.interpreter.scalars import Arguments, annotation_names
+from pytest_fusion.run.launch import Constexpr, Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What never changes about a kernel between launches."""
+
+    signature: inspect.Signature
+    names: frozenset[str]
+    constexprs: frozenset[str]
+    types: dict[str, str]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A launch ready to run: the rewritten function, its arguments as tensors, the grid."""
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    grid: tuple[int, int, int]
+    debug: bool
+
+
+class Launcher:
+    """Launches interpreted kernels; built once per process from ``triton.runtime.interpreter``."""
+
+    def __init__(self, interpreter: Any, helper: Helper) -> None:
+        from triton import knobs
+        from triton.runtime.jit import _normalize_ty
+
+        self._interpreter = interpreter
+        self._knobs = knobs
+        self._helper = helper
+        self._normalize = _normalize_ty
+        self._arguments = Arguments(interpreter.tl, interpreter.TensorHandle, interpreter._implicit_cvt)
+        self._signatures: dict[Any, Signature] = {}
+        self._rewritten: dict[Any, Callable[..., Any]] = {}
+        self._plain = interpreter.interpreter_builder.options
+        self._debugging = interpreter.InterpreterOptions(debug=True)
+        interpreter._implicit_cvt = self._arguments.convert
+
+    def patch(self) -> None:
+        """Make Triton's own entry points come here."""
+        function_class = self._interpreter.InterpretedFunction
+        launcher = self
+
+        def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+            if not warmup:
+                launcher.launch(self, args, grid, kwargs)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return launcher.rewrite(self.fn)(*args, **kwargs)
+
+        function_class.run = run
+        function_class.__call__ = call
+        function_class.rewrite = lambda self: launcher.rewrite(self.fn)
+
+    def rewrite(self, function: Any) -> Callable[..., Any]:
+        """The function that stands for ``function`` inside kernels, made once."""
+        found = self._rewritten.get(function)
+        if found is None:
+            found = self._rewritten[function] = rewritten(function, self._helper)
+        return found
+
+    def launch(self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
+        """One launch of ``kernel`` (an ``InterpretedFunction``); raises ``InterpreterError`` for what it raises."""
+        known = self._signature(kernel.fn)
+        named = {k: v for k, v in kwargs.items() if k in known.names}
+        host_args, host_named, on_device = self._on_host(kernel, args, named)
+        bound_args = known.signature.bind(*host_args, **host_named)
+        bound_args.apply_defaults()
+        for hook in kernel.pre_run_hooks:
+            hook(*host_args, **host_named)
+        bound = self.bind(kernel, known, bound_args.arguments, grid)
+        if observers.watched():
+            observers.announce(self._described(kernel, known, bound_args.arguments, bound))
+        self.run(bound, kernel)
+        if on_device is not None:
+            on_device()
+
+    def bind(self, kernel: Any, known: Signature, values: dict[str, Any], grid: Any) -> Bound:
+        """Arguments as tensors, and the grid evaluated on the raw values, as on a GPU."""
+        constexpr = self._interpreter.tl.constexpr
+        meta = {n: v.value if isinstance(v, constexpr) else v for n, v in values.items()}
+        sizes = grid(meta) if callable(grid) else grid
+        sizes = sizes if isinstance(sizes, tuple | list) else (sizes,)
+        if not 1 <= len(sizes) <= 3:
+            raise ValueError(f"a launch grid has one to three dimensions, {kernel.fn.__name__} was given {sizes!r}")
+        x, y, z = (*(operator.index(s) for s in sizes), 1, 1)[:3]
+        arguments = {
+            n: v if n in known.constexprs else self._arguments.convert(v, known.types.get(n, ""))
+            for n, v in meta.items()
+        }
+        debug = bool(kernel.kwargs.get("debug") or self._knobs.runtime.debug)
+        return Bound(self.rewrite(kernel.fn), arguments, (x, y, z), debug)
+
+    def run(self, bound: Bound, kernel: Any) -> None:
+        """Every program of the grid, one after the other, the last dimension fastest."""
+        builder = self._interpreter.interpreter_builder
+        before = builder.options
+        builder.options = self._debugging if bound.debug else self._plain
+        builder.set_grid_dim(*bound.grid)
+        program: tuple[int, ...] = (0, 0, 0)
+        function, arguments = bound.function, bound.arguments
+        try:
+            # The device raises no floating-point warning; nor may code under `-W error`.
+            with np.errstate(all="ignore"):
+                for program in product(*map(range, bound.grid)):
+                    builder.grid_idx = program
+                    function(**arguments)
+        except Exception as error:
+            if self._knobs.compilation.front_end_debugging:
+                raise
+            text = f"{type(error).__name__}: {error} (kernel {kernel.fn.__name__}, program {program} of {bound.grid})"
+            raise self._interpreter.InterpreterError(text) from error
+        finally:
+            builder.options = before
+
+    def _signature(self, function: Any) -> Signature:
+        found = self._signatures.get(function)
+        if found is None:
+            signature = inspect.signature(function)
+            constexprs, types = annotation_names(function, self._normalize)
+            code = function.__code__
+            source = f"{code.co_filename}:{code.co_firstlineno}"
+            found = Signature(signature, frozenset(signature.parameters), constexprs, types, source)
+            self._signatures[function] = found
+        return found
+
+    def _on_host(self, kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Arguments in host memory; tensors already there are used in place, none is copied."""
+        if all(_in_host_memory(v) for v in (*args, *named.values())):
+            return args, named, None
+        executor = self._interpreter.GridExecutor(kernel.fn, kernel.arg_names, (1,), [])
+        host_args, host_named = executor._init_args_hst(args, named)
+        return host_args, host_named, lambda: executor._restore_args_dev(args, host_args, named, host_named)
+
+    def _described(self, kernel: Any, known: Signature, values: dict[str, Any], bound: Bound) -> Launch:
+        constexprs = {n: _plain_constexpr(values[n]) for n in values if n in known.constexprs}
+        return Launch(kernel.fn.__name__, bound.grid, constexprs, known.source)
+
+
+def _in_host_memory(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_in_host_memory(v) for v in value)
+    # A tensor descriptor holds its tensor in `base`.
+    device = getattr(value.base if hasattr(value, "block_shape") else value, "device", None)
+    return device is None or getattr(device, "type", str(device)) == "cpu"
+
+
+def _plain_constexpr(value: Any) -> Constexpr:
+    value = getattr(value, "value", value)
+    if isinstance(value, bool | int | float | str):
+        return value
+    return str(getattr(value, "__name__", value))

@@ -1,0 +1,78 @@
+"""Launch arguments as the tensors a GPU kernel receives.
+
+A Python float arrives as float32, an integer as the narrowest of i32, i64, u64 that holds it, a bool as i1; an
+annotation such as ``tl.float64`` or ``"i64"`` overrules. Upstream leaves floats as Python numbers, so that
+``eps.to(tl.float32)`` fails, and keeps integers of 2**31 and more in uint32, which then wraps at 32 bits.
+An integer 1 is specialised to a constant on the device; as a tensor it computes the same values and still has ``.to``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from pytest_fusion.run.interpreter.dtypes import numpy_dtype
+
+_INTEGER_WIDTH = re.compile(r"([iu])(\d+)")
+
+
+class Arguments:
+    """Converts launch arguments; built once per process."""
+
+    def __init__(self, tl: Any, handle: Any, upstream: Any) -> None:
+        self._tl = tl
+        self._handle = handle
+        self._upstream = upstream
+
+    def convert(self, value: Any, annotation: str = "") -> Any:
+        """``value`` as a kernel sees it; ``annotation`` is the canonical type name (``"fp32"``) or empty."""
+        if isinstance(value, bool | np.bool_):
+            return self._scalar(bool(value), annotation or "u1")
+        if isinstance(value, int | np.integer):
+            return self._scalar(int(value), annotation or _narrowest(int(value)))
+        if isinstance(value, float | np.floating):
+            return self._scalar(float(value), annotation or "fp32")
+        if isinstance(value, tuple):
+            converted = [self.convert(v) for v in value]
+            return type(value)(*converted) if hasattr(value, "_fields") else type(value)(converted)
+        return self._upstream(value)
+
+    def _scalar(self, value: bool | float, name: str) -> Any:
+        type_ = self._tl.str_to_ty(name, None)
+        dtype = numpy_dtype(type_)
+        if dtype.kind in "iu":
+            value = int(value) & ((1 << (8 * dtype.itemsize)) - 1)
+            data = np.array([value], np.dtype(f"u{dtype.itemsize}")).view(dtype)
+        else:
+            data = np.array([value], np.float64).astype(dtype)
+        return self._tl.tensor(self._handle(data, type_), type_)
+
+
+def _narrowest(value: int) -> str:
+    if -(2**31) <= value < 2**31:
+        return "i32"
+    if -(2**63) <= value < 2**63:
+        return "i64"
+    if value < 2**64:
+        return "u64"
+    raise OverflowError(f"a launch argument of {value} fits no 64-bit integer")
+
+
+def annotation_names(function: Any, normalize: Any) -> tuple[frozenset[str], dict[str, str]]:
+    """The parameters of a kernel that are constexpr, and the scalar type names of those annotated with one.
+
+    ``normalize`` is Triton's ``_normalize_ty``.
+    """
+    constexprs, types = set(), {}
+    for name, annotation in function.__annotations__.items():
+        text = normalize(annotation) if annotation is not None else ""
+        text = text if isinstance(text, str) else ""
+        if "constexpr" in text:
+            constexprs.add(name)
+        elif text in {"fp16", "bf16", "fp32", "fp64"} or (_INTEGER_WIDTH.fullmatch(text) and text != "i1"):
+            types[name] = text
+        elif text in {"i1", "u1"}:
+            types[name] = "u1"
+    return frozenset(constexprs), types

@@ -1,0 +1,13 @@
+"""Shadow lanes: the reference prices its own rounding.
+
+A reference runs once, natively; every ATen operation is repeated in float64 without rounding (the oracle) and in K
+lanes with random rounding wherever the reference rounds. How far the lanes scatter is what rounding may cost.
+"""
+
+from __future__ import annotations
+
+from pytest_fusion.run.lanes.model import Kind, LaneRun, OutputLanes
+from pytest_fusion.run.lanes.precision import full_precision
+from pytest_fusion.run.lanes.shadow import run_lanes
+
+__all__ = ["Kind", "LaneRun", "OutputLanes", "full_precision", "run_lanes"]

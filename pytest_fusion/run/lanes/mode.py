@@ -1,0 +1,394 @@
+"""The dispatch mode that runs every operation natively and, in lock-step, on all lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from pytest_fusion.run.lanes.ops import Op, each
+from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, plan_of
+from pytest_fusion.run.lanes.rounding import GRIDS, D, Noise
+from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
+
+# What a rule may raise on arguments it was not written for: the operation then runs lane by lane, and is listed.
+REFUSED = (TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError, AttributeError)
+
+# In-place operations that do not read what they write.
+OVERWRITES = frozenset({"copy", "fill", "zero"})
+
+
+class LaneMode(TorchDispatchMode):
+    """Shapes, control flow and random draws follow the native values; rounding is repeated in every lane.
+
+    Lane 0 is the float64 oracle. Lanes 1..K round each result at random: to its native dtype (kind ``E``, the
+    reference as written) or to float32 (kind ``F``, float32 inside). Final results are read before that rounding.
+    """
+
+    def __init__(self, noise: Noise) -> None:
+        super().__init__()
+        self.noise = noise
+        self.store = Store(1 + noise.lanes)
+        self.fallbacks: list[str] = []
+        self.random_ops = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap the handler so that its first call imports torch._dynamo: 1.9 s in every forked child."""
+        return False
+
+    def lanes_of(self, tensor: Tensor) -> Lanes:
+        """Lanes of a native tensor: the tracked ones, or its exact value where nothing has been rounded."""
+        found = self.store.read(tensor)
+        if found is not None:
+            return found
+        lanes = exact_lanes(tensor)
+        if self.store.unwritten(tensor) and tensor.dtype in GRIDS:
+            # Memory from empty() that no ATen operation wrote: a kernel launched outside the dispatcher did.
+            self._fallback("memory written outside ATen")
+            noisy = self.noise.relative(lanes.raw, 2.0 ** (1 - GRIDS[tensor.dtype].bits))
+            return Lanes(noisy, noisy)
+        if tensor.dtype in (torch.float32, torch.bfloat16) and tensor.numel():
+            size = lanes.raw.abs()
+            if bool(((size < GRIDS[tensor.dtype].tiny) & (size > 0)).any()):
+                # A kernel compiled with flush-to-zero reads subnormal inputs as zeros.
+                return Lanes(lanes.raw, self.noise.rounded(lanes.raw, tensor.dtype))
+        return lanes
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        plan = plan_of(func)
+        if plan.view:
+            return func(*args, **kwargs)
+        if plan.rule is None and not plan.written and _composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if plan.written:
+            return self._mutating(func, plan, args, kwargs)
+        out = func(*args, **kwargs)
+        self._follow(func, plan, args, kwargs, out)
+        return out
+
+    def _follow(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Gives the results of a functional operation their lanes."""
+        results = [o for o in _results(out) if isinstance(o, Tensor)]
+        if plan.name in FACTORIES:
+            for result in results:
+                self.store.mark_unwritten(result)
+            return
+        if plan.random:
+            self.random_ops = True
+            return
+        if plan.name in CONSTANTS:
+            return
+        if not results or not self._matters(plan, args, kwargs, results):
+            return
+        every = self._evaluate(func, plan, args, kwargs, out)
+        if every is None:
+            return
+        for native, lanes in zip(_results(out), every, strict=False):
+            if isinstance(native, Tensor) and lanes is not None:
+                self.store.put(native, lanes.raw, lanes.rounded, lanes.terms)
+
+    def _matters(self, plan: Plan, args: Any, kwargs: Any, results: Sequence[Tensor]) -> bool:
+        """False where the native result is exact: values moved or compared that nothing has rounded."""
+        operands = _tensors((args, kwargs))
+        if any(self.store.tracks(t) or self.store.unwritten(t) for t in operands):
+            return True
+        floating = any(r.dtype.is_floating_point for r in results)
+        if plan.exact or plan.semantic or not floating or not operands:
+            # fp8 and integer conversions of exact values are exact too, except that the value before it is wanted.
+            return False
+        if plan.name in ("_to_copy", "to", "copy"):
+            source, target = operands[0].dtype, results[0].dtype
+            return source.is_floating_point and source != target and not _holds(target, source)
+        return not any(r.dtype.is_complex for r in results)
+
+    def _evaluate(
+        self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> list[Lanes | None] | None:
+        """Lanes of every result of ``func(*args, **kwargs) -> out``; None leaves the native values exact."""
+        operands = _tensors((args, kwargs))
+        if any(t.dtype.is_complex for t in (*operands, *_tensors(out))):
+            self._fallback(plan.name + " (complex)")
+            return None
+        seen = {id(t): self.lanes_of(t) for t in operands}
+        if plan.rule is not None:
+            try:
+                return self._by_rule(func, plan, args, kwargs, out, seen)
+            except REFUSED as error:
+                self._fallback(f"{plan.name} ({type(error).__name__})")
+        elif plan.name.find("::") < 0 and not plan.written:
+            found = self._by_decomposition(func, args, kwargs, out)
+            if found is not None:
+                return found
+        if plan.rule is None:
+            self._fallback(plan.name)
+        return self._by_running(func, args, kwargs, out, seen)
+
+    def _by_rule(
+        self, func: Any, plan: Plan, args: Any, kwargs: Any, out: Any, seen: dict[int, Lanes]
+    ) -> list[Lanes | None]:
+        natives = _results(out)
+        terms = max((lanes.terms for lanes in seen.values()), default=1)
+        op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms)
+        rule = plan.rule
+        assert rule is not None
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
+
+        def apply(pick: Callable[[Lanes], Tensor]) -> list[Any]:
+            wrapped = tree_map_only(Tensor, lambda t: pick(seen[id(t)]), (args, kwargs))
+            return _results(rule(op, *wrapped[0], **wrapped[1]))
+
+        rounded = apply(lambda lanes: lanes.rounded)
+        _check_shapes(rounded, natives)
+        if plan.exact:
+            if all(lanes.single for lanes in seen.values()):
+                return [None if r is None else Lanes(r, r, terms) for r in rounded]
+            raw = apply(lambda lanes: lanes.raw)
+            return [
+                Lanes(a if isinstance(n, Tensor) and n.dtype.is_floating_point else b, b, terms)
+                for a, b, n in zip(raw, rounded, natives, strict=False)
+                if isinstance(b, Tensor)
+            ]
+        if plan.semantic:
+            return [Lanes(r, r) if isinstance(r, Tensor) else None for r in rounded]
+        if plan.name in ("_to_copy", "copy") and op.operands and _same_dtype(args, natives):
+            moved = seen[id(args[-1] if plan.name == "copy" else args[0])]
+            device = natives[0].device
+            return [Lanes(moved.raw.to(device), moved.rounded.to(device), moved.terms)]
+        made = terms if plan.name in ("_to_copy", "to", "copy") else _product_terms(plan.name, args)
+        return [self.finished(v, n, made) if isinstance(v, Tensor) else None for v, n in zip(rounded, natives, strict=False)]
+
+    def finished(self, value: Tensor, native: Any, terms: int = 1) -> Lanes:
+        """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most)."""
+        dtype = native.dtype
+        if dtype not in GRIDS:
+            if dtype.is_floating_point:
+                return Lanes(value, value.float().to(dtype).to(D), terms)
+            return Lanes(value, value)
+        if dtype == D:
+            noisy = self.noise.rounded(value, dtype)
+            return Lanes(noisy, noisy, terms)
+        grid = torch.float32 if self.noise.kind == "F" else dtype
+        return Lanes(value, self.noise.rounded(value, grid), terms)
+
+    def _by_decomposition(self, func: Any, args: Any, kwargs: Any, out: Any) -> list[Lanes | None] | None:
+        """Runs ATen's decomposition of an operation under this mode and takes over the lanes of its results."""
+        table = decompositions()
+        body = table.get(func)
+        if body is None:
+            return None
+        before = len(self.fallbacks)
+        try:
+            with self:
+                made = body(*args, **kwargs)
+        except REFUSED:
+            del self.fallbacks[before:]
+            return None
+        taken: list[Lanes | None] = []
+        for native, ours in zip(_results(out), _results(made), strict=False):
+            if isinstance(native, Tensor) and isinstance(ours, Tensor) and native.shape == ours.shape:
+                taken.append(self.store.read(ours))
+            else:
+                taken.append(None)
+        return taken
+
+    def _by_running(self, func: Any, args: Any, kwargs: Any, out: Any, seen: dict[int, Lanes]) -> list[Lanes | None]:
+        """Runs the operation itself on each lane's values; the oracle in float64 where that works.
+
+        The last resort keeps the native value in all lanes, with one unit of the native dtype as its error.
+        """
+        tree = tree_map_only(Tensor, lambda t: seen[id(t)].rounded, (args, kwargs))
+        natives = _results(out)
+        for dtype in (D, torch.float32, None):
+            try:
+                made = _results(each(_in(dtype, func), *_typed(tree[0], dtype, args), **_typed(tree[1], dtype, kwargs)))
+                made = [m.to(D) if isinstance(m, Tensor) and m.dtype.is_floating_point else m for m in made]
+                _check_shapes(made, natives)
+            except REFUSED:
+                continue
+            return [
+                self.finished(self._unsure(m), n) if isinstance(m, Tensor) and isinstance(n, Tensor) else None
+                for m, n in zip(made, natives, strict=False)
+            ]
+        kept: list[Lanes | None] = []
+        for native in natives:
+            if isinstance(native, Tensor) and native.dtype in GRIDS:
+                noisy = self.noise.relative(native.detach().to(D).unsqueeze(0), 2.0 ** (1 - GRIDS[native.dtype].bits))
+                kept.append(Lanes(noisy, noisy))
+            else:
+                kept.append(None)
+        return kept
+
+    def _unsure(self, value: Tensor) -> Tensor:
+        # Unknown operations get the noise of an elementary function: 8 units of float32.
+        return self.noise.relative(value, 2.0**-21) if value.dtype == D else value
+
+    def _mutating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An in-place or ``out=`` operation: the functional lanes are computed first, from the values before it."""
+        arguments = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        written = [arguments[name] for _, name in plan.written if isinstance(arguments.get(name), Tensor)]
+        inputs = _tensors({k: v for k, v in arguments.items() if not plan.outs or k not in dict(plan.written).values()})
+        if plan.outs or plan.name in OVERWRITES:
+            for target in written:
+                self.store.mark_written(target)
+        tracked = any(self.store.tracks(t) or self.store.unwritten(t) for t in (*inputs, *written))
+        if plan.random or plan.name in ("set", "resize", "set_data"):
+            self.random_ops |= plan.random
+            out = func(*args, **kwargs)
+            for target in written:
+                self._rewrite(target)
+            return out
+        moves = plan.exact or plan.semantic or not any(t.dtype.is_floating_point for t in written)
+        moves = moves or (plan.name == "copy" and _holds(written[0].dtype, args[1].dtype))
+        if not tracked and moves:
+            for target in written:
+                self.store.mark_written(target)
+            return func(*args, **kwargs)
+        if plan.functional is None or (plan.rule is None and len(written) != 1):
+            return self._opaque_write(func, plan, args, kwargs, written)
+        remaining = {k: v for k, v in kwargs.items() if k not in dict(plan.written).values()} if plan.outs else kwargs
+        result = plan.functional(*args, **remaining)
+        lanes = self._evaluate(plan.functional, plan, args, remaining, result)
+        for target in written:
+            if not self.store.covers(target):
+                self.store.capture(target)
+        out = func(*args, **kwargs)
+        for target, value in zip(written, lanes or [], strict=False):
+            self._store_written(target, value)
+        return out
+
+    def _store_written(self, target: Tensor, value: Lanes | None) -> None:
+        if value is None:
+            self._rewrite(target)
+            return
+        shape = (-1, *target.shape)
+        raw, rounded = value.raw, value.rounded
+        if target.dtype.is_floating_point and raw.dtype != D:
+            raw = rounded = raw.to(D)
+        raw_wide = raw.expand(raw.shape[0], *shape[1:])
+        rounded_wide = raw_wide if raw is rounded else rounded.expand(rounded.shape[0], *shape[1:])
+        self.store.mark_written(target)
+        self.store.write(target, raw_wide, rounded_wide, value.terms)
+
+    def _rewrite(self, target: Tensor) -> None:
+        """``target`` now holds exact native values."""
+        self.store.mark_written(target)
+        if self.store.covers(target):
+            self.store.forget(target)
+        elif self.store.tracks(target):
+            lanes = exact_lanes(target)
+            self.store.write(target, lanes.raw, lanes.rounded)
+
+    def _opaque_write(self, func: Any, plan: Plan, args: Any, kwargs: Any, written: Sequence[Tensor]) -> Any:
+        """An operation that writes and has no functional form: run on copies of each lane, then natively."""
+        self._fallback(plan.name)
+        places = {id(t): i for i, t in enumerate(written)}
+        seen = {id(t): self.lanes_of(t) for t in _tensors((args, kwargs))}
+
+        def on_copies(*a: Any, **k: Any) -> tuple[Tensor, ...]:
+            a, k = tree_map_only(Tensor, torch.clone, (a, k))
+            func(*a, **k)
+            named = {s.name: v for s, v in zip(func._schema.arguments, a, strict=False)} | k
+            return tuple(named[name] for _, name in plan.written if isinstance(named.get(name), Tensor))
+
+        for target in written:
+            if not self.store.covers(target):
+                self.store.capture(target)
+        tree = tree_map_only(Tensor, lambda t: seen[id(t)].rounded, (args, kwargs))
+        made: list[Any] | None = None
+        for dtype in (D, torch.float32, None):
+            try:
+                made = _results(each(on_copies, *_typed(tree[0], dtype, args), **_typed(tree[1], dtype, kwargs)))
+                break
+            except REFUSED:
+                continue
+        out = func(*args, **kwargs)
+        for target, value in zip(written, made or [None] * len(places), strict=False):
+            if isinstance(value, Tensor) and value.shape[1:] == target.shape:
+                wide = value.to(D) if value.dtype.is_floating_point else value
+                wide = self._unsure(wide) if target.dtype.is_floating_point else wide
+                self._store_written(target, self.finished(wide, target))
+            else:
+                self._rewrite(target)
+        return out
+
+    def _fallback(self, name: str) -> None:
+        if name not in self.fallbacks:
+            self.fallbacks.append(name)
+
+
+def _composite(func: Any) -> bool:
+    return bool(func._can_decompose()) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
+def _results(out: Any) -> list[Any]:
+    if isinstance(out, (tuple, list)):
+        return [item for part in out for item in (part if isinstance(part, (tuple, list)) else (part,))]
+    return [out]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def _check_shapes(values: Sequence[Any], natives: Sequence[Any]) -> None:
+    for value, native in zip(values, natives, strict=False):
+        if isinstance(value, Tensor) and isinstance(native, Tensor) and value.shape[1:] != native.shape:
+            raise ValueError(f"lanes have shape {tuple(value.shape[1:])}, the native result {tuple(native.shape)}")
+
+
+def _holds(target: torch.dtype, source: torch.dtype) -> bool:
+    """True when every value of ``source`` is a value of ``target``."""
+    if target == source:
+        return True
+    if target in GRIDS and source in GRIDS:
+        wide, narrow = GRIDS[target], GRIDS[source]
+        return wide.bits >= narrow.bits and wide.largest >= narrow.largest and wide.step <= narrow.step
+    return target in GRIDS and source.is_floating_point and source.itemsize == 1
+
+
+def _same_dtype(args: Sequence[Any], natives: Sequence[Any]) -> bool:
+    source = args[-1] if len(args) > 1 and isinstance(args[1], Tensor) else args[0]
+    return isinstance(source, Tensor) and source.dtype == natives[0].dtype
+
+
+def _product_terms(name: str, args: Sequence[Any]) -> int:
+    if name in ("mm", "bmm"):
+        return int(args[0].shape[-1])
+    if name in ("addmm", "baddbmm"):
+        return int(args[1].shape[-1])
+    return 1
+
+
+def _typed(tree: Any, dtype: torch.dtype | None, natives: Any) -> Any:
+    """Floating lanes in ``dtype``; None: each in the dtype of its native counterpart."""
+    if dtype is not None:
+        return tree_map_only(Tensor, lambda t: t.to(dtype) if t.dtype == D else t, tree)
+    leaves, spec = tree_flatten(tree)
+    originals = tree_flatten(natives)[0]
+    back = [
+        v.to(n.dtype) if isinstance(v, Tensor) and isinstance(n, Tensor) else v
+        for v, n in zip(leaves, originals, strict=True)
+    ]
+    return tree_unflatten(back, spec)
+
+
+def _in(dtype: torch.dtype | None, func: Any) -> Any:
+    """``func`` with floating dtype arguments below ``dtype`` lifted to it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            args, kwargs = tree_map_only(torch.dtype, lambda d: dtype if d in GRIDS else d, (args, kwargs))
+        return func(*args, **kwargs)
+
+    return call

@@ -1,0 +1,41 @@
+"""What a shadow run hands over: the reference's own result, its exact value, and its randomly rounded values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Kind = Literal["E", "F"]
+
+
+@dataclass(slots=True)
+class OutputLanes:
+    """One result tensor of the reference, three ways, all of the same trailing shape.
+
+    ``native`` is what the reference returned. ``oracle`` is its value in float64 without any rounding (in the native
+    dtype where that is an integer or bool). ``lanes`` is ``(K, *shape)``: float64 values *before* the last rounding to
+    the native dtype, so that the judge rounds them exactly as an honest kernel does; integers stay integers.
+    """
+
+    native: Tensor
+    oracle: Tensor
+    lanes: Tensor
+
+
+@dataclass(slots=True)
+class LaneRun:
+    """All results of one shadow run of a reference.
+
+    ``fallbacks`` names the operations whose rounding is not modelled: their lanes come from running the operation
+    itself on each lane's values, or from the native value alone. ``random_ops`` says that the reference drew random
+    numbers; the lanes then share the native draw.
+    """
+
+    outputs: list[OutputLanes]
+    fallbacks: tuple[str, ...]
+    random_ops: bool
+    seed: int
+    K: int
+    kind: Kind

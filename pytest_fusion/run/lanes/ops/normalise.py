@@ -1,0 +1,194 @@
+"""Softmax and normalisation layers, expanded so that their inner sums, exponentials and roots are rounded too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.ops.reduction import average, moments, total
+from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, dims_from_end, from_end, rank
+
+
+def _shifted(op: Op, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """``(x - max, exp(x - max))``; the argument's noise of 3 units covers ``exp2(x * log2 e)`` and online rescaling."""
+    top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
+    below = x - top
+    return below, op.relative(torch.exp(op.relative(below, 3)), 4)
+
+
+@computed("_softmax", "_safe_softmax", "softmax")
+def _softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
+    value = softmax(op, as_float(x), dims_from_end(dim, rank(x)))
+    if op.name == "_safe_softmax":
+        return torch.where(torch.isneginf(x).all(from_end(dim, rank(x)), True), 0.0, value)
+    return value
+
+
+def softmax(op: Op, x: Tensor, dims: Sequence[int]) -> Tensor:
+    _, grown = _shifted(op, x, dims)
+    return op.relative(grown / total(op, grown, dims, True), 2)
+
+
+@computed("_log_softmax", "log_softmax")
+def _log_softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
+    x, dims = as_float(x), dims_from_end(dim, rank(x))
+    below, grown = _shifted(op, x, dims)
+    return op.relative(op.relative(below, 1) - _log(op, total(op, grown, dims, True)), 1)
+
+
+def _log(op: Op, value: Tensor) -> Tensor:
+    # log2(x) * ln 2: absolute error near one.
+    return op.absolute(op.relative(torch.log(value), 4), 2)
+
+
+@computed("logsumexp")
+def _logsumexp(op: Op, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    x, dims = as_float(x), dims_from_end(dim, rank(x))
+    if not dims or not x.numel():
+        return torch.logsumexp(x, dims, keepdim) if dims else x
+    top = x.amax(dims, True)
+    top = torch.where(torch.isinf(top), 0.0, top)
+    grown = op.relative(torch.exp(op.relative(x - top, 3)), 4)
+    value = op.relative(_log(op, total(op, grown, dims, True)) + top, 1)
+    return value if keepdim else value.reshape(value.shape[0], *op.outs[0].shape)
+
+
+def _affine(op: Op, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if weight is not None:
+        value = op.relative(value * _trailing(weight, value), 1)
+    if bias is not None:
+        value = op.relative(value + _trailing(bias, value), 1)
+    return value
+
+
+def _trailing(parameter: Tensor, value: Tensor) -> Tensor:
+    missing = value.dim() - parameter.dim()
+    return as_float(parameter).reshape(parameter.shape[0], *(1,) * missing, *parameter.shape[1:])
+
+
+@computed("native_layer_norm")
+def _layer_norm(
+    op: Op, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    x = as_float(x)
+    mean, centred, variance = moments(op, x, list(range(-len(shape), 0)))
+    root = op.relative(torch.rsqrt(variance + eps), 3)
+    return _affine(op, op.relative(centred * root, 1), weight, bias), mean, root
+
+
+@computed("_fused_rms_norm", "rms_norm", "_fused_rms_norm_cpu")
+def _rms_norm(op: Op, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
+    x = as_float(x)
+    if eps is None:
+        out = op.outs[0].dtype
+        eps = torch.finfo(out if out == torch.float64 else torch.float32).eps
+    dims = list(range(-len(shape), 0))
+    root = op.relative(torch.rsqrt(average(op, x.square(), dims, True) + eps), 3)
+    value = op.relative(x * root, 1)
+    if weight is not None:
+        value = op.relative(value * _trailing(weight, value), 1)
+    return (value, root) if len(op.outs) > 1 else value
+
+
+@computed("native_group_norm")
+def _group_norm(
+    op: Op,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    inner: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    x = as_float(x)
+    grouped = x.reshape(x.shape[0], batch, groups, -1)
+    mean, centred, variance = moments(op, grouped, [-1])
+    root = op.relative(torch.rsqrt(variance + eps), 3)
+    value = op.relative(centred * root, 1)
+    value = value.reshape(value.shape[0], *x.shape[1:])
+    value = _per_channel(op, value, weight, bias)
+    return value, mean.squeeze(-1), root.squeeze(-1)
+
+
+def _per_channel(op: Op, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Scale and shift along dim 1 of (L, N, C, ...)."""
+
+    def along(parameter: Tensor | None) -> Tensor | None:
+        return None if parameter is None else parameter.reshape(parameter.shape[0], -1, *(1,) * (value.dim() - 3))
+
+    return _affine(op, value, along(weight), along(bias))
+
+
+@computed("_softmax_backward_data")
+def _softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: Any) -> Tensor:
+    grad, output, dims = as_float(grad), as_float(output), dims_from_end(dim, rank(grad))
+    product = grad * output
+    return op.relative(product - output * total(op, product, dims, True), 2)
+
+
+@computed("_log_softmax_backward_data")
+def _log_softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: Any) -> Tensor:
+    grad, output, dims = as_float(grad), as_float(output), dims_from_end(dim, rank(grad))
+    share = op.relative(torch.exp(op.relative(output, 3)), 4)
+    scaled = op.relative(share * total(op, grad, dims, True), 1)
+    return op.relative(grad - scaled, 1)
+
+
+@computed("native_layer_norm_backward")
+def _layer_norm_backward(
+    op: Op,
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    root: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    grad, x = as_float(grad), as_float(x)
+    inner = list(range(-len(shape), 0))
+    outer = list(range(-rank(x), -len(shape)))
+    value = op.relative(op.relative(x - mean, 1) * root, 1)
+    scaled = grad if weight is None else op.relative(grad * _trailing(weight, grad), 1)
+    return (
+        _normalised_backward(op, scaled, value, root, inner, centred=True) if mask[0] else None,
+        total(op, grad * value, outer, False) if mask[1] else None,
+        total(op, grad, outer, False) if mask[2] else None,
+    )
+
+
+@computed("_fused_rms_norm_backward")
+def _rms_norm_backward(
+    op: Op, grad: Tensor, x: Tensor, shape: Sequence[int], root: Tensor, weight: Tensor | None, mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    grad, x = as_float(grad), as_float(x)
+    inner = list(range(-len(shape), 0))
+    outer = list(range(-rank(x), -len(shape)))
+    value = op.relative(x * root, 1)
+    scaled = grad if weight is None else op.relative(grad * _trailing(weight, grad), 1)
+    return (
+        _normalised_backward(op, scaled, value, root, inner, centred=False) if mask[0] else None,
+        total(op, grad * value, outer, False) if mask[1] else None,
+    )
+
+
+def _normalised_backward(op: Op, grad: Tensor, value: Tensor, root: Tensor, dims: list[int], *, centred: bool) -> Tensor:
+    """``root * (g - mean(g) - value * mean(g * value))``, the mean of g only for centred normalisations."""
+    along = op.relative(value * average(op, grad * value, dims, True), 1)
+    left = op.relative(grad - average(op, grad, dims, True), 1) if centred else grad
+    return op.relative(op.relative(left - along, 1) * root, 2)
+
+
+@computed("_weight_norm_interface")
+def _weight_norm(op: Op, v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    dims = [d for d in range(-rank(v), 0) if d != from_end(dim, rank(v))]
+    length = op.relative(torch.sqrt(total(op, as_float(v).square(), dims, True)), 2)
+    return op.relative(as_float(v) * op.relative(as_float(g) / length, 2), 1), length
+
+

@@ -1,0 +1,214 @@
+"""Arithmetic and elementary functions, element by element.
+
+Noise is in units of the arithmetic's roundoff (2^-24 below float64). A plain rounding comes from the stochastic rounding
+of the result; what is added here is what honest kernels do differently: a reciprocal times instead of a division
+(2 units), ``exp2(x * log2 e)`` for ``exp`` (the argument moves by a unit, so the result by |x| of them), library
+functions of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (absolute, near zero).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.ops.registry import Op, Rule, aligned, as_float, computed
+
+
+def _plain(function: Callable[..., Tensor]) -> Rule:
+    """A rule for an exactly rounded operation on any number of broadcast operands."""
+
+    def rule(op: Op, *args: Any, **kwargs: Any) -> Tensor:
+        return function(*(as_float(a) for a in aligned(op, args)), **kwargs)
+
+    return rule
+
+
+for _name in ("mul", "rsub", "lerp", "addcmul", "square", "hypot", "frac", "ldexp", "xlogy", "copysign", "deg2rad", "dist"):
+    computed(_name)(_plain(getattr(torch, _name)))
+
+
+@computed("sub", "subtract")
+def _sub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
+    return _add(op, a, b, -alpha)
+
+
+@computed("add")
+def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    total: Tensor = a + (b if alpha == 1 else b * alpha)
+    if op.terms > 1:
+        # Accumulators initialised with a bias carry it through all steps of the product that feeds this sum.
+        size = torch.maximum(total[:1].abs(), a[:1].abs() if isinstance(a, Tensor) else total.new_tensor(abs(a)))
+        size = torch.maximum(size, b[:1].abs() if isinstance(b, Tensor) else total.new_tensor(abs(b)))
+        size = torch.where(torch.isfinite(size), size, 0.0)
+        total = op.noise.spread(total)
+        deviation = size * (op.unit * math.sqrt(op.terms / 48))
+        total[1:].add_(deviation * op.noise.normal(tuple(total.shape[1:]), total.device))
+    return total
+
+
+def _power_of_two(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
+
+
+@computed("div", "true_divide")
+def _div(op: Op, a: Tensor, b: Any) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    value = a / b
+    return value if _power_of_two(b) else op.relative(value, 2)
+
+
+@computed("addcdiv")
+def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
+    c, a, b = (as_float(v) for v in aligned(op, (c, a, b)))
+    return c + value * op.relative(a / b, 2)
+
+
+@computed("reciprocal")
+def _reciprocal(op: Op, x: Tensor) -> Tensor:
+    return op.relative(1 / as_float(x), 2)
+
+
+def _noisy(function: Callable[[Tensor], Tensor], units: float, absolute: float = 0.0, argument: float = 0.0) -> Rule:
+    def rule(op: Op, x: Tensor) -> Tensor:
+        x = as_float(x)
+        value = op.relative(function(op.relative(x, argument) if argument else x), units)
+        return op.absolute(value, absolute) if absolute else value
+
+    return rule
+
+
+computed("sqrt")(_noisy(torch.sqrt, 2))
+computed("rsqrt")(_noisy(torch.rsqrt, 3))
+computed("exp2")(_noisy(torch.exp2, 3, argument=1))
+computed("exp")(_noisy(torch.exp, 3, argument=2))
+computed("expm1")(_noisy(torch.expm1, 4))
+computed("log1p")(_noisy(torch.log1p, 4))
+computed("erf")(_noisy(torch.erf, 4))
+computed("erfc")(_noisy(torch.erfc, 6, absolute=1))
+# log is log2(x) * ln 2 on a GPU: near one the error is absolute.
+computed("log")(_noisy(torch.log, 4, absolute=2))
+computed("log2")(_noisy(torch.log2, 4, absolute=2))
+computed("log10")(_noisy(torch.log10, 4, absolute=2))
+computed("sin")(_noisy(torch.sin, 4, absolute=1))
+computed("cos")(_noisy(torch.cos, 4, absolute=1))
+for _name, _units in (("tan", 6), ("asin", 6), ("acos", 6), ("atan", 6), ("sinh", 6), ("cosh", 6), ("asinh", 6)):
+    computed(_name)(_noisy(getattr(torch, _name), _units, absolute=1))
+for _name in ("acosh", "atanh", "lgamma", "digamma", "erfinv", "special_i0", "special_i0e", "special_i1e", "sinc"):
+    if hasattr(torch, _name):
+        computed(_name)(_noisy(getattr(torch, _name), 8, absolute=2))
+
+
+@computed("atan2")
+def _atan2(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    return op.relative(torch.atan2(a, b), 6)
+
+
+@computed("tanh")
+def tanh(op: Op, x: Tensor) -> Tensor:
+    return op.absolute(op.relative(torch.tanh(as_float(x)), 4), 2)
+
+
+@computed("sigmoid")
+def sigmoid(op: Op, x: Tensor) -> Tensor:
+    grown = op.relative(torch.exp(-op.relative(as_float(x), 2)), 3)
+    return op.relative(1 / (1 + grown), 3)
+
+
+@computed("log_sigmoid_forward")
+def _log_sigmoid(op: Op, x: Tensor) -> tuple[Tensor, None]:
+    x = as_float(x)
+    return op.absolute(op.relative(torch.nn.functional.logsigmoid(x), 4), 2), None
+
+
+@computed("silu")
+def silu(op: Op, x: Tensor) -> Tensor:
+    x = as_float(x)
+    return op.relative(x * sigmoid(op, x), 1)
+
+
+@computed("mish")
+def _mish(op: Op, x: Tensor) -> Tensor:
+    x = as_float(x)
+    return op.relative(x * tanh(op, softplus(op, x)), 2)
+
+
+@computed("gelu")
+def gelu(op: Op, x: Tensor, approximate: str = "none") -> Tensor:
+    """GELU with its own conditioning: in the negative tail 1 + erf (1 + tanh) keeps only the absolute error of erf."""
+    x = as_float(x)
+    if approximate == "tanh":
+        inner = op.relative(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x), 4)
+        share = tanh(op, inner)
+    else:
+        share = op.relative(torch.erf(op.relative(x * math.sqrt(0.5), 2)), 4)
+    return op.relative(0.5 * x * (1 + share), 2)
+
+
+@computed("softplus")
+def softplus(op: Op, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    x = as_float(x)
+    # log(1 + e^x) rounds 1 + e^x: absolute, in units of 1 / beta.
+    smooth = op.absolute(op.relative(torch.nn.functional.softplus(x * beta, 1, 1e9), 4), 2) / beta
+    return torch.where(x * beta > threshold, x, smooth)
+
+
+@computed("elu")
+def _elu(op: Op, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    x = as_float(x)
+    below = op.absolute(op.relative(torch.expm1((x * input_scale).clamp_max(0)), 4), 2)
+    return torch.where(x > 0, x * scale, below * (alpha * scale))
+
+
+@computed("leaky_relu")
+def _leaky_relu(op: Op, x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return torch.where(x > 0, x, x * negative_slope)
+
+
+@computed("hardsigmoid")
+def _hardsigmoid(op: Op, x: Tensor) -> Tensor:
+    return op.relative((as_float(x) + 3).clamp(0, 6) / 6, 2)
+
+
+@computed("hardswish")
+def _hardswish(op: Op, x: Tensor) -> Tensor:
+    return op.relative(as_float(x) * _hardsigmoid(op, x), 1)
+
+
+@computed("pow")
+def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
+    base, exponent = (as_float(v) for v in aligned(op, (base, exponent)))
+    value = torch.pow(base, exponent)
+    if isinstance(exponent, (int, float)):
+        if exponent in (0, 1, 2):
+            return value
+        if exponent in (3, 4, 0.5, -0.5, -1, -2, 1.5):
+            return op.relative(value, 3)
+    # exp2(y log2 x): the rounding of the exponent is worth |y log x| units of the result.
+    scale = (exponent * torch.log(base.abs() if isinstance(base, Tensor) else value.new_tensor(abs(base)))).abs()
+    scale = torch.where(torch.isfinite(scale), scale, 0.0)
+    out = op.noise.spread(value)
+    deviation = out * (4 + 2 * scale) * op.unit
+    lanes = out[1:]
+    lanes.add_((deviation[1:] if deviation.shape[0] > 1 else deviation) * op.noise.uniform(tuple(out.shape[1:]), out.device))
+    return out
+
+
+@computed("_to_copy", "to", "copy", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
+def _cast(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A cast: the value read is the value before rounding to the new dtype."""
+    out = op.outs[0]
+    x = x.to(out.device)
+    if out.dtype.is_floating_point:
+        return as_float(x)
+    if x.dtype.is_floating_point:
+        # Conversion of what the integer dtype does not hold is undefined: such elements follow the native result.
+        fits = torch.isfinite(x) & (x.abs() < 2.0**62) if out.dtype != torch.bool else torch.ones_like(x, dtype=torch.bool)
+        return torch.where(fits, torch.where(fits, x, 0.0).to(out.dtype), out.unsqueeze(0))
+    return x.to(out.dtype)
+

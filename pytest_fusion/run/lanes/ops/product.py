@@ -1,0 +1,150 @@
+"""Matrix products and convolutions with float accumulators, and the truncation of tensor cores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, each
+
+# Tensor cores add products in groups and truncate the accumulator instead of rounding it (Fasi et al. 2021,
+# "Numerical behavior of NVIDIA tensor cores"): a drift towards zero of up to one unit per group of this many terms.
+GROUP = 16
+
+
+def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
+    a, b = as_float(a), as_float(b)
+    value = torch.matmul(a, b[0] if b.shape[0] == 1 and b.dim() == 3 else b)
+    first_a, first_b = a[0], b[0]
+    squares = torch.matmul(first_a.square(), first_b.square())
+    terms = a.shape[-1]
+    value = truncated(op, value, a, b, terms)
+    return op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
+
+
+def truncated(op: Op, value: Tensor, a: Tensor, b: Tensor, terms: int) -> Tensor:
+    """Lets lanes drift towards zero where both operands are low-precision values, which kernels feed to tensor cores."""
+    if op.wide or terms <= GROUP or not (_narrow(a) and _narrow(b)):
+        return value
+    out = op.noise.spread(value)
+    share = op.noise.uniform((1,) * (value.dim() - 1), value.device).add(1)
+    lanes = out[1:]
+    lanes.sub_(torch.where(torch.isfinite(lanes), lanes, 0.0) * share * (op.unit * terms / (3 * GROUP)))
+    return out
+
+
+def _narrow(value: Tensor) -> bool:
+    """True when every value has at most the 11 significant bits of fp16."""
+    if value.shape[0] > 1:
+        value = value[1:2]
+    bits = value.contiguous().view(torch.int64)
+    return bool(((bits & ((1 << 42) - 1)) == 0).all())
+
+
+@computed("mm", "bmm")
+def _mm(op: Op, a: Tensor, b: Tensor, *_: Any, **__: Any) -> Tensor:
+    return product(op, a, b)
+
+
+@computed("matmul")
+def _matmul(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    return each(torch.matmul, a, b)  # type: ignore[no-any-return]
+
+
+@computed("addmm", "baddbmm", "_addmm_activation")
+def _addmm(
+    op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
+) -> Tensor:
+    value = _biased(op, product(op, a, b), as_float(bias), beta, alpha, a.shape[-1])
+    if op.name == "_addmm_activation":
+        return torch.nn.functional.gelu(value, approximate="tanh") if use_gelu else value.relu()
+    return value
+
+
+def _biased(op: Op, value: Tensor, bias: Tensor, beta: float, alpha: float, terms: int) -> Tensor:
+    missing = value.dim() - bias.dim()
+    bias = bias.reshape(bias.shape[0], *(1,) * missing, *bias.shape[1:]) * beta
+    value = value * alpha
+    total = value + bias if beta else value
+    # An accumulator initialised with the bias rounds at the bias's magnitude in every step.
+    size = torch.maximum(bias[0].abs().expand(total.shape[1:]), total[0].abs())
+    size = torch.where(torch.isfinite(size), size, 0.0)
+    out = op.noise.spread(total)
+    out[1:].add_(size * (op.unit * math.sqrt(terms / 48)) * op.noise.normal(tuple(out.shape[1:]), out.device))
+    return op.relative(out, 1)
+
+
+@computed("mv")
+def _mv(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    return product(op, a, b.unsqueeze(-1)).squeeze(-1)
+
+
+@computed("addmv")
+def _addmv(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _biased(op, _mv(op, a, b), as_float(bias), beta, alpha, a.shape[-1])
+
+
+@computed("dot", "vdot")
+def _dot(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    return product(op, a.unsqueeze(-2), b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+
+
+@computed("addr")
+def _addr(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _biased(op, as_float(a).unsqueeze(-1) * as_float(b).unsqueeze(-2), as_float(bias), beta, alpha, 1)
+
+
+@computed("addbmm")
+def _addbmm(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    joined_a = a.transpose(-3, -2).flatten(-2)
+    joined_b = b.flatten(-3, -2)
+    return _biased(op, product(op, joined_a, joined_b), as_float(bias), beta, alpha, joined_a.shape[-1])
+
+
+@computed("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
+def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    x, weight = as_float(x), as_float(weight)
+    stride, padding, dilation, transposed, output_padding, groups = rest[:6]
+
+    def convolve(a: Tensor, w: Tensor) -> Tensor:
+        return torch.convolution(a, w, None, stride, padding, dilation, transposed, output_padding, groups)
+
+    if weight.shape[0] == 1:
+        value = convolve(x.flatten(0, 1), weight[0]).unflatten(0, x.shape[:2])
+    else:
+        value = each(convolve, x, weight)
+    squares = convolve(x[0].square(), weight[0].square())
+    channels = weight.shape[1] // groups if transposed else weight.shape[2]
+    terms = channels * math.prod(weight.shape[3:])
+    value = truncated(op, value, x, weight, terms)
+    value = op.accumulated(value, squares, terms, lambda: convolve(x[0].abs(), weight[0].abs()))
+    if bias is None:
+        return value
+    wide = as_float(bias).reshape(bias.shape[0], 1, -1, *(1,) * (x.dim() - 3))
+    return _biased(op, value, wide, 1, 1, terms)
+
+
+@computed("convolution_backward")
+def _convolution_backward(op: Op, grad: Tensor, x: Tensor, weight: Tensor, sizes: Any, *rest: Any) -> tuple[Any, ...]:
+    grad, x, weight = as_float(grad), as_float(x), as_float(weight)
+    wanted = rest[-1]
+
+    def backward(g: Tensor, a: Tensor, w: Tensor) -> Any:
+        return torch.ops.aten.convolution_backward(g, a, w, sizes, *rest)
+
+    values = each(backward, grad, x, weight)
+    squares = backward(grad[0].square(), x[0].square(), weight[0].square())
+    positions = grad.shape[1] * math.prod(grad.shape[3:])
+    terms = (weight.shape[1] * math.prod(weight.shape[3:]), positions, positions)
+    return tuple(
+        op.accumulated(values[i], squares[i], terms[i])
+        if wanted[i]
+        else None
+        for i in range(3)
+    )
+
+

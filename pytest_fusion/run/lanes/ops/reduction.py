@@ -1,0 +1,239 @@
+"""Sums, means, norms, scans and scattered additions, with the rounding of a float accumulator in any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.ops.registry import (
+    Op,
+    as_float,
+    computed,
+    count,
+    dims_from_end,
+    each,
+    from_end,
+    rank,
+    single,
+)
+
+aten = torch.ops.aten
+
+
+def total(op: Op, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """The sum of ``x`` over ``dims`` (from the end) with accumulator noise."""
+    if not dims:
+        return x
+    value = x.sum(dims, keepdim)
+    first = x[0]
+    return op.accumulated(
+        value, first.square().sum(dims, keepdim), count(x, dims), lambda: first.abs().sum(dims, keepdim)
+    )
+
+
+def average(op: Op, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    terms = count(x, dims) if dims else 1
+    value = total(op, x, dims, keepdim) / terms
+    return value if terms and math.log2(terms).is_integer() else op.relative(value, 1)
+
+
+@computed("sum", "nansum")
+def _sum(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    dims = dims_from_end(dim, rank(x))
+    if not op.outs[0].dtype.is_floating_point:
+        return x.sum(dims, keepdim) if dims else x.to(op.outs[0].dtype)
+    x = as_float(x)
+    return total(op, torch.nan_to_num(x, nan=0.0) if op.name == "nansum" else x, dims, keepdim)
+
+
+@computed("mean")
+def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return average(op, as_float(x), dims_from_end(dim, rank(x)), keepdim)
+
+
+def moments(op: Op, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
+    mean = average(op, x, dims, True)
+    centred = op.relative(x - mean, 1)
+    return mean, centred, average(op, centred.square(), dims, True)
+
+
+def _variance(op: Op, x: Tensor, dim: Any, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
+    dims = dims_from_end(dim, rank(x))
+    terms = count(x, dims) if dims else 1
+    mean, _, second = moments(op, as_float(x), dims)
+    free = terms - (1 if correction is None else correction)
+    value = op.relative(second * (terms / free if free > 0 else math.nan), 1)
+    if not keepdim and dims:
+        shape = (-1, *op.outs[0].shape)
+        return value.reshape(value.shape[0], *shape[1:]), mean.reshape(mean.shape[0], *shape[1:])
+    return value, mean
+
+
+def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float | None, bool]:
+    """``(dim, correction, keepdim)`` of the three overloads of var and std."""
+    dim: Any = kwargs.get("dim")
+    unbiased: Any = kwargs.get("unbiased", True)
+    keepdim = bool(kwargs.get("keepdim", False))
+    rest = list(args)
+    if rest and isinstance(rest[0], bool):
+        unbiased = rest.pop(0)
+    elif rest:
+        dim = rest.pop(0)
+        if rest:
+            unbiased = rest.pop(0)
+        if rest:
+            keepdim = rest.pop(0)
+    correction = kwargs["correction"] if "correction" in kwargs else float(unbiased)
+    return dim, correction, keepdim
+
+
+@computed("var", "std", "var_mean", "std_mean")
+def _var(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    dim, correction, keepdim = _correction(args, kwargs)
+    value, mean = _variance(op, x, dim, correction, keepdim)
+    if op.name.startswith("std"):
+        value = op.relative(torch.sqrt(value), 2)
+    return (value, mean) if op.name.endswith("mean") else value
+
+
+@computed("linalg_vector_norm", "norm")
+def _norm(op: Op, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    x = as_float(x)
+    power = 2.0 if ord is None else float(ord)
+    dims = dims_from_end(dim, rank(x))
+    if not dims:
+        return x.abs() if power else (x != 0).to(x.dtype)
+    if math.isinf(power):
+        return x.abs().amax(dims, keepdim) if power > 0 else x.abs().amin(dims, keepdim)
+    if power == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim)
+    if power == 1:
+        return total(op, x.abs(), dims, keepdim)
+    if power == 2:
+        return op.relative(torch.sqrt(total(op, x.square(), dims, keepdim)), 2)
+    return op.relative(total(op, op.relative(x.abs().pow(power), 4), dims, keepdim).pow(1 / power), 6)
+
+
+@computed("prod")
+def _prod(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    x = as_float(x) if op.outs[0].dtype.is_floating_point else x
+    if not rank(x):
+        return x
+    flat = x.reshape(x.shape[0], -1) if dim is None else x
+    along = -1 if dim is None else from_end(dim, rank(x))
+    value = flat.prod(along, keepdim and dim is not None)
+    return op.relative(value, math.sqrt(flat.shape[along])) if op.outs[0].dtype.is_floating_point else value
+
+
+def _steps(x: Tensor, dim: int) -> Tensor:
+    """1..n along ``dim`` (from the end), broadcastable with one lane of ``x``."""
+    n = x.shape[dim]
+    shape = [1] * rank(x)
+    shape[dim] = n
+    return torch.arange(1, n + 1, dtype=x.dtype, device=x.device).reshape(shape)
+
+
+@computed("cumsum")
+def _cumsum(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    if not op.outs[0].dtype.is_floating_point:
+        return x.cumsum(from_end(dim, rank(x))) if rank(x) else x.to(op.outs[0].dtype)
+    x = as_float(x)
+    if not rank(x) or not x.numel():
+        return x
+    along = from_end(dim, rank(x))
+    first = x[0]
+    return op.accumulated(
+        x.cumsum(along), first.square().cumsum(along), _steps(x, along), lambda: first.abs().cumsum(along)
+    )
+
+
+@computed("cumprod")
+def _cumprod(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    x = as_float(x)
+    if not rank(x) or not x.numel():
+        return x
+    along = from_end(dim, rank(x))
+    out = op.noise.spread(x.cumprod(along))
+    lanes = out[1:]
+    lanes.add_(lanes * op.noise.normal(tuple(x.shape[1:]), x.device) * (_steps(x, along).sqrt() * op.unit))
+    return out
+
+
+@computed("logcumsumexp")
+def _logcumsumexp(op: Op, x: Tensor, dim: int) -> Tensor:
+    x = as_float(x)
+    if not rank(x) or not x.numel():
+        return x
+    along = from_end(dim, rank(x))
+    out = op.absolute(op.relative(torch.logcumsumexp(x, along), 3), 4)
+    # Every step adds a rounding of the running exponential sum; their sum walks at random.
+    out[1:].add_(op.noise.normal(tuple(x.shape[1:]), x.device) * (_steps(x, along).sqrt() * (op.unit / 3)))
+    return out
+
+
+def _scattered(op: Op, add: Callable[[Tensor, Tensor], Tensor], into: Tensor, values: Tensor) -> Tensor:
+    """``add(into, values)`` for additions at random places: its own count of terms says how often each place rounds."""
+    value = add(into, values)
+    first_into, first = single(into), single(values)
+    squares = add(first_into.square(), first.square())[0]
+    terms = add((first_into != 0).to(first.dtype), torch.ones_like(first))[0]
+    # The order of atomic additions in low precision rounds each partial sum to the stored dtype.
+    noisy = op.accumulated(value, squares, terms, unit_roundoff=op.stored_unit)
+    return torch.where(terms > 1, noisy, value)
+
+
+@computed("index_add")
+def _index_add(op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    return _scattered(op, lambda a, b: each(aten.index_add, a, dim, index, b), as_float(x), as_float(source) * alpha)
+
+
+@computed("scatter_add")
+def _scatter_add(op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _scattered(op, lambda a, b: each(aten.scatter_add, a, dim, index, b), as_float(x), as_float(source))
+
+
+@computed("scatter_reduce")
+def _scatter_reduce(
+    op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    def add(a: Tensor, b: Tensor) -> Tensor:
+        return each(aten.scatter_reduce, a, dim, index, b, reduce, include_self=include_self)  # type: ignore[no-any-return]
+
+    if reduce == "sum":
+        return _scattered(op, add, as_float(x), as_float(source))
+    value = add(as_float(x), as_float(source))
+    return value if reduce in ("amax", "amin") else op.relative(value, 8)
+
+
+@computed("index_put", "_index_put_impl", "_unsafe_index_put")
+def _index_put(
+    op: Op, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any
+) -> Tensor:
+    native = list(op.operands[1])
+    chosen = [
+        native[i].unsqueeze(0) if index is not None and index.dtype in (torch.bool, torch.uint8) else index
+        for i, index in enumerate(indices)
+    ]
+    floating = op.outs[0].dtype.is_floating_point
+    x, values = (as_float(x), as_float(values)) if floating else (x, values)
+    if accumulate and floating:
+        place = torch.zeros_like(single(x)) + torch.zeros_like(single(x))
+        wide = values.expand(values.shape[0], *aten.index(place[0], [None if i is None else i[0] for i in chosen]).shape)
+        return _scattered(op, lambda a, b: each(aten.index_put, a, chosen, b, True), x, wide)
+    return each(aten.index_put, x, chosen, values, accumulate)  # type: ignore[no-any-return]
+
+
+@computed("embedding_dense_backward")
+def _embedding_backward(op: Op, grad: Tensor, index: Tensor, rows: int, padding: int, by_frequency: bool) -> Tensor:
+    grad = as_float(grad)
+    into = grad.new_zeros((1, rows, grad.shape[-1]))
+
+    def add(a: Tensor, b: Tensor) -> Tensor:
+        return a + each(aten.embedding_dense_backward, b, index, rows, padding, by_frequency)
+
+    return _scattered(op, add, into, grad)

@@ -1,0 +1,188 @@
+"""How an operation is carried out on lanes: the context a rule works in, and the tables the rules enter themselves in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.rounding import LARGEST32, U32, U64, D, Noise, unit
+
+# A rule gets the operation's arguments with every tensor replaced by its lanes (L, *shape), L = 1 or 1 + K.
+Rule = Callable[..., Any]
+
+# Values before rounding; the mode rounds each result to its native dtype.
+COMPUTED: dict[str, Rule] = {}
+# Moves or selects values: done on the raw and on the rounded lanes alike, and never rounded.
+EXACT: dict[str, Rule] = {}
+# Rounds, compares or converts: done for real in every lane, on what an honest kernel would read there.
+SEMANTIC: dict[str, Rule] = {}
+# Returns another view of memory that the store already knows, although the schema does not say so.
+VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach", "contiguous", "lift"})
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation in flight.
+
+    ``function`` is the functional ATen overload, ``name`` its base name, ``outs`` and ``operands`` its native results
+    and arguments, ``terms`` the length of the longest product that made one of the operands.
+    """
+
+    noise: Noise
+    function: Any
+    name: str
+    outs: tuple[Tensor, ...]
+    operands: tuple[Any, ...]
+    terms: int = 1
+
+    def named(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Positional arguments by the names of the native schema."""
+        return {a.name: v for a, v in zip(self.function._schema.arguments, args, strict=False)}
+
+    @property
+    def wide(self) -> bool:
+        """True when a result is float64."""
+        return any(out.dtype == D for out in self.outs)
+
+    @property
+    def unit(self) -> float:
+        """2^-24 for everything below float64: kernels and ATen alike compute low precision in float32."""
+        return U64 if self.wide else U32
+
+    @property
+    def stored_unit(self) -> float:
+        """Roundoff of an accumulation kept in memory, of the native dtype as written (kind E) or float32 (kind F)."""
+        if self.noise.kind == "F" or not self.outs or not self.outs[0].dtype.is_floating_point:
+            return self.unit
+        return unit(self.outs[0].dtype)
+
+    def relative(self, value: Tensor, units: float) -> Tensor:
+        return self.noise.relative(value, units * self.unit)
+
+    def absolute(self, value: Tensor, units: float) -> Tensor:
+        return self.noise.absolute(value, units * self.unit)
+
+    def accumulated(
+        self,
+        total: Tensor,
+        squares: Tensor,
+        terms: float | Tensor,
+        magnitude: Callable[[], Tensor] | None = None,
+        unit_roundoff: float | None = None,
+    ) -> Tensor:
+        """A sum with the rounding of a float accumulator; ``magnitude`` is only called where overflow is near."""
+        if not isinstance(terms, Tensor) and terms <= 1:
+            return total
+        near = magnitude is not None and not self.wide and bool((squares * terms > LARGEST32**2).any())
+        size = magnitude() if magnitude is not None and near else None
+        return self.noise.accumulated(total, squares, terms, unit_roundoff or self.unit, size)
+
+
+def computed(*names: str) -> Callable[[Rule], Rule]:
+    return _enter(COMPUTED, names)
+
+
+def exact(*names: str) -> Callable[[Rule], Rule]:
+    return _enter(EXACT, names)
+
+
+def semantic(*names: str) -> Callable[[Rule], Rule]:
+    return _enter(SEMANTIC, names)
+
+
+def _enter(table: dict[str, Rule], names: Sequence[str]) -> Callable[[Rule], Rule]:
+    def enter(rule: Rule) -> Rule:
+        for name in names:
+            table[name] = rule
+        return rule
+
+    return enter
+
+
+def rank(value: Tensor) -> int:
+    """Rank of the native tensor behind lanes ``value``."""
+    return value.dim() - 1
+
+
+def from_end(dim: int, of: int) -> int:
+    """``dim`` counted from the end, so that it means the same with a lane dimension in front."""
+    return dim if dim < 0 else dim - max(of, 1)
+
+
+def dims_from_end(dim: int | Sequence[int] | None, of: int) -> list[int]:
+    """The dims of a reduction, from the end; None or empty means all of ``of`` dims, as ATen has it."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(-of, 0))
+    every = [dim] if isinstance(dim, int) else list(dim)
+    return [from_end(d, of) for d in every] if of else []
+
+
+def count(value: Tensor, dims: Sequence[int]) -> int:
+    return math.prod(value.shape[d] for d in dims)
+
+
+def aligned(op: Op, values: Sequence[Any]) -> list[Any]:
+    """Tensors among ``values`` with equal rank, so that lanes meet lanes when they broadcast; on one device."""
+    ranks = [rank(v) for v in values if isinstance(v, Tensor)]
+    top = max(ranks, default=0)
+    device = op.outs[0].device if op.outs else None
+    ready: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            missing = top - rank(value)
+            if missing:
+                value = value.reshape(value.shape[0], *(1,) * missing, *value.shape[1:])
+            if device is not None and value.device != device:
+                value = value.to(device)
+        ready.append(value)
+    return ready
+
+
+def as_float(value: Any) -> Any:
+    """Integer and bool lanes as float64, so that integer division and promotion do not fall back to float32."""
+    return value.to(D) if isinstance(value, Tensor) and value.dtype != D else value
+
+
+def single(value: Tensor) -> Tensor:
+    """Lane 0 alone, ``(1, *shape)``."""
+    return value[:1]
+
+
+def each(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs ``function`` lane by lane and stacks what it returns; for operations without a batched form."""
+    width = max((v.shape[0] for v in _tensors((args, kwargs))), default=1)
+    results = [function(*_lane(args, i), **_lane(kwargs, i)) for i in range(width)]
+    if isinstance(results[0], Tensor):
+        return torch.stack(results)
+    if isinstance(results[0], (tuple, list)):
+        return tuple(
+            torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*results, strict=True)
+        )
+    return results[0]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return [t for v in tree.values() for t in _tensors(v)]
+    if isinstance(tree, (tuple, list)):
+        return [t for v in tree for t in _tensors(v)]
+    return []
+
+
+def _lane(tree: Any, index: int) -> Any:
+    if isinstance(tree, Tensor):
+        return tree[index if tree.shape[0] > 1 else 0]
+    if isinstance(tree, dict):
+        return {k: _lane(v, index) for k, v in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_lane(v, index) for v in tree]) if type(tree) in (tuple, list) else [
+            _lane(v, index) for v in tree
+        ]
+    return tree

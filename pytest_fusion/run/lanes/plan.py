@@ -1,0 +1,91 @@
+"""What is known about an ATen operation before it runs: which arguments it writes, which rule carries it out."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.run.lanes.ops import COMPUTED, EXACT, SEMANTIC, VIEWS, Rule
+
+FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+# Constants in the shape of their argument.
+CONSTANTS = frozenset({"full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``written`` holds (position, name) of the arguments that are written; ``functional`` is the overload without."""
+
+    name: str
+    view: bool
+    written: tuple[tuple[int, str], ...]
+    outs: bool
+    rule: Rule | None
+    exact: bool
+    semantic: bool
+    random: bool
+    functional: Any
+
+
+@functools.lru_cache(maxsize=2048)
+def plan_of(function: Any) -> Plan:
+    schema = function._schema
+    namespace, _, name = schema.name.partition("::")
+    written = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    outs = bool(written) and all(schema.arguments[position].kwarg_only for position, _ in written)
+    base = name
+    if written and not outs and name.endswith("_") and not name.endswith("__"):
+        base = name[:-1]
+    if name.startswith("__i") and name.endswith("__"):
+        base = "__" + name[3:]
+    aliased = [result.alias_info for result in schema.returns]
+    view = namespace == "aten" and (
+        name in VIEWS or (not written and bool(aliased) and all(a is not None and not a.is_write for a in aliased))
+    )
+    ours = namespace == "aten"
+    rule = (EXACT.get(base) or SEMANTIC.get(base) or COMPUTED.get(base)) if ours else None
+    return Plan(
+        name=base if ours else schema.name,
+        view=view,
+        written=written,
+        outs=outs,
+        rule=rule,
+        exact=ours and base in EXACT,
+        semantic=ours and base in SEMANTIC,
+        random=torch.Tag.nondeterministic_seeded in function.tags and rule is None,
+        functional=_functional(function, namespace, base, outs, bool(written)),
+    )
+
+
+def _functional(function: Any, namespace: str, base: str, outs: bool, written: bool) -> Any:
+    """The overload that returns what ``function`` writes; None when there is none."""
+    if not written:
+        return function
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    if packet is None:
+        return None
+    overloads = packet.overloads()
+    wanted = function._overloadname
+    if outs:
+        wanted = {"out": "default"}.get(wanted, wanted.removesuffix("_out").removesuffix("out") or "default")
+    for candidate in (wanted, "default"):
+        if candidate in overloads:
+            found = getattr(packet, candidate)
+            if not found._schema.is_mutable:
+                return found
+    return None
+
+
+@functools.lru_cache(maxsize=1)
+def decompositions() -> Any:
+    """ATen's own decompositions; importing them takes a second, so it happens at the first unknown operation."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table

@@ -1,0 +1,196 @@
+"""Floating-point grids, stochastic rounding onto them, and the random numbers of one shadow run."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.model import Kind
+
+D = torch.float64
+U32 = 2.0**-24
+U64 = 2.0**-53
+
+# A pool this long is drawn once per process and device; every request takes a window at a random offset. Drawing
+# 57 000 numbers takes 0.3 ms on one CPU thread and a window nothing, so that small cases cost their arithmetic only.
+POOL = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The values of a floating dtype: ``bits`` of significand, least ``step``, least normal ``tiny``, ``largest``.
+
+    For float32 and bfloat16 the least step is the least *normal* value, because a GPU kernel may flush subnormals to
+    zero (``-ftz=true``); fp16 subnormals are always kept by the hardware.
+    """
+
+    bits: int
+    step: float
+    tiny: float
+    largest: float
+
+
+GRIDS: dict[torch.dtype, Grid] = {
+    torch.float16: Grid(11, 2.0**-24, 2.0**-14, torch.finfo(torch.float16).max),
+    torch.bfloat16: Grid(8, 2.0**-126, 2.0**-126, torch.finfo(torch.bfloat16).max),
+    torch.float32: Grid(24, 2.0**-126, 2.0**-126, torch.finfo(torch.float32).max),
+    torch.float64: Grid(53, 2.0**-1022, 2.0**-1022, torch.finfo(torch.float64).max),
+}
+LARGEST32 = GRIDS[torch.float32].largest
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Unit roundoff of ``dtype``: half the distance from 1 to the next value."""
+    return 2.0 ** -GRIDS[dtype].bits if dtype in GRIDS else U32
+
+
+def quantum(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Distance between neighbours of ``dtype`` at each float64 ``value``; zero counts as the least step."""
+    grid = GRIDS[dtype]
+    _, exponent = torch.frexp(value)
+    size = torch.ldexp(torch.ones_like(value), exponent - grid.bits).clamp_min(grid.step)
+    # frexp(0) reports exponent 0, which would grant an exact zero the slack of a value near 1.
+    return torch.where(value == 0, grid.step, size)
+
+
+@functools.lru_cache(maxsize=32)
+def _pool(what: str, drop: int, device: str) -> Tensor:
+    generator = torch.Generator(device=device).manual_seed(0x5EED + drop)
+    if what == "bits":
+        return torch.randint(0, 1 << drop, (POOL,), generator=generator, device=device)
+    if what == "normal":
+        return torch.randn(POOL, generator=generator, device=device, dtype=D)
+    return torch.rand(POOL, generator=generator, device=device, dtype=D).mul_(2).sub_(1)
+
+
+class Noise:
+    """The random roundings of one shadow run: lane 0 is the oracle and stays exact, lanes 1..K are perturbed.
+
+    All values are float64 tensors ``(L, *shape)`` with ``L`` = 1 (the same in every lane) or 1 + K.
+    """
+
+    def __init__(self, lanes: int, kind: Kind, seed: int) -> None:
+        self.lanes = lanes
+        self.kind = kind
+        self._random = random.Random(seed)
+        self._generators: dict[str, torch.Generator] = {}
+
+    def _draw(self, what: str, shape: tuple[int, ...], device: torch.device, drop: int = 0) -> Tensor:
+        count = math.prod(shape)
+        name = str(device)
+        if count <= POOL // 2:
+            start = self._random.randrange(POOL - count)
+            return _pool(what, drop, name)[start : start + count].view(shape)
+        generator = self._generators.get(name)
+        if generator is None:
+            generator = self._generators[name] = torch.Generator(device=device).manual_seed(self._random.getrandbits(62))
+        if what == "bits":
+            return torch.randint(0, 1 << drop, shape, generator=generator, device=device)
+        if what == "normal":
+            return torch.randn(shape, generator=generator, device=device, dtype=D)
+        return torch.rand(shape, generator=generator, device=device, dtype=D).mul_(2).sub_(1)
+
+    def normal(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return self._draw("normal", (self.lanes, *shape), device)
+
+    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Uniform in [-1, 1)."""
+        return self._draw("uniform", (self.lanes, *shape), device)
+
+    def spread(self, value: Tensor) -> Tensor:
+        """A fresh ``(1 + K, *shape)`` copy of ``value``."""
+        return value.expand(1 + self.lanes, *value.shape[1:]).clone(memory_format=torch.contiguous_format)
+
+    def relative(self, value: Tensor, size: float) -> Tensor:
+        """Each lane's ``value * (1 + size * U(-1, 1))``."""
+        factor = torch.empty((1 + self.lanes, *value.shape[1:]), dtype=D, device=value.device)
+        factor[0] = 1
+        # A factor, not an addend: an infinite value stays infinite.
+        torch.mul(self.uniform(tuple(value.shape[1:]), value.device), size, out=factor[1:]).add_(1)
+        return factor.mul_(value)
+
+    def absolute(self, value: Tensor, size: float) -> Tensor:
+        """Each lane's ``value + size * U(-1, 1)``."""
+        out = self.spread(value)
+        out[1:].add_(self.uniform(tuple(value.shape[1:]), value.device), alpha=size)
+        return out
+
+    def rounded(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        """Stochastic rounding of lanes 1..K to the grid of ``dtype``; what the grid holds stays exact.
+
+        A random integer is added below the kept bits of the float64 pattern and the rest is masked: the result is one
+        of the two neighbours, with a mean equal to the value (Parker's Monte Carlo arithmetic). Infinities and NaN
+        pass through the integer arithmetic unchanged. float64 has no finer grid to round from: there the last bit is
+        perturbed.
+        """
+        grid = GRIDS[dtype]
+        drop = 53 - grid.bits
+        if drop == 0:
+            return self.relative(value, U64)
+        if value.numel() == 0:
+            return value
+        source = value if value.shape[0] == 1 else value[1:]
+        noise = self._draw("bits", (self.lanes, *value.shape[1:]), value.device, drop)
+        out = torch.empty((1 + self.lanes, *value.shape[1:]), dtype=D, device=value.device)
+        out[0] = value[0]
+        lanes = out[1:]
+        bits = lanes.view(torch.int64)
+        torch.add(source.view(torch.int64), noise, out=bits)
+        bits &= -(1 << drop)
+        size = source.abs()
+        small = (size < grid.tiny) & (size > 0)
+        if bool(small.any()):
+            share = noise.to(D).mul_(2.0**-drop)
+            stepped = torch.floor(source / grid.step + share).mul_(grid.step)
+            lanes.copy_(torch.where(small, stepped, lanes))
+        if bool((size > grid.largest * (1 - 2.0**-9)).any()):
+            over = lanes.abs() > grid.largest
+            lanes.copy_(torch.where(over, torch.copysign(torch.full_like(lanes, math.inf), lanes), lanes))
+        return out
+
+    def accumulated(
+        self,
+        total: Tensor,
+        squares: Tensor,
+        terms: float | Tensor,
+        unit_roundoff: float,
+        magnitude: Tensor | None = None,
+    ) -> Tensor:
+        """``total`` (L, *shape) as a floating-point accumulator would have it after adding ``terms`` terms.
+
+        ``squares`` (*shape) is the sum of the squared terms. The spread is that of a *sequential* sum in random order,
+        ``E[S_k^2] = (k/n)^2 S^2 + k(n-k)/(n(n-1)) (Q - S^2/n)``, one rounding error of variance ``u^2 S_k^2 / 3`` per
+        step: ``u^2/3 (n S^2 / 3 + n Q / 6)``. That is an upper bound for every tree, split and blocked order, and it
+        knows cancellation. A common part of ``u sqrt(n) / 24`` stands for the drift that strictly sequential sums of
+        equal signs show in all rows alike. ``magnitude`` (*shape), the sum of the terms' sizes, tells where a partial
+        sum may overflow although the whole does not: some lanes then hold the infinity or NaN that an order reaches.
+        """
+        first = total[0]
+        size = (terms / 3) * first * first + (terms / 6) * squares
+        deviation = torch.sqrt(size).mul_(unit_roundoff / math.sqrt(3))
+        deviation = torch.where(torch.isfinite(deviation), deviation, 0.0)
+        out = self.spread(total)
+        lanes = out[1:]
+        shape = tuple(total.shape[1:])
+        lanes.add_(deviation * self.normal(shape, total.device))
+        common = self._draw("normal", (self.lanes, *(1 for _ in shape)), total.device)
+        root = terms.sqrt() if isinstance(terms, Tensor) else math.sqrt(terms)
+        lanes.add_(torch.where(torch.isfinite(first), first, 0.0) * common * (root * (unit_roundoff / 24)))
+        if magnitude is not None:
+            self._overflow(out, magnitude)
+        return out
+
+    def _overflow(self, out: Tensor, magnitude: Tensor) -> None:
+        first = out[0]
+        positive, negative = (magnitude + first) / 2, (magnitude - first) / 2
+        finite = torch.isfinite(first)
+        up, down = finite & (positive > LARGEST32), finite & (negative > LARGEST32)
+        for lane in range(1, 1 + self.lanes):
+            which, value = [(up, math.inf), (down, -math.inf), (up & down, math.nan), (None, 0.0)][(lane - 1) % 4]
+            if which is not None:
+                out[lane].masked_fill_(which, value)

@@ -1,0 +1,39 @@
+"""Runs a reference once, with its lanes in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.mode import LaneMode
+from pytest_fusion.run.lanes.model import Kind, LaneRun, OutputLanes
+from pytest_fusion.run.lanes.precision import full_precision
+from pytest_fusion.run.lanes.rounding import Noise
+from pytest_fusion.run.lanes.store import Lanes
+
+
+def run_lanes(call: Callable[[], Sequence[Tensor]], *, lanes: int = 6, kind: Kind = "E", seed: int) -> LaneRun:
+    """Runs ``call`` once and returns its results natively, in float64, and in ``lanes`` randomly rounded versions.
+
+    ``call`` runs the reference and returns a flat sequence of result tensors; an input it wrote in place may be among
+    them, and backward passes inside it are followed. Kind ``E`` rounds where the reference rounds, as written; kind
+    ``F`` keeps float32 inside and leaves one rounding at the end. The global random state is touched by nothing but
+    ``call`` itself. Raises whatever ``call`` raises.
+    """
+    noise = Noise(lanes, kind, seed)
+    mode = LaneMode(noise)
+    with full_precision(), mode:
+        results = list(call())
+    outputs = [_output(mode, result.detach(), lanes) for result in results]
+    return LaneRun(outputs, tuple(mode.fallbacks), mode.random_ops, seed, lanes, kind)
+
+
+def _output(mode: LaneMode, native: Tensor, count: int) -> OutputLanes:
+    with torch.no_grad():
+        lanes: Lanes = mode.lanes_of(native)
+    # Integers come out as their codes; floating results as they were before their last rounding.
+    value = lanes.raw
+    noisy = value[1:] if value.shape[0] > 1 else value.expand(count, *value.shape[1:])
+    return OutputLanes(native, value[0], noisy)

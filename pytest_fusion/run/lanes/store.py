@@ -1,0 +1,166 @@
+"""Lane values of the live native storages: every view of a storage is the same view of its lanes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pytest_fusion.run.lanes.rounding import D
+
+
+@dataclass(slots=True)
+class Entry:
+    """Lanes of one storage, flat: ``raw`` (before the last rounding) and ``rounded`` (what consumers read), (L, n).
+
+    ``terms`` is the length of the reduction that produced it (1: none).
+    """
+
+    owner: StorageWeakRef
+    dtype: torch.dtype
+    raw: Tensor
+    rounded: Tensor
+    terms: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes of one tensor: float64 (or the integer dtype), ``(L, *shape)`` with L = 1 or 1 + K."""
+
+    raw: Tensor
+    rounded: Tensor
+    terms: int = 1
+
+    @property
+    def single(self) -> bool:
+        """True when nothing was rounded yet: raw and rounded are one tensor."""
+        return self.raw is self.rounded
+
+
+class Store:
+    """Maps native storages to lanes, without keeping either alive.
+
+    Keyed by storage, not by tensor: views, aliases, ``detach`` and autograd's saved tensors are found without
+    following the operations that made them, and a write through any of them is seen by all.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._entries: dict[int, Entry] = {}
+        self._unwritten: dict[int, StorageWeakRef] = {}
+
+    @staticmethod
+    def _key(tensor: Tensor) -> int:
+        return int(tensor.untyped_storage()._cdata)
+
+    def tracks(self, tensor: Tensor) -> bool:
+        return self._key(tensor) in self._entries
+
+    def read(self, tensor: Tensor) -> Lanes | None:
+        """The lanes of ``tensor``; None when no rounding has touched it, so that the native value is exact."""
+        entry = self._entries.get(self._key(tensor))
+        if entry is None or entry.rounded.shape[1] < _elements(tensor, entry.dtype):
+            return None
+        if entry.dtype == tensor.dtype:
+            rounded = self._window(entry.rounded, tensor)
+            raw = rounded if entry.raw is entry.rounded else self._window(entry.raw, tensor)
+            return Lanes(raw, rounded, entry.terms)
+        if entry.dtype.itemsize != tensor.dtype.itemsize:
+            return None
+        # A bit pattern read through another dtype of the same width (fp8 codes as uint8): the pattern of every lane.
+        codes = entry.rounded.to(entry.dtype).view(tensor.dtype)
+        seen = self._window(codes, tensor)
+        seen = seen.to(D) if tensor.dtype.is_floating_point else seen
+        return Lanes(seen, seen)
+
+    @staticmethod
+    def _window(flat: Tensor, tensor: Tensor) -> Tensor:
+        return flat.as_strided(
+            (flat.shape[0], *tensor.shape), (flat.stride(0), *tensor.stride()), tensor.storage_offset()
+        )
+
+    def covers(self, tensor: Tensor) -> bool:
+        """True when ``tensor`` is its whole storage, each element once and in order."""
+        elements = _elements(tensor, tensor.dtype)
+        return tensor.storage_offset() == 0 and tensor.numel() == elements and tensor.is_contiguous()
+
+    def put(self, tensor: Tensor, raw: Tensor, rounded: Tensor, terms: int = 1) -> None:
+        """Makes ``raw`` and ``rounded`` (L, *shape) the lanes of a freshly made ``tensor``."""
+        self._sweep()
+        flat_raw = self._flat(tensor, raw)
+        flat_rounded = flat_raw if raw is rounded else self._flat(tensor, rounded)
+        owner = StorageWeakRef(tensor.untyped_storage())
+        self._entries[self._key(tensor)] = Entry(owner, tensor.dtype, flat_raw, flat_rounded, terms)
+
+    def _flat(self, tensor: Tensor, value: Tensor) -> Tensor:
+        if self.covers(tensor):
+            return value.reshape(value.shape[0], -1).contiguous()
+        elements = _elements(tensor, tensor.dtype)
+        flat = torch.zeros((value.shape[0], elements), dtype=value.dtype, device=value.device)
+        self._window(flat, tensor).copy_(value)
+        return flat
+
+    def capture(self, tensor: Tensor) -> None:
+        """Gives the whole storage of ``tensor`` lanes of its present content, ahead of a partial write."""
+        key = self._key(tensor)
+        storage, elements = tensor.untyped_storage(), _elements(tensor, tensor.dtype)
+        if key in self._entries and self._entries[key].rounded.shape[1] == elements:
+            return
+        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (elements,), (1,))
+        value = whole.to(D, copy=True) if tensor.dtype.is_floating_point else whole.clone()
+        flat = value.unsqueeze(0)
+        self._entries[key] = Entry(StorageWeakRef(storage), tensor.dtype, flat, flat)
+
+    def write(self, tensor: Tensor, raw: Tensor, rounded: Tensor, terms: int = 1) -> None:
+        """Replaces the values seen through ``tensor``, in every view of its storage."""
+        if self.covers(tensor):
+            self.put(tensor, raw, rounded, terms)
+            return
+        # ``out=`` may have resized the storage since it was captured.
+        self.capture(tensor)
+        entry = self._entries[self._key(tensor)]
+        entry.raw = self._own(entry.raw)
+        entry.rounded = self._own(entry.rounded)
+        self._window(entry.raw, tensor).copy_(raw)
+        self._window(entry.rounded, tensor).copy_(rounded)
+
+    def _own(self, flat: Tensor) -> Tensor:
+        return flat.expand(self.width, -1).clone(memory_format=torch.contiguous_format)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Drops the lanes of a storage that is overwritten as a whole by exact values."""
+        self._entries.pop(self._key(tensor), None)
+
+    def mark_unwritten(self, tensor: Tensor) -> None:
+        """Notes memory that ``empty`` handed out, until an operation writes it."""
+        storage = tensor.untyped_storage()
+        self._unwritten[int(storage._cdata)] = StorageWeakRef(storage)
+
+    def mark_written(self, tensor: Tensor) -> None:
+        self._unwritten.pop(self._key(tensor), None)
+
+    def unwritten(self, tensor: Tensor) -> bool:
+        """True for memory that no operation is known to have written: a foreign kernel must have."""
+        return self._key(tensor) in self._unwritten
+
+    def _sweep(self) -> None:
+        # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
+        for table in (self._entries, self._unwritten):
+            dead = [key for key, held in table.items() if (held.owner if isinstance(held, Entry) else held).expired()]
+            for key in dead:
+                del table[key]
+
+
+def _elements(tensor: Tensor, dtype: torch.dtype) -> int:
+    return tensor.untyped_storage().nbytes() // dtype.itemsize
+
+
+def exact_lanes(tensor: Tensor) -> Lanes:
+    """Lanes of a native tensor that no rounding has touched."""
+    if tensor.dtype.is_floating_point:
+        value = tensor.detach().to(D, copy=tensor.dtype == D).unsqueeze(0)
+        return Lanes(value, value)
+    value = tensor.detach().unsqueeze(0)
+    return Lanes(value, value)

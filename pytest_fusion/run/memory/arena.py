@@ -1,0 +1,97 @@
+"""The tensors of one case, each inside guard zones that torch does not know of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.memory.damage import Change, Damage
+from pytest_fusion.run.memory.region import Region, which
+
+
+class Arena:
+    """Guarded memory for the tensors of one case on ``device``.
+
+    Make the tensors, write their values, ``snapshot``, run the kernel, then ask ``damage`` and ``changed``. For the
+    second fill, ``refill``, write the values again if the kernel may change them, and run again: same addresses, other
+    surroundings. The memory lives as long as the arena or any of its tensors.
+
+    ``guard_bytes`` is rounded up to a multiple of 256; left out, it is what the device affords.
+    """
+
+    def __init__(self, device: torch.device, fill: str, guard_bytes: int | None = None) -> None:
+        self.device = device
+        self.fill = fill
+        self._guard_bytes = guard_bytes
+        self._regions: list[Region] = []
+
+    def tensor(
+        self,
+        name: str,
+        *,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int,
+        dtype: torch.dtype,
+        storage_elements: int,
+    ) -> Tensor:
+        """A tensor full of the fill, own elements too, in a storage of exactly ``storage_elements`` elements.
+
+        ``strides`` and ``offset`` are in elements; the storage's address is a multiple of 256.
+
+        Raises ``ValueError`` for a layout that leaves the storage, ``MemoryError`` when there is no room.
+        """
+        region = Region(
+            name,
+            device=self.device,
+            dtype=dtype,
+            shape=shape,
+            strides=strides,
+            offset=offset,
+            storage_elements=storage_elements,
+            fill=self.fill,
+            variant=2 * len(self._regions),  # odd ones are Watch's: an input's fill never equals an output's
+            guard_bytes=self._guard_bytes,
+        )
+        self._regions.append(region)
+        return region.tensor()
+
+    def damage(self) -> list[Damage]:
+        """What was written outside the tensors' own elements since the last fill; one synchronisation when nothing was.
+
+        Raises ``RuntimeError`` when the device's context is lost.
+        """
+        return find_damage(self._regions, self.device)
+
+    def snapshot(self) -> None:
+        """Remember the bits of every tensor's own elements."""
+        for region in self._regions:
+            region.save()
+
+    def changed(self) -> list[Change]:
+        """Tensors whose own elements differ in any bit from the snapshot; one synchronisation when none does."""
+        saved = [(region, flag) for region in self._regions if (flag := region.altered()) is not None]
+        suspects = which([flag for _, flag in saved])
+        found = [region.change() for (region, _), altered in zip(saved, suspects, strict=True) if altered]
+        return [change for change in found if change is not None]
+
+    def refill(self, fill: str) -> None:
+        """Put ``fill`` into all guards and gaps; own elements keep their values."""
+        self.fill = fill
+        for region in self._regions:
+            region.refill(fill)
+
+
+def find_damage(regions: Sequence[Region], device: torch.device) -> list[Damage]:
+    """The damage of all ``regions``, after everything queued on ``device`` has run."""
+    if device.type == "cuda" and regions:
+        torch.cuda.synchronize(device)  # the kernel may have run on another stream than the current one
+    suspects = which([region.suspicion() for region in regions])
+    return [
+        damage
+        for region, suspicious in zip(regions, suspects, strict=True)
+        if suspicious or region.strayed()
+        for damage in region.damage()
+    ]

@@ -1,0 +1,100 @@
+"""Bit patterns put wherever a kernel should not look: guard zones, gaps between elements, fresh allocations."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import torch
+
+FILLS: Final = ("nan", "huge")
+
+WORD_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# (NaN bits of variant 0, huge bits of variant 0, distance between two variants' huge bits, number of variants).
+# NaNs are quiet (a signalling one makes numpy warn when it converts) and their payload starts at 1, so that the NaN
+# that hardware computes (0x7fc00000 on x86, 0x7fffffff on NVIDIA) is never taken for ours. "huge" is finite and stays so
+# in a sum: 57344 for float16 (largest 65504), about 1e30 elsewhere.
+_WIDE_FLOATS: Final = {
+    torch.float16: (2, 0x7E01, 0x7B00, 0x10, 16),
+    torch.bfloat16: (2, 0x7FC1, 0x714A, 1, 48),
+    torch.float32: (4, 0x7FC00001, 0x7149F2CA, 0x10000, 48),
+    torch.float64: (8, 0x7FF8000000000001, 0x46293E5939A08CEA, 1 << 45, 48),
+}
+
+# One byte holds too few NaNs to number them, so the patterns are listed: two NaNs where the format has two. e4m3fnuz,
+# e5m2fnuz and e8m0fnu have exactly one, float4 none (0x77 is twice 6.0, its largest).
+_BYTE_FLOATS: Final = {
+    "float8_e4m3fn": ((0x7F, 0xFF), (0x7E, 0xFE, 0x7D, 0xFD)),
+    "float8_e5m2": ((0x7F, 0xFF, 0x7E, 0xFE), (0x7B, 0xFB, 0x7A, 0xFA)),
+    "float8_e4m3fnuz": ((0x80,), (0x7F, 0xFF, 0x7E, 0xFE)),
+    "float8_e5m2fnuz": ((0x80,), (0x7F, 0xFF, 0x7E, 0xFE)),
+    "float8_e8m0fnu": ((0xFF,), (0xFE, 0xFD, 0xFC, 0xFB)),
+    "float4_e2m1fn_x2": ((0x77, 0x7F), (0xFF, 0xF7)),
+}
+
+_INTEGERS: Final = {
+    torch.int8: 1, torch.uint8: 1, torch.int16: 2, torch.uint16: 2,
+    torch.int32: 4, torch.uint32: 4, torch.int64: 8, torch.uint64: 8,
+}  # fmt: skip
+
+_COMPLEX: Final = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+
+
+def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
+    """The bytes of one element of ``dtype`` under ``fill``, in memory order.
+
+    ``"nan"`` is a quiet NaN for floats, large positive for integers, True for bool; ``"huge"`` is a large finite
+    number, negative for signed integers, False for bool. The two differ for every dtype and variant. ``variant``
+    numbers the regions of a run: with one pattern for all of them, an unmasked copy kernel would read the input's
+    guard and write the very same bytes into the output's, unseen under both fills. Neighbouring variants differ,
+    except for NaN in the one-byte formats that have a single NaN.
+
+    Raises ``ValueError`` for an unknown fill and for a dtype without plain elements (quantised).
+    """
+    if fill not in FILLS:
+        raise ValueError(f"fill {fill!r} is none of {', '.join(FILLS)}")
+    nan = fill == "nan"
+    if dtype is torch.bool:
+        return bytes([int(nan == (variant % 2 == 0))])
+    if dtype in _INTEGERS:
+        size = _INTEGERS[dtype]
+        step = variant % (16 if size == 1 else 64)
+        low, rest = (0x7F - step, 0x7F) if nan else (0x8B + step, 0x8B)
+        return bytes([low]) + bytes([rest]) * (size - 1)
+    if dtype in _WIDE_FLOATS:
+        size, nan_bits, huge_bits, stride, count = _WIDE_FLOATS[dtype]
+        step = variant % count
+        return (nan_bits + step if nan else huge_bits + step * stride).to_bytes(size, "little")
+    if dtype in _COMPLEX:
+        return pattern(_COMPLEX[dtype], fill, variant) * 2
+    listed = _BYTE_FLOATS.get(str(dtype).removeprefix("torch."))
+    if listed is None:
+        raise ValueError(f"no fill pattern for {dtype}: its elements are not plain numbers")
+    choices = listed[0] if nan else listed[1]
+    return bytes([choices[variant % len(choices)]])
+
+
+def word(dtype: torch.dtype, fill: str, variant: int = 0) -> tuple[torch.dtype, int]:
+    """The integer dtype (1 to 8 bytes) and value whose repetition fills memory with ``pattern``.
+
+    Bits are compared and written as integers because a NaN equals nothing, itself included. Elements of 16 bytes
+    (complex128) are two equal words.
+    """
+    bits = pattern(dtype, fill, variant)[:8]
+    size = len(bits)
+    (value,) = struct.unpack("<" + {1: "B", 2: "h", 4: "i", 8: "q"}[size], bits)
+    return WORD_DTYPE[size], value
+
+
+def supported(dtype: torch.dtype) -> bool:
+    """Whether ``dtype`` has a fill pattern."""
+    try:
+        pattern(dtype, FILLS[0])
+    except ValueError:
+        return False
+    return True

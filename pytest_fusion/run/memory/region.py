@@ -1,0 +1,249 @@
+"""One tensor inside guard zones, and what can be learned from its surroundings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES, Backing
+from pytest_fusion.run.memory.damage import Change, Damage, Zone
+from pytest_fusion.run.memory.fill import pattern, word
+
+# Comparing makes a bool per word: 64 Mi of them at a time keep a 4 GB storage from needing 2 GB more.
+_CHUNK_WORDS = 64 * 1024 * 1024
+
+
+class Region:
+    """Memory for one tensor: guard, storage, guard, all of it holding one fill.
+
+    ``shape``, ``strides`` and ``offset`` (elements) describe the tensor in a storage of ``storage_elements``.
+    The region keeps the memory alive but not the tensor, whose death ``Watch`` wants to notice.
+
+    Raises ``ValueError`` for a layout that leaves its storage or a dtype without a fill pattern, ``MemoryError`` when
+    there is no room.
+    """
+
+    __slots__ = (
+        "_backing", "_bits", "_first", "_last", "_per", "_saved", "_value", "_words",
+        "dtype", "guard_bytes", "name", "offset", "own", "shape", "storage_elements", "strides", "variant",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int,
+        storage_elements: int,
+        fill: str,
+        variant: int,
+        guard_bytes: int | None = None,
+    ) -> None:
+        if guard_bytes is None:
+            guard_bytes = CPU_GUARD_BYTES if device.type == "cpu" else DEVICE_GUARD_BYTES
+        reach = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        if offset < 0 or min(strides, default=0) < 0 or (reach and offset + reach > storage_elements):
+            raise ValueError(
+                f"{name}: shape {tuple(shape)}, strides {tuple(strides)} and offset {offset} reach element "
+                f"{offset + reach - 1}, but the storage has {storage_elements}"
+            )
+        self.name, self.dtype, self.variant = name, dtype, variant
+        self.shape, self.strides, self.offset = tuple(shape), tuple(strides), offset
+        self.storage_elements = storage_elements
+        self.guard_bytes = -(-guard_bytes // ALIGNMENT) * ALIGNMENT
+        self._bits = pattern(dtype, fill, variant)
+        word_dtype, self._value = word(dtype, fill, variant)
+        self._per = dtype.itemsize // word_dtype.itemsize
+        self._backing = Backing(2 * self.guard_bytes + storage_elements * dtype.itemsize, device)
+        self._words = self._backing.memory.view(word_dtype)
+        self._first = self.guard_bytes // word_dtype.itemsize
+        self._last = self._first + storage_elements * self._per
+        self.own = self._own_words()
+        self._saved: Tensor | None = None
+        self._words.fill_(self._value)
+
+    def tensor(self) -> Tensor:
+        """The tensor itself, on a storage of exactly ``storage_elements`` that knows nothing of the guards.
+
+        It is no view of anything, as a user's own tensor is not: autograd treats in-place writes to views otherwise.
+        """
+        made = torch.empty(0, dtype=self.dtype, device=self._words.device)
+        if self.storage_elements == 0:
+            return made.set_(made.untyped_storage(), 0, self.shape, self.strides)
+        start = self.guard_bytes
+        body = self._backing.memory[start : start + self.storage_elements * self.dtype.itemsize]
+        # DLPack makes a storage of exactly the slice, on every device, which keeps the whole backing alive.
+        storage = from_dlpack(torch._C._to_dlpack(body)).untyped_storage()
+        with torch.no_grad():
+            return made.set_(storage, self.offset, self.shape, self.strides)
+
+    @property
+    def address(self) -> int:
+        """Where the storage begins."""
+        return self._backing.memory.data_ptr() + self.guard_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._backing.memory.nbytes
+
+    def refill(self, fill: str) -> None:
+        """Put another fill into guards and gaps; own elements and addresses stay."""
+        self._bits = pattern(self.dtype, fill, self.variant)
+        _, self._value = word(self.dtype, fill, self.variant)
+        self._backing.forget_strays()
+        if self._dense:
+            self._words[: self._first].fill_(self._value)
+            self._words[self._last :].fill_(self._value)
+            return
+        kept = self.own.clone()
+        self._words.fill_(self._value)
+        self.own.copy_(kept)
+
+    def suspicion(self) -> Tensor | bool:
+        """Whether guards or gaps changed (slack apart), as a 0-dim bool on the device where it may be one; no sync."""
+        sides = ((0, self.guard_bytes), (self._backing.memory.nbytes - self.guard_bytes, self._backing.memory.nbytes))
+        intact = [self._backing.holds(start, stop, self._bits) for start, stop in sides]
+        if False in intact:
+            return True
+        if self._dense:
+            if None not in intact:
+                return False
+            before, after = self._words[: self._first], self._words[self._last :]
+            return before.ne(self._value).any().logical_or(after.ne(self._value).any())
+        if _distinct(self.own.shape, self.own.stride()):
+            # Own elements may differ from the fill, nothing else may: the two counts agree unless a gap changed.
+            words = self._words if None in intact else self._words[self._first : self._last]
+            first, *rest = [chunk.ne(self._value).count_nonzero() for chunk in _chunks(words)]
+            return sum(rest, start=first).ne(self.own.ne(self._value).count_nonzero())
+        return self._changed_words().any()
+
+    def strayed(self) -> bool:
+        """Whether something was written beyond the guards, in the slack of a CPU mapping."""
+        return any(True for _ in self._backing.strays())
+
+    def damage(self) -> list[Damage]:
+        """Everything that changed outside the own elements, by zone; synchronises with the device."""
+        changed = self._changed_words().nonzero().flatten().cpu()
+        own = torch.zeros_like(self._words, dtype=torch.bool)
+        own.as_strided(self.own.shape, self.own.stride(), self.own.storage_offset()).fill_(True)
+        owned = own.nonzero().flatten().cpu()
+        low = self._first + self.offset * self._per
+        high = int(owned[-1]) if owned.numel() else low - 1
+        size = self._words.element_size()
+        found: dict[Zone, list[tuple[int, int]]] = {"before": [], "between": [], "after": []}
+        zones: tuple[tuple[Zone, Tensor], ...] = (
+            ("before", changed[changed < low]),
+            ("between", changed[(changed > low) & (changed < high)]),
+            ("after", changed[changed > high]),
+        )
+        for zone, where in zones:
+            if where.numel() == 0:
+                continue
+            if zone == "before":
+                nearest = low - int(where[-1])
+            elif zone == "after":
+                nearest = int(where[0]) - high
+            else:
+                right = torch.searchsorted(owned, where)
+                nearest = int(torch.minimum(where - owned[right - 1], owned[right] - where).min())
+            flipped = self._words[where.to(self._words.device)].bitwise_xor(self._value)
+            found[zone].append((-(-nearest // self._per), int(flipped.view(torch.uint8).count_nonzero())))
+        for start, stop in self._backing.strays():
+            zone_of_stray: Zone = "before" if start < low * size else "after"
+            gap = low * size - (stop - 1) if start < low * size else start - (high + 1) * size + 1
+            found[zone_of_stray].append((-(-gap // self.dtype.itemsize), stop - start))
+        return [
+            Damage(self.name, zone, min(distance for distance, _ in parts), sum(count for _, count in parts))
+            for zone, parts in found.items()
+            if parts
+        ]
+
+    def save(self) -> None:
+        """Remember the own elements' bits for ``altered`` and ``change``."""
+        self._saved = self.own.clone()
+
+    def altered(self) -> Tensor | None:
+        """0-dim bool on the device: whether an own element differs from what ``save`` kept; ``None`` without it."""
+        return None if self._saved is None else self.own.ne(self._saved).any()
+
+    def change(self) -> Change | None:
+        """How many own elements changed since ``save``, and the first one's index; synchronises."""
+        if self._saved is None:
+            return None
+        differs = self.own.ne(self._saved)
+        if self._per > 1:
+            differs = differs.any(-1)
+        where = differs.nonzero()
+        if not len(where):
+            return None
+        return Change(self.name, len(where), tuple(int(i) for i in where[0].tolist()))
+
+    def untouched(self, tensor: Tensor) -> Tensor:
+        """Bool mask in the shape of ``tensor``, a view of this region's storage: elements that still hold the fill."""
+        size = tensor.element_size()
+        if size == self.dtype.itemsize == self._words.element_size():
+            return _in_layout_of(tensor, self._words, self._first).eq(self._value)
+        expected = torch.empty_like(self._words).fill_(self._value)
+        found, fill = (
+            _in_layout_of(tensor, words.view(torch.uint8), self.guard_bytes, (size, 1))
+            for words in (self._words, expected)
+        )
+        return found.eq(fill).all(-1)
+
+    @property
+    def _dense(self) -> bool:
+        return self.own.numel() == self._last - self._first and _distinct(self.own.shape, self.own.stride())
+
+    def _own_words(self) -> Tensor:
+        """The own elements as words; a dim of stride 0 counts once, and complex128 gets a last dim of two words."""
+        shape = [1 if s == 0 and n > 1 else n for n, s in zip(self.shape, self.strides, strict=True)]
+        strides = [s * self._per for s in self.strides]
+        if self._per > 1:
+            shape, strides = [*shape, self._per], [*strides, 1]
+        if 0 in shape:  # as_strided checks the offset even of an empty tensor
+            return self._words[:0].as_strided(shape, strides, self._first)
+        return self._words.as_strided(shape, strides, self._first + self.offset * self._per)
+
+    def _changed_words(self) -> Tensor:
+        changed = torch.cat([chunk.ne(self._value) for chunk in _chunks(self._words)])
+        changed.as_strided(self.own.shape, self.own.stride(), self.own.storage_offset()).fill_(False)
+        return changed
+
+
+def which(flags: Sequence[Tensor | bool]) -> list[bool]:
+    """The values of flags, some of them 0-dim bools on a device: one transfer for all of these, not one for each."""
+    waiting = [flag for flag in flags if isinstance(flag, Tensor)]
+    known = iter(torch.stack(waiting).tolist() if waiting else ())
+    return [bool(next(known)) if isinstance(flag, Tensor) else flag for flag in flags]
+
+
+def _chunks(words: Tensor) -> tuple[Tensor, ...]:
+    return (words,) if words.numel() <= _CHUNK_WORDS else torch.split(words, _CHUNK_WORDS)
+
+
+def _distinct(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether no two indices share an element (sufficient: each stride passes over all that the smaller ones reach)."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
+def _in_layout_of(tensor: Tensor, base: Tensor, start: int, *more: tuple[int, int]) -> Tensor:
+    """``base`` seen in ``tensor``'s layout, whose storage begins at ``start`` in it.
+
+    ``more`` adds dims (size, stride) within one element of ``tensor``, their product being its size in ``base``.
+    """
+    unit = math.prod(size for size, _ in more)
+    shape = [*tensor.shape, *(size for size, _ in more)]
+    strides = [*(s * unit for s in tensor.stride()), *(stride for _, stride in more)]
+    return base.as_strided(shape, strides, start + int(tensor.storage_offset()) * unit)

@@ -1,0 +1,284 @@
+"""Guards and poison for the memory that a candidate allocates itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_fusion.run.memory.arena import find_damage
+from pytest_fusion.run.memory.damage import Damage
+from pytest_fusion.run.memory.fill import supported
+from pytest_fusion.run.memory.region import Region
+
+_aten = torch.ops.aten
+
+# Memory whose content is undefined: it gets the fill. torch.Tensor(n) and Tensor.new(n) arrive as aten.empty too.
+_EMPTY: Final = frozenset(
+    {
+        _aten.empty.memory_format,
+        _aten.empty_strided.default,
+        _aten.empty_permuted.default,
+        _aten.empty_like.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
+    }
+)
+
+# Memory that comes with values. Copies are here because x.clone(), x.contiguous() and x.float() are the usual way to
+# make a buffer that a kernel then writes in place.
+_FILLED: Final = frozenset(
+    {
+        _aten.zeros.default,
+        _aten.zeros_like.default,
+        _aten.new_zeros.default,
+        _aten.ones.default,
+        _aten.ones_like.default,
+        _aten.new_ones.default,
+        _aten.full.default,
+        _aten.full_like.default,
+        _aten.new_full.default,
+        _aten.clone.default,
+        _aten._to_copy.default,
+    }
+)
+
+# Kernels of torch's own are not on trial: what they allocate inside stays theirs.
+_TORCH_NAMESPACES: Final = frozenset({"aten", "prim", "prims", "inductor", "profiler", "higher_order"})
+
+# What may be held at once. Beyond it, dead regions are checked and let go, and what is too large stays unguarded:
+# a guarded allocation costs its size twice for a moment, and the watched run must not be the one that runs out.
+_HELD_BYTES: Final = {"cpu": 1 << 30, "cuda": 8 << 30}
+_HELD_REGIONS: Final = 2048
+
+
+class Watch:
+    """While active, gives every tensor that is allocated on ``device`` guard zones, and ``fill`` where it is empty.
+
+        with Watch(device, "nan") as watch:
+            out = fused(x)
+        watch.damage(); watch.unwritten(out)
+
+    It works as a ``TorchDispatchMode``, so how the candidate got hold of ``torch.empty_like`` does not matter, C++ and
+    backward passes included, and nothing of torch is patched: patched names make ``torch.compile`` trace the patch and
+    recompile after it. Inside a custom operator such a mode is normally gone; this one goes in with it.
+    Not seen: allocations by other threads than the one that entered (autograd's own excepted), by code that
+    ``torch.compile`` generated, and below torch.
+
+    What cannot be guarded is allocated as if nobody watched: other devices, meta and fake tensors, subclasses, sparse,
+    quantised, complex, pinned, empty of elements, named, larger than 1 GiB (CPU) or 8 GiB (CUDA), or under CUDA graph
+    capture. Regions live until ``close`` or the watch's end of life.
+    """
+
+    def __init__(self, device: torch.device, fill: str, guard_bytes: int | None = None) -> None:
+        self.device = device
+        self.fill = fill
+        self._guard_bytes = guard_bytes
+        self._limit = _HELD_BYTES.get(device.type, 1 << 30)
+        self._mode = _Mode(self)
+        self._depth = 0
+        self._made = 0
+        self._held = 0
+        self._regions: dict[int, tuple[Region, StorageWeakRef, bool]] = {}
+        self._settled: list[Damage] = []
+
+    def __enter__(self) -> Self:
+        if self._depth == 0:  # twice on the stack, it would guard each allocation twice
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    @property
+    def allocations(self) -> int:
+        """How many allocations were guarded so far."""
+        return self._made
+
+    def damage(self) -> list[Damage]:
+        """What was written around the watched allocations; one synchronisation when nothing was."""
+        with _unwatched():
+            return [*self._settled, *find_damage([region for region, _, _ in self._regions.values()], self.device)]
+
+    def unwritten(self, tensor: Tensor) -> Tensor | None:
+        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` when that says nothing.
+
+        It says nothing about memory that was not watched or did not start empty. One fill alone proves nothing: a
+        kernel may compute that very number. An element is unwritten when it holds each of two fills in turn.
+        """
+        if tensor.numel() == 0 or type(tensor) not in (Tensor, torch.nn.Parameter):
+            return None
+        entry = self._entry(tensor)
+        if entry is None or not entry[2]:
+            return None
+        with _unwatched(), torch.no_grad():
+            return entry[0].untouched(tensor)
+
+    def close(self) -> None:
+        """Let go of all regions; tensors still in use keep their memory."""
+        self._regions.clear()
+        self._held = 0
+
+    def _entry(self, tensor: Tensor) -> tuple[Region, StorageWeakRef, bool] | None:
+        try:
+            return self._regions.get(tensor.untyped_storage().data_ptr())
+        except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, fake, wrapped
+            return None
+
+    def _guard(self, op: str, plain: Tensor, *, empty: bool) -> Tensor:
+        """A guarded twin of the fresh allocation ``plain``, or ``plain`` itself where that cannot be had."""
+        if not self._eligible(plain):
+            return plain
+        storage_elements = plain.untyped_storage().nbytes() // plain.element_size()
+        try:
+            region = Region(
+                f"{op} {self._made} {tuple(plain.shape)} {plain.dtype}".replace("torch.", ""),
+                device=plain.device,
+                dtype=plain.dtype,
+                shape=plain.shape,
+                strides=plain.stride(),
+                offset=int(plain.storage_offset()),
+                storage_elements=storage_elements,
+                fill=self.fill,
+                variant=2 * self._made + 1,
+                guard_bytes=self._guard_bytes,
+            )
+            twin = region.tensor()
+            if not empty:
+                twin.copy_(plain)
+        except (MemoryError, RuntimeError, ValueError):  # torch's OutOfMemoryError is a RuntimeError
+            return plain
+        if self._held + region.nbytes > self._limit or len(self._regions) >= _HELD_REGIONS:
+            self._settle()
+            if self._held + region.nbytes > self._limit:
+                return plain
+        self._regions[region.address] = (region, StorageWeakRef(twin.untyped_storage()), empty)  # type: ignore[no-untyped-call]
+        self._held += region.nbytes
+        self._made += 1
+        return twin
+
+    def _eligible(self, plain: Tensor) -> bool:
+        return (
+            type(plain) is Tensor
+            and plain.device.type == self.device.type
+            and self.device.index in (None, plain.device.index)
+            and plain.layout is torch.strided
+            and plain.numel() > 0
+            and plain.nbytes <= self._limit
+            and not plain.is_complex()
+            and supported(plain.dtype)
+            and not (plain.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+        )
+
+    def _settle(self) -> None:
+        """Check the regions whose tensors are gone, keep what was found, and free them."""
+        dead = [key for key, (_, storage, _) in self._regions.items() if storage.expired()]  # type: ignore[no-untyped-call]
+        regions = [self._regions.pop(key)[0] for key in dead]
+        self._settled += find_damage(regions, self.device)
+        self._held -= sum(region.nbytes for region in regions)
+
+    def _release(self, tensor: Tensor, size: Sequence[int], strides: Sequence[int], offset: int) -> None:
+        """Move ``tensor`` out of its guarded storage, which cannot grow, into an ordinary one of the same content."""
+        ordinary = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            tensor.set_(ordinary, offset, size, strides)
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap the handler so that its first call imports torch._dynamo: 1.9 s in every forked child."""
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Without this, torch.compile runs everything eagerly while the mode is active, and says nothing."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _EMPTY or func in _FILLED:
+            made = func(*args, **kwargs)
+            if kwargs.get("pin_memory"):
+                return made
+            return self._watch._guard(func.overloadpacket.__name__, made, empty=func in _EMPTY)
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            return self._mutate(func, types, args, kwargs)
+        return self._call(func, types, args, kwargs)
+
+    def _call(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run ``func``; if it is somebody's custom operator, stay active inside it.
+
+        A mode is popped while its handler runs, hence for the whole body of the operator, where a fused kernel
+        allocates its outputs. Pushing it again and calling the operator the usual way would come straight back here;
+        calling the kernel registered for the device does not.
+        """
+        key = None if func.namespace in _TORCH_NAMESPACES else _kernel_key(func, types, args, kwargs)
+        if key is None:
+            return func(*args, **kwargs)
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+    def _mutate(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator that writes arguments; where it must resize one of ours, give that an ordinary storage.
+
+        Guarded storages cannot grow. A resize that fails has already changed the tensor's sizes, so these are kept.
+        """
+        ours = [t for t in _tensors(args, kwargs) if self._watch._entry(t) is not None]
+        before = [(t, t.shape, t.stride(), int(t.storage_offset())) for t in ours]
+        try:
+            return self._call(func, types, args, kwargs)
+        except RuntimeError as error:
+            if not before or "not resizable" not in str(error):
+                raise
+            for tensor, size, strides, offset in before:
+                self._watch._release(tensor, size, strides, offset)
+        return self._call(func, types, args, kwargs)
+
+
+def _kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The dispatch key under which ``func`` has a kernel for its arguments, or ``None`` to leave it to torch.
+
+    Left alone are calls that another mode or a tensor subclass wants to see, and those without one clear device.
+    """
+    if torch._C._len_torch_dispatch_stack() or any(kind is not Tensor for kind in types):
+        return None
+    devices = {t.device.type if t.layout is torch.strided else "other" for t in _tensors(args, kwargs)}
+    name = {"cpu": "CPU", "cuda": "CUDA"}.get(devices.pop()) if len(devices) == 1 else None
+    if name is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), name):
+        return None
+    return getattr(torch._C.DispatchKey, name)
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (item for item in value if isinstance(item, Tensor))
+
+
+def _unwatched() -> Any:
+    """Our own questions must not be watched, nor be seen by anybody else's mode."""
+    disable: Callable[[], Any] = torch.utils._python_dispatch._disable_current_modes
+    return disable()

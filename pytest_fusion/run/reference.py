@@ -1,0 +1,108 @@
+"""The reference on its own copies of the inputs, natively and in shadow lanes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from pytest_fusion.errors import SpecError
+from pytest_fusion.run.lanes import LaneRun, OutputLanes, run_lanes
+from pytest_fusion.run.tree import map_tensors
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+# Few lanes price every case; a suspected failure is judged again by many fresh ones (tolerance.md, two stages).
+FEW_LANES = 6
+MANY_LANES = 24
+MOST_LANES = 64
+
+
+class ReferenceFailed(Exception):
+    """The reference itself raised; its exception is the cause."""
+
+
+@dataclass(slots=True)
+class ReferenceRun:
+    """The reference's result with its lanes; ``arguments`` are the copies it was given."""
+
+    result: Any
+    arguments: dict[str, Any]
+    native: list[torch.Tensor]
+    lanes: list[OutputLanes] = field(default_factory=list)
+    fallbacks: tuple[str, ...] = ()
+
+
+def takes(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``names`` that the function takes."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(names)
+    return {name: value for name, value in names.items() if name in parameters}
+
+
+def copies(logical: Mapping[str, Any]) -> dict[str, Any]:
+    """Contiguous copies of all tensors among the inputs, nested ones too."""
+    return {name: map_tensors(value, torch.Tensor.clone) for name, value in logical.items()}
+
+
+def run_reference(
+    spec: FusionSpec,
+    logical: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    read: Callable[[Any, Mapping[str, Any]], Sequence[torch.Tensor]],
+    *,
+    lanes: int,
+    seed: int,
+    kind: Literal["E", "F"] = "E",
+) -> ReferenceRun:
+    """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively only;
+    kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end.
+
+    Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input.
+    """
+    arguments = copies(logical)
+    run = ReferenceRun(None, arguments, [])
+
+    def call() -> Sequence[torch.Tensor]:
+        try:
+            run.result = spec.reference(**arguments, **takes(spec.reference, extra))
+        except Exception as error:
+            raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
+        return read(run.result, arguments)
+
+    if lanes:
+        shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed)
+        if shadow.random_ops:
+            raise SpecError(
+                f"{spec.name}: the reference consumes random numbers, so it has no single right answer; pass the noise, "
+                "mask or seed as an input and use that"
+            )
+        run.lanes = list(shadow.outputs)
+        run.native = [output.native for output in run.lanes]
+        run.fallbacks = shadow.fallbacks
+    else:
+        run.native = list(call())
+    _forbid_writes(spec, logical, arguments)
+    return run
+
+
+def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    for name, before in logical.items():
+        after = arguments[name]
+        if name in spec.mutates or name in spec.clobbers or not isinstance(before, torch.Tensor):
+            continue
+        if before.numel() and not torch.equal(_bits(before), _bits(after)):
+            raise SpecError(
+                f"{spec.name}: the reference writes into its input {name!r}; clone it first, or declare "
+                f"mutates={name!r} if the kernel is meant to write it too"
+            )
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    return t.detach().contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,61 @@
+"""What a kernel returns, as leaves with paths: tensors, numbers, ``None``, in tuples, lists, dicts and dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf and where it stands: ``""`` for a lone result, ``[0]``, ``['lse']``, ``.lse``."""
+
+    path: str
+    value: Any
+
+    @property
+    def is_tensor(self) -> bool:
+        return isinstance(self.value, torch.Tensor)
+
+
+def leaves(value: Any, path: str = "") -> list[Leaf]:
+    """The leaves in order; a container contributes none of its own."""
+    if isinstance(value, tuple | list):
+        return [leaf for i, item in enumerate(value) for leaf in leaves(item, f"{path}[{i}]")]
+    if isinstance(value, Mapping):
+        return [leaf for key, item in value.items() for leaf in leaves(item, f"{path}[{key!r}]")]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [leaf for f in dataclasses.fields(value) for leaf in leaves(getattr(value, f.name), f"{path}.{f.name}")]
+    return [Leaf(path, value)]
+
+
+def nesting(value: Any) -> str:
+    """The containers and their sizes, without the leaves: equal texts are equal structures."""
+    if isinstance(value, tuple | list):
+        return "(" + ", ".join(nesting(item) for item in value) + ")"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {nesting(item)}" for key, item in sorted(value.items(), key=repr)) + "}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__ + "{" + ", ".join(
+            f"{f.name}: {nesting(getattr(value, f.name))}" for f in dataclasses.fields(value)
+        ) + "}"
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    return "None" if value is None else type(value).__name__
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nesting of tuples, lists and dicts with each tensor replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, function) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(map_tensors(item, function) for item in value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    return value

@@ -1,0 +1,277 @@
+"""`FusionSpec`: one description of a fused kernel that serves the test, the benchmark and the canary."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.spec.dims import Dim, dim, parse_expression
+from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
+from pytest_fusion.spec.inputs import DerivedSpec, InputSpec, TensorSpec, as_input, unwrap
+from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.spec.values import ValueProfile
+
+DEFAULT_DTYPES = ("float32", "float16", "bfloat16")
+REQUIREMENTS = "'cuda', a compute capability such as (9, 0), or a package's import name"
+
+_test_factory: list[Callable[[FusionSpec], Callable[..., None]]] = []
+
+
+def register_test_factory(factory: Callable[[FusionSpec], Callable[..., None]]) -> None:
+    """Tell the spec how to become a pytest test; called by the stage that knows pytest."""
+    _test_factory[:] = [factory]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionSpec:
+    """A fused kernel, its unfused reference, and the inputs on which they must agree.
+
+    ``fused`` and ``reference`` are called with the inputs by keyword. See ``fused_equivalent`` for the keywords. Raises
+    ``SpecError`` when the parts contradict each other.
+    """
+
+    fused: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: Mapping[str, Any]
+    name: str = ""
+    dims: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: Any = DEFAULT_DTYPES
+    grad: bool | str | Sequence[str] = False
+    deterministic: bool | Mapping[str, bool] = True
+    invariant: str | Sequence[str] = ()
+    mutates: str | Sequence[str] = ()
+    clobbers: str | Sequence[str] = ()
+    rejects: type[BaseException] | Sequence[type[BaseException]] = ()
+    max_launches: int | None = None
+    compile: bool = False
+    tolerance: str | Tolerance = "auto"
+    without: Mapping[str, str] = field(default_factory=dict)
+    bench: Sequence[Mapping[str, Any]] = ()
+    requires: Any = ()
+    # Parameters of a decorated test that are fixtures or parametrizations: not inputs, but known to both functions.
+    fixtures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        for role in ("fused", "reference"):
+            if not callable(getattr(self, role)):
+                raise SpecError(f"{role}={getattr(self, role)!r} cannot be called; pass the function itself")
+        put("name", self.name or getattr(self.fused, "__name__", type(self.fused).__name__))
+        if not isinstance(self.inputs, Mapping) or not self.inputs:
+            raise SpecError(
+                f"{self.name}: no inputs; pass inputs={{'x': tensor('rows hidden'), ...}} or annotate the test's "
+                "parameters with jaxtyping, as in x: Float[Tensor, 'rows hidden']"
+            )
+        put("inputs", {name: as_input(value, name) for name, value in self.inputs.items()})
+        put("dtypes", normalise_dtypes(self.dtypes, where=f"{self.name}: dtypes"))
+        for attribute in ("invariant", "mutates", "clobbers"):
+            put(attribute, _names(getattr(self, attribute)))
+        if not isinstance(self.grad, bool):
+            put("grad", _names(self.grad))
+        rejects = (self.rejects,) if isinstance(self.rejects, type) else tuple(self.rejects)
+        put("rejects", rejects)
+        put("without", dict(self.without))
+        put("dims", {name: _as_dim(name, bound) for name, bound in self.dims.items()})
+        self._check_dtypes()
+        self._check_names()
+        self._check_dims()
+        self._check_signatures()
+        self._check_policies()
+
+    @property
+    def dim_names(self) -> tuple[str, ...]:
+        """Every named size of a case, plain ones and batches, in order of appearance."""
+        names: dict[str, None] = {}
+        for spec in map(unwrap, self.inputs.values()):
+            if isinstance(spec, TensorSpec):
+                names.update(dict.fromkeys(spec.shape.names))
+                names.update(dict.fromkeys(_bound_names(spec.values)))
+        for bound in self.dims.values():
+            if isinstance(bound.multiple_of, str):
+                names.update(dict.fromkeys(parse_expression(bound.multiple_of).names))
+        # A dim may be declared for a derived input or a values function alone.
+        names.update(dict.fromkeys(self.dims))
+        return tuple(names)
+
+    @property
+    def batch_names(self) -> tuple[str, ...]:
+        names: dict[str, None] = {}
+        for spec in map(unwrap, self.inputs.values()):
+            if isinstance(spec, TensorSpec):
+                names.update(dict.fromkeys(spec.shape.batch_names))
+        return tuple(names)
+
+    def bound(self, name: str) -> Dim:
+        found = self.dims.get(name, Dim())
+        assert isinstance(found, Dim)
+        return found
+
+    @property
+    def uses_case_dtype(self) -> bool:
+        return any(isinstance(s, TensorSpec) and s.follows_case_dtype for s in map(unwrap, self.inputs.values()))
+
+    def with_(self, **changes: Any) -> FusionSpec:
+        """A copy with some fields replaced."""
+        return replace(self, **changes)
+
+    def test(self) -> Callable[..., None]:
+        """The pytest test of this spec: ``test_rms_norm = SPEC.test()``."""
+        if not _test_factory:
+            raise SpecError("FusionSpec.test() needs the plugin; import FusionSpec from pytest_fusion")
+        return _test_factory[0](self)
+
+    def _check_dtypes(self) -> None:
+        wrong = [name for name in self.dtypes if name not in FLOATING]
+        if wrong:
+            raise SpecError(
+                f"{self.name}: dtypes={wrong} are not floating; dtypes are those of inputs that fix none. "
+                "Give an integer input its own: tensor(..., dtype=torch.int64)"
+            )
+
+    def _check_names(self) -> None:
+        for attribute in ("mutates", "clobbers"):
+            self._check_inputs_named(attribute, getattr(self, attribute))
+        if not isinstance(self.grad, bool):
+            self._check_inputs_named("grad", _names(self.grad))
+        for name in self.mutates:
+            if not isinstance(unwrap(self.inputs[name]), TensorSpec | DerivedSpec):
+                raise SpecError(f"{self.name}: mutates={name!r} names an input that is not a tensor")
+
+    def _check_inputs_named(self, keyword: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.inputs:
+                raise SpecError(f"{self.name}: {keyword}={name!r} names no input{did_you_mean(name, self.inputs)}")
+
+    def _check_dims(self) -> None:
+        used: set[str] = set()
+        derived_needs: set[str] = set()
+        free_functions = False
+        for spec in map(unwrap, self.inputs.values()):
+            if isinstance(spec, TensorSpec):
+                used.update(spec.shape.names, _bound_names(spec.values))
+                free_functions |= callable(spec.values)
+            elif isinstance(spec, DerivedSpec):
+                derived_needs.update(spec.needs)
+        for name, bound in self.dims.items():
+            if isinstance(bound.multiple_of, str):
+                used.update(parse_expression(bound.multiple_of, where=f"dims[{name!r}]").names)
+        for name in self.dims:
+            if name not in used and name not in derived_needs:
+                raise SpecError(
+                    f"{self.name}: dims={{{name!r}: ...}} bounds a dim that no input uses{did_you_mean(name, used)}"
+                )
+            if name in self.batch_names:
+                raise SpecError(f"{self.name}: '*{name}' stands for several dimensions and cannot be bounded by dim()")
+        for name in self.invariant:
+            if name not in used:
+                raise SpecError(f"{self.name}: invariant={name!r} names no dim{did_you_mean(name, used)}")
+        known = set(self.dim_names)
+        for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
+            if isinstance(spec, DerivedSpec):
+                parameters = inspect.signature(spec.function).parameters
+                for need in spec.needs:
+                    lacking = need not in self.inputs and need not in known and need != "generator"
+                    if lacking and parameters[need].default is inspect.Parameter.empty:
+                        raise SpecError(
+                            f"{self.name}: derived input {name!r} needs {need!r}, which is neither an input, a dim "
+                            f"nor 'generator'{did_you_mean(need, known | set(self.inputs))}"
+                        )
+        self._dim_order()
+
+    def _dim_order(self) -> tuple[str, ...]:
+        """Dims such that ``multiple_of`` refers backwards; raises on a cycle."""
+        order: list[str] = []
+        pending = [name for name in self.dim_names if name not in self.batch_names]
+        while pending:
+            ready = [
+                name
+                for name in pending
+                if not isinstance(bound := self.bound(name).multiple_of, str)
+                or all(other in order for other in parse_expression(bound).names)
+            ]
+            if not ready:
+                raise SpecError(f"{self.name}: the dims {pending} are multiples of each other in a circle")
+            order.extend(ready)
+            pending = [name for name in pending if name not in ready]
+        return tuple(order)
+
+    @property
+    def dim_order(self) -> tuple[str, ...]:
+        return self._dim_order()
+
+    def _check_signatures(self) -> None:
+        given = set(self.inputs)
+        for role in ("fused", "reference"):
+            parameters = _parameters(getattr(self, role))
+            if parameters is None:
+                continue
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                for name in sorted(given - set(parameters)):
+                    raise SpecError(_untaken(self, role, name, parameters))
+            for name, parameter in parameters.items():
+                required = parameter.default is parameter.empty and parameter.kind not in (
+                    parameter.VAR_KEYWORD,
+                    parameter.VAR_POSITIONAL,
+                )
+                if required and name not in given and name not in self.fixtures:
+                    raise SpecError(
+                        f"{self.name}: the {role} needs {name!r}, which is neither an input nor a parameter of the "
+                        f"test{did_you_mean(name, given | set(self.fixtures))}. Add it to inputs= or give it a default"
+                    )
+
+    def _check_policies(self) -> None:
+        if self.tolerance != "auto" and not isinstance(self.tolerance, Tolerance):
+            raise SpecError(f"{self.name}: tolerance={self.tolerance!r}; expected 'auto' or Tolerance(rtol=, atol=)")
+        for kind in self.rejects:  # type: ignore[union-attr]
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise SpecError(f"{self.name}: rejects={kind!r} is not an exception type")
+        if self.max_launches is not None and self.max_launches < 0:
+            raise SpecError(f"{self.name}: max_launches={self.max_launches}; expected 0 or more")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _as_dim(name: str, bound: Any) -> Dim:
+    if isinstance(bound, Dim):
+        return bound
+    if isinstance(bound, int) and not isinstance(bound, bool):
+        return dim(bound, bound)
+    raise SpecError(f"dims={{{name!r}: {bound!r}}}: expected dim(min, max, multiple_of=...) or one integer")
+
+
+def _bound_names(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, ValueProfile):
+        return ()
+    names: dict[str, None] = {}
+    for _, bound in values.params:
+        if isinstance(bound, str):
+            names.update(dict.fromkeys(parse_expression(bound, where=f"values.{values}").names))
+    for choice in values.choices:
+        names.update(dict.fromkeys(_bound_names(choice)))
+    return tuple(names)
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None  # a builtin without a signature: torch's own functions
+
+
+def _untaken(spec: FusionSpec, role: str, name: str, parameters: Iterable[str]) -> str:
+    function = getattr(getattr(spec, role), "__name__", role)
+    head = f"{spec.name}: the {role} {function}({', '.join(parameters)}) does not take the input {name!r}"
+    hint = did_you_mean(name, parameters)
+    if role == "reference":
+        return f"{head}{hint}. Add {name!r} to its parameters, or wrap it: reference=lambda {name}, ...: {function}(...)"
+    return f"{head}{hint}. Add {name!r} to its parameters or drop it from inputs="
+
+
+KEYWORDS: tuple[str, ...] = tuple(f.name for f in fields(FusionSpec) if f.name not in ("fused", "reference", "fixtures"))

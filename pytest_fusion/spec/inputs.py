@@ -1,0 +1,163 @@
+"""Input specs: a tensor, an optional, a derived value, a drawn one, or a constant."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.spec.dims import Shape, named_apart, parse_shape
+from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
+from pytest_fusion.spec.values import ValueProfile
+
+# The order is the order of simplicity: shrinking goes to the left.
+LAYOUTS: tuple[str, ...] = (
+    "contiguous",
+    "padded",
+    "transposed",
+    "step",
+    "unflattenable",
+    "expanded",
+    "offset",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor input. ``dtypes`` is ``()`` for the case's floating dtype, else the names to draw from."""
+
+    shape: Shape
+    dtypes: tuple[str, ...] = ()
+    values: ValueProfile | Callable[..., Any] | None = None
+    layouts: tuple[str, ...] = LAYOUTS
+
+    @property
+    def follows_case_dtype(self) -> bool:
+        return not self.dtypes
+
+    def may_float(self) -> bool:
+        return not self.dtypes or any(name in FLOATING for name in self.dtypes)
+
+
+def tensor(
+    dims: str | int | Sequence[str | int],
+    *,
+    dtype: Any = None,
+    values: ValueProfile | Callable[..., Any] | None = None,
+    layouts: Sequence[str] | str | None = None,
+) -> TensorSpec:
+    """Describe a tensor input.
+
+    ``dims`` is a shape string: names, integers, ``2*half``, ``seq+1``, a leading ``*batch``; ``""`` is 0-d. Equal names
+    are equal sizes. ``dtype=None`` is the case's floating dtype, a torch dtype fixes it, a sequence is drawn from.
+    ``values`` is a profile of ``pytest_fusion.values`` or a function of ``(shape, dtype, generator)`` that returns a
+    tensor. ``layouts`` names what may be drawn. Raises ``SpecError``.
+    """
+    if isinstance(dims, int):
+        dims = str(dims)
+    elif not isinstance(dims, str):
+        dims = " ".join(str(part) for part in dims)
+    shape = parse_shape(dims)
+    if isinstance(layouts, str):
+        layouts = (layouts,)
+    chosen = LAYOUTS if layouts is None else tuple(layouts)
+    for name in chosen:
+        if name not in LAYOUTS:
+            raise SpecError(f"tensor({dims!r}): unknown layout {name!r}{did_you_mean(name, LAYOUTS)}")
+    if not chosen:
+        raise SpecError(f"tensor({dims!r}): layouts=() leaves no layout to draw; drop it or name one of {LAYOUTS}")
+    if values is not None and not isinstance(values, ValueProfile) and not callable(values):
+        raise SpecError(
+            f"tensor({dims!r}): values={values!r} is neither a profile of pytest_fusion.values nor a function of "
+            "(shape, dtype, generator)"
+        )
+    dtypes = () if dtype is None else normalise_dtypes(dtype, where=f"tensor({dims!r})")
+    return TensorSpec(shape, dtypes, values, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalSpec:
+    """An input that is ``None`` in some cases."""
+
+    spec: InputSpec
+
+
+def optional(spec: Any) -> OptionalSpec:
+    """``None`` in some cases, ``spec`` in the others."""
+    if isinstance(spec, OptionalSpec):
+        raise SpecError("optional(optional(...)): one optional is enough")
+    return OptionalSpec(as_input(spec))
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedSpec:
+    """An input computed from others; ``needs`` are the function's parameter names."""
+
+    function: Callable[..., Any]
+    needs: tuple[str, ...]
+
+
+def derived(function: Callable[..., Any]) -> DerivedSpec:
+    """Compute an input from what the function's parameters name: other inputs, dims, ``generator``.
+
+    Parameters with a default that name nothing known keep their default.
+    """
+    if not callable(function):
+        raise SpecError(f"derived({function!r}): expected a function of other inputs, dims or 'generator'")
+    parameters = inspect.signature(function).parameters.values()
+    needs = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return DerivedSpec(function, needs)
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySpec:
+    """An input drawn from a Hypothesis strategy."""
+
+    strategy: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantSpec:
+    """An input that is the same in every case."""
+
+    value: Any
+
+
+InputSpec = TensorSpec | OptionalSpec | DerivedSpec | StrategySpec | ConstantSpec
+
+
+def as_input(value: Any, owner: str = "") -> InputSpec:
+    """Classify what a user put into ``inputs=`` under the name ``owner``; anything unknown is a constant."""
+    if isinstance(value, TensorSpec):
+        return replace(value, shape=named_apart(value.shape, owner)) if owner else value
+    if isinstance(value, OptionalSpec):
+        return OptionalSpec(as_input(value.spec, owner))
+    if isinstance(value, DerivedSpec | StrategySpec | ConstantSpec):
+        return value
+    # Recognised without importing Hypothesis, which only `case/` does.
+    if any(base.__module__.startswith("hypothesis.") and base.__name__ == "SearchStrategy" for base in type(value).__mro__):
+        return StrategySpec(value)
+    return ConstantSpec(value)
+
+
+def unwrap(spec: InputSpec) -> InputSpec:
+    """The spec inside an ``optional``."""
+    return spec.spec if isinstance(spec, OptionalSpec) else spec
+
+
+__all__ = [
+    "LAYOUTS",
+    "ConstantSpec",
+    "DerivedSpec",
+    "InputSpec",
+    "OptionalSpec",
+    "StrategySpec",
+    "TensorSpec",
+    "as_input",
+    "derived",
+    "optional",
+    "tensor",
+    "unwrap",
+]

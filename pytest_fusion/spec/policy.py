@@ -1,0 +1,24 @@
+"""What is demanded of a kernel beyond the values: tolerance and requirements."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_fusion.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """A fixed tolerance, for people who insist: ``|fused - reference| <= atol + rtol * |reference|``.
+
+    ``tolerance="auto"`` derives the allowed error from the reference's own rounding and needs no numbers.
+    """
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+            if not (math.isfinite(value) and value >= 0):
+                raise SpecError(f"Tolerance({name}={value}): expected a finite number of 0 or more")

@@ -1,0 +1,105 @@
+"""Value profiles: which numbers a tensor may hold, as plain descriptions that `case/` turns into elements.
+
+A bound may be a number or a dim expression (``"vocab"``, ``"2*half"``), resolved per case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_fusion.errors import SpecError
+
+Bound = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class ValueProfile:
+    """A named family of values; ``params`` are numbers, dim expressions or nested profiles."""
+
+    kind: str
+    params: tuple[tuple[str, Bound], ...] = ()
+    choices: tuple[ValueProfile, ...] = ()
+
+    def __str__(self) -> str:
+        inner = ", ".join([f"{key}={value}" for key, value in self.params] + [str(choice) for choice in self.choices])
+        return f"{self.kind}({inner})"
+
+
+def _check_order(kind: str, low: Bound, high: Bound) -> None:
+    if not isinstance(low, str) and not isinstance(high, str) and high < low:
+        raise SpecError(f"values.{kind}({low}, {high}): the upper bound lies below the lower one")
+
+
+def default() -> ValueProfile:
+    """Every regime: several scales, offsets, cancelling pairs, outliers, zero rows, ties, NaN, infinities, subnormals."""
+    return ValueProfile("default")
+
+
+def finite() -> ValueProfile:
+    """As :func:`default` without NaN, infinities, values near overflow and subnormals."""
+    return ValueProfile("finite")
+
+
+def normal(mean: float = 0.0, std: float = 1.0) -> ValueProfile:
+    """Bell-shaped, within five standard deviations of ``mean``."""
+    if std < 0:
+        raise SpecError(f"values.normal(std={std}): expected 0 or more")
+    return ValueProfile("normal", (("mean", mean), ("std", std)))
+
+
+def uniform(low: Bound = 0.0, high: Bound = 1.0) -> ValueProfile:
+    """Evenly from ``[low, high)``."""
+    _check_order("uniform", low, high)
+    return ValueProfile("uniform", (("low", low), ("high", high)))
+
+
+def positive(low: float = 1e-3, high: float = 8.0) -> ValueProfile:
+    """Strictly positive, evenly from ``[low, high)``."""
+    if low <= 0:
+        raise SpecError(f"values.positive(low={low}): expected more than 0")
+    _check_order("positive", low, high)
+    return ValueProfile("uniform", (("low", low), ("high", high)))
+
+
+def probabilities() -> ValueProfile:
+    """Non-negative rows that add up to one along the last axis."""
+    return ValueProfile("probabilities")
+
+
+def booleans(share: float = 0.5) -> ValueProfile:
+    """True with probability ``share``."""
+    if not 0 <= share <= 1:
+        raise SpecError(f"values.booleans(share={share}): expected 0 to 1")
+    return ValueProfile("booleans", (("share", share),))
+
+
+def integers(low: Bound, high: Bound) -> ValueProfile:
+    """Evenly from ``low`` to ``high``, both included."""
+    _check_order("integers", low, high)
+    return ValueProfile("integers", (("low", low), ("high", high)))
+
+
+def indices(size: Bound) -> ValueProfile:
+    """Evenly from ``0`` to ``size - 1``; the first and the last index always occur where there is room."""
+    return ValueProfile("indices", (("size", size),))
+
+
+def permutation() -> ValueProfile:
+    """Each row a permutation of ``0 .. n-1`` along the last axis."""
+    return ValueProfile("permutation")
+
+
+def constant(value: float) -> ValueProfile:
+    """One value everywhere."""
+    return ValueProfile("constant", (("value", value),))
+
+
+def one_of(*choices: ValueProfile | Sequence[ValueProfile]) -> ValueProfile:
+    """One of several profiles, drawn per case."""
+    flat: list[ValueProfile] = []
+    for choice in choices:
+        flat.extend([choice] if isinstance(choice, ValueProfile) else choice)
+    if not flat:
+        raise SpecError("values.one_of() needs at least one profile")
+    return ValueProfile("one_of", choices=tuple(flat))

@@ -1,0 +1,77 @@
+"""Checks `inputs`, `bounds` and `unwritten`: who wrote where, and what the result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from pytest_fusion.run.fused import Outcome
+from pytest_fusion.run.memory.damage import Change, Damage
+from pytest_fusion.verdict.model import Verdict, failed, passed
+
+_ZONES = {"before": "before the start of", "after": "past the end of", "between": "between the elements of"}
+
+
+def check_inputs(changes: Iterable[Change], allowed: Iterable[str]) -> Verdict:
+    """No input changed in any bit, but for those that the spec lets the kernel write."""
+    tolerated = set(allowed)
+    for change in changes:
+        if change.name.partition("[")[0] in tolerated:
+            continue
+        return failed(
+            "inputs",
+            f"the kernel changed {change.count} element(s) of its input {change.name}, the first at {list(change.first)}; "
+            f"declare mutates={change.name!r} if it is meant to",
+            identity=f"inputs:{change.name}",
+            input=change.name,
+            count=change.count,
+            first=list(change.first),
+        )
+    return passed("inputs")
+
+
+def check_damage(damage: Iterable[Damage]) -> Verdict:
+    """Nothing was written outside a tensor's own elements."""
+    for hurt in damage:
+        where = f"{_ZONES[hurt.zone]} {hurt.name}"
+        distance = f", {abs(hurt.elements)} element(s) away from its own" if hurt.elements else ""
+        return failed(
+            "bounds",
+            f"the kernel wrote {hurt.count} byte(s) {where}{distance}",
+            identity=f"bounds:write:{hurt.zone}",
+            tensor=hurt.name,
+            zone=hurt.zone,
+            elements=hurt.elements,
+            bytes=hurt.count,
+        )
+    return passed("bounds")
+
+
+def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+    """Elements of an output that hold fresh memory's fill in both runs, each its own; ``None`` where none can."""
+    assert a.watch is not None and b.watch is not None
+    first, second = a.watch.unwritten(x), b.watch.unwritten(y)
+    if first is None or second is None or first.shape != second.shape:
+        return None
+    return first & second
+
+
+def check_unwritten(masks: Mapping[str, torch.Tensor | None]) -> Verdict:
+    """Every element of every output was written."""
+    for name, mask in masks.items():
+        if mask is None or not bool(mask.any()):
+            continue
+        count = int(mask.sum())
+        first = [int(i) for i in mask.nonzero()[0]]
+        return failed(
+            "unwritten",
+            f"{count} of {mask.numel()} element(s) of {name} were never written, the first at {first}: they hold what "
+            "torch.empty found in memory",
+            identity=f"unwritten:{name}",
+            output=name,
+            count=count,
+            total=mask.numel(),
+            first=first,
+        )
+    return passed("unwritten")

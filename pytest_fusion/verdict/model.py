@@ -1,0 +1,61 @@
+"""What a check concludes, as plain data: no tensor, so that it survives xdist and a forked child."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["pass", "fail", "unknown"]
+
+# In the order in which a case is judged and reported: an earlier finding explains a later one.
+CHECKS: tuple[str, ...] = (
+    "error",
+    "crash",
+    "structure",
+    "inputs",
+    "bounds",
+    "unwritten",
+    "repeat",
+    "values",
+    "invariance",
+    "gradients",
+    "configs",
+    "launches",
+    "compile",
+    "device",
+    "vacuity",
+    "honesty",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The conclusion of one check on one case.
+
+    ``reason`` is one sentence for people. ``evidence`` holds JSON types only. ``statistical`` marks a
+    failure that rests on a statistic and must be repeated by fresh values before it counts.
+    ``identity`` names the bug rather than the case: shrinking stays on one identity.
+    """
+
+    check: str
+    status: Status
+    reason: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    statistical: bool = False
+    identity: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.status == "fail"
+
+
+def passed(check: str, **evidence: Any) -> Verdict:
+    return Verdict(check, "pass", evidence=evidence)
+
+
+def failed(check: str, reason: str, *, identity: str = "", statistical: bool = False, **evidence: Any) -> Verdict:
+    return Verdict(check, "fail", reason, evidence, statistical, identity or check)
+
+
+def unknown(check: str, reason: str, **evidence: Any) -> Verdict:
+    return Verdict(check, "unknown", reason, evidence)

@@ -1,0 +1,38 @@
+"""The results of a call as named outputs: what it returned, and the inputs that it wrote in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.run.tree import leaves, nesting
+
+
+@dataclass(slots=True)
+class Outputs:
+    """Named result tensors and plain values; ``shape`` is the nesting as text."""
+
+    tensors: dict[str, torch.Tensor]
+    plain: dict[str, Any]
+    shape: str
+
+
+def collect(result: Any, arguments: Mapping[str, Any], mutates: Iterable[str], *, returned: bool = True) -> Outputs:
+    """Name every leaf. The lone result is called ``out``; an input written in place keeps its name."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {}
+    if returned:
+        for leaf in leaves(result):
+            name = f"out{leaf.path}"
+            if leaf.is_tensor:
+                tensors[name] = leaf.value
+            else:
+                plain[name] = leaf.value
+    for name in mutates:
+        value = arguments[name]
+        if isinstance(value, torch.Tensor):
+            tensors[f"{name} (in place)"] = value
+    return Outputs(tensors, plain, nesting(result) if returned else "")

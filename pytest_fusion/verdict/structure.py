@@ -1,0 +1,113 @@
+"""Check `structure`: nesting, shape, dtype, device, plain values, and memory shared that should not be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import torch
+
+from pytest_fusion.verdict.model import Verdict, failed, passed
+from pytest_fusion.verdict.outputs import Outputs
+
+# Beyond this many elements the exact test for interleaved views gives way to the comparison of extents.
+_EXACT_OVERLAP_ELEMENTS = 1 << 20
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int]:
+    """First and one-past-last byte address of the elements."""
+    if t.numel() == 0:
+        return 0, 0
+    last = sum(stride * (size - 1) for size, stride in zip(t.shape, t.stride(), strict=True))
+    start = t.data_ptr()
+    return start, start + (last + 1) * t.element_size()
+
+
+def _addresses(t: torch.Tensor) -> torch.Tensor:
+    grid = torch.zeros((), dtype=torch.int64)
+    for axis, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        step = torch.arange(size, dtype=torch.int64) * stride * t.element_size()
+        grid = grid + step.reshape(-1, *[1] * (t.dim() - axis - 1))
+    return (grid + t.data_ptr()).reshape(-1)
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have an element's memory in common; interleaved views that do not touch have none."""
+    if a.device != b.device or a.layout is not torch.strided or b.layout is not torch.strided:
+        return False
+    (a0, a1), (b0, b1) = _extent(a), _extent(b)
+    if a0 == a1 or b0 == b1 or a1 <= b0 or b1 <= a0:
+        return False
+    if max(a.numel(), b.numel()) > _EXACT_OVERLAP_ELEMENTS:
+        return True
+    return bool(torch.isin(_addresses(a), _addresses(b)).any())
+
+
+def sharing(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> set[tuple[str, str]]:
+    """Pairs of an output and an input, or two outputs, that share memory."""
+    pairs = {(o, i) for o, a in outputs.items() for i, b in inputs.items() if overlap(a, b)}
+    for (x, a), (y, b) in itertools.combinations(outputs.items(), 2):
+        if overlap(a, b):
+            pairs.add((x, y))
+    return pairs
+
+
+def check_structure(
+    fused: Outputs,
+    reference: Outputs,
+    *,
+    device: torch.device,
+    fused_sharing: set[tuple[str, str]],
+    reference_sharing: set[tuple[str, str]],
+) -> Verdict:
+    """Compare what the two calls returned, apart from the tensors' elements."""
+    if fused.shape != reference.shape:
+        return failed(
+            "structure",
+            f"the fused kernel returned {fused.shape}, the reference {reference.shape}",
+            identity="structure:nesting",
+            fused=fused.shape,
+            reference=reference.shape,
+        )
+    for name, expected in reference.tensors.items():
+        got = fused.tensors[name]
+        for what, found, allowed in (
+            ("shape", tuple(got.shape), tuple(expected.shape)),
+            ("dtype", got.dtype, expected.dtype),
+            ("device", got.device, device),
+        ):
+            if found != allowed:
+                return failed(
+                    "structure",
+                    f"{name} has {what} {found}, the reference's has {allowed}",
+                    identity=f"structure:{name}:{what}",
+                    output=name,
+                    fused=str(found),
+                    reference=str(allowed),
+                )
+    for name, expected in reference.plain.items():
+        got = fused.plain.get(name)
+        if type(got) is not type(expected) or not _same_plain(got, expected):
+            return failed(
+                "structure",
+                f"{name} is {got!r}, the reference's is {expected!r}",
+                identity=f"structure:{name}:value",
+                output=name,
+            )
+    for x, y in sorted(fused_sharing - reference_sharing):
+        return failed(
+            "structure",
+            f"{x} shares memory with {y}, which the reference's does not; writing to one changes the other",
+            identity="structure:aliasing",
+            output=x,
+            other=y,
+        )
+    return passed("structure")
+
+
+def _same_plain(got: object, expected: object) -> bool:
+    if isinstance(got, float) and isinstance(expected, float):
+        # A Python float has left the lanes behind, so a float32 result's own rounding is all that can be allowed.
+        return got == expected or math.isclose(got, expected, rel_tol=1e-5) or (math.isnan(got) and math.isnan(expected))
+    return bool(got == expected)

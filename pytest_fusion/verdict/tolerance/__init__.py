@@ -1,0 +1,9 @@
+"""Automatic tolerance: the reference's own rounding decides how far a fused kernel may be off."""
+
+from __future__ import annotations
+
+from pytest_fusion.verdict.tolerance.judge import judge_output, offending
+from pytest_fusion.verdict.tolerance.model import Grade, ValuesVerdict
+from pytest_fusion.verdict.tolerance.plain import judge_plain
+
+__all__ = ["Grade", "ValuesVerdict", "judge_output", "judge_plain", "offending"]

@@ -1,0 +1,132 @@
+"""The judge of discrete outputs: integers, bools and fp8, whose values are rounded for real in every lane."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.model import OutputLanes
+from pytest_fusion.run.lanes.rounding import U32, D
+from pytest_fusion.verdict.tolerance.model import ValuesVerdict
+
+
+def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
+    """Every element must be a code that honest arithmetic reaches, and not many more may be moved than in the lanes.
+
+    Ties (an argmax between equals, a value between two codes) are free where the lanes disagree; all else is exact.
+    """
+    if candidate.dtype.is_floating_point:
+        return _judge_fp8(candidate, lanes)
+    got = candidate.detach().to(torch.int64).reshape(-1)
+    native = lanes.native.to(torch.int64).reshape(-1)
+    oracle = lanes.oracle.to(torch.int64).reshape(-1)
+    every = lanes.lanes.to(torch.int64).reshape(lanes.lanes.shape[0], -1)
+    low, high = _range(every, oracle, native)
+    distance = torch.maximum(low - got, got - high).clamp_min(0)
+    outside = distance > 0
+    flips = [int(n) for n in (every != oracle).sum(1)]
+    most = max(flips, default=0)
+    # How often a lane leaves the range of all others is how often an honest kernel may leave the range of all lanes.
+    strays = max((_strays(every, oracle, native, k) for k in range(every.shape[0])), default=0) if most else 0
+    far = int((distance > 1).sum())
+    near = int(outside.sum()) - far
+    moved = int((got != oracle).sum())
+    limit = max(1.5 * most + 3 + 3 * math.sqrt(most), 1.1 * int((native != oracle).sum())) if most else math.inf
+    ok = far <= 2 * strays and near <= 2 * strays + min(3, most) and moved <= limit
+    return _verdict(ok, got, oracle, outside if bool(outside.any()) else got != oracle, distance, moved, limit, candidate)
+
+
+def _range(every: Tensor, oracle: Tensor, native: Tensor) -> tuple[Tensor, Tensor]:
+    low = torch.minimum(torch.minimum(every.amin(0), oracle), native)
+    high = torch.maximum(torch.maximum(every.amax(0), oracle), native)
+    # Codes that scatter over several values are a fine scale: the extremes of few lanes fall short of its ends.
+    extra = torch.where(high - low >= 3, (high - low + 1) // 2, 0)
+    return low - extra, high + extra
+
+
+def _strays(every: Tensor, oracle: Tensor, native: Tensor, lane: int) -> int:
+    others = torch.cat([every[:lane], every[lane + 1 :]])
+    if not others.shape[0]:
+        return 0
+    low, high = _range(others, oracle, native)
+    return int(((every[lane] < low) | (every[lane] > high)).sum())
+
+
+def _judge_fp8(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
+    dtype = candidate.dtype
+
+    def stored(value: Tensor) -> Tensor:
+        return value.float().to(dtype).to(D)
+
+    raw = lanes.lanes.reshape(lanes.lanes.shape[0], -1)
+    exact = lanes.oracle.reshape(-1)
+    got = candidate.detach().to(D).reshape(-1)
+    native = lanes.native.to(D).reshape(-1)
+    oracle = stored(exact)
+    # A scale applied as a reciprocal moves values by units of float32, which decides exact ties.
+    hair = 4 * U32 * exact.abs()
+    margin = 3 * (raw - exact).square().mean(0).sqrt() + hair
+    low = stored(torch.minimum(raw.amin(0), exact) - margin)
+    high = stored(torch.maximum(raw.amax(0), exact) + margin)
+    every = stored(raw)
+    inside = ((got >= low) & (got <= high)) | (got == oracle) | (got == native)
+    nan = torch.isnan(got)
+    may_nan = torch.isnan(oracle) | torch.isnan(native) | torch.isnan(every).any(0) | torch.isnan(low + high)
+    must_nan = torch.isnan(oracle) & torch.isnan(native) & torch.isnan(every).all(0)
+    wrong = torch.where(nan, ~may_nan, ~inside & ~torch.isnan(low + high)) | (must_nan & ~nan)
+    differs = (got != oracle) & ~(nan & torch.isnan(oracle))
+    most = max(int(((lane != oracle) & ~(torch.isnan(lane) & torch.isnan(oracle))).sum()) for lane in every)
+    ties = int((stored(exact - hair) != stored(exact + hair)).sum())
+    limit = max(1.5 * most + 3 + 3 * math.sqrt(most) + ties, 1.1 * int((native != oracle).sum()))
+    moved = int(differs.sum())
+    ok = not bool(wrong.any()) and moved <= limit
+    distance = torch.where(wrong, (got - oracle).abs().nan_to_num(math.inf), 0.0)
+    return _verdict(ok, got, oracle, wrong if bool(wrong.any()) else differs, distance, moved, limit, candidate)
+
+
+def _verdict(
+    ok: bool, got: Tensor, oracle: Tensor, shown: Tensor, distance: Tensor, moved: int, limit: float, candidate: Tensor
+) -> ValuesVerdict:
+    total = got.numel()
+    agreed = math.isinf(limit)
+    name = "exact" if agreed else "code"
+    outside = int((distance > 0).sum())
+    if ok:
+        ratio = 0.0 if agreed else moved / limit
+        return ValuesVerdict(True, None, name, ratio, None, None, None, None, 0, total, False, "codes agree")
+    worst = int(distance.to(D).argmax()) if outside else int(shown.to(torch.int8).argmax())
+    index: list[int] = []
+    rest = worst
+    for size in reversed(candidate.shape):
+        index.append(rest % size)
+        rest //= size
+    index.reverse()
+    value, expected = float(got[worst]), float(oracle[worst])
+    if outside:
+        reason = (
+            f"{outside} of {total} values are none that honest rounding reaches; worst at {index}: got {value:g}, "
+            f"exact {expected:g}"
+        )
+    else:
+        reason = f"{moved} of {total} values differ from the exact ones where rounding moves at most {limit:.0f}"
+    ratio = math.inf if outside else moved / limit
+    return ValuesVerdict(
+        False, "C", name, ratio, tuple(index), value, expected, 0.0, outside or moved, total, not outside, reason
+    )
+
+
+def offending_codes(candidate: Tensor, lanes: OutputLanes) -> Tensor:
+    """Bool, of the candidate's shape: codes that no lane has."""
+    got = candidate.detach().to(D)
+    dtype = candidate.dtype
+    every = lanes.lanes.to(D)
+    oracle = lanes.oracle.to(D)
+    if dtype.is_floating_point:
+        every, oracle = every.float().to(dtype).to(D), oracle.float().to(dtype).to(D)
+    native = lanes.native.to(D)
+    low = torch.minimum(torch.minimum(every.amin(0), oracle), native)
+    high = torch.maximum(torch.maximum(every.amax(0), oracle), native)
+    both_nan = torch.isnan(got) & (torch.isnan(oracle) | torch.isnan(native))
+    return ~((got >= low) & (got <= high)) & ~both_nan

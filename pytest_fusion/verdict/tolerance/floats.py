@@ -1,0 +1,228 @@
+"""The judge of floating-point outputs: a kernel is compared with what honest rounding of the reference looks like."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.model import OutputLanes
+from pytest_fusion.run.lanes.rounding import U32, U64, D
+from pytest_fusion.verdict.tolerance.model import ValuesVerdict
+from pytest_fusion.verdict.tolerance.spread import Spread, allowed_classes, spread_of
+from pytest_fusion.verdict.tolerance.statistics import ENOUGH, Statistics, statistics_of
+
+# Lanes are judged in groups of at most this many values at a time, which bounds the memory of a large output.
+CHUNK = 1 << 22
+# A failure by more than this factor is no accident of the values drawn.
+GROSS = 4.0
+WORDS = {
+    "max": "single elements are further off than rounding explains",
+    "rms": "the error over all elements is larger than rounding explains",
+    "row": "one row is further off than rounding explains",
+    "col": "one column is further off than rounding explains",
+    "scale": "all elements are off by a common factor, as from a wrong eps, divisor or a dropped term",
+}
+
+
+@dataclass(slots=True)
+class Limits:
+    """What each statistic may be; ``centre`` is the lanes' mean common factor, about which ``scale`` is taken."""
+
+    size: dict[str, float]
+    scale: float
+    centre: float
+
+
+def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> ValuesVerdict:
+    """Judges a floating candidate of the native shape and dtype (fp16, bf16, fp32 or fp64).
+
+    ``inclusive`` raises every limit to 1.1 times what the native reference itself scores, since a kernel no worse than
+    the reference passes; it is off where float32-quality arithmetic is demanded (grade A).
+    """
+    total = candidate.numel()
+    shape = tuple(candidate.shape)
+    got = candidate.detach().to(D).reshape(-1)
+    spread = spread_of(lanes)
+    fine = allowed_classes(got, lanes, spread)
+    if not bool(fine.all()):
+        return _nonfinite(got, spread, fine, shape)
+    used: Tensor | None = None
+    if spread.finite is not None or not bool(torch.isfinite(got.sum())):
+        used = torch.isfinite(got) & torch.isfinite(spread.centre)
+        if not bool(used.any()):
+            return ValuesVerdict(True, None, "max", 0.0, None, None, None, None, 0, total, False, "nothing is finite")
+    deviation = spread.deviation()
+    limits, native = _limits(spread, deviation, shape, inclusive)
+    if used is not None:
+        error = torch.where(used, got - spread.centre, 0.0)
+    else:
+        error = got - spread.centre
+    if inclusive:
+        error = _excused(error, got, spread, deviation, limits, native)
+    measured = statistics_of(
+        error[None], deviation[None], spread.centre, spread.step, shape, None if used is None else used[None]
+    )
+    return _verdict(measured, limits, error, got, spread, deviation, shape)
+
+
+def _nulls(spread: Spread, shape: tuple[int, ...]) -> Statistics:
+    """The statistics (K) of each lane, stored as a kernel would store it and judged by the other lanes."""
+    group = max(1, CHUNK // max(1, spread.centre.numel()))
+    parts: list[Statistics] = []
+    for start in range(0, spread.lanes, group):
+        stop = min(start + group, spread.lanes)
+        used = None if spread.finite is None else spread.finite[start:stop] & torch.isfinite(spread.centre)
+        error = spread.rounded[start:stop] - spread.centre
+        if used is not None:
+            error = torch.where(used, error, 0.0)
+        deviation = spread.deviation_without(start, stop)
+        parts.append(statistics_of(error, deviation, spread.centre, spread.step, shape, used))
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    first = parts[0]
+    return Statistics(
+        joined("max"),
+        joined("rms"),
+        None if first.row is None else joined("row"),
+        None if first.col is None else joined("col"),
+        joined("scale"),
+        joined("flip"),
+    )
+
+
+def _limits(
+    spread: Spread, deviation: Tensor, shape: tuple[int, ...], inclusive: bool
+) -> tuple[Limits, Tensor | None]:
+    """Limits from the lanes' own statistics, raised to the native reference's; and the native errors (N)."""
+    null = _nulls(spread, shape)
+    count = spread.centre.numel()
+    columns = shape[-1] if shape else 1
+    factor = {"max": (2.0, 0.0, 4.0), "rms": (1.2, 2 / math.sqrt(count), 0.0)}
+    factor["row"] = (1.5, 2 / math.sqrt(max(columns, 1)), 0.0)
+    factor["col"] = (1.5, 2 / math.sqrt(max(count // max(columns, 1), 1)), 0.0)
+    size: dict[str, float] = {}
+    for name, values in null.named().items():
+        if name == "rms" and count < ENOUGH:
+            continue
+        times, plus, floor = factor[name]
+        worst, mean = float(values.max()), float(values.mean())
+        size[name] = max(times * worst + plus, mean + 5 * float(values.std()), floor)
+    centre = float(null.scale.mean())
+    unit = U64 if spread.dtype == D else U32
+    scatter = 6 * float(null.scale.std()) * math.sqrt(1 + 1 / spread.lanes)
+    limits = Limits(size, scatter + 12 * unit + 6 * float(null.flip.max()), centre)
+    if not inclusive:
+        return limits, None
+    finite = torch.isfinite(spread.native) & torch.isfinite(spread.centre)
+    native = torch.where(finite, spread.native - spread.centre, 0.0)
+    # Where the reference itself goes astray (an overflow on the way), it is followed there and nowhere else.
+    astray = native.abs() > 3 * limits.size["max"] * deviation
+    own = statistics_of(
+        native[None], deviation[None], spread.centre, spread.step, shape, (finite & ~astray)[None]
+    )
+    for name, value in own.named().items():
+        if name in size:
+            size[name] = max(size[name], 1.1 * float(value))
+    limits.scale = max(limits.scale, 1.25 * abs(float(own.scale) - centre))
+    return limits, native
+
+
+def _excused(
+    error: Tensor, got: Tensor, spread: Spread, deviation: Tensor, limits: Limits, native: Tensor | None
+) -> Tensor:
+    """Errors with those elements set to zero where an astray reference is met to within its own rounding."""
+    if native is None:
+        return error
+    astray = native.abs() > limits.size["max"] * deviation
+    if not bool(astray.any()):
+        return error
+    near = (got - spread.native).abs() <= 4 * deviation.minimum(spread.native.abs() * 2.0**-6 + spread.step)
+    return torch.where(astray & near, 0.0, error)
+
+
+def _verdict(
+    measured: Statistics,
+    limits: Limits,
+    error: Tensor,
+    got: Tensor,
+    spread: Spread,
+    deviation: Tensor,
+    shape: tuple[int, ...],
+) -> ValuesVerdict:
+    ratios = {name: float(value) / limits.size[name] for name, value in measured.named().items() if name in limits.size}
+    if got.numel() >= ENOUGH:
+        ratios["scale"] = abs(float(measured.scale) - limits.centre) / limits.scale
+    # The first failing statistic in this order says most about where to look.
+    failing = [name for name in ("max", "row", "col", "rms", "scale") if ratios.get(name, 0.0) > 1]
+    name = failing[0] if failing else max(ratios, key=ratios.__getitem__)
+    score = error.abs() / deviation
+    worst = int(score.argmax())
+    allowed = limits.size["max"] * deviation
+    beyond = int((error.abs() > allowed).sum())
+    ok = not failing
+    gross = ratios["max"] > GROSS
+    expected, value = float(spread.centre[worst]), float(got[worst])
+    index = tuple(int(i) for i in _unravel(worst, shape))
+    reason = "within rounding"
+    if not ok:
+        reason = (
+            f"{WORDS[name]}: {name} is {ratios[name]:.3g} times the allowed; worst element {list(index)} is {value:.9g}, "
+            f"exact {expected:.9g}, off by {float(error[worst].abs()):.3g} where {float(allowed[worst]):.3g} is allowed"
+        )
+    return ValuesVerdict(
+        ok,
+        None if ok else "C",
+        name,
+        ratios[name],
+        index,
+        value,
+        expected,
+        float(allowed[worst]),
+        beyond,
+        got.numel(),
+        not ok and not gross,
+        reason,
+    )
+
+
+def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
+    wrong = ~fine
+    first = int(wrong.to(torch.int8).argmax())
+    index = tuple(_unravel(first, shape))
+    value, expected = float(got[first]), float(spread.native[first])
+    reason = (
+        f"{int(wrong.sum())} of {got.numel()} elements are finite where the reference is not or the other way round; "
+        f"first at {list(index)}: got {value:.9g}, the reference has {expected:.9g} and neither exact nor randomly "
+        "rounded arithmetic allows it"
+    )
+    return ValuesVerdict(
+        False, "C", "nonfinite", math.inf, index, value, expected, None, int(wrong.sum()), got.numel(), False, reason
+    )
+
+
+def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
+    index: list[int] = []
+    for size in reversed(shape):
+        index.append(flat % size)
+        flat //= size
+    return index[::-1]
+
+
+def offending_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
+    """Bool, of the candidate's shape: elements that no honest rounding explains."""
+    got = candidate.detach().to(D).reshape(-1)
+    spread = spread_of(lanes)
+    wrong = ~allowed_classes(got, lanes, spread)
+    deviation = spread.deviation()
+    limits, native = _limits(spread, deviation, tuple(candidate.shape), True)
+    used = torch.isfinite(got) & torch.isfinite(spread.centre)
+    error = torch.where(used, got - spread.centre, 0.0)
+    error = _excused(error, got, spread, deviation, limits, native)
+    return (wrong | (error.abs() > limits.size["max"] * deviation)).reshape(candidate.shape)

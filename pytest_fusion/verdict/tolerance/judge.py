@@ -1,0 +1,73 @@
+"""Judges one output: cheaply by a few lanes, and a failure again by many fresh ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.model import OutputLanes
+from pytest_fusion.run.lanes.rounding import GRIDS
+from pytest_fusion.verdict.tolerance.codes import judge_codes, offending_codes
+from pytest_fusion.verdict.tolerance.floats import judge_floats, offending_floats
+from pytest_fusion.verdict.tolerance.model import ValuesVerdict
+from pytest_fusion.verdict.tolerance.plain import judge_plain, mismatched_shape
+
+
+def judge_output(
+    candidate: Tensor,
+    few: OutputLanes,
+    more: Callable[[], OutputLanes],
+    *,
+    fine: Callable[[], OutputLanes] | None = None,
+) -> ValuesVerdict:
+    """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
+
+    ``few`` are the lanes at hand (6 are enough). Only where they fail the candidate, ``more()`` is asked for fresh ones
+    (24; 64 for fewer than 16 elements) and must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given, a
+    pass is graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``.
+    """
+    with torch.no_grad():
+        verdict = _judge(candidate, few)
+        if not verdict.ok and verdict.statistic != "shape":
+            verdict = _judge(candidate, more())
+        if not verdict.ok or fine is None:
+            return verdict
+        strict = _judge(candidate, fine(), inclusive=False)
+        return replace(verdict, grade="A" if strict.ok else "B")
+
+
+def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> ValuesVerdict:
+    native = lanes.native
+    if candidate.shape != native.shape or candidate.dtype != native.dtype:
+        return mismatched_shape(candidate, native)
+    if not native.numel():
+        return ValuesVerdict(True, None, "exact", 0.0, None, None, None, None, 0, 0, False, "no elements")
+    if native.dtype.is_complex:
+        # Complex operations are not followed by the lanes; what is known is torch's own comparison of float32 results.
+        size = 64 * torch.finfo(native.dtype).eps
+        return judge_plain(
+            torch.view_as_real(candidate.resolve_conj()),
+            torch.view_as_real(native.resolve_conj()),
+            size,
+            size * float(native.abs().nan_to_num(0.0, 0.0, 0.0).max()),
+        )
+    if native.dtype in GRIDS:
+        return judge_floats(candidate, lanes, inclusive=inclusive)
+    return judge_codes(candidate, lanes)
+
+
+def offending(candidate: Tensor, lanes: OutputLanes) -> Tensor:
+    """Bool, of the candidate's shape: the elements beyond what is allowed of a single element."""
+    if candidate.shape != lanes.native.shape:
+        return torch.ones_like(candidate, dtype=torch.bool)
+    if not candidate.numel():
+        return torch.zeros_like(candidate, dtype=torch.bool)
+    with torch.no_grad():
+        if lanes.native.dtype in GRIDS:
+            return offending_floats(candidate, lanes)
+        if lanes.native.dtype.is_complex:
+            return ~torch.isclose(candidate, lanes.native, equal_nan=True)
+        return offending_codes(candidate, lanes)

@@ -1,0 +1,137 @@
+"""What the lanes say about each element: its exact value, how far honest rounding moves it, which infinities occur."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.model import OutputLanes
+from pytest_fusion.run.lanes.rounding import GRIDS, D, quantum
+
+# Up to here the smoothing of the variances leaves each lane out in turn; above, one lane does not move a median.
+FEW = 64
+SAMPLE = 1 << 14
+
+
+def nonfinite_class(value: Tensor) -> Tensor:
+    """0 finite, 1 +inf, 2 -inf, 3 NaN, as int8."""
+    kind = torch.isnan(value).to(torch.int8) * 3
+    return torch.where(torch.isinf(value), torch.where(value > 0, 1, 2).to(torch.int8), kind)
+
+
+@dataclass(slots=True)
+class Spread:
+    """One output's lanes, flattened for statistics; float64, ``N`` elements, ``K`` lanes.
+
+    ``centre`` (N) is the oracle (where that is not finite: the native value). ``rounded`` (K, N) are the lanes as an
+    honest kernel would store them, ``squares`` (K, N) their squared errors before that, zero where a lane is not
+    finite. ``finite`` (K, N) is None when everything is. ``count`` (N) finite lanes.
+    """
+
+    dtype: torch.dtype
+    centre: Tensor
+    native: Tensor
+    rounded: Tensor
+    squares: Tensor
+    finite: Tensor | None
+    count: Tensor | int
+    step: Tensor
+    rho: Tensor
+
+    @property
+    def lanes(self) -> int:
+        return int(self.rounded.shape[0])
+
+    def deviation(self) -> Tensor:
+        """Standard deviation (N) granted to an honest kernel's element, its own rounding to the dtype included."""
+        return self._deviation(self.squares.sum(0) / self._at_least_one(self.count), self.rho, self.lanes)
+
+    def deviation_without(self, start: int, stop: int) -> Tensor:
+        """The same for lanes ``start..stop``, each judged by all others: (stop - start, N)."""
+        rest = self.count - 1 if self.finite is None else self.count - self.finite[start:stop].to(D)
+        variance = (self.squares.sum(0) - self.squares[start:stop]) / self._at_least_one(rest)
+        rho = self._smoothing(variance) if self.centre.numel() <= FEW else self.rho
+        return self._deviation(variance, rho, self.lanes - 1)
+
+    @staticmethod
+    def _at_least_one(count: Tensor | float) -> Tensor | float:
+        return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
+
+    def _deviation(self, variance: Tensor, rho: Tensor, lanes: int) -> Tensor:
+        common = rho * self.centre.square()
+        if isinstance(self.count, Tensor):
+            # No finite lane: the reference overflows where exact arithmetic does not; a kernel that gets through is
+            # held to eight times the usual relative error.
+            common = torch.where(self.count == 0, 128 * common, common)
+        spread = 0.5 * variance + 0.5 * common
+        if self.centre.numel() < 16:
+            # A variance from few lanes of few elements is itself uncertain: Student's t instead of the normal.
+            spread = spread * (1 + 6 / lanes) ** 2
+        if self.dtype == D:
+            # The oracle computes in float64 as well, so its own error is one more lane's.
+            spread = 2 * spread + self.step.square() / 12
+        return torch.sqrt(self.step.square() / 12 + spread).clamp_min(1e-300)
+
+    def _smoothing(self, variance: Tensor) -> Tensor:
+        return _typical(variance, self.centre)
+
+
+def _typical(variance: Tensor, centre: Tensor) -> Tensor:
+    """Median relative variance over the elements that are not zero: scalar, or (B, 1) for (B, N) variances."""
+    usable = centre != 0
+    if not bool(usable.any()):
+        return variance.new_zeros(variance.shape[:-1] + (1,))
+    picked, values = variance[..., usable], centre[usable]
+    if picked.shape[-1] > SAMPLE:
+        stride = picked.shape[-1] // SAMPLE
+        picked, values = picked[..., ::stride], values[::stride]
+    return (picked / values.square()).nan_to_num(0.0).median(-1, True).values
+
+
+def spread_of(lanes: OutputLanes) -> Spread:
+    """Prepares the lanes of a floating output for judging; NaN and infinities are taken out of the statistics."""
+    dtype = lanes.native.dtype
+    raw = lanes.lanes.reshape(lanes.lanes.shape[0], -1)
+    oracle = lanes.oracle.reshape(-1)
+    native = lanes.native.to(D).reshape(-1)
+    rounded = raw.to(dtype).to(D) if dtype != D else raw
+    finite: Tensor | None = None
+    count: Tensor | int = raw.shape[0]
+    # A sum is finite when every term is, short of overflow: one pass instead of three.
+    if not bool(torch.isfinite(rounded.sum() + oracle.sum() + native.sum())):
+        usable = torch.isfinite(raw)
+        mean = torch.where(usable, raw, 0.0).sum(0) / usable.sum(0).clamp_min(1)
+        centre = torch.where(torch.isfinite(oracle), oracle, torch.where(torch.isfinite(native), native, mean))
+        finite = torch.isfinite(rounded)
+        raw = torch.where(usable, raw, centre)
+        oracle = centre
+        count = finite.sum(0).to(D)
+        squares = torch.where(finite, (raw - centre).square(), 0.0)
+    else:
+        squares = (raw - oracle).square()
+    step = quantum(oracle, dtype)
+    total = squares.sum(0) / Spread._at_least_one(count)
+    spread = Spread(dtype, oracle, native, rounded, squares, finite, count, step, total.new_zeros(1))
+    spread.rho = _typical(total, oracle)
+    return spread
+
+
+def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Tensor:
+    """True (N) where the candidate is finite, infinite or NaN as the oracle, the native result or some lane is.
+
+    Where the exact value is within four deviations of overflow, both sides of it are allowed.
+    """
+    got = nonfinite_class(candidate)
+    oracle = lanes.oracle.reshape(-1)
+    allowed = (got == nonfinite_class(oracle.to(spread.dtype))) | (got == nonfinite_class(spread.native))
+    if bool(allowed.all()):
+        return allowed
+    allowed |= (nonfinite_class(spread.rounded) == got).any(0)
+    largest = GRIDS[spread.dtype].largest
+    slack = 4 * spread.deviation()
+    over = torch.where(oracle > 0, 1, 2).to(torch.int8)
+    near_above = (oracle.abs() + slack >= largest) & (got == over)
+    near_below = (oracle.abs() - slack <= largest) & (got == 0) & torch.isfinite(oracle)
+    return allowed | near_above | near_below

@@ -1,0 +1,78 @@
+"""Error statistics of one or many results against the same exact value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Below this many elements an average says no more than the worst element does.
+ENOUGH = 16
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Per result (B): in units of the granted deviation ``max``, ``rms``, worst ``row`` and ``col`` rms.
+
+    ``scale`` is the relative error common to all elements (the matched filter ``sum(y d / s^2) / sum(y^2 / s^2)`` for
+    an eps, a divisor or a tail gone wrong), ``flip`` what one element's last bit is worth in it. ``row`` and ``col`` are
+    None where the shape has too few.
+    """
+
+    max: Tensor
+    rms: Tensor
+    row: Tensor | None
+    col: Tensor | None
+    scale: Tensor
+    flip: Tensor
+
+    def named(self) -> dict[str, Tensor]:
+        """The statistics that are compared by size, without ``scale``."""
+        found = {"max": self.max, "rms": self.rms, "row": self.row, "col": self.col}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def statistics_of(
+    error: Tensor, deviation: Tensor, centre: Tensor, step: Tensor, shape: tuple[int, ...], used: Tensor | None
+) -> Statistics:
+    """Statistics of absolute errors (B, N) with granted deviations (B or 1, N); ``used`` (B or 1, N) masks elements."""
+    score = error / deviation
+    if used is not None:
+        score = torch.where(used, score, 0.0)
+        error = torch.where(used, error, 0.0)
+    square = score.square()
+    weight = deviation.square().reciprocal()
+    if used is not None:
+        weight = weight * used
+    pull = weight * centre
+    power = (pull * centre).sum(-1)
+    some = power > 0
+    power = torch.where(some, power, 1.0)
+    scale = torch.where(some, (pull * error).sum(-1) / power, 0.0)
+    flip = torch.where(some, (pull.abs() * step).amax(-1) / power, 0.0)
+    count = error.shape[-1] if used is None else used.sum(-1).clamp_min(1)
+    row, col = _slices(square, shape, used)
+    return Statistics(score.abs().amax(-1), (square.sum(-1) / count).sqrt(), row, col, scale, flip)
+
+
+def _slices(square: Tensor, shape: tuple[int, ...], used: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    if len(shape) < 2:
+        return None, None
+    columns = shape[-1]
+    rows = square.shape[-1] // columns
+    table = square.reshape(square.shape[0], rows, columns)
+    row = col = None
+    if columns >= 8 and rows > 1:
+        row = _rms(table, used, -1).amax(-1)
+    if rows >= 8 and columns > 1:
+        col = _rms(table, used, -2).amax(-1)
+    return row, col
+
+
+def _rms(table: Tensor, used: Tensor | None, dim: int) -> Tensor:
+    if used is None:
+        return table.mean(dim).sqrt()
+    # Half of the slice's length at least: the few usable elements of a slice do not make an average.
+    count = used.reshape(-1, *table.shape[1:]).sum(dim).clamp_min(max(table.shape[dim] // 2, 1))
+    return (table.sum(dim) / count).sqrt()

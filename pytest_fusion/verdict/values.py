@@ -1,0 +1,65 @@
+"""Check `values`: each output against the reference's lanes, or against a fixed tolerance where one was insisted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.verdict.model import Verdict, failed, passed
+from pytest_fusion.verdict.tolerance import ValuesVerdict, judge_output, judge_plain
+
+
+def judge_one(
+    candidate: torch.Tensor,
+    native: torch.Tensor,
+    few: OutputLanes | None,
+    more: Callable[[], OutputLanes] | None,
+    tolerance: str | Tolerance,
+    fine: Callable[[], OutputLanes] | None = None,
+) -> ValuesVerdict:
+    """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs."""
+    if isinstance(tolerance, Tolerance):
+        return judge_plain(candidate, native, tolerance.rtol, tolerance.atol)
+    assert few is not None and more is not None
+    return judge_output(candidate, few, more, fine=fine)
+
+
+def as_verdict(verdicts: Mapping[str, ValuesVerdict]) -> Verdict:
+    """The worst output's conclusion; evidence has the worst ratio of error to allowed, and the grade."""
+    worst_name, worst = "", None
+    for name, verdict in verdicts.items():
+        if worst is None or (not verdict.ok, verdict.ratio) > (not worst.ok, worst.ratio):
+            worst_name, worst = name, verdict
+    if worst is None:
+        return passed("values")
+    evidence = evidence_of(worst_name, worst)
+    if worst.ok:
+        grades = [v.grade for v in verdicts.values() if v.grade is not None]
+        return passed("values", **{**evidence, "grade": max(grades, default=None)})
+    kind = "nonfinite" if worst.statistic == "nonfinite" else "finite"
+    return failed(
+        "values",
+        f"{worst_name}: {worst.reason}",
+        identity=f"values:{worst_name}:{kind}",
+        statistical=worst.statistical,
+        **evidence,
+    )
+
+
+def evidence_of(name: str, verdict: ValuesVerdict) -> dict[str, Any]:
+    return {
+        "output": name,
+        "statistic": verdict.statistic,
+        "ratio": verdict.ratio,
+        "index": list(verdict.index) if verdict.index is not None else None,
+        "got": verdict.got,
+        "expected": verdict.expected,
+        "allowed": verdict.allowed,
+        "mismatched": verdict.mismatched,
+        "total": verdict.total,
+        "grade": verdict.grade,
+    }

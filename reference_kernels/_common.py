@@ -1,0 +1,150 @@
+"""What all kernels of the suite share: layouts as row strides, argument checks, tile sizes, where a kernel may run.
+
+The kernels see a tensor of any rank as *rows*: the last dimension is the row, the leading ones are folded into at
+most three (``LEADING``) whose strides are free. So a transposed, sliced, padded or expanded tensor is read where it
+lies, in one launch; only a tensor of five or more dimensions that do not fold is copied first (`Rows.of`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+LEADING = 3
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+# Triton decides this when it decorates a kernel, hence once per process (triton#4972).
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+
+# triton has no type hints: a typed alias keeps mypy's strict mode meaningful in the kernel modules.
+jit: Callable[[Callable[..., Any]], Any] = triton.jit
+
+
+@jit
+def row_offset(
+    row: tl.tensor, size1: tl.tensor, size2: tl.tensor, stride0: tl.tensor, stride1: tl.tensor, stride2: tl.tensor
+) -> tl.tensor:
+    """Where ``row`` begins, in elements (int64): the index is taken apart over up to three leading dimensions.
+
+    int64 throughout, because row x stride passes 2**31 elements in ordinary use (Liger-Kernel#803, vllm#43390). For a
+    foldable tensor both sizes are 1, which Triton specialises on, and the divisions vanish.
+    """
+    row = row.to(tl.int64)
+    outer = row // size2
+    return (outer // size1) * stride0 + (outer % size1) * stride1 + (row % size2) * stride2
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Several tensors of one shape, as the kernels read them: ``count`` rows of ``width`` elements.
+
+    ``sizes`` are the folded leading sizes, outermost first; ``strides[i]`` has those of ``tensors[i]`` and, last, the
+    stride along the row, all in elements.
+    """
+
+    count: int
+    width: int
+    sizes: tuple[int, int, int]
+    tensors: tuple[torch.Tensor, ...]
+    strides: tuple[tuple[int, int, int, int], ...]
+
+    @classmethod
+    def of(cls, *tensors: torch.Tensor) -> Rows:
+        """Fold the leading dimensions of ``tensors`` (equal shapes, at least one dimension) together.
+
+        Tensors whose dimensions do not fold into three are copied to contiguous memory, which always does.
+        """
+        shape = tensors[0].shape
+        folded = _fold(shape[:-1], [tensor.stride()[:-1] for tensor in tensors])
+        if folded is None:
+            return cls.of(*(tensor.contiguous() for tensor in tensors))
+        sizes, strides = folded
+        return cls(
+            count=sizes[0] * sizes[1] * sizes[2],
+            width=shape[-1],
+            sizes=sizes,
+            tensors=tensors,
+            strides=tuple((*leading, tensor.stride(-1)) for leading, tensor in zip(strides, tensors, strict=True)),
+        )
+
+
+def _fold(
+    shape: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[tuple[int, int, int], list[tuple[int, int, int]]] | None:
+    """Merge neighbouring dimensions that lie evenly in *every* tensor; ``None`` when more than three remain."""
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and all(step[-1] == stride[axis] * size for step, stride in zip(steps, strides, strict=True)):
+            sizes[-1] *= size
+            for step, stride in zip(steps, strides, strict=True):
+                step[-1] = stride[axis]
+            continue
+        sizes.append(size)
+        for step, stride in zip(steps, strides, strict=True):
+            step.append(stride[axis])
+    if len(sizes) > LEADING:
+        return None
+    spare = LEADING - len(sizes)
+    first, second, third = (*sizes, *[1] * spare)
+    return (first, second, third), [(*step, *[0] * spare) for step in steps]  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """Elements per program, ``rows x columns``, and warps; ``loop`` when a row takes more than one tile."""
+
+    rows: int
+    columns: int
+    warps: int
+    loop: bool
+
+
+def row_tile(width: int, *, whole: int, step: int, interpreted: bool = INTERPRETED) -> RowTile:
+    """The tile for rows of ``width`` elements: one tile up to ``whole`` elements, steps of ``step`` beyond.
+
+    Depends on the width alone, never on how many rows there are: a row's sum is then taken in the same order in every
+    batch, which makes the result batch invariant. 32 elements per thread keep a bf16 row of 8192 at 8 warps within
+    48 registers (cuobjdump, sm_90) and reached 0.97 of copy bandwidth on an H200; a loop hides its loads better with
+    twice the warps. Interpreted programs cost about a millisecond each whatever their tile, so there
+    a tile takes more rows; its columns stay few, so that short rows exercise the loop too.
+    """
+    if interpreted:
+        whole, step = 128, 64
+    loop = width > whole
+    columns = step if loop else max(16, triton.next_power_of_2(width))
+    rows = 16 if interpreted else max(1, min(16, 2048 // columns))
+    per_warp = 512 if loop else 1024
+    warps = max(4, min(16, rows * columns // per_warp))
+    return RowTile(rows, columns, warps, loop)
+
+
+def placed(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Launch on ``device``: Triton takes the *current* CUDA device, which need not be the tensors'."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def check_tensor(
+    kernel: str, name: str, tensor: torch.Tensor, like: torch.Tensor, dtypes: Sequence[torch.dtype]
+) -> None:
+    """Raise `TypeError` for a dtype outside ``dtypes``, `ValueError` for a device other than ``like``'s or a CPU
+    tensor without the interpreter."""
+    if tensor.dtype not in dtypes:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        found = str(tensor.dtype).removeprefix("torch.")
+        raise TypeError(f"{kernel}: {name} is {found}, allowed: {allowed}; cast it first")
+    if tensor.device != like.device:
+        raise ValueError(f"{kernel}: {name} is on {tensor.device}, the input on {like.device}; move it there first")
+    if tensor.device.type == "cpu" and not INTERPRETED:
+        raise ValueError(
+            f"{kernel}: {name} is on the CPU, where Triton only runs interpreted; move it to a CUDA device, "
+            "or set TRITON_INTERPRET=1 before triton is first imported"
+        )

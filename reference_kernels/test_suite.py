@@ -1,0 +1,17 @@
+"""The suite's own tests, made from the specs: ``pytest reference_kernels``."""
+
+from __future__ import annotations
+
+from reference_kernels.linear import spec as linear
+from reference_kernels.rms_norm import spec as rms_norm
+from reference_kernels.softmax import spec as softmax
+
+test_softmax = softmax.SPEC.test()
+test_softmax_batched = softmax.BATCHED.test()
+test_softmax_long = softmax.LONG.test()
+test_rms_norm_llama = rms_norm.SPEC.test()
+test_rms_norm_gemma = rms_norm.GEMMA.test()
+test_rms_norm_torch = rms_norm.TORCH.test()
+test_rms_norm_long = rms_norm.LONG.test()
+test_linear = linear.SPEC.test()
+test_linear_large = linear.LARGE.test()

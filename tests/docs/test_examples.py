@@ -1,0 +1,87 @@
+"""The examples of README and docs run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pytest_fusion.diagnosis.causes import CAUSES
+from pytest_fusion.verdict.model import CHECKS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = ("README.md", "docs/usage.md")
+# That an example is right takes few cases; that the search finds bugs is proved in tests/quality.
+_SHORT = """
+from hypothesis import settings
+settings.register_profile("short", max_examples=40)
+settings.load_profile("short")
+"""
+_EXAMPLE = re.compile(r"<!-- example: (?P<verdict>\w+) -->\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def _examples(page: str) -> list[tuple[str, str]]:
+    return [(found["verdict"], found["code"]) for found in _EXAMPLE.finditer((ROOT / page).read_text(encoding="utf-8"))]
+
+
+def _prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors as GitHub makes them of headings."""
+    headings = _HEADING.findall(_prose(page))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytester) -> None:
+    """Each block marked as an example is a test file on its own, and every test in it passes."""
+    examples = _examples(page)
+    assert examples
+    assert {verdict for verdict, _ in examples} == {"passes"}
+    pytester.makeconftest(_SHORT)
+    for number, (_, code) in enumerate(examples):
+        pytester.path.joinpath(f"test_example_{number}.py").write_text(code, encoding="utf-8")
+    tests = sum(len(re.findall(r"^def test_|^test_\w+ = ", code, re.MULTILINE)) for _, code in examples)
+
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--fusion-device", "cpu")
+
+    result.assert_outcomes(passed=tests)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/causes.md", "CONTRIBUTING.md", "ARCHITECTURE.md"])
+def test_every_link_leads_somewhere(page: str) -> None:
+    """Files and headings that a page links to exist."""
+    for link in _LINK.finditer(_prose(ROOT / page)):
+        target = ROOT / Path(page).parent / link["target"] if link["target"] else ROOT / page
+        assert target.exists(), link[0]
+        assert not link["anchor"] or link["anchor"] in _anchors(target), link[0]
+
+
+def test_the_table_of_checks_is_complete() -> None:
+    """The checks that the page explains are those that exist."""
+    section = _prose(ROOT / "docs/usage.md").partition("## What is checked")[2].partition("## Tolerance")[0]
+
+    assert sorted(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == sorted(CHECKS)
+
+
+def test_the_list_of_causes_is_complete() -> None:
+    """Every slug that a failure may name is explained, in the order of the code."""
+    text = (ROOT / "docs/causes.md").read_text(encoding="utf-8")
+
+    assert re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE) == list(CAUSES)
+
+
+def test_options_and_pages_agree(pytester: pytest.Pytester) -> None:
+    """Every option that pytest lists is explained, and no page names one that does not exist."""
+    listed = set(re.findall(r"--fusion-[a-z]+", pytester.runpytest_subprocess("--help").stdout.str()))
+    named = {page: set(re.findall(r"--fusion-[a-z]+", (ROOT / page).read_text(encoding="utf-8"))) for page in PAGES}
+
+    assert listed
+    assert named["docs/usage.md"] == listed
+    assert named["README.md"] <= listed

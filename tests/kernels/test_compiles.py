@@ -1,0 +1,73 @@
+"""The interpreter accepts what the compiler rejects: every kernel of the suite is compiled for sm_90, without a GPU.
+
+Compiling also shows what no interpreted run can: registers spilled to memory, shared memory past the limit, a matrix
+product that misses the tensor cores, a row that is loaded element by element.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+pytestmark = pytest.mark.slow  # some 15 s for each dtype, until Triton's cache has the kernels
+
+SHARED_LIMIT = 232448  # bytes of shared memory that one block may use on sm_90
+DTYPES = ("float32", "float16", "bfloat16")
+
+# erf of 128 accumulators per thread spills some 130 to 200 bytes, once, after the last multiplication.
+SPILLS = {"linear large gelu": 256}
+FREE = 16  # bytes of stack that ptxas may use for itself
+
+
+@cache
+def compiled(dtype: str) -> dict[str, dict[str, Any]]:
+    """The facts of every launch of the suite in ``dtype``, from a process in which Triton does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path]))
+    program = Path(__file__).with_name("ahead_of_time.py")
+    done = subprocess.run(
+        [sys.executable, str(program), dtype], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    facts: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return facts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_launch_compiles_within_the_limits_of_sm_90(dtype: str) -> None:
+    """No kernel spills registers beyond what is listed, or asks for more shared memory than a block has."""
+    for name, facts in compiled(dtype).items():
+        assert facts["spilled"] <= SPILLS.get(name, FREE), (name, facts)
+        assert facts["shared"] <= SHARED_LIMIT, (name, facts)
+        assert facts["registers"] <= 255, (name, facts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
+    """A contiguous row of 8192 is read 16 bytes at a time, as memory bandwidth asks for."""
+    for name in ("softmax", "softmax masked", "softmax widest tile", "rms_norm llama", "rms_norm gemma"):
+        assert compiled(dtype)[name]["vector_loads"] > 0, name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
+    """Large products are wgmma instructions fed by asynchronous copies."""
+    for name in ("linear medium", "linear large", "linear large gelu"):
+        facts = compiled(dtype)[name]
+        assert facts["wgmma"] > 0, (name, facts)
+        assert facts["copies"] > 0, (name, facts)
+
+
+def test_float32_products_do_not_round_to_tf32() -> None:
+    """float32 operands keep their 24 bits: there is no TF32 instruction in the product."""
+    for name, facts in compiled("float32").items():
+        assert facts["tf32"] == 0, (name, facts)

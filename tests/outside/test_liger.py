@@ -1,0 +1,204 @@
+"""Kernels of other people, unmodified: seven of Liger-Kernel 0.8.5, forward, in float32, float16 and bfloat16.
+
+Each reference is plain torch written in Liger's own casting convention, read from its source: where a kernel rounds to
+the input's dtype half way, so does the reference. Where Liger documents or enforces a limit, the spec says so with its
+reason; a size of zero along the normalised dimension is refused by all of them (``view(-1, 0)`` is ambiguous).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+from pytest_fusion import FusionSpec, derived, dim, fused_equivalent, tensor
+
+pytest.importorskip("liger_kernel")
+
+from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+from liger_kernel.ops.geglu import LigerGELUMulFunction
+from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+from liger_kernel.ops.rope import LigerRopeFunction
+from liger_kernel.ops.softmax import LigerSoftmaxFunction
+from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+# calculate_settings() raises past 65536 columns; zero columns fail in torch before any kernel runs.
+COLUMNS = dim(1, 65536)
+EPS = st.sampled_from((1e-6, 1e-5))
+
+
+def rms_norm_llama(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Casting mode "llama": the normalised value is rounded to ``x.dtype`` before the weight."""
+    wide = x.float()
+    normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return normalised.to(x.dtype) * weight
+
+
+@fused_equivalent(
+    rms_norm_llama, inputs={"x": tensor("*batch n"), "weight": tensor("n"), "eps": EPS}, dims={"n": COLUMNS}
+)
+def test_rms_norm_llama(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    """Liger's rms_norm in Llama's casting mode agrees with HuggingFace's formula."""
+    return LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama")
+
+
+def rms_norm_gemma(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Casting mode "gemma" with offset 1: float32 throughout, rounded once."""
+    wide = x.float()
+    normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (normalised * (1.0 + weight.float())).to(x.dtype)
+
+
+@fused_equivalent(
+    rms_norm_gemma, inputs={"x": tensor("rows n"), "weight": tensor("n"), "eps": EPS}, dims={"n": COLUMNS}
+)
+def test_rms_norm_gemma(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    """Liger's rms_norm in Gemma's casting mode agrees with HuggingFace's formula."""
+    return LigerRMSNormFunction.apply(x, weight, eps, 1.0, "gemma")
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Float32 throughout, rounded once."""
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
+
+
+@fused_equivalent(
+    layer_norm,
+    inputs={"x": tensor("*batch n"), "weight": tensor("n"), "bias": tensor("n"), "eps": EPS},
+    dims={"n": COLUMNS},
+)
+def test_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
+    """Liger's layer_norm agrees with torch's in float32, rounded once."""
+    return LigerLayerNormFunction.apply(x, weight, bias, eps)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu in float32, rounded to the dtype of ``up``, times ``up`` in that dtype."""
+    return F.silu(gate.float()).to(up.dtype) * up
+
+
+@fused_equivalent(swiglu, inputs={"gate": tensor("*batch n"), "up": tensor("*batch n")}, dims={"n": COLUMNS})
+def test_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    """Liger's swiglu agrees with silu(gate) * up."""
+    return LigerSiLUMulFunction.apply(gate, up)
+
+
+def geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The tanh form of gelu in float32, rounded to the dtype of ``up``, times ``up`` in that dtype."""
+    return F.gelu(gate.float(), approximate="tanh").to(up.dtype) * up
+
+
+@fused_equivalent(geglu, inputs={"gate": tensor("*batch n"), "up": tensor("*batch n")}, dims={"n": COLUMNS})
+def test_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    """Liger's geglu agrees with gelu_tanh(gate) * up."""
+    return LigerGELUMulFunction.apply(gate, up)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """Float32 throughout (``tl.max`` widens, and what follows stays wide), rounded once."""
+    return torch.softmax(x.float(), dim=-1).to(x.dtype)
+
+
+@fused_equivalent(softmax, inputs={"x": tensor("*batch n")}, dims={"n": COLUMNS})
+def test_softmax(x: torch.Tensor) -> Any:
+    """Liger's softmax agrees with torch's in float32, rounded once."""
+    return LigerSoftmaxFunction.apply(x)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """HuggingFace's apply_rotary_pos_emb, in the dtype of ``q``: two products and a sum, each rounded."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return rotate(q, cos, sin), rotate(k, cos, sin)
+
+
+def angles(tables: int, seq: int, half: int, like: torch.Tensor) -> torch.Tensor:
+    """Rotation angles ``(tables, seq, 2 * half)``, float32, both halves equal; each table starts elsewhere."""
+    position = torch.arange(seq, device=like.device) + 1000 * torch.arange(tables, device=like.device)[:, None]
+    frequency = 10000.0 ** (-torch.arange(half, device=like.device) / half)
+    angle = position[:, :, None] * frequency
+    return torch.cat((angle, angle), dim=-1)
+
+
+def rope_spec(name: str, *, per_sequence: bool) -> FusionSpec:
+    """Rope with one cos/sin table for all, or with one for each sequence of the batch."""
+
+    def table(batch: int, seq: int, half: int, q: torch.Tensor) -> torch.Tensor:
+        return angles(batch if per_sequence else 1, seq, half, q)
+
+    def cos(batch: int, seq: int, half: int, q: torch.Tensor) -> torch.Tensor:
+        return table(batch, seq, half, q).cos().to(q.dtype)
+
+    def sin(batch: int, seq: int, half: int, q: torch.Tensor) -> torch.Tensor:
+        return table(batch, seq, half, q).sin().to(q.dtype)
+
+    def fused(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        return LigerRopeFunction.apply(q, k, cos, sin)
+
+    return FusionSpec(
+        name=name,
+        fused=fused,
+        reference=rope,
+        inputs={
+            "q": tensor("batch heads seq 2*half"),
+            "k": tensor("batch kv_heads seq 2*half"),
+            "cos": derived(cos),
+            "sin": derived(sin),
+        },
+        # Tiles are next_power_of_2 of the heads and of the head size: zero of either has no tile.
+        dims={"heads": dim(1, 64), "kv_heads": dim(1, 64), "half": dim(1, 128)},
+        # Rotated where it lies when (batch, seq, heads, size) is contiguous, copied first otherwise.
+        clobbers=("q", "k"),
+    )
+
+
+test_rope = rope_spec("liger_rope", per_sequence=False).test()
+test_rope_with_positions_per_sequence = rope_spec("liger_rope_per_sequence", per_sequence=True).test()
+
+
+def cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float
+) -> torch.Tensor:
+    """Each row's loss in float32, divided by the rows that count, rounded to the logits' dtype; then their sum.
+
+    Without a row that counts the loss is 0, where torch has NaN: Liger never visits the rows.
+    """
+    counted = target != ignore_index
+    log_p = torch.log_softmax(logits.float(), dim=-1)
+    loss = -log_p.gather(1, torch.where(counted, target, 0)[:, None])[:, 0]
+    if label_smoothing > 0:
+        loss = (1 - label_smoothing) * loss - label_smoothing * log_p.mean(-1)
+    loss = torch.where(counted, loss / counted.sum(), 0.0)
+    return loss.to(logits.dtype).sum()
+
+
+def labels(rows: int, vocab: int, ignore_index: int, logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A class for each row, one row in four to be ignored."""
+    options = {"generator": generator, "device": generator.device}
+    classes = torch.randint(vocab, (rows,), **options)
+    return torch.where(torch.rand(rows, **options) < 0.25, ignore_index, classes).to(logits.device)
+
+
+@fused_equivalent(
+    cross_entropy,
+    inputs={
+        "logits": tensor("rows vocab"),
+        "target": derived(labels),
+        "ignore_index": st.sampled_from((-100, 0)),
+        "label_smoothing": st.sampled_from((0.0, 0.1)),
+    },
+    # target.max() of no rows raises; the vocabulary is bounded only by memory.
+    dims={"rows": dim(1), "vocab": dim(1)},
+    clobbers="logits",  # ignored rows are zeroed, and with requires_grad the gradient overwrites the logits
+)
+def test_cross_entropy(logits: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float) -> Any:
+    """Liger's cross-entropy agrees with torch's, with ignored rows and label smoothing."""
+    return LigerCrossEntropyFunction.apply(logits, target, None, ignore_index, 0.0, label_smoothing, "mean")[0]

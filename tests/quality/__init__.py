@@ -1,0 +1,1 @@
+"""The quality corpus: planted bugs that must be caught, honest kernels that must not be accused."""

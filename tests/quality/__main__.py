@@ -1,0 +1,126 @@
+"""``python -m tests.quality --seeds 0-4`` and ``--honest 10000``: the whole claims, as tables."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+
+PROCESSES = 2
+
+
+def _quiet() -> None:
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        from pytest_fusion.run import interpreter
+
+        interpreter.enable()
+
+
+def _plant(job: tuple[str, int]) -> tuple[str, ...]:
+    from tests.quality import measure
+
+    name, seed = job
+    finding = measure.examine_plant(name, seed)
+    record = finding.record
+    late = "" if record.seconds <= measure.TIME_LIMIT else f"took {record.seconds:.1f} s"
+    return (
+        finding.plant.bug_class,
+        name,
+        str(seed),
+        "no" if record.verdict != "fail" else "yes",
+        record.failed_check or "",
+        record.cause or "",
+        f"{record.seconds:.1f}",
+        ", ".join(f"{key}={value}" for key, value in finding.dims.items()),
+        "; ".join(filter(None, [finding.trouble, late])),
+    )
+
+
+def _honest(job: tuple[str, int, int]) -> tuple[str, ...]:
+    from tests.quality import measure
+
+    name, cases, seed = job
+    alarms = measure.examine_honest(name, cases, seed)
+    told = "; ".join((record.message or str(record.checks)).replace("\n", " | ") for record in alarms.accusations)
+    return (name, str(alarms.cases), str(len(alarms.accusations)), f"{alarms.seconds:.1f}", told)
+
+
+def _table(title: tuple[str, ...], widths: tuple[int, ...], rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Prints rows as they come, so that a long run can be watched."""
+    kept = []
+
+    def line(cells: tuple[str, ...]) -> None:
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip(), flush=True)
+
+    line(title)
+    for row in rows:
+        line(row)
+        kept.append(row)
+    return kept
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.quality", description=__doc__)
+    parser.add_argument("--seeds", type=_seeds, help="planted bugs, each with these seeds, such as 0-4")
+    parser.add_argument("--honest", type=int, help="honest kernels, this many cases in all")
+    parser.add_argument("--seed", type=int, default=0, help="first seed of the honest kernels")
+    parser.add_argument("--only", default="", help="names that contain this")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = _parse()
+    _quiet()
+    from tests.quality.honest import HONEST
+    from tests.quality.plants import PLANTS
+
+    wrong = 0
+    # Spawned, not forked: a child of a process whose torch has used its threads hangs.
+    context = multiprocessing.get_context("spawn")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=_quiet) as pool:
+        if options.seeds is not None:
+            plants = [plant for plant in PLANTS if options.only in plant.name]
+            jobs = [(plant.name, seed) for plant in plants for seed in options.seeds]
+            rows: list[tuple[str, ...]] = _table(
+                ("class", "plant", "seed", "caught", "check", "cause", "s", "dims", "trouble"),
+                (5, 40, 4, 6, 10, 24, 5, 44, 0),
+                pool.map(_plant, jobs),
+            )
+            bad = [row for row in rows if row[-1]]
+            wrong += len(bad)
+            caught = sum(row[3] == "yes" for row in rows)
+            classes = {plant.bug_class for plant in plants}
+            print(
+                f"{len(plants)} bugs of {len(classes)} classes, {len(rows)} runs: {caught} caught, "
+                f"{len(bad)} with trouble, slowest {max(float(row[6]) for row in rows):.1f} s"
+            )
+        if options.honest is not None:
+            names = [name for name in HONEST if options.only in name]
+            share = -(-options.honest // len(names))
+            found: list[tuple[str, ...]] = _table(
+                ("kernel", "cases", "alarms", "s", ""),
+                (44, 6, 6, 6, 0),
+                pool.map(_honest, [(name, share, options.seed) for name in names]),
+            )
+            alarms = sum(int(row[2]) for row in found)
+            wrong += alarms
+            print(f"{len(names)} honest kernels, {sum(int(row[1]) for row in found)} cases: {alarms} alarms")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

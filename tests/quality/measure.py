@@ -1,0 +1,77 @@
+"""Runs one planted bug or one honest kernel through the judge and says whether the verdict was right."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.testing import examine
+from tests.quality.honest import HONEST
+from tests.quality.plants import PLANTS, Plant
+
+BY_NAME: Mapping[str, Plant] = {plant.name: plant for plant in PLANTS}
+# What a planted bug may take to find and to shrink, in seconds on one core.
+TIME_LIMIT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the judge said of one planted bug with one seed; ``trouble`` is empty when it was right."""
+
+    plant: Plant
+    seed: int
+    record: TestRecord
+    trouble: str
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return _dims(self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """What the judge said of one honest kernel over several seeds: cases judged and the records that accuse it."""
+
+    name: str
+    cases: int
+    seconds: float
+    accusations: tuple[TestRecord, ...]
+
+
+def _dims(record: TestRecord) -> Mapping[str, int]:
+    return {} if record.case is None else record.case["dims"]
+
+
+def _trouble(plant: Plant, record: TestRecord) -> str:
+    if record.verdict != "fail":
+        return f"missed: {record.verdict} after {record.cases} cases"
+    if record.failed_check not in plant.expect_checks:
+        return f"caught by {record.failed_check}, expected one of {sorted(plant.expect_checks)}"
+    if not plant.is_shrunk(_dims(record)):
+        return f"shrunk to {dict(_dims(record))}, allowed {[dict(limits) for limits in plant.allowed()]}"
+    return ""
+
+
+def examine_plant(name: str, seed: int) -> Finding:
+    plant = BY_NAME[name]
+    with tempfile.TemporaryDirectory() as folder:
+        record = examine(plant.make_spec(), seed=seed, root=Path(folder))
+    return Finding(plant, seed, record, _trouble(plant, record))
+
+
+def examine_honest(name: str, cases: int, seed: int = 0) -> Alarms:
+    """Seeds from ``seed`` on until ``cases`` cases were judged."""
+    done, seconds, accusations = 0, 0.0, []
+    while done < cases:
+        with tempfile.TemporaryDirectory() as folder:
+            record = examine(HONEST[name](), seed=seed, max_cases=cases - done, root=Path(folder))
+        seconds += record.seconds
+        if record.verdict != "pass":
+            accusations.append(record)
+        # An accusation ends its run early; the next seed goes on.
+        done += max(record.cases, 1)
+        seed += 1
+    return Alarms(name, done, seconds, tuple(accusations))

@@ -1,0 +1,53 @@
+"""Every planted bug is caught by a check that names it, and shrunk to the smallest sizes that show it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.quality.measure import examine_plant
+from tests.quality.plants import PLANTS, REPORTS, Plant, next_boundary
+
+REQUIRED_CLASSES = frozenset(
+    "A1 A3 B1 B2 B3 B4 B5 C2 C3 C4 C5 D1 D2 D3 D4 D5 D6 D7 E2 F1 H1 H2 H3 H4 H5 H6 J1".split()
+)
+
+
+@pytest.mark.parametrize("name", [plant.name for plant in PLANTS])
+def test_planted_bug_is_caught_and_shrunk(name: str) -> None:
+    """With seed 0 the default profile finds this bug and shrinks it below the next boundary."""
+    finding = examine_plant(name, 0)
+    assert not finding.trouble, f"{name}: {finding.trouble}\n{finding.record.message}"
+
+
+def test_corpus_covers_the_classes() -> None:
+    """The corpus has at least 55 bugs, each named once, of every class that runs forward on one CPU."""
+    assert len({plant.name for plant in PLANTS}) == len(PLANTS) >= 55
+    assert {plant.bug_class for plant in PLANTS} >= REQUIRED_CLASSES
+
+
+def test_every_row_has_its_thread() -> None:
+    """Each report that a plant cites is listed, and no other."""
+    assert {plant.row for plant in PLANTS} - {None} == set(REPORTS)
+
+
+def test_smallest_sizes_name_the_dims_of_the_spec() -> None:
+    """A plant states the size of every dim of its spec, so that none escapes the judgement on shrinking."""
+    for plant in PLANTS:
+        for sizes in plant.smallest:
+            assert set(sizes) == set(plant.make_spec().dim_names), plant.name
+
+
+def test_next_boundary_lies_above() -> None:
+    """A boundary is a power of two or its neighbour, and the next one is never the size itself."""
+    assert [next_boundary(n) for n in (0, 1, 3, 5, 9, 33, 257)] == [1, 2, 4, 7, 15, 63, 511]
+
+
+def test_a_size_past_the_boundary_is_not_shrunk() -> None:
+    """One dim above its limit is enough to call a case unshrunk; either of two smallest inputs will do."""
+    plant = Plant("p", "A1", None, PLANTS[0].make_spec, frozenset({"values"}), ({"a": 2, "b": 1}, {"a": 1, "b": 5}))
+    assert plant.is_shrunk({"a": 3, "b": 2})
+    assert plant.is_shrunk({"a": 2, "b": 7})
+    assert not plant.is_shrunk({"a": 4, "b": 1})
+    assert not plant.is_shrunk({"a": 3, "b": 7})

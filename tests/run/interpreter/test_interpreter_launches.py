@@ -1,0 +1,327 @@
+"""Launching: what a kernel receives, what observers are told, autotuning without a device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_fusion.errors import TooManyProgramsError
+from pytest_fusion.run import interpreter
+from pytest_fusion.run.launch import Launch
+
+interpreter.enable()
+triton = pytest.importorskip("triton")
+if not interpreter.installed():
+    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
+
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+@triton.jit
+def fill_kernel(out, n, value, BLOCK: tl.constexpr, KIND: tl.constexpr = "plain"):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.zeros([BLOCK], tl.float32) + value, mask=i < n)
+
+
+def test_observers_are_told_before_the_launch() -> None:
+    """An observer gets name, padded grid, constexprs and source, while the output is still untouched."""
+    out, seen = torch.zeros(10), []
+
+    def observer(launch: Launch) -> None:
+        seen.append((launch, out.sum().item()))
+
+    with interpreter.observe(observer):
+        fill_kernel[(triton.cdiv(10, 8),)](out, 10, 2.0, BLOCK=8)
+    fill_kernel[(2,)](out, 10, 3.0, BLOCK=8)
+    assert [(s.kernel, s.grid, s.constexprs, total) for s, total in seen] == [
+        ("fill_kernel", (2, 1, 1), {"BLOCK": 8, "KIND": "plain"}, 0.0)
+    ]
+    assert seen[0][0].source.partition(":")[0] == __file__
+    assert out.eq(3).all()
+
+
+def test_an_observer_can_refuse_a_launch() -> None:
+    """What an observer raises comes out of the launch as it is, and nothing ran."""
+    out = torch.zeros(8)
+
+    def refuse(launch: Launch) -> None:
+        raise TooManyProgramsError(f"{launch.programs} programs")
+
+    with pytest.raises(TooManyProgramsError, match="^64 programs$"), interpreter.observe(refuse):
+        fill_kernel[(4, 4, 4)](out, 8, 1.0, BLOCK=8)
+    assert out.eq(0).all()
+
+
+def test_a_grid_function_gets_raw_values() -> None:
+    """META holds numbers, not tensors, and a grid of zero programs runs nothing."""
+    out = torch.zeros(20)
+    kinds = []
+
+    def grid(meta: dict) -> tuple[int]:
+        kinds.append((type(meta["n"]), type(meta["BLOCK"])))
+        return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+    fill_kernel[grid](out, 20, 1.5, BLOCK=16)
+    fill_kernel[(0,)](out, 20, 9.0, BLOCK=16)
+    assert kinds == [(int, int)]
+    assert out.eq(1.5).all()
+
+
+@triton.jit
+def scalars_kernel(out, f, one, flag, big, n: tl.int64, wide: "fp64"):
+    tl.static_assert(f.dtype == tl.float32)
+    tl.static_assert(one.dtype == tl.int32)
+    tl.static_assert(flag.dtype == tl.int1)
+    tl.static_assert(big.dtype == tl.int64)
+    tl.static_assert(n.dtype == tl.int64)
+    tl.static_assert(wide.dtype == tl.float64)
+    tl.store(out, f.to(tl.float64))
+    tl.store(out + 1, one.to(tl.float64))
+    tl.store(out + 2, flag.to(tl.float64))
+    tl.store(out + 3, (big + big).to(tl.float64))
+    tl.store(out + 4, wide)
+
+
+def test_scalar_arguments_are_tensors_of_the_gpus_types() -> None:
+    """A float arrives as float32, 2**31 as int64, True as int1, and annotations overrule; all have .to()."""
+    out = torch.empty(5, dtype=torch.float64)
+    scalars_kernel[(1,)](out, 0.1, 1, True, 2**31, 3, 0.1)
+    assert out.tolist() == [float(np.float32(0.1)), 1.0, 1.0, 2.0**32, 0.1]
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@triton.jit
+def tuple_kernel(out, pair, missing, N: tl.constexpr):
+    i = tl.arange(0, N)
+    total = tl.load(pair[0] + i) + tl.load(pair[1] + i)
+    if missing is not None:
+        total += tl.load(missing + i)
+    tl.store(out + i, total)
+
+
+def test_tuples_and_none_arrive() -> None:
+    """A tuple of tensors and a None pointer reach the kernel."""
+    out = torch.empty(8)
+    tuple_kernel[(1,)](out, Pair(torch.ones(8), torch.ones(8)), None, N=8)
+    tuple_kernel[(1,)](out, (out, torch.ones(8)), None, N=8)
+    assert out.eq(3).all()
+
+
+def make_closure(factor: int):
+    @triton.jit
+    def scale(v):
+        return v * factor
+
+    @triton.jit
+    def kernel(x, out, N: tl.constexpr = 16):
+        i = tl.arange(0, N)
+        tl.store(out + i, scale(tl.load(x + i)))
+
+    return kernel
+
+
+def test_a_kernel_defined_in_a_function_sees_its_variables() -> None:
+    """Closures over numbers and device functions work, each closure with its own value."""
+    x, out = torch.arange(16.0), torch.empty(16)
+    for factor in (3, 5):
+        make_closure(factor)[(1,)](x, out)
+        assert torch.equal(out, x * factor)
+
+
+@triton.jit
+def mask_kernel(out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.where((i >= 2) and (i < n) and not (i == 3), 1, 0))
+    tl.store(out + N + i, tl.where((i < 2) or (i > n), 1, 0))
+
+
+def test_and_or_not_work_element_by_element() -> None:
+    """`and`, `or` and `not` on blocks combine masks, of which Python alone would drop all but one."""
+    out = torch.empty(2, 16, dtype=torch.int32)
+    mask_kernel[(1,)](out, 9, N=16)
+    i = torch.arange(16)
+    assert torch.equal(out, torch.stack([(i >= 2) & (i < 9) & (i != 3), (i < 2) | (i > 9)]).int())
+
+
+@triton.jit
+def chain_kernel(out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.where(2 <= i < n, 1, 0))
+
+
+def test_a_chained_comparison_is_what_the_compiler_makes_of_it() -> None:
+    """Compilers before 3.8 refuse `a <= b < c`; later ones combine both comparisons."""
+    out = torch.zeros(16, dtype=torch.int32)
+    if VERSION < (3, 8):
+        with pytest.raises(InterpreterError, match="chained comparison"):
+            chain_kernel[(1,)](out, 9, N=16)
+    else:
+        chain_kernel[(1,)](out, 9, N=16)
+        assert torch.equal(out, ((torch.arange(16) >= 2) & (torch.arange(16) < 9)).int())
+
+
+@triton.jit
+def control_kernel(out, n):
+    i = 0
+    while i < n:
+        if i == 2:
+            tl.store(out + i, 5.0)
+        else:
+            tl.store(out + i, 1.0)
+        i += 1
+    for j in tl.range(0, n, 2, num_stages=2):
+        tl.store(out + j, j.to(tl.float32) * 10.0)
+    for j in range(1, n):
+        if j == 3:
+            tl.store(out + j, 33.0)
+    for j in tl.static_range(2):
+        tl.store(out + 6 + j, 9.0)
+    for j in range(n - 1, n - 3, -1):
+        tl.store(out + j, tl.load(out + j) + 0.5)
+    tl.store(out + 8, tl.load(out + 1) if n > 3 else 0.0)
+
+
+def test_loops_and_branches_on_run_time_values() -> None:
+    """while, if, range up, down and with tl.range work on run-time bounds; the index has .to()."""
+    out = torch.empty(9)
+    control_kernel[(1,)](out, 5)
+    assert out.tolist()[:5] == [0.0, 1.0, 20.0, 33.5, 40.5]
+    assert out.tolist()[6:] == [9.0, 9.0, 1.0]
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})],
+    key=["n"],
+    reset_to_zero=["out"],
+    prune_configs_by={"early_config_prune": lambda configs, args, **_: [c for c in configs if c.kwargs["BLOCK"] > 16]},
+)
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def tuned_kernel(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out, tl.sum(tl.load(x + i, mask=i < n, other=0.0)))
+
+
+def launch_tuned(x: torch.Tensor, out: torch.Tensor) -> list[Launch]:
+    seen: list[Launch] = []
+    with interpreter.observe(seen.append):
+        tuned_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel())
+    return seen
+
+
+def test_autotune_takes_the_first_config_that_survives_pruning() -> None:
+    """No config is timed: one launch, of the first survivor, on a cleared output; heuristics see its values."""
+    x, out = torch.ones(64), torch.full((1,), 7.0)
+    (launch,) = launch_tuned(x, out)
+    assert launch.constexprs == {"BLOCK": 32, "EVEN": True}
+    assert out.item() == 64
+    launch_tuned(x, out)
+    assert out.item() == 128, "the key is known now, so Triton clears the output no more"
+
+
+def test_every_config_can_be_forced() -> None:
+    """force_config runs another config, leaves Triton's cache alone, and ends with the block."""
+    x, out = torch.ones(64), torch.zeros(1)
+    launch_tuned(x, out)
+    (tuned,) = [t for t in interpreter.autotuned_kernels() if t.kernel == "tuned_kernel"]
+    assert [c["BLOCK"] for c in tuned.configs] == [16, 32, 64]
+    assert tuned.chosen == 1
+    with interpreter.force_config(tuned.source, 2):
+        (launch,) = launch_tuned(x, out)
+    assert launch.constexprs["BLOCK"] == 64
+    assert launch_tuned(x, out)[0].constexprs["BLOCK"] == 32
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=[], restore_value=["out"])
+@triton.jit
+def restoring_kernel(out, BLOCK: tl.constexpr):
+    tl.store(out, tl.load(out) + 1.0)
+
+
+def test_restored_values_are_changed_once() -> None:
+    """An in-place autotuned kernel changes its tensor once, not once per config."""
+    out = torch.zeros(1)
+    restoring_kernel[(1,)](out)
+    assert out.item() == 1.0
+
+
+@triton.jit
+def quiet_kernel(n):
+    tl.device_assert(n > 3, "n is too small")
+    tl.debug_barrier()
+    tl.static_assert(True)
+    tl.assume(n > 0)
+
+
+@triton.jit(debug=True)
+def asserting_kernel(n):
+    tl.device_assert(n > 3, "n is too small")
+
+
+def test_device_assert_fires_where_the_compiler_would_keep_it() -> None:
+    """device_assert is off by default and on with debug=True, as on the device."""
+    quiet_kernel[(1,)](2)
+    asserting_kernel[(1,)](4)
+    with pytest.raises(InterpreterError, match=r"n is too small.*asserting_kernel, program \(0, 0, 0\)"):
+        asserting_kernel[(1,)](2)
+
+
+@triton.jit
+def assembly_kernel(x):
+    tl.store(
+        x, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(x)], dtype=tl.float32, is_pure=True, pack=1)
+    )
+
+
+def test_inline_assembly_is_refused_clearly() -> None:
+    """Inline PTX raises, quoting it and saying where to test instead."""
+    with pytest.raises(InterpreterError, match=r"inline assembly \('mov.b32.*--fusion-device cuda"):
+        assembly_kernel[(1,)](torch.zeros(1))
+
+
+def test_a_second_install_changes_nothing() -> None:
+    """install() and enable() may be called again."""
+    before = tl.load
+    interpreter.install()
+    interpreter.enable()
+    assert tl.load is before
+    assert interpreter.version() == triton.__version__
+
+
+def test_a_device_is_modelled_where_there_is_none() -> None:
+    """Launchers that ask for multiprocessors get 132, and device contexts take a CPU device."""
+    driver = triton.runtime.driver.active
+    facts = driver.utils.get_device_properties(driver.get_current_device())
+    with torch.cuda.device(torch.device("cpu")), torch.cuda.device(0):
+        assert facts["multiprocessor_count"] == 132
+    assert torch.cuda.get_device_properties("cpu").multi_processor_count == 132
+    assert torch.cuda.get_device_capability() == (9, 0)
+    assert not torch.cuda.is_available()
+
+
+def test_torch_hands_interpreted_kernels_back() -> None:
+    """torch.library.wrap_triton, which refuses interpreted kernels upstream, returns them."""
+    assert torch.library.wrap_triton(fill_kernel) is fill_kernel
+    assert torch.library.wrap_triton(tuned_kernel) is tuned_kernel
+
+
+@triton.jit
+def broken_kernel(x):
+    tl.store(x, tl.load(x) + undefined_name)  # noqa: F821
+
+
+def test_an_error_names_kernel_and_program() -> None:
+    """What a kernel raises arrives as InterpreterError with its cause, kernel and program."""
+    with pytest.raises(InterpreterError, match=r"NameError.*broken_kernel, program \(0, 0, 0\) of \(2, 1, 1\)") as info:
+        broken_kernel[(2,)](torch.zeros(1))
+    assert isinstance(info.value.__cause__, NameError)

@@ -1,0 +1,134 @@
+"""Loads, stores and atomics of interpreted kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_fusion.run import interpreter
+from pytest_fusion.run.interpreter.memory_ops import masked_fill
+
+interpreter.enable()
+triton = pytest.importorskip("triton")
+if not interpreter.installed():
+    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+
+import triton.language as tl
+
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+@triton.jit
+def masked_kernel(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i, mask=i < n))
+    tl.store(out + N, tl.load(x, mask=n > 100, other=0))
+    tl.store(out + N + 1, tl.load(x + 1, mask=n < 100))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_masked_float_without_other_is_nan(dtype: torch.dtype) -> None:
+    """Masked-off elements are NaN without `other`, loaded ones untouched, and a scalar `other` of zero is zero."""
+    x, out = torch.ones(16).to(dtype), torch.empty(18, dtype=dtype)
+    masked_kernel[(1,)](x, out, 5, N=16)
+    wide = out.float()
+    assert wide[:5].eq(1).all()
+    assert wide[5:16].isnan().all()
+    assert wide[16:].tolist() == [0, 1]
+
+
+def test_a_masked_integer_without_other_is_large() -> None:
+    """Masked-off int32 elements are 0x7F7F7F7F, which no valid index is."""
+    out = torch.empty(18, dtype=torch.int32)
+    masked_kernel[(1,)](torch.ones(16, dtype=torch.int32), out, 5, N=16)
+    assert out[5:16].eq(0x7F7F7F7F).all()
+
+
+def test_the_fill_can_be_zero_for_an_experiment() -> None:
+    """masked_fill("zero") yields what NVIDIA's code generator happens to yield today."""
+    out = torch.empty(18)
+    with masked_fill("zero"):
+        masked_kernel[(1,)](torch.ones(16), out, 5, N=16)
+    assert out[5:16].eq(0).all()
+    masked_kernel[(1,)](torch.ones(16), out, 5, N=16)
+    assert out[5:16].isnan().all()
+
+
+@triton.jit
+def atomic_kernel(x, out, old, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(old + i, tl.atomic_add(out + i % 4, tl.load(x + i), mask=i < N - 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
+def test_atomic_add_sees_its_own_collisions(dtype: torch.dtype) -> None:
+    """Eight elements add to each address, one is masked off; each sees what the one before it left."""
+    x, out, old = torch.ones(32, dtype=dtype), torch.zeros(4, dtype=dtype), torch.empty(32, dtype=dtype)
+    atomic_kernel[(1,)](x, out, old, N=32)
+    assert out.tolist() == [8, 8, 8, 7]
+    assert old[:4].tolist() == [0, 0, 0, 0]
+    assert old[24:31].tolist() == [6, 6, 6, 6, 7, 7, 7]
+
+
+@triton.jit
+def exchange_kernel(out, lock, short):
+    tl.store(out, tl.atomic_cas(lock, 0, 1).to(tl.float32))
+    tl.store(out + 1, tl.atomic_cas(lock, 0, 5).to(tl.float32))
+    tl.atomic_max(out + 2, 3.0)
+    tl.atomic_min(out + 3, -2.0)
+    tl.atomic_or(lock, 6)
+    tl.store(out + 4, tl.atomic_xchg(short, tl.full([], 2.0, tl.float32).to(short.dtype.element_ty)).to(tl.float32))
+
+
+def test_other_atomics() -> None:
+    """Compare-and-swap, exchange, or, and float max and min do what they say."""
+    out, lock, short = torch.zeros(5), torch.zeros(1, dtype=torch.int32), torch.ones(1)
+    exchange_kernel[(1,)](out, lock, short)
+    assert out.tolist() == [0, 1, 3, -2, 1]
+    assert lock.item() == 7
+    assert short.item() == 2
+
+
+@triton.jit
+def device_descriptor_kernel(x, out, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [BM, BN])
+    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [BM, BN])
+    target.store([0, 0], source.load([0, 0]) * 2)
+
+
+@triton.jit
+def host_descriptor_kernel(source, target):
+    target.store([0, 0], source.load([0, 0]) * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensor_descriptors(dtype: torch.dtype) -> None:
+    """Descriptors made in the kernel and on the host load, pad and store in both dtypes."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    x = torch.randn(6, 16).to(dtype)
+    made, given = torch.zeros_like(x), torch.zeros_like(x)
+    device_descriptor_kernel[(1,)](x, made, 6, 16, BM=8, BN=16)
+    pair = TensorDescriptor.from_tensor(x, [8, 16]), TensorDescriptor.from_tensor(given, [8, 16])
+    host_descriptor_kernel[(1,)](*pair)
+    assert torch.equal(made, x * 2)
+    assert torch.equal(given, x * 2)
+
+
+@triton.jit
+def block_pointer_kernel(x, out, M, N, BM: tl.constexpr, BN: tl.constexpr, PAD: tl.constexpr):
+    source = tl.make_block_ptr(x, (M, N), (N, 1), (0, 0), (BM, BN), (1, 0))
+    target = tl.make_block_ptr(out, (BM, BN), (BN, 1), (0, 0), (BM, BN), (1, 0))
+    tl.store(target, tl.load(source, boundary_check=(0, 1), padding_option=PAD) + 1)
+
+
+@pytest.mark.skipif(VERSION >= (3, 8), reason="Triton 3.8 removed block pointers")
+@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+@pytest.mark.parametrize(("padding", "edge"), [("zero", 1.0), ("nan", float("nan")), ("", 1.0)])
+def test_block_pointers_pad_their_edges(padding: str, edge: float) -> None:
+    """A block reaching over the edge is padded with zero or NaN in bfloat16; without padding with zero."""
+    x, out = torch.ones(6, 13, dtype=torch.bfloat16), torch.zeros(8, 16, dtype=torch.bfloat16)
+    block_pointer_kernel[(1,)](x, out, 6, 13, BM=8, BN=16, PAD=padding)
+    assert out[:6, :13].eq(2).all()
+    outside = torch.cat([out[6:].flatten(), out[:, 13:].flatten()]).float()
+    assert torch.equal(outside, torch.full_like(outside, edge)) or outside.isnan().all() == (edge != edge)

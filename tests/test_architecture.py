@@ -1,0 +1,193 @@
+"""ARCHITECTURE.md holds: imports go one way, each tool has its folder, and loading the plugin costs nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pytest_fusion"
+LONGEST = 500
+
+# A stage may import itself and what has a lower number; stages of one number do not know each other.
+RANKS = {
+    "errors": 0,
+    "spec": 1,
+    "case": 2,
+    "run": 3,
+    "verdict": 4,
+    "diagnosis": 5,
+    "baseline": 6,
+    "canary": 6,
+    "report": 6,
+    "integrations": 7,
+}
+# plugin.py, decorator.py and their neighbours beside the folders: pytest and people, above every stage.
+TOP = 8
+HEAVY = ("torch", "triton", "hypothesis", "numpy")
+# Who may import a package: the stage of the importer.
+OWNERS = {
+    "hypothesis": {"case"},
+    "_hypothesis_pytestplugin": set(),
+    "reference_kernels": set(),
+    "benchmarks": set(),
+    "tests": set(),
+    "pytest_benchmark": {"integrations"},
+    "xdist": {"integrations"},
+    "jaxtyping": set(),
+    "prometheus_client": {"integrations"},
+    "jinja2": {"report"},
+}
+
+
+def _modules(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def _stage(module: str) -> str:
+    """``"pytest_fusion.run.memory.fill"`` -> ``"run"``; the package itself is ``"__init__"``."""
+    _, _, rest = module.partition(".")
+    return rest.partition(".")[0] or "__init__"
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import, at module level, in functions, for type checkers, or by string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide their direction"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
+            target = node.args[0]
+            if isinstance(target, ast.Constant) and isinstance(target.value, str):
+                yield node.lineno, target.value
+
+
+def _collected(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """Test functions and methods as pytest collects them; a function inside another one is that one's material."""
+    for node in tree.body:
+        for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(inner, ast.FunctionDef) and inner.name.startswith("test_"):
+                yield inner
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _wrong_way(module: str, imported: str) -> bool:
+    """Whether ``module`` of the package imports a stage that is not below its own."""
+    if imported.partition(".")[0] != "pytest_fusion":
+        return False
+    mine, theirs = _stage(module), _stage(imported)
+    my_rank, their_rank = RANKS.get(mine, TOP), RANKS.get(theirs, TOP)
+    return mine != theirs and their_rank >= my_rank and my_rank != TOP
+
+
+def _not_theirs(module: str, imported: str) -> bool:
+    """Whether ``imported`` is a package that belongs to other folders than that of ``module``."""
+    owners = OWNERS.get(imported.partition(".")[0])
+    return owners is not None and _stage(module) not in owners
+
+
+def _found(path: Path) -> list[tuple[str, int, str]]:
+    module = _name(path)
+    return [(module, line, name) for line, name in _imports(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+def test_imports_go_one_way() -> None:
+    """No stage imports one beside it or after it, not even for a type or inside a function."""
+    wrong = [
+        f"{module}:{line} imports {name}"
+        for path in _modules(PACKAGE)
+        for module, line, name in _found(path)
+        if _wrong_way(module, name)
+    ]
+
+    assert wrong == []
+
+
+def test_each_tool_has_its_folder() -> None:
+    """Only case/ imports Hypothesis, only integrations/ other plugins, and nobody the kernels or the tests."""
+    wrong = [
+        f"{module}:{line} imports {name}"
+        for path in _modules(PACKAGE)
+        for module, line, name in _found(path)
+        if _not_theirs(module, name)
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("from pytest_fusion.case.model import Case", False),
+        ("from pytest_fusion import errors", False),
+        ("import pytest_fusion.verdict.model", True),
+        ("from pytest_fusion import fused_equivalent", True),
+        ("def f():\n    from pytest_fusion.report.record import TestRecord", True),
+        ("if TYPE_CHECKING:\n    import pytest_fusion.plugin", True),
+        ("importlib.import_module('pytest_fusion.diagnosis.message')", True),
+        ("import hypothesis.strategies", True),
+        ("from reference_kernels.softmax import SPEC", True),
+    ],
+)
+def test_a_planted_import_is_seen(source: str, wrong: bool) -> None:
+    """The rules above would see each way of writing a forbidden import in run/, and allow the others."""
+    module = "pytest_fusion.run.outcome"
+    names = [name for _, name in _imports(ast.parse(source))]
+
+    assert any(_wrong_way(module, name) or _not_theirs(module, name) for name in names) is wrong
+
+
+def test_every_folder_has_a_place_in_the_order() -> None:
+    """A new folder gets a rank here and a line in ARCHITECTURE.md before it gets imports."""
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+
+    assert folders <= set(RANKS)
+    assert all(f"`{name}/`" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8") for name in folders)
+
+
+def test_no_module_is_over_the_limit() -> None:
+    """A module over 500 lines holds two nouns."""
+    files = [
+        path for folder in ("pytest_fusion", "reference_kernels", "benchmarks") for path in _modules(ROOT / folder)
+    ]
+    sizes = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+
+    assert {name: lines for name, lines in sizes.items() if lines > LONGEST} == {}
+
+
+def test_every_test_states_its_fact() -> None:
+    """Each test function has a docstring: what is true when it passes."""
+    silent = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for folder in ("tests", "reference_kernels")
+        for path in _modules(ROOT / folder)
+        if path.name.startswith("test_")
+        for node in _collected(ast.parse(path.read_text(encoding="utf-8")))
+        if not ast.get_docstring(node)
+    ]
+
+    assert silent == []
+
+
+@pytest.mark.parametrize("module", ["pytest_fusion", "pytest_fusion.plugin", "pytest_fusion.errors"])
+def test_loading_imports_nothing_heavy(module: str) -> None:
+    """A user who runs no fused test pays for neither torch, triton, Hypothesis nor numpy."""
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

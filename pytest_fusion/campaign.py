@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from pytest_fusion.profiles import Profile
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.judge import Bench, CaseResult, judge_case
+from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.tolerance import offending
 
@@ -32,7 +33,7 @@ _LARGEST_BLOCK = 8192
 _MOST_BLOCKS = 3
 # Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
-_PROBE_SIZES = (5, 70)
+_PROBE_SIZES = (5, 40)
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Campaign:
         seed: int | None = None,
         max_cases: int | None = None,
         note: Callable[[dict[str, Any]], None] = lambda _: None,
+        dry: bool = False,
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         self.bench = Bench(spec, device, extra, programs=_programs(profile, device))
@@ -95,6 +97,7 @@ class Campaign:
         self.pairs = covering.PairCount(self.plan)
         self.launches: list[list[Launch]] = []
         self.failing: CaseResult | None = None
+        self.dry = dry
 
     def run(self) -> Tally:
         """All phases until the first failure, and its minimum."""
@@ -122,7 +125,7 @@ class Campaign:
         if again is None:
             again = tally.judged < _AGAIN_FIRST or tally.judged % _AGAIN_EVERY == 0
         with self.bench.clock.phase("plugin"):
-            result = judge_case(self.bench, case, again=again)
+            result = judge_case(self.bench, case, again=again) if not self.dry else dry_run(self.bench, case)
         self.launches.append(result.launches)
         del self.launches[:-4]
         if result.rejected is not None:
@@ -188,15 +191,24 @@ class Campaign:
         return True
 
     def _cover(self) -> None:
-        limit = self.profile.covering
-        for position, choice in enumerate(covering.rows(self.plan)):
-            if position >= limit or self._left() <= 0 or self.failing is not None:
-                break
-            self._attempt(choice, 1000 + position)
-        for position, choice in enumerate(covering.long_rows(self.plan)):
+        for position, choice in self._covering_choices():
             if self._left() <= 0 or self.failing is not None:
-                break
-            self._attempt(choice, 100_000 + position)
+                return
+            self._attempt(choice, position)
+
+    def _covering_choices(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The choices of the covering phase with their positions, from which their seeds follow."""
+        for position, choice in enumerate(itertools.islice(covering.rows(self.plan), self.profile.covering)):
+            yield 1000 + position, choice
+        for position, choice in enumerate(covering.long_rows(self.plan)):
+            yield 100_000 + position, choice
+
+    def compile_share(self, worker: int, workers: int) -> None:
+        """Compile, without launching, what this worker's share of the covering phase will launch (see `prefetch`)."""
+        self._probe()
+        for count, (position, choice) in enumerate(self._covering_choices()):
+            if count % workers == worker:
+                self._attempt(choice, position)
 
     def _search(self) -> None:
         cases = int(min(self.profile.search, self._left()))

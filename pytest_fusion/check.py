@@ -3,54 +3,59 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pytest_fusion import active
+import torch
+
+from pytest_fusion import active, lane
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.model import Case
+from pytest_fusion.errors import FusionError
 from pytest_fusion.examine import Request, failure_of, run
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run.tree import leaves, map_tensors
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec
 
 _ONE_CALL = "one concrete call cannot tell"
+# A spec needs an input; a call without arguments gets this one, which is not passed on.
+_NOTHING = "no arguments"
 
 
 def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *args: Any, **kwargs: Any) -> TestRecord:
     """Call both with these arguments, each on copies of its own, and judge the fused result.
 
-    The tensors keep their layout; nothing is written to the caller's. Returns the record of the checks; raises
-    ``FusionFailure`` when one fails.
+    The tensors keep shape, dtype, strides and device, and lose ``requires_grad``; nothing is written to the caller's.
+    Returns the record of the checks. Raises ``FusionFailure`` when one fails, ``FusionError`` for tensors of several
+    devices, and what the reference raises when it is the one that does not take these arguments.
     """
     __tracebackhide__ = True
     names = _positional_names(reference, len(args), kwargs)
     inputs = {**dict(zip(names, args, strict=True)), **kwargs}
-
-    def by_name(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(**given: Any) -> Any:
-            return function(*(given.pop(name) for name in names), **given)
-
-        call.__name__ = getattr(function, "__name__", "fused")
-        return call
-
+    inputs = {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
+    fused_call, reference_call = _by_name(fused, names), _by_name(reference, names)
     spec = FusionSpec(
-        fused=by_name(fused),
-        reference=by_name(reference),
-        inputs={name: ConstantSpec(value) for name, value in inputs.items()} or {"_": ConstantSpec(None)},
-        name=getattr(fused, "__name__", type(fused).__name__),
+        fused=fused_call,
+        reference=reference_call,
+        inputs={name: ConstantSpec(value) for name, value in (inputs or {_NOTHING: None}).items()},
+        name=_name_of(fused),
         without={"vacuity": _ONE_CALL},
     )
     running = active.current()
-    devices = {str(value.device) for value in inputs.values() if hasattr(value, "device")}
-    device = next((d for d in sorted(devices, reverse=True)), "cpu")
-    nodeid = running.make_request().nodeid if running is not None else spec.name
-    request = Request(nodeid=nodeid, device=device, replay=Case({}, "float32", {}))
+    request = running.make_request() if running is not None else Request(nodeid=spec.name)
+    device = _device_of(inputs)
+    if device == "cpu":
+        lane.prepare(device)
+    request = replace(request, device=device, replay=Case({}, "float32", {}), given=_described(inputs))
 
     def outer() -> None: ...
 
     searching.adopt(outer, outer)
     record = run(spec, request, outer=outer, extra={})
+    if any(kind.startswith("reference ") for kind in record.rejected):
+        reference_call(**{name: map_tensors(value, torch.Tensor.clone) for name, value in inputs.items()})
     if running is not None:
         running.records.append(record)
     if record.verdict == "fail":
@@ -58,9 +63,63 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     return record
 
 
-def _positional_names(reference: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> list[str]:
+def _by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """The function with its positional arguments, which may have no names of their own, given by keyword."""
+
+    def call(**given: Any) -> Any:
+        given.pop(_NOTHING, None)
+        return function(*(given.pop(name) for name in names), **given)
+
+    return call
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
     try:
-        names = [name for name in inspect.signature(reference).parameters if name not in kwargs]
+        parameters = inspect.signature(reference).parameters.values()
     except (TypeError, ValueError):
-        names = []
+        parameters = ()  # type: ignore[assignment]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in kwargs]
     return names[:count] if len(names) >= count else [f"arg{i}" for i in range(count)]
+
+
+def _device_of(inputs: Mapping[str, Any]) -> str:
+    found = {leaf.value.device for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)}
+    if len(found) > 1:
+        # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.
+        found = {d for d in found if d.type != "cpu"} if _only_scalars_on_cpu(inputs) else found
+    if len(found) > 1:
+        listed = ", ".join(sorted(map(str, found)))
+        raise FusionError(f"check_equivalent: the tensors are on several devices ({listed}); move them to one")
+    device = next(iter(found), torch.device("cpu"))
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+def _only_scalars_on_cpu(inputs: Mapping[str, Any]) -> bool:
+    tensors = [leaf.value for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)]
+    return all(t.dim() == 0 for t in tensors if t.device.type == "cpu")
+
+
+def _described(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the form of a case, as far as they have one."""
+    tensors, drawn = {}, {}
+    for leaf in leaves(inputs):
+        value, name = leaf.value, leaf.path.removeprefix("['").replace("']", "", 1)
+        if isinstance(value, torch.Tensor):
+            tensors[name] = {
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": list(value.shape),
+                "layout": "contiguous" if value.is_contiguous() else "strided",
+                "variant": 0,
+                "strides": list(value.stride()),
+                "offset": value.storage_offset(),
+                "values": "given",
+            }
+        else:
+            drawn[name] = value if isinstance(value, bool | int | float | str | None) else repr(value)
+    words = [f"{name} {entry['dtype']} {entry['shape']}" for name, entry in tensors.items()]
+    words += [f"{name}={value!r}" for name, value in drawn.items()]
+    return {"given": True, "dims": {}, "inputs": tensors, "absent": [], "drawn": drawn, "text": "; ".join(words)}

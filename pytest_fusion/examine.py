@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,22 @@ import torch
 from pytest_fusion.campaign import Campaign, Failure, Tally
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
+from pytest_fusion.case.known import Known
+from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, make_plan
 from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.message import compose, replay_command
 from pytest_fusion.diagnosis.shrink import Shrinker
-from pytest_fusion.errors import FusionFailure
+from pytest_fusion.diagnosis.stack import last_words
+from pytest_fusion.errors import FusionError, FusionFailure, ReplayError, UnsupportedTritonError
+from pytest_fusion.prefetch import compiling_ahead
 from pytest_fusion.profiles import PROFILES, Profile
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run import interpreter
+from pytest_fusion.run.compiled import on_first_compilation
+from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import Channel, Crash, can_fork, run_isolated, unwrap
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.model import CHECKS, Verdict, failed
@@ -45,50 +54,160 @@ _NOT_BUILT = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How a test is to be run; resolved from options by the plugin."""
+    """How a test is to be run; resolved from options by the plugin.
+
+    Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder that
+    pytest was started in. ``given`` describes the caller's own arguments where there is nothing to generate.
+    """
 
     nodeid: str
     device: str = "cpu"
     profile: Profile = field(default_factory=lambda: PROFILES["dev"])
     isolate: str = "auto"
     root: Path = field(default_factory=Path.cwd)
+    start: Path = field(default_factory=Path.cwd)
     seed: int | None = None
     max_cases: int | None = None
     replay: Case | None = None
+    known: tuple[Case, ...] = ()
+    shown: str = ""
+    given: Mapping[str, Any] | None = None
 
 
 def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
     """Judge a spec and tell what came of it. Errors of the spec itself are raised; failures are in the record."""
     begun = time.perf_counter()
-
-    def campaign(note: Any) -> Tally:
-        work = Campaign(
-            spec,
-            device=torch.device(request.device),
-            profile=request.profile,
-            outer=outer,
-            nodeid=request.nodeid,
-            extra=extra,
-            seed=request.seed,
-            max_cases=request.max_cases,
-            note=note,
-        )
-        return work.run() if request.replay is None else work.replay(request.replay)
-
+    known = None
+    if request.replay is None and request.seed is None:
+        known = Known(spec, outer, request.nodeid)
+        request = replace(request, known=known.cases)
+    elif request.replay is not None and request.given is None:
+        _must_fit(spec, request.replay)
     reason = _why_not_isolated(request)
     notes: list[str] = []
     if reason is None:
-        outcome = unwrap(run_isolated(lambda channel: campaign(channel.note), time_limit_s=request.profile.seconds))
+        with _compiling_ahead(spec, request, outer, extra) as start:
+            outcome = _in_child(spec, request, outer, extra, request.profile.seconds, on_compilation=start)
         tally = outcome if isinstance(outcome, Tally) else _crashed(spec, request, outcome, extra, outer)
         crash_check: dict[str, Any] = {"verdict": "pass", "reason": "", "cases": tally.cases}
     else:
-        tally = campaign(lambda _: None)
+        tally = _campaign(spec, request, outer, extra, lambda _: None)
         crash_check = {"verdict": "unknown", "reason": f"not isolated: {reason}", "cases": 0}
         notes.append(f"ran in this process, so a crash would have ended it: {reason}")
     searching.publish_statistics(tally.statistics)
     tally.checks.setdefault("crash", crash_check)
     tally.notes.extend(notes)
+    if known is not None:
+        found = tally.failure.case if tally.failure is not None else None
+        known.update(found, all_ran=found is None or found not in known.cases)
     return replace(_record(spec, request, tally), seconds=round(time.perf_counter() - begun, 3))
+
+
+def _make_campaign(
+    spec: FusionSpec,
+    request: Request,
+    outer: Any,
+    extra: Mapping[str, Any],
+    note: Callable[[dict[str, Any]], None],
+    *,
+    dry: bool = False,
+) -> Campaign:
+    return Campaign(
+        spec,
+        device=torch.device(request.device),
+        profile=request.profile,
+        outer=outer,
+        nodeid=request.nodeid,
+        extra=extra,
+        seed=request.seed,
+        max_cases=request.max_cases,
+        note=note,
+        dry=dry,
+    )
+
+
+def _campaign(
+    spec: FusionSpec, request: Request, outer: Any, extra: Mapping[str, Any], note: Callable[[dict[str, Any]], None]
+) -> Tally:
+    tally = _all_cases(spec, request, outer, extra, note)
+    problem = interpreter.problem() if request.device == "cpu" else None
+    if problem is not None:
+        if not interpreter.installed() and tally.failure is not None and tally.failure.verdict.check == "error":
+            raise UnsupportedTritonError(problem)  # no kernel could be launched, which is not the kernel's fault
+        tally.notes.append(problem)
+    return tally
+
+
+def _all_cases(
+    spec: FusionSpec, request: Request, outer: Any, extra: Mapping[str, Any], note: Callable[[dict[str, Any]], None]
+) -> Tally:
+    """The one case asked for, else the failures of earlier runs and then all phases."""
+    if request.replay is not None:
+        return _make_campaign(spec, request, outer, extra, note).replay(request.replay)
+    for case in request.known:
+        tally = _make_campaign(spec, request, outer, extra, note).replay(case)
+        if tally.failure is not None and tally.failure.case is not None:
+            tally.notes.append("this case failed in an earlier run and was tried first")
+            return tally
+    return _make_campaign(spec, request, outer, extra, note).run()
+
+
+def _must_fit(spec: FusionSpec, case: Case) -> None:
+    wrong = misfit(spec, case)
+    if wrong is not None:
+        raise ReplayError(
+            f"{spec.name}: the replay file was written for another spec than today's: {wrong}. Run the test without "
+            "--fusion-replay to find its failing case again"
+        )
+
+
+@contextlib.contextmanager
+def _compiling_ahead(
+    spec: FusionSpec, request: Request, outer: Any, extra: Mapping[str, Any]
+) -> Iterator[Callable[[], None] | None]:
+    """On a GPU, fill Triton's compile cache beside the test."""
+    if request.device == "cpu" or request.replay is not None or "triton" not in sys.modules:
+        yield None
+        return
+
+    def work(worker: int, workers: int) -> None:
+        _make_campaign(spec, request, outer, extra, lambda _: None, dry=True).compile_share(worker, workers)
+
+    with compiling_ahead(work) as start:
+        yield start
+
+
+def _in_child(
+    spec: FusionSpec,
+    request: Request,
+    outer: Any,
+    extra: Mapping[str, Any],
+    seconds: float,
+    *,
+    forward: bool = True,
+    on_compilation: Callable[[], None] | None = None,
+) -> Tally | Crash:
+    """The campaign in a child of its own; a lost CUDA context ends the child as a crash would.
+
+    ``forward=False`` drops what the child prints. ``on_compilation`` is called when the compile cache proves cold.
+    """
+
+    def work(channel: Channel) -> Tally | Crash:
+        last: dict[str, Any] = {}
+
+        def note(data: dict[str, Any]) -> None:
+            last.clear()
+            last.update(data)
+            channel.note(data)
+
+        listening = on_first_compilation(on_compilation) if on_compilation else contextlib.nullcontext()
+        try:
+            with listening:
+                return _campaign(spec, request, outer, extra, note)
+        except ContextLost as lost:
+            return Crash("exit", str(lost), dict(last), "")
+
+    return unwrap(run_isolated(work, time_limit_s=seconds, forward=forward))
 
 
 def _why_not_isolated(request: Request) -> str | None:
@@ -96,7 +215,10 @@ def _why_not_isolated(request: Request) -> str | None:
         return "--fusion-isolate off"
     reason = can_fork()
     if reason is not None and request.isolate == "on":
-        raise RuntimeError(f"--fusion-isolate on, but a child cannot be forked: {reason}")
+        raise FusionError(
+            f"--fusion-isolate on, but this process cannot fork a child: {reason}. Keep CUDA out of module level and "
+            "fixtures, or use --fusion-isolate auto"
+        )
     return reason
 
 
@@ -107,7 +229,7 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
     if "case" not in note:
         verdict = _crash_verdict(crash)
         tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": 0}
-        tally.failure = Failure(verdict, None, trace=crash.stderr_tail)
+        tally.failure = Failure(verdict, None, trace=last_words(crash.stderr_tail))
         return tally
     last = [crash]
 
@@ -115,20 +237,7 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
         alone = replace(request, replay=case, isolate="on")
         seconds = min(request.profile.seconds, _HANG_SECONDS) if crash.kind == "timeout" else request.profile.seconds
 
-        def work(channel: Channel) -> bool:
-            Campaign(
-                spec,
-                device=torch.device(alone.device),
-                profile=alone.profile,
-                outer=outer,
-                nodeid=alone.nodeid,
-                extra=extra,
-                seed=alone.seed,
-                note=channel.note,
-            ).replay(case)
-            return True
-
-        outcome = run_isolated(work, time_limit_s=seconds)
+        outcome = _in_child(spec, alone, outer, extra, seconds, forward=False)
         if not isinstance(outcome, Crash) or outcome.kind != crash.kind:
             return False
         last[0] = outcome
@@ -148,7 +257,7 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
     verdict = _crash_verdict(last[0])
     tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
     tally.failure = Failure(
-        verdict, smallest, describe(spec, smallest), trace=last[0].stderr_tail, shrink_runs=shrink_runs
+        verdict, smallest, describe(spec, smallest), trace=last_words(last[0].stderr_tail), shrink_runs=shrink_runs
     )
     return tally
 
@@ -156,8 +265,10 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
 def _crash_verdict(crash: Crash) -> Verdict:
     if crash.kind == "timeout":
         reason = f"the case did not end within its time limit ({crash.detail})"
-    else:
+    elif crash.kind == "signal":
         reason = f"the process running the case died ({crash.detail}), most often an access far outside a tensor"
+    else:
+        reason = f"the process running the case ended before the call returned ({crash.detail})"
     return failed("crash", reason, identity=f"crash:{crash.kind}", kind=crash.kind, detail=crash.detail)
 
 
@@ -185,22 +296,24 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": checks.get(verdict.check, {}).get("cases", 0)}
     checks[verdict.check] = {**entry, **verdict.evidence, **({"error_map": failure.map} if failure.map else {})}
     trace = failure.trace if verdict.check in ("error", "crash") else ""
+    described = failure.described if request.given is None else dict(request.given)
+    searched = failure.case is not None and request.replay is None
     message = compose(
         spec.name,
         verdict,
-        failure.described,
+        described,
         cause=cause,
         where=failure.map["where"] if failure.map else None,
-        command=replay_command(request.nodeid, path) if path else None,
-        trace="\n".join(trace.rstrip().splitlines()[-14:]),
-        found_after=f"found after {tally.cases} case(s), shrunk in {failure.shrink_runs} run(s)" if failure.case else "",
+        command=replay_command(request.shown or request.nodeid, path) if path else None,
+        trace=trace.rstrip(),
+        found_after=f"found after {tally.cases} case(s), shrunk in {failure.shrink_runs} run(s)" if searched else "",
     )
     return replace(
         record,
         verdict="fail",
         failed_check=verdict.check,
         cause=cause,
-        case=failure.described,
+        case=described,
         replay=path,
         checks=checks,
         message=message,
@@ -222,14 +335,14 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
 
 
 def _write_replay(spec: FusionSpec, request: Request, failure: Failure, cause: str | None) -> str | None:
-    if failure.case is None:
+    if failure.case is None or request.given is not None:
         return None
     replay = replays.Replay(request.nodeid, spec.name, failure.verdict.check, cause, failure.case)
     try:
         path = replays.write(replay, request.root)
     except OSError:
         return None  # a read-only checkout must not hide the failure itself
-    return os.path.relpath(path, request.root)
+    return os.path.relpath(path, request.start)
 
 
 def failure_of(record: TestRecord) -> FusionFailure:

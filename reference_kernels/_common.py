@@ -114,14 +114,16 @@ def row_tile(width: int, *, whole: int, step: int, interpreted: bool = INTERPRET
     Depends on the width alone, never on how many rows there are: a row's sum is then taken in the same order in every
     batch, which makes the result batch invariant. 32 elements per thread keep a bf16 row of 8192 at 8 warps within
     48 registers (cuobjdump, sm_90) and reached 0.97 of copy bandwidth on an H200; a loop hides its loads better with
-    twice the warps. Interpreted programs cost about a millisecond each whatever their tile, so there
-    a tile takes more rows; its columns stay few, so that short rows exercise the loop too.
+    twice the warps.
+
+    Interpreted, each operation costs some 20 us whatever its tile: a tile takes more rows there, and rows of a few
+    hundred elements already loop, in small steps, so that small cases exercise the loop too.
     """
     if interpreted:
-        whole, step = 128, 64
+        whole, step = 128, 64 if width <= 512 else 1024
     loop = width > whole
     columns = step if loop else max(16, triton.next_power_of_2(width))
-    rows = 16 if interpreted else max(1, min(16, 2048 // columns))
+    rows = max(1, min(16, (4096 if interpreted else 2048) // columns))
     per_warp = 512 if loop else 1024
     warps = max(4, min(16, rows * columns // per_warp))
     return RowTile(rows, columns, warps, loop)

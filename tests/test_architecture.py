@@ -184,10 +184,21 @@ def test_every_test_states_its_fact() -> None:
     assert silent == []
 
 
-@pytest.mark.parametrize("module", ["pytest_fusion", "pytest_fusion.plugin", "pytest_fusion.errors"])
-def test_loading_imports_nothing_heavy(module: str) -> None:
-    """A user who runs no fused test pays for neither torch, triton, Hypothesis nor numpy."""
-    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["pytest_fusion"],
+        ["pytest_fusion.plugin", "pytest_fusion.errors"],
+        [
+            f"pytest_fusion.report.{name}"
+            for name in ("terminal", "html", "json_file", "github", "junit", "environment")
+        ],
+    ],
+    ids=["package", "plugin", "reports"],
+)
+def test_loading_imports_nothing_heavy(modules: list[str]) -> None:
+    """Whoever runs no fused test, or only gathers records, pays for no torch, triton, Hypothesis or numpy."""
+    code = f"import sys, {', '.join(modules)}; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

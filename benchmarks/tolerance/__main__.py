@@ -6,15 +6,19 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable
 
 import torch
 
 from benchmarks.tolerance.problems import FAMILIES
-from benchmarks.tolerance.score import COLUMNS, Outcome, Score, run
+from benchmarks.tolerance.score import COLUMNS, DTYPES, Outcome, Score, run
 
 
-def _line(score: Score, label: str, keep: Callable[[Outcome], bool], digits: int) -> str:
+def _line(score: Score, label: str, digits: int, side: str, place: int | None = None, value: str = "") -> str:
+    """One row: kernels of ``side`` whose outcome has ``value`` at ``place``."""
+
+    def keep(outcome: Outcome) -> bool:
+        return outcome[2] == side and (place is None or outcome[place] == value)
+
     rates = [score.rate(rule, keep) for rule in COLUMNS]
     cells = " | ".join("-" if math.isnan(rate) else f"{100 * rate:.{digits}f}" for rate, _ in rates)
     return f"| {label} ({rates[0][1]}) | {cells} |"
@@ -22,27 +26,21 @@ def _line(score: Score, label: str, keep: Callable[[Outcome], bool], digits: int
 
 def table(score: Score) -> str:
     """The score as a Markdown table, in per cent."""
-    lines = [f"| % of (kernels) | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
-
-    def right(outcome: Outcome) -> bool:
-        return outcome[2] == "right"
-
-    def wrong(outcome: Outcome) -> bool:
-        return outcome[2] == "wrong"
-
-    lines.append(_line(score, "**false alarms**", right, 2))
-    for dtype in ("float32", "float16", "bfloat16"):
-        lines.append(_line(score, f"- {dtype}", lambda o, d=dtype: right(o) and o[1] == d, 2))  # type: ignore[misc]
-    for family in FAMILIES:
-        lines.append(_line(score, f"- {family}", lambda o, f=family: right(o) and o[0] == f, 2))  # type: ignore[misc]
-    lines.append(_line(score, "**detection**", wrong, 1))
-    for dtype in ("float32", "float16", "bfloat16"):
-        lines.append(_line(score, f"- {dtype}", lambda o, d=dtype: wrong(o) and o[1] == d, 1))  # type: ignore[misc]
-    bugs = sorted({o[3] for o in score.seen if o[2] == "wrong"})
-    for bug in bugs:
-        lines.append(_line(score, f"- {bug}", lambda o, b=bug: wrong(o) and o[3] == b, 1))  # type: ignore[misc]
-    lines.append(_line(score, "refused, not observable", lambda o: o[2] == "harmless", 1))
-    return "\n".join(lines)
+    dtypes = [str(dtype)[6:] for dtype in DTYPES]
+    bugs = sorted({outcome[3] for outcome in score.seen if outcome[2] == "wrong"})
+    return "\n".join(
+        [
+            f"| % of (kernels) | {' | '.join(COLUMNS)} |",
+            "|---" * (1 + len(COLUMNS)) + "|",
+            _line(score, "**false alarms**", 2, "right"),
+            *(_line(score, f"- {dtype}", 2, "right", 1, dtype) for dtype in dtypes),
+            *(_line(score, f"- {family}", 2, "right", 0, family) for family in FAMILIES),
+            _line(score, "**detection**", 1, "wrong"),
+            *(_line(score, f"- {dtype}", 1, "wrong", 1, dtype) for dtype in dtypes),
+            *(_line(score, f"- {bug}", 1, "wrong", 3, bug) for bug in bugs),
+            _line(score, "refused, not observable", 1, "harmless"),
+        ]
+    )
 
 
 def main(trials: int, seed: int) -> None:
@@ -51,7 +49,8 @@ def main(trials: int, seed: int) -> None:
     started = time.perf_counter()
     score = run(trials, seed)
     print(table(score))
-    print(f"\n{trials} trials x {len(FAMILIES)} families x 3 dtypes, seed {seed}, {time.perf_counter() - started:.0f} s")
+    spent = time.perf_counter() - started
+    print(f"\n{trials} trials x {len(FAMILIES)} families x 3 dtypes, seed {seed}, {spent:.0f} s")
     for alarm in score.alarms:
         print("alarm:", alarm)
 

@@ -1,7 +1,7 @@
 """Random problems: a reference, its inputs, kernels that are right and kernels that are wrong in a known way.
 
-Eight families, 1-64 rows, 2-2048 columns (log-uniform), scales 1e-3..8, an offset of 8 deviations in a quarter of them, a zero
-row in a tenth. Kernels are float32 inside with one rounding at the end, except where the bug is in that.
+Eight families, 1-64 rows, 2-2048 columns (log-uniform), scales 1e-3..8, an offset of 8 deviations in a quarter of
+them, a zero row in a tenth. Kernels are float32 inside with one rounding at the end, except where the bug is in that.
 """
 
 from __future__ import annotations
@@ -188,6 +188,7 @@ def layer_norm(draw: Draw) -> Problem:
     mean = wide.mean(-1)
     second = squared(mean).mean(-1)
     blocked, strict, coarse = blocked_sum(wide) / n, strict_sum(wide) / n, blocked_sum(wide, low) / n
+    normed = (wide - mean[:, None]) * torch.rsqrt(second[:, None] + LAYER_EPS)
     merged_mean, merged = welford(wide, 64)
     right = {
         "two passes, blocked": finish(blocked, blocked_sum(squared(blocked)) / n),
@@ -201,7 +202,7 @@ def layer_norm(draw: Draw) -> Problem:
         "n - 1": finish(mean, squared(mean).sum(-1) / (n - 1)),
         "low-precision sum": finish(coarse, blocked_sum(squared(coarse), low) / n),
         "tail dropped": finish(wide[:, :-1].sum(-1) / n, second),
-        "cast before weight": ((wide - mean[:, None]) * torch.rsqrt(second[:, None] + LAYER_EPS)).to(low).float() * w + b,
+        "cast before weight": normed.to(low).float() * w + b,
     }
 
     def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

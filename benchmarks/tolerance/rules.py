@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - every rule is called with all three
 """The rules in common use, each as ``(candidate, native, oracle) -> accepted``."""
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def strict_sum(x: Tensor) -> Tensor:
 def blocked_sum(x: Tensor, stored: torch.dtype | None = None, block: int = 16) -> Tensor:
     """Blocks of the last dim added to a running sum, which is kept in ``stored`` between blocks."""
     total = torch.zeros(x.shape[:-1])
-    for part in x.split(block, -1):
+    for part in torch.split(x, block, -1):
         total = total + part.sum(-1)
         if stored is not None:
             total = total.to(stored).float()
@@ -33,7 +33,7 @@ def online_sum_of_exponentials(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Running maximum and rescaled sum of exponentials of float32 rows, both (rows, 1)."""
     top = torch.full((x.shape[0], 1), -torch.inf)
     total = torch.zeros(x.shape[0], 1)
-    for part in x.split(block, -1):
+    for part in torch.split(x, block, -1):
         higher = torch.maximum(top, part.amax(-1, True))
         total = total * (top - higher).exp() + (part - higher).exp().sum(-1, True)
         top = higher
@@ -43,7 +43,7 @@ def online_sum_of_exponentials(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
 def welford(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Mean and sum of squared deviations of rows by merging blocks."""
     mean, squares, seen = torch.zeros(x.shape[0]), torch.zeros(x.shape[0]), 0
-    for part in x.split(block, -1):
+    for part in torch.split(x, block, -1):
         size = part.shape[-1]
         own = part.mean(-1)
         step, total = own - mean, seen + size
@@ -52,7 +52,9 @@ def welford(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return mean, squares
 
 
-def blocked_product(a: Tensor, b: Tensor, block: int, stored: torch.dtype | None = None, backwards: bool = False) -> Tensor:
+def blocked_product(
+    a: Tensor, b: Tensor, block: int, stored: torch.dtype | None = None, backwards: bool = False
+) -> Tensor:
     """``a @ b`` over blocks of K, the accumulator kept in ``stored`` between blocks."""
     total = torch.zeros(a.shape[0], b.shape[1])
     starts = list(range(0, a.shape[1], block))

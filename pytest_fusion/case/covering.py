@@ -31,7 +31,7 @@ def rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Each dim long in turn, the others small: past one block, past a grid axis of 65535."""
-    dims = [name for name in plan.spec.dim_order]
+    dims = plan.spec.dim_order
     dtypes = plan.factors.get("dtype", ("float32",))
     turn = 0
     for size, name in itertools.product(LONG, dims):

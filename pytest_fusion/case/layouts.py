@@ -107,7 +107,7 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
         case _:
             strides = _dense(shape)
             if layout.variant == 1:
-                strides = [s if size != 1 else ODD_STRIDE * (i + 1) for i, (s, size) in enumerate(zip(strides, shape, strict=True))]
+                strides = [s if shape[i] != 1 else ODD_STRIDE * (i + 1) for i, s in enumerate(strides)]
     if math.prod(shape) == 0:
         return Geometry(shape, tuple(strides), offset, offset + trailing, expanded)
     last = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from pytest_fusion.case import numbers, regimes
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dims import Size, parse_expression
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -20,6 +21,10 @@ from pytest_fusion.spec.values import ValueProfile
 
 class ImpossibleCase(Exception):
     """The sizes give no tensor: a negative dim, or an index into nothing."""
+
+
+class InputFailed(Exception):
+    """A user's function for an input raised; its exception is the cause."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -40,7 +45,12 @@ def shape_of(spec: TensorSpec, sizes: Mapping[str, Size]) -> tuple[int, ...]:
 
 
 def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
-    return parse_expression(value).evaluate(sizes)[0] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_expression(value).evaluate(sizes)[0]
+    except ZeroDivisionError:
+        raise ImpossibleCase(f"the bound {value!r} of values= divides by a size of zero") from None
 
 
 def _from_profile(
@@ -56,7 +66,7 @@ def _from_profile(
     empty = math.prod(shape) == 0
     match profile.kind:
         case "default" | "finite":
-            return regimes.make(regime, shape, dtype, seed, device)
+            return _default(regime, shape, dtype, seed, device)
         case "one_of":
             index, _, inner = regime.partition("/")
             chosen = profile.choices[int(index)]
@@ -102,7 +112,13 @@ def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return v.clamp(max(info.min, -(2**62)), min(info.max, 2**62)).to(dtype)
 
 
-def _default_integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
+def _default(
+    regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device
+) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return regimes.make(regime, shape, dtype, seed, device)
+    if dtype.is_complex:
+        return torch.complex(numbers.normal(shape, seed, device), numbers.normal(shape, seed + 1, device)).to(dtype)
     if dtype is torch.bool:
         return numbers.uniform(shape, seed, device) < 0.5
     low = 0 if torch.iinfo(dtype).min == 0 else -100
@@ -118,7 +134,7 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     """The elements of one tensor input: contiguous, its shape and dtype from the case.
 
     An expanded layout repeats one slice along its axis, so the values do too. Raises ``ImpossibleCase`` where the sizes
-    admit no such values, ``SpecError`` where a user's function returns something else.
+    admit no such values, ``InputFailed`` where a user's function raises, ``SpecError`` where it returns something else.
     """
     entry = case.tensors[name]
     dtype = torch_dtype(entry.dtype)
@@ -129,24 +145,30 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     if isinstance(spec.values, ValueProfile):
         v = _from_profile(spec.values, entry.regime, made, dtype, seed, device, case.sizes)
     elif spec.values is not None:
-        v = spec.values(made, dtype, generator(case, name, device))
+        v = _ask(f"values= of input {name!r}", lambda: spec.values(made, dtype, generator(case, name, device)))
         if not isinstance(v, torch.Tensor) or tuple(v.shape) != made:
             found = tuple(v.shape) if isinstance(v, torch.Tensor) else type(v).__name__
             raise SpecError(f"values= of input {name!r} must return a tensor of shape {made}, but returned {found}")
-        v = v.to(device=device, dtype=dtype)
-    elif dtype.is_floating_point:
-        v = regimes.make(entry.regime, made, dtype, seed, device)
-    elif dtype.is_complex:
-        v = torch.complex(numbers.normal(made, seed, device), numbers.normal(made, seed + 1, device)).to(dtype)
+        v = v.detach().to(device=device, dtype=dtype)
     else:
-        v = _default_integers(made, dtype, seed, device)
+        v = _default(entry.regime, made, dtype, seed, device)
     return v.expand(shape).contiguous()
+
+
+def _ask(what: str, function: Callable[[], Any]) -> Any:
+    """Call a user's function; raises ``InputFailed``, but for what is ours to say."""
+    try:
+        return function()
+    except (ImpossibleCase, SpecError):
+        raise
+    except Exception as error:
+        raise InputFailed(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def make_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, Any]:
     """All inputs by name: contiguous tensors, drawn values, constants, ``None`` for absent ones.
 
-    Derived inputs are computed last, in an order in which each finds what it needs.
+    Derived inputs are computed last, in an order in which each finds what it needs. Raises as :func:`make_tensor`.
     """
     inputs: dict[str, Any] = {}
     pending: dict[str, DerivedSpec] = {}
@@ -157,16 +179,13 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str,
         elif isinstance(inner, TensorSpec):
             inputs[name] = make_tensor(name, inner, case, device)
         elif isinstance(inner, ConstantSpec):
-            inputs[name] = inner.value
+            inputs[name] = map_tensors(inner.value, lambda t: t.detach().to(device))
         elif isinstance(inner, DerivedSpec):
             pending[name] = inner
         else:
             inputs[name] = case.drawn[name]
     while pending:
-        ready = [name for name, inner in pending.items() if not set(inner.needs) & set(pending)]
-        if not ready:
-            raise SpecError(f"{spec.name}: the derived inputs {sorted(pending)} need each other in a circle")
-        for name in ready:
+        for name in [name for name, inner in pending.items() if not set(inner.needs) & set(pending)]:
             inputs[name] = _derive(name, pending.pop(name), inputs, case, device)
     return {name: inputs[name] for name in spec.inputs}
 
@@ -179,8 +198,6 @@ def _derive(name: str, inner: DerivedSpec, inputs: Mapping[str, Any], case: Case
             given[need] = generator(case, name, device)
         elif need in known:
             value = known[need]
-            given[need] = value.clone() if isinstance(value, torch.Tensor) else value
-    result = inner.function(**given)
-    if isinstance(result, torch.Tensor):
-        return result.to(device).contiguous() if result.device != device else result.contiguous()
-    return result
+            given[need] = map_tensors(value, torch.Tensor.clone)
+    result = _ask(f"derived input {name!r}", lambda: inner.function(**given))
+    return map_tensors(result, lambda t: t.detach().to(device).contiguous())

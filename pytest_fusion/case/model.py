@@ -59,8 +59,9 @@ class Case:
         return repr(self.as_json())
 
     def as_json(self) -> dict[str, Any]:
+        sizes = sorted(self.sizes.items())
         return {
-            "dims": {name: list(size) if isinstance(size, tuple) else size for name, size in sorted(self.sizes.items())},
+            "dims": {name: list(size) if isinstance(size, tuple) else size for name, size in sizes},
             "dtype": self.dtype,
             "inputs": {
                 name: {

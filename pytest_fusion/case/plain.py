@@ -13,11 +13,9 @@ from pytest_fusion.errors import ReplayError
 def encode(value: Any) -> Any:
     """JSON for a drawn value; a value that has none becomes ``{"opaque": repr}``, which does not replay."""
     match value:
-        case None | bool() | str():
-            return value
-        case enum.Enum():
+        case enum.Enum():  # first, because a StrEnum is a str and an IntEnum an int
             return {"enum": _path(type(value)), "name": value.name}
-        case int():
+        case None | bool() | str() | int():
             return value
         case float():
             return value if math.isfinite(value) else {"float": repr(value)}
@@ -77,7 +75,7 @@ def decode(data: Any) -> Any:
         raise ReplayError(f"the drawn value {data} cannot be found here: {error}") from None
     if "opaque" in data:
         raise ReplayError(
-            f"the drawn value {data['opaque']} has no JSON form, so its case cannot be replayed from a file; draw plain "
-            "values, enums, dtypes or importable functions instead"
+            f"the drawn value {data['opaque']} has no JSON form, so its case cannot be replayed from a file; draw "
+            "plain values, enums, dtypes or importable functions instead"
         )
     raise ReplayError(f"not a drawn value: {data}")

@@ -1,4 +1,4 @@
-"""The choices that make a case: a factor per size, dtype, layout, offset, regime and drawn value, each with its levels."""
+"""The choices that make a case: a factor per size, dtype, layout, offset, regime, drawn value, each with its levels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import OptionalSpec, StrategySpec, TensorSpec, unwrap
+from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 
 # A batch of no, one and two leading dimensions, one of them empty.
-BATCHES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3), (1,), (0,))
+BATCHES: tuple[tuple[int, ...], ...] = ((), (3,), (3, 2), (1,), (0,))
 OFFSETS: tuple[int, ...] = (0, 1, 2, 4, 7)
 # The number of dimensions whose layouts are offered to a tensor with a '*batch', which may have any.
 BATCHED_NDIM = 3
@@ -53,7 +53,15 @@ def _may_overlap(spec: FusionSpec, name: str) -> bool:
 def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tuple[str, int]]:
     """The (kind, variant) pairs of an input, plainest first; never overlapping where the kernel writes."""
     pairs = layouts.choices(inner.layouts, _ndim(inner))
-    return [pair for pair in pairs if pair[0] != "expanded" or _may_overlap(spec, name)] or [("contiguous", 0)]
+    repeatable = _may_overlap(spec, name) and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
+    return [pair for pair in pairs if pair[0] != "expanded" or repeatable] or [("contiguous", 0)]
+
+
+def _may_repeat(values: Any) -> bool:
+    """Whether a tensor of these values may be one slice repeated: a permutation or a user's offsets may not."""
+    if not isinstance(values, ValueProfile):
+        return values is None
+    return values.kind not in ("permutation", "probabilities") and all(map(_may_repeat, values.choices))
 
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:
@@ -82,7 +90,11 @@ def _size_levels(spec: FusionSpec, name: str, size_classes: Mapping[str, tuple[i
 
 
 def make_plan(
-    spec: FusionSpec, *, blocks: tuple[int, ...] = (), pools: Mapping[str, tuple[Any, ...]] | None = None, limits: Limits
+    spec: FusionSpec,
+    *,
+    blocks: tuple[int, ...] = (),
+    pools: Mapping[str, tuple[Any, ...]] | None = None,
+    limits: Limits,
 ) -> Plan:
     """The factors of a spec. ``blocks`` are block sizes learned from launches, ``pools`` samples of drawn inputs."""
     pools = pools or {}
@@ -164,8 +176,9 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
     takers = [
         name
         for name, declared in spec.inputs.items()
-        if isinstance(inner := unwrap(declared), TensorSpec) and regime in regimes_of(inner, covered=False)
-        and name not in case.absent
+        if name not in case.absent
+        and isinstance(inner := unwrap(declared), TensorSpec)
+        and regime in regimes_of(inner, covered=False)
     ]
     pick = numbers.mix(case.seed, "focus") % (len(takers) + (not regimes.is_special(regime))) if takers else 0
     for position, name in enumerate(takers):
@@ -191,7 +204,8 @@ def cost(spec: FusionSpec, case: Case) -> tuple[int, int]:
         inner = unwrap(spec.inputs[name])
         assert isinstance(inner, TensorSpec)
         elements = max(elements, math.prod(shape_of(inner, case.sizes)))
-    work = math.prod(max(math.prod(size), 1) if isinstance(size, tuple) else max(size, 1) for size in case.sizes.values())
+    flat = [math.prod(size) if isinstance(size, tuple) else size for size in case.sizes.values()]
+    work = math.prod(max(size, 1) for size in flat)
     return elements, work
 
 
@@ -205,13 +219,15 @@ def within_limits(plan: Plan, case: Case) -> Case:
         for name in sorted(plain, key=lambda n: -plain[n]):
             smaller = sizes.fit(plain[name] // 2, plan.spec.bound(name), case.sizes)
             if smaller < plain[name]:
-                fitted = refit(plan.spec, {**case.sizes, name: smaller})
+                try:
+                    fitted = refit(plan.spec, {**case.sizes, name: smaller})
+                except ImpossibleCase:
+                    continue
                 case = replace(case, sizes=fitted)
                 break
         else:
-            raise ImpossibleCase(
-                f"the smallest sizes within bounds, {dict(case.sizes)}, exceed the limit of {plan.limits.elements} elements"
-            )
+            smallest, limit = dict(case.sizes), plan.limits.elements
+            raise ImpossibleCase(f"the smallest sizes within bounds, {smallest}, exceed the limit of {limit} elements")
 
 
 def refit(spec: FusionSpec, chosen: Mapping[str, Size]) -> dict[str, Size]:
@@ -222,8 +238,3 @@ def refit(spec: FusionSpec, chosen: Mapping[str, Size]) -> dict[str, Size]:
         assert isinstance(size, int)
         fitted[name] = sizes.fit(size, spec.bound(name), fitted)
     return fitted
-
-
-def levels_of(plan: Plan, choice: Mapping[str, Any]) -> dict[str, Any]:
-    """The levels a choice stands for, for counting the pairs that were covered."""
-    return {name: choice.get(name, levels[0]) for name, levels in plan.factors.items()}

@@ -31,8 +31,9 @@ class Field:
 
     def column(self) -> torch.Tensor:
         """The index along the last axis."""
-        width = self.shape[-1] if self.shape else 1
-        return torch.arange(width, device=self.device).expand(self.shape or ())if self.shape else torch.zeros((), device=self.device)
+        if not self.shape:
+            return torch.zeros((), device=self.device)
+        return torch.arange(self.shape[-1], device=self.device).expand(self.shape)
 
     def row(self) -> torch.Tensor:
         """The index of the row (last axis) an element lies in."""

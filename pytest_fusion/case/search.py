@@ -1,4 +1,4 @@
-"""Random search with Hypothesis: it draws choices, never elements, and aims at the error. The only importer of Hypothesis."""
+"""Random search with Hypothesis, which only this module imports: it draws choices, not elements, and aims at error."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ from pytest_fusion.spec.inputs import StrategySpec, unwrap
 # Distinct samples of a user's strategy that the covering phase pairs with everything else.
 POOL_SIZE = 6
 _HYPOTHESIS_DEFAULT_EXAMPLES = 100
+# What @settings, @seed and @example leave on the function they decorate.
+_CARRIED_OVER = (
+    "_hypothesis_internal_settings_applied",
+    "_hypothesis_internal_use_seed",
+    "hypothesis_explicit_examples",
+)
 _UNSUPPRESSED = (
     HealthCheck.function_scoped_fixture,  # a fixture's value is passed through unchanged to every case
     HealthCheck.differing_executors,
@@ -34,10 +40,6 @@ class SearchFailed(Exception):
     """Raised inside Hypothesis so that it records the choice in its database."""
 
 
-def is_hypothesis_ready(function: Any) -> bool:
-    return getattr(function, "is_hypothesis_test", False) is True
-
-
 def adopt(outer: Any, inner: Any) -> None:
     """Make ``outer`` a Hypothesis test in the eyes of its pytest plugin, with the settings put on ``inner``.
 
@@ -46,7 +48,7 @@ def adopt(outer: Any, inner: Any) -> None:
 
     outer.is_hypothesis_test = True
     outer.hypothesis = SimpleNamespace(inner_test=inner)
-    for name in ("_hypothesis_internal_settings_applied", "_hypothesis_internal_use_seed", "hypothesis_explicit_examples"):
+    for name in _CARRIED_OVER:
         if hasattr(inner, name):
             setattr(outer, name, getattr(inner, name))
     outer._hypothesis_internal_use_settings = getattr(inner, "_hypothesis_internal_use_settings", settings.default)
@@ -55,6 +57,7 @@ def adopt(outer: Any, inner: Any) -> None:
 def tolerate_fixtures(outer: Any) -> None:
     """Let function-scoped fixtures through, whatever ``@settings`` stands above."""
     current = getattr(outer, "_hypothesis_internal_use_settings", None) or settings.default
+    assert current is not None
     outer._hypothesis_internal_use_settings = settings(
         current, suppress_health_check=set(current.suppress_health_check) | set(_UNSUPPRESSED)
     )
@@ -162,8 +165,8 @@ def search(
 ) -> dict[str, Any] | None:
     """Run up to ``cases`` random cases; ``run`` returns log2(error / allowed), ``None`` for nothing to aim at.
 
-    ``run`` raises ``SearchFailed`` for a failing case, which ends the search quietly: the caller keeps what failed. Returns
-    Hypothesis's statistics.
+    ``run`` raises ``SearchFailed`` for a failing case, which ends the search quietly: the caller keeps what failed.
+    Returns Hypothesis's statistics.
     """
     chosen = user_settings(outer)
     phases = [phase for phase in chosen.phases if phase in (Phase.reuse, Phase.generate, Phase.target)]
@@ -206,7 +209,7 @@ def search(
     if database_key is not None:
         test.hypothesis.inner_test._hypothesis_internal_add_digest = database_key.encode()
     try:
-        with collector.with_value(statistics.append):
+        with collector.with_value(statistics.append):  # type: ignore[arg-type] - typed as None by its default
             test()
     except SearchFailed:
         pass

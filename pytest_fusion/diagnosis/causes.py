@@ -13,7 +13,7 @@ from pytest_fusion.verdict.model import Verdict
 CAUSES: dict[str, str] = {
     "crash": "the kernel killed its process, most often by an access far outside its memory",
     "hang": "the kernel did not return within its time limit; a loop's end condition is never met",
-    "device-assert": "the kernel failed an assert or made an illegal access on the device",
+    "device-fault": "the kernel failed an assert or made an illegal access on the device",
     "raises": "the kernel raises on an input that its spec allows",
     "wrong-structure": "the result differs in shape, dtype, device or nesting",
     "aliasing": "a result shares memory that the caller believes to be its own",
@@ -76,6 +76,8 @@ def likely_cause(verdict: Verdict, case: Case | None) -> str | None:
 def _from_check(verdict: Verdict) -> str | None:
     match verdict.check:
         case "crash":
+            if "CUDA" in str(verdict.evidence.get("detail")):
+                return "device-fault"
             return "hang" if verdict.evidence.get("kind") == "timeout" else "crash"
         case "error":
             return "raises"

@@ -14,10 +14,6 @@ def replay_command(nodeid: str, path: str) -> str:
     return f"pytest {shlex.quote(nodeid)} --fusion-replay {shlex.quote(path)}"
 
 
-def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:.6g}"
-
-
 def _tensor_line(name: str, entry: dict[str, Any], absent: bool) -> str:
     if absent:
         return f"    {name}: None"
@@ -41,17 +37,12 @@ def compose(
 ) -> str:
     """The failure as a person reads it; lines that have nothing to say are left out."""
     lines = [f"{name}: {verdict.check} failed", f"  {verdict.reason}"]
-    evidence = verdict.evidence
-    if verdict.check in ("values", "repeat") and evidence.get("got") is not None:
-        lines.append(
-            f"  worst element {evidence['output']}{evidence['index'] or ''}: got {_number(evidence['got'])}, "
-            f"expected {_number(evidence['expected'])}, allowed +-{_number(evidence['allowed'])}"
-        )
     if where:
         lines.append(f"  where: {where}")
     if case is not None:
         dims = " ".join(f"{key}={value}" for key, value in case["dims"].items())
-        lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
+        smallest = f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}"
+        lines.append("  called with:" if case.get("given") else smallest)
         lines += [_tensor_line(key, entry, key in case["absent"]) for key, entry in case["inputs"].items()]
         lines += [f"    {key} = {value!r}" for key, value in case["drawn"].items()]
     if cause:

@@ -1,4 +1,4 @@
-"""A few scalars for JUnit XML, through ``report.user_properties``."""
+"""A few scalars for JUnit XML, through ``item.user_properties`` (its writer reads those of the teardown report)."""
 
 from __future__ import annotations
 

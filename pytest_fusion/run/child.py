@@ -162,8 +162,8 @@ def _words(error: BaseException) -> str:
 def _pickled(error: BaseException) -> bytes | None:
     """``error`` in a form that is known to come back, or ``None``.
 
-    Exceptions with arguments of their own often fail only when loaded, because loading calls ``__init__`` with ``args``;
-    pytest's (``Skipped``) fail because they claim to be builtins. Both are taken apart instead.
+    Exceptions with arguments of their own often fail only when loaded, because loading calls ``__init__`` with
+    ``args``; pytest's (``Skipped``) fail because they claim to be builtins. Both are taken apart instead.
     """
     kind = type(error)
     home = getattr(kind.__init__, "__module__", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +11,18 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.errors import TooManyProgramsError
+from pytest_fusion.errors import TooManyProgramsError, UnsupportedTritonError
 from pytest_fusion.run import interpreter
+from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.place import Placed
+
+
+class ContextLost(BaseException):
+    """The kernel destroyed this process's CUDA context: nothing that runs on it from now on means anything."""
 
 
 @dataclass(slots=True)
@@ -53,7 +60,7 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
         if launch.programs > limit:
             raise TooManyProgramsError(f"{launch.kernel} asks for {launch.programs} programs, this lane runs {limit}")
 
-    with interpreter.observe(note):
+    with interpreter.observe(note), observe_compiled(note):
         yield
 
 
@@ -72,9 +79,21 @@ def run_fused(
             outcome.result = fused(**placed.arguments, **extra)
             if placed.arena.device.type == "cuda":
                 torch.cuda.synchronize(placed.arena.device)
+    except UnsupportedTritonError:
+        raise  # the installation's fault, not the kernel's
     except Exception as error:
+        if placed.arena.device.type == "cuda" and cuda_is_poisoned():
+            raise ContextLost(str(error).strip().partition("\n")[0]) from error
         outcome.error = error
         outcome.origin = _origin(error)
         outcome.trace = _short_trace(error)
     outcome.damage = [*placed.arena.damage(), *watch.damage()]
     return outcome
+
+
+def compile_only(fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any]) -> list[Launch]:
+    """The compiled launches of one call, none of them run; what the call makes of that is nobody's business."""
+    seen: list[Launch] = []
+    with contextlib.suppress(Exception), observe_compiled(seen.append, launch=False):
+        fused(**placed.arguments, **extra)
+    return seen

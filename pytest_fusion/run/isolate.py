@@ -34,8 +34,14 @@ _LAST_WORDS_S: Final = 1.0
 _POLL_S: Final = 0.05
 
 _STDERR_TAIL_BYTES: Final = 8 * 1024
+# faulthandler's first words, and how far from the end they are looked for: 100 frames of 300 characters.
+_FAULT: Final = b"Fatal Python error: "
+_FAULT_BYTES: Final = 32 * 1024
 _FORWARDED_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
+
+# Signals that Python turns into exceptions: Ctrl-C, and the timer of a timeout plugin.
+_INTERRUPTS: Final = (signal.SIGINT, signal.SIGALRM) if hasattr(signal, "SIGALRM") else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,8 @@ class Crash:
 
     ``kind`` is ``"signal"`` (``detail`` its name, ``"SIGSEGV"``), ``"exit"`` (``detail`` says with which code it left)
     or ``"timeout"`` (``detail`` gives the limit). ``last_note`` is what it last said it was doing, ``None`` before the
-    first note; ``stderr_tail`` the end of its stderr, with Python's stack where the interpreter could still write it.
+    first note; ``stderr_tail`` is the beginning of Python's stack, most recent call first, where the interpreter could
+    still write it, else the end of its stderr.
     """
 
     kind: Literal["signal", "exit", "timeout"]
@@ -69,12 +76,15 @@ def can_fork() -> str | None:
     return None
 
 
-def run_isolated(work: Callable[[Channel], T], *, time_limit_s: float | None) -> T | Crash | ChildError:
+def run_isolated(
+    work: Callable[[Channel], T], *, time_limit_s: float | None, forward: bool = True
+) -> T | Crash | ChildError:
     """``work`` in a forked child: its result, the exception it raised as ``ChildError``, or how it died as ``Crash``.
 
     ``work`` calls ``Channel.note`` before each step; ``time_limit_s`` is per step. The result must pickle; keep it to
     plain types. What the child printed is written to this process's ``sys.stdout`` and ``sys.stderr`` once it ended, so
-    that whatever captures them, by descriptor or by replacing the objects, has it. When anything is raised here
+    that whatever captures them, by descriptor or by replacing the objects, has it; all but the stack of a crash, which
+    is for the report to tell once. ``forward=False`` drops it all. When anything is raised here
     (``KeyboardInterrupt``, a timeout plugin's exception), the child and what it started are killed first.
 
     Raises ``OSError`` when there is no process or memory for a child.
@@ -83,17 +93,24 @@ def run_isolated(work: Callable[[Channel], T], *, time_limit_s: float | None) ->
     with _scratch_file() as out, _scratch_file() as err:
         reader, writer = os.pipe()
         try:
+            # Ctrl-C between the fork and the try below would leave a child that nobody waits for.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
             try:
-                pid = _fork(work, writer, reader, out, err)
+                pid = _fork(work, writer, reader, out, err, mask)
+                child = _Child(pid, reader, time_limit_s)
+            except BaseException:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                raise
             finally:
                 os.close(writer)
-            child = _Child(pid, reader, time_limit_s)
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 child.listen()
             finally:
                 child.bury()
-                _forward(out, sys.stdout)
-                _forward(err, sys.stderr)
+                if forward:
+                    _forward(out, sys.stdout, out.seek(0, os.SEEK_END))
+                    _forward(err, sys.stderr, _fault(err))
         finally:
             os.close(reader)
         return child.outcome(_tail(err))  # type: ignore[no-any-return]
@@ -236,7 +253,9 @@ class _Child:
             pause = min(2 * pause, 0.01)
 
 
-def _fork(work: Callable[[Channel], object], writer: int, reader: int, out: IO[bytes], err: IO[bytes]) -> int:
+def _fork(
+    work: Callable[[Channel], object], writer: int, reader: int, out: IO[bytes], err: IO[bytes], mask: set[Any]
+) -> int:
     parent = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns of forking with threads, after the fork: made an error, it would be raised in the parent
@@ -245,6 +264,7 @@ def _fork(work: Callable[[Channel], object], writer: int, reader: int, out: IO[b
         pid = os.fork()
     if pid == 0:
         os.close(reader)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         live(work, writer, out.fileno(), err.fileno(), parent)
     return pid
 
@@ -266,7 +286,8 @@ def _signal_name(number: int) -> str:
 
 def _scratch_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("pytest-fusion"), "w+b", buffering=0)
+        with contextlib.suppress(OSError):  # forbidden in some containers
+            return os.fdopen(os.memfd_create("pytest-fusion"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
 
 
@@ -277,18 +298,26 @@ def _flush() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
-def _forward(file: IO[bytes], stream: Any) -> None:
-    size = file.seek(0, os.SEEK_END)
+def _forward(file: IO[bytes], stream: Any, size: int) -> None:
+    """Write the first ``size`` bytes of ``file``, or what of them is bearable, to ``stream``."""
     if size and stream is not None:
         file.seek(0)
-        text = file.read(_FORWARDED_BYTES).decode("utf-8", "replace")
+        text = file.read(min(size, _FORWARDED_BYTES)).decode("utf-8", "replace")
         if size > _FORWARDED_BYTES:
             text += f"\n[{size - _FORWARDED_BYTES} more bytes of output left out]\n"
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
 
 
-def _tail(file: IO[bytes]) -> str:
+def _fault(file: IO[bytes]) -> int:
+    """Where the stack that faulthandler wrote last begins; the end of the file where there is none."""
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _STDERR_TAIL_BYTES))
-    return file.read().decode("utf-8", "replace")
+    start = file.seek(max(0, size - _FAULT_BYTES))
+    found = file.read().rfind(_FAULT)
+    return size if found < 0 else start + found
+
+
+def _tail(file: IO[bytes]) -> str:
+    size, fault = file.seek(0, os.SEEK_END), _fault(file)
+    file.seek(fault if fault < size else max(0, size - _STDERR_TAIL_BYTES))
+    return file.read(_STDERR_TAIL_BYTES).decode("utf-8", "replace")

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.layouts import Geometry, geometry
 from pytest_fusion.case.model import Case, Layout
+from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run.memory.arena import Arena
-from pytest_fusion.run.tree import map_tensors
+
+# Of a storage offset, what is left after whole cache lines of the smallest elements decides how rows are aligned.
+_ALIGNMENT = 128
 
 
 @dataclass(slots=True)
@@ -32,13 +35,43 @@ def write(target: torch.Tensor, values: torch.Tensor) -> None:
     target.copy_(values)
 
 
+def _own_geometry(values: torch.Tensor) -> Geometry:
+    """The layout that a tensor has already; of a large storage offset only what decides alignment is kept."""
+    strides, offset = values.stride(), values.storage_offset()
+    offset = min(offset, _ALIGNMENT + offset % _ALIGNMENT)
+    reach = sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
+    storage = offset + (reach + 1 if values.numel() else 0)
+    expanded = tuple(axis for axis, stride in enumerate(strides) if stride == 0 and values.shape[axis] > 1)
+    return Geometry(tuple(values.shape), strides, offset, storage, expanded)
+
+
+def own_geometry(values: torch.Tensor) -> Geometry:
+    """How a caller's own tensor lies in memory: its strides, and its offset as far as 256-byte alignment can tell.
+
+    A tensor whose elements overlap other than by a stride of 0 is made contiguous, as no copy into it has a meaning.
+    """
+    shape, strides = tuple(values.shape), values.stride()
+    kept = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1 and stride]
+    reach = 0
+    for size, stride in sorted(kept, key=lambda pair: pair[1]):
+        if stride <= reach:
+            return geometry(shape, Layout())
+        reach += (size - 1) * stride
+    offset = values.storage_offset() % max(256 // values.element_size(), 1)
+    expanded = tuple(i for i, (size, stride) in enumerate(zip(shape, strides, strict=True)) if size > 1 and not stride)
+    return Geometry(shape, strides, offset, offset + (reach + 1 if values.numel() else 0), expanded)
+
+
 def place(logical: Mapping[str, Any], case: Case, device: torch.device, fill: str) -> Placed:
-    """Put every tensor among the inputs, nested ones too, into guarded memory on ``device``."""
+    """Put every tensor among the inputs, nested ones too, into guarded memory on ``device``.
+
+    Those that the case gives no layout (constants, a caller's own) keep theirs.
+    """
     arena = Arena(device, fill)
     placed = Placed({}, arena)
 
-    def put(name: str, values: torch.Tensor, layout: Layout) -> torch.Tensor:
-        plan = geometry(tuple(values.shape), layout)
+    def put(name: str, values: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+        plan = _own_geometry(values) if layout is None else geometry(tuple(values.shape), layout)
         target = arena.tensor(
             name,
             shape=plan.shape,
@@ -54,12 +87,12 @@ def place(logical: Mapping[str, Any], case: Case, device: torch.device, fill: st
     for name, value in logical.items():
         if isinstance(value, torch.Tensor):
             own = case.tensors.get(name)
-            placed.arguments[name] = put(name, value, own.layout if own else Layout())
+            placed.arguments[name] = put(name, value, own.layout if own else None)
         else:
             count = iter(range(1_000_000))
 
             def nested(tensor: torch.Tensor, name: str = name, count: Any = count) -> torch.Tensor:
-                return put(f"{name}[{next(count)}]", tensor, Layout())
+                return put(f"{name}[{next(count)}]", tensor, None)
 
             placed.arguments[name] = map_tensors(value, nested)
     return placed

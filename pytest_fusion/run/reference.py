@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
+from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.lanes import LaneRun, OutputLanes, run_lanes
-from pytest_fusion.run.tree import map_tensors
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Few lanes price every case; a suspected failure is judged again by many fresh ones (tolerance.md, two stages).
@@ -61,7 +61,7 @@ def run_reference(
     seed: int,
     kind: Literal["E", "F"] = "E",
 ) -> ReferenceRun:
-    """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively only;
+    """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively;
     kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end.
 
     Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input.
@@ -76,18 +76,21 @@ def run_reference(
             raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
         return read(run.result, arguments)
 
+    before = torch.get_rng_state()
     if lanes:
         shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed)
-        if shadow.random_ops:
-            raise SpecError(
-                f"{spec.name}: the reference consumes random numbers, so it has no single right answer; pass the noise, "
-                "mask or seed as an input and use that"
-            )
+        random = shadow.random_ops
         run.lanes = list(shadow.outputs)
         run.native = [output.native for output in run.lanes]
         run.fallbacks = shadow.fallbacks
     else:
         run.native = list(call())
+        random = not torch.equal(before, torch.get_rng_state())
+    if random:
+        raise SpecError(
+            f"{spec.name}: the reference consumes random numbers, so it has no single right answer; pass the noise, "
+            "mask or seed as an input and use that"
+        )
     _forbid_writes(spec, logical, arguments)
     return run
 

@@ -31,7 +31,7 @@ def _dtype_of(annotation: Any) -> Any:
         return None
     if not floating and len(known) > 1:
         # `Int` means any width; indices are int64 in PyTorch, int32 in most kernels.
-        return [name for name in ("int64", "int32") if name in known] or [n for n in known if n in INTEGER]
+        return [n for n in ("int64", "int32") if n in known] or [n for n in known if n in INTEGER] or known
     return known
 
 
@@ -42,7 +42,7 @@ def inputs_from_annotations(function: Callable[..., Any]) -> dict[str, InputSpec
     """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - evaluating an annotation runs anything
         if not any("[" in str(a) for a in getattr(function, "__annotations__", {}).values()):
             return {}
         raise SpecError(f"cannot read the annotations of {function.__name__}: {error}") from None

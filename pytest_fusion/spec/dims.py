@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import keyword
 import operator
 from collections.abc import Callable, Mapping
@@ -74,10 +75,8 @@ def parse_expression(text: str, *, where: str = "") -> Term:
                 raise SpecError(f"dim {text!r}{place} uses the Python keyword {node.id!r}")
             names.append(node.id)
     # A dry run on ones finds an unsupported operator at collection; a zero divisor is only found on real sizes.
-    try:
+    with contextlib.suppress(ZeroDivisionError):
         _evaluate(body, dict.fromkeys(names, 1))
-    except ZeroDivisionError:
-        pass
     return Term(ast.unparse(body), tuple(names))
 
 
@@ -144,7 +143,7 @@ def named_apart(shape: Shape, owner: str) -> Shape:
     """The shape with its anonymous dims named after their input, so that two inputs' ``_`` are two dims."""
 
     def rename(term: Term) -> Term:
-        if len(term.names) != 1 or not term.names[0][:1] == "_" or not term.names[0][1:].isdigit():
+        if len(term.names) != 1 or term.names[0][:1] != "_" or not term.names[0][1:].isdigit():
             return term
         own = f"{owner}{term.names[0]}"
         return Term(term.text if term.batch else own, (own,), term.batch)

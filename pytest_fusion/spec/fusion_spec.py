@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.spec.dims import Dim, dim, parse_expression
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
-from pytest_fusion.spec.inputs import DerivedSpec, InputSpec, TensorSpec, as_input, unwrap
+from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, as_input, unwrap
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.spec.values import ValueProfile
 
@@ -54,6 +54,13 @@ class FusionSpec:
     # Parameters of a decorated test that are fixtures or parametrizations: not inputs, but known to both functions.
     fixtures: tuple[str, ...] = ()
 
+    def __new__(cls, **keywords: Any) -> Self:
+        known = cls.__dataclass_fields__
+        for keyword in keywords:
+            if keyword not in known:
+                raise SpecError(f"FusionSpec() has no keyword {keyword!r}{did_you_mean(keyword, known)}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
@@ -80,6 +87,8 @@ class FusionSpec:
         self._check_dtypes()
         self._check_names()
         self._check_dims()
+        self._check_derived()
+        put("dims", self._narrowed())
         self._check_signatures()
         self._check_policies()
 
@@ -150,16 +159,17 @@ class FusionSpec:
     def _check_dims(self) -> None:
         used: set[str] = set()
         derived_needs: set[str] = set()
-        free_functions = False
-        for spec in map(unwrap, self.inputs.values()):
+        for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
             if isinstance(spec, TensorSpec):
                 used.update(spec.shape.names, _bound_names(spec.values))
-                free_functions |= callable(spec.values)
+                self._forbid_batch(_bound_names(spec.values), f"values= of input {name!r}")
             elif isinstance(spec, DerivedSpec):
                 derived_needs.update(spec.needs)
         for name, bound in self.dims.items():
             if isinstance(bound.multiple_of, str):
-                used.update(parse_expression(bound.multiple_of, where=f"dims[{name!r}]").names)
+                needed = parse_expression(bound.multiple_of, where=f"dims[{name!r}]").names
+                self._forbid_batch(needed, f"dims[{name!r}]")
+                used.update(needed)
         for name in self.dims:
             if name not in used and name not in derived_needs:
                 raise SpecError(
@@ -170,9 +180,20 @@ class FusionSpec:
         for name in self.invariant:
             if name not in used:
                 raise SpecError(f"{self.name}: invariant={name!r} names no dim{did_you_mean(name, used)}")
+        self._dim_order()
+
+    def _forbid_batch(self, names: Iterable[str], where: str) -> None:
+        for name in set(names) & set(self.batch_names):
+            raise SpecError(
+                f"{self.name}: {where} uses {name!r}, but '*{name}' stands for several dimensions; name a single one"
+            )
+
+    def _check_derived(self) -> None:
         known = set(self.dim_names)
+        waiting: dict[str, set[str]] = {}
         for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
             if isinstance(spec, DerivedSpec):
+                waiting[name] = set(spec.needs)
                 parameters = inspect.signature(spec.function).parameters
                 for need in spec.needs:
                     lacking = need not in self.inputs and need not in known and need != "generator"
@@ -181,7 +202,40 @@ class FusionSpec:
                             f"{self.name}: derived input {name!r} needs {need!r}, which is neither an input, a dim "
                             f"nor 'generator'{did_you_mean(need, known | set(self.inputs))}"
                         )
-        self._dim_order()
+        while waiting:
+            ready = [name for name, needs in waiting.items() if not needs & set(waiting)]
+            if not ready:
+                raise SpecError(f"{self.name}: the derived inputs {sorted(waiting)} need each other in a circle")
+            for name in ready:
+                del waiting[name]
+
+    def _narrowed(self) -> dict[str, Dim]:
+        """The bounds, those of a dim narrowed by the dims that are multiples of it; raises where no size is left.
+
+        Without this, ``heads=dim(1, 32, multiple_of="kv_heads")`` would reject nearly every case: most sizes of
+        ``kv_heads`` have no multiple from 1 to 32.
+        """
+        bounds = {name: self.bound(name) for name in self.dim_order}
+        for name in reversed(self.dim_order):
+            own = bounds[name]
+            if not isinstance(own.multiple_of, str):
+                continue
+            base = parse_expression(own.multiple_of).text
+            if base not in bounds or own.max == 0:
+                continue  # an expression, whose values are only known case by case, or nothing but 0, a multiple of all
+            other = bounds[base]
+            low = max(other.min, 1) if own.min else other.min
+            high = other.max if own.max is None else own.max if other.max is None else min(own.max, other.max)
+            try:
+                bounds[base] = dim(low, high, multiple_of=other.multiple_of)
+            except SpecError as error:
+                if own.min == 0:
+                    continue  # 0 is left
+                raise SpecError(
+                    f"{self.name}: dims={{{name!r}: {own}}} must be a multiple of {base!r}: {other}, but no size of "
+                    f"{base!r} has one within these bounds ({error})"
+                ) from None
+        return {name: bound for name, bound in bounds.items() if name in self.dims or bound != Dim()}
 
     def _dim_order(self) -> tuple[str, ...]:
         """Dims such that ``multiple_of`` refers backwards; raises on a cycle."""
@@ -240,7 +294,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def _as_dim(name: str, bound: Any) -> Dim:
     if isinstance(bound, Dim):
-        return bound
+        return dim(bound.min, bound.max, multiple_of=bound.multiple_of)
     if isinstance(bound, int) and not isinstance(bound, bool):
         return dim(bound, bound)
     raise SpecError(f"dims={{{name!r}: {bound!r}}}: expected dim(min, max, multiple_of=...) or one integer")
@@ -270,8 +324,10 @@ def _untaken(spec: FusionSpec, role: str, name: str, parameters: Iterable[str]) 
     head = f"{spec.name}: the {role} {function}({', '.join(parameters)}) does not take the input {name!r}"
     hint = did_you_mean(name, parameters)
     if role == "reference":
-        return f"{head}{hint}. Add {name!r} to its parameters, or wrap it: reference=lambda {name}, ...: {function}(...)"
+        wrapped = f"reference=lambda {name}, ...: {function}(...)"
+        return f"{head}{hint}. Add {name!r} to its parameters, or wrap it: {wrapped}"
     return f"{head}{hint}. Add {name!r} to its parameters or drop it from inputs="
 
 
-KEYWORDS: tuple[str, ...] = tuple(f.name for f in fields(FusionSpec) if f.name not in ("fused", "reference", "fixtures"))
+_NO_KEYWORDS = ("fused", "reference", "fixtures")
+KEYWORDS: tuple[str, ...] = tuple(f.name for f in fields(FusionSpec) if f.name not in _NO_KEYWORDS)

@@ -106,7 +106,12 @@ def derived(function: Callable[..., Any]) -> DerivedSpec:
     """
     if not callable(function):
         raise SpecError(f"derived({function!r}): expected a function of other inputs, dims or 'generator'")
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise SpecError(
+            f"derived({function!r}): a builtin does not tell its parameters; wrap it: derived(lambda x: ...(x))"
+        ) from None
     needs = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
     return DerivedSpec(function, needs)
 
@@ -137,7 +142,7 @@ def as_input(value: Any, owner: str = "") -> InputSpec:
     if isinstance(value, DerivedSpec | StrategySpec | ConstantSpec):
         return value
     # Recognised without importing Hypothesis, which only `case/` does.
-    if any(base.__module__.startswith("hypothesis.") and base.__name__ == "SearchStrategy" for base in type(value).__mro__):
+    if any(b.__module__.startswith("hypothesis.") and b.__name__ == "SearchStrategy" for b in type(value).__mro__):
         return StrategySpec(value)
     return ConstantSpec(value)
 

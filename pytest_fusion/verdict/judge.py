@@ -13,7 +13,7 @@ from pytest_fusion.case.make import ImpossibleCase, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import SpecError, TooManyProgramsError
 from pytest_fusion.run.clock import Clock
-from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.fused import Outcome, compile_only, run_fused
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.memory import FILLS
@@ -91,6 +91,17 @@ def judge_case(bench: Bench, case: Case, *, again: bool = False) -> CaseResult:
             result.verdicts = [v for v in result.verdicts if v is not found]
             result.verdicts.append(passed("values", unrepeated=found.reason))
             return result
+    return result
+
+
+def dry_run(bench: Bench, case: Case) -> CaseResult:
+    """The launches that a case would make, its kernels compiled but not run; nothing is judged."""
+    result = CaseResult(case, rejected="dry run")
+    try:
+        placed = place(make_inputs(bench.spec, case, bench.device), case, bench.device, FILLS[0])
+    except ImpossibleCase:
+        return result
+    result.launches = compile_only(bench.spec.fused, placed, bench.extra)
     return result
 
 

@@ -21,8 +21,8 @@ def check_inputs(changes: Iterable[Change], allowed: Iterable[str]) -> Verdict:
             continue
         return failed(
             "inputs",
-            f"the kernel changed {change.count} element(s) of its input {change.name}, the first at {list(change.first)}; "
-            f"declare mutates={change.name!r} if it is meant to",
+            f"the kernel changed {change.count} element(s) of its input {change.name}, the first at "
+            f"{list(change.first)}; declare mutates={change.name!r} if it is meant to",
             identity=f"inputs:{change.name}",
             input=change.name,
             count=change.count,
@@ -50,7 +50,8 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
 
 def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
     """Elements of an output that hold fresh memory's fill in both runs, each its own; ``None`` where none can."""
-    assert a.watch is not None and b.watch is not None
+    assert a.watch is not None
+    assert b.watch is not None
     first, second = a.watch.unwritten(x), b.watch.unwritten(y)
     if first is None or second is None or first.shape != second.shape:
         return None

@@ -24,7 +24,8 @@ def judge_one(
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs."""
     if isinstance(tolerance, Tolerance):
         return judge_plain(candidate, native, tolerance.rtol, tolerance.atol)
-    assert few is not None and more is not None
+    assert few is not None
+    assert more is not None
     return judge_output(candidate, few, more, fine=fine)
 
 

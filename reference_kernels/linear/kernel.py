@@ -35,7 +35,7 @@ def config(rows: int, columns: int, dtype: torch.dtype, *, interpreted: bool = I
     128: 466), 585 of 617 at 1024 x 4096 x 4096. float32 runs on the ordinary cores, where registers bound the tile.
     """
     if interpreted:
-        return MatmulTile(16, 16, 32, warps=4, stages=1)
+        return MatmulTile(32, 32, 32, warps=4, stages=1)
     if dtype == torch.float32:
         return MatmulTile(32 if rows <= 32 else 64, 64, 32, warps=4, stages=3)
     if rows <= 64:

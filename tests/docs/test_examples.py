@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_fusion.diagnosis.causes import CAUSES
+from pytest_fusion.profiles import PROFILES
 from pytest_fusion.verdict.model import CHECKS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -85,3 +86,13 @@ def test_options_and_pages_agree(pytester: pytest.Pytester) -> None:
     assert listed
     assert named["docs/usage.md"] == listed
     assert named["README.md"] <= listed
+
+
+def test_the_table_of_profiles_is_right() -> None:
+    """The numbers of each profile are those of the code."""
+    text = _prose(ROOT / "docs/usage.md").replace(",", "")
+    rows = re.findall(r"^\| `(\w+)` \| up to (\d+) \| (\d+) \|$", text, re.MULTILINE)
+
+    assert {name: (int(covering), int(search)) for name, covering, search in rows} == {
+        name: (found.covering, found.search) for name, found in PROFILES.items()
+    }

@@ -288,6 +288,33 @@ assert "torch" not in sys.modules
     assert (tmp_path / "log").read_text() == "finally\nexit\n"
 
 
+@pytest.mark.skipif(not LINUX, reason="reads /proc")
+def test_interrupts_at_any_moment(tmp_path: Path) -> None:
+    """Whenever Ctrl-C arrives, the child is gone when the KeyboardInterrupt is, and signals are delivered as before."""
+    file = tmp_path / "pid"
+
+    def work(channel: Channel) -> None:
+        with file.open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        time.sleep(600)
+
+    def interrupted(delay: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        run_isolated(work, time_limit_s=None)
+
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for delay in (1e-6, 0.001, 0.003, 0.01, 0.02, 0.04, 0.08, 0.5):
+            with pytest.raises(KeyboardInterrupt):
+                interrupted(delay)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == usual
+    assert not any(alive(int(pid)) for pid in file.read_text().split())
+
+
 def test_keyboard_interrupt_kills_the_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ctrl-C in the parent ends the child and goes on up."""
     file = tmp_path / "pid"
@@ -311,7 +338,7 @@ def test_keyboard_interrupt_kills_the_child(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.skipif(not LINUX, reason="reads /proc")
 @pytest.mark.parametrize("ending", ["result", "timeout"])
 def test_grandchildren_do_not_outlive_the_child(ending: str, tmp_path: Path) -> None:
-    """Processes that the kernel under test started are killed with it, and do not delay its answer by holding the pipe."""
+    """Processes that the child started are killed with it, and do not delay its answer by holding the pipe."""
     file = tmp_path / "pid"
 
     def work(channel: Channel) -> str:

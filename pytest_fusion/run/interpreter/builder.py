@@ -9,9 +9,10 @@ import numpy as np
 
 from pytest_fusion.run.interpreter import arith, libdevice
 from pytest_fusion.run.interpreter.casts import convert
-from pytest_fusion.run.interpreter.dtypes import Array, is_float, numpy_dtype, poison, raw_dtype
+from pytest_fusion.run.interpreter.dtypes import Array, is_float, numpy_dtype, poison
 from pytest_fusion.run.interpreter.memory_ops import Memory
 from pytest_fusion.run.interpreter.observers import note
+from pytest_fusion.run.interpreter.scaled_dot import scaled_operand
 
 _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
     "LT": np.less,
@@ -137,6 +138,23 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
         data = libdevice.call(symbol, [a.data for a in arguments], numpy_dtype(returns))
         return handle(data, returns.scalar)
 
+    def dot_scaled(
+        self: Any, lhs: Any, lhs_scale: Any, lhs_format: Any, rhs: Any, rhs_scale: Any, rhs_format: Any, *rest: Any
+    ) -> Any:
+        _, lhs_k_pack, rhs_k_pack, accumulator = rest
+        packed = ir.ScaleDotElemTypeTY.E2M1
+        operands = [
+            scaled_operand(
+                value.data, None if scale is None else scale.data, packed=kind == packed, along_k=along_k, right=right
+            )
+            for value, scale, kind, along_k, right in (
+                (lhs, lhs_scale, lhs_format, lhs_k_pack, False),
+                (rhs, rhs_scale, rhs_format, rhs_k_pack, True),
+            )
+        ]
+        return handle(arith.dot(operands[0], operands[1], accumulator.data), accumulator.dtype.scalar)
+
+    builder.create_dot_scaled = dot_scaled
     builder.create_clampf = clamp
     builder.create_fma = fma
     builder.create_select = select
@@ -235,11 +253,10 @@ def _mend_atomics(interpreter: Any, memory: Memory) -> None:
         ir.ATOMIC_OP.XCHG: lambda old, new: new,
     }
 
-    def narrow(data: Array) -> bool:
-        return is_float(data.dtype) and data.dtype.itemsize <= 2
-
     def rmw(self: Any, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        if not narrow(val.data):
+        # Upstream's C++ has neither 16-bit floats nor the exchange of a float of any width.
+        floating = is_float(val.data.dtype)
+        if not floating or (val.data.dtype.itemsize > 2 and operation != ir.ATOMIC_OP.XCHG):
             found = upstream_rmw(self, operation, ptr, val, mask, sem, scope)
             return handle(found.data.view(numpy_dtype(val.dtype)), val.dtype.scalar)
         if operation not in functions:
@@ -248,7 +265,7 @@ def _mend_atomics(interpreter: Any, memory: Memory) -> None:
         return handle(found, val.dtype.scalar)
 
     def cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        if raw_dtype(val.data.dtype).itemsize > 2:
+        if not is_float(val.data.dtype) and val.data.dtype.itemsize > 2:
             return upstream_cas(self, ptr, cmp, val, sem, scope)
         pointers, expected, values = np.broadcast_arrays(ptr.data, cmp.data, val.data)
         return handle(memory.exchange_if_equal(pointers, expected, values), cmp.dtype.scalar)

@@ -22,6 +22,9 @@ _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "InterpreterOptions": None,
     "InterpreterError": None,
     "TritonSemantic.load": None,
+    "TritonSemantic.broadcast_impl_value": (("lhs", "rhs"),),
+    "tl.core.tensor": (("handle", "type"),),
+    "tl.core.block_type": (("element_ty", "shape"),),
     "interpreter_builder.options": None,
     "interpreter_builder.set_grid_dim": (("nx", "ny", "nz"),),
     "interpreter_semantic.to_tensor": (("x", "check_type"),),
@@ -81,12 +84,16 @@ _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "_ir.PADDING_OPTION.PAD_NAN": None,
     "_ir.INPUT_PRECISION.IEEE": None,
     "_ir.ATOMIC_OP.FADD": None,
+    "_ir.ScaleDotElemTypeTY.E2M1": None,
     "tl.core.is_builtin": None,
     "tl.core.tensor_descriptor_base": None,
     "tl.core.dtype.to_ir": (("builder",),),
     "tl.str_to_ty": (("name", "c"),),
     "tl.core.reduce": None,
     "tl.core.associative_scan": None,
+    "tl.core.map_elementwise": None,
+    "tl.core.builtin_max": None,
+    "tl.core.builtin_min": None,
     **{
         f"tl.standard.{name}": None
         for name in "_sum_combine _prod_combine _xor_combine _or_combine _elementwise_max _elementwise_min "

@@ -19,6 +19,9 @@ from pytest_fusion.run.interpreter.rewrite import Helper, rewritten
 from pytest_fusion.run.interpreter.scalars import Arguments, annotation_names
 from pytest_fusion.run.launch import Constexpr, Launch
 
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+_MOST_IN_Y_AND_Z = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -107,6 +110,11 @@ class Launcher:
         if not 1 <= len(sizes) <= 3:
             raise ValueError(f"a launch grid has one to three dimensions, {kernel.fn.__name__} was given {sizes!r}")
         x, y, z = (*(operator.index(s) for s in sizes), 1, 1)[:3]
+        if max(y, z) > _MOST_IN_Y_AND_Z:
+            raise ValueError(
+                f"{kernel.fn.__name__} was launched on a grid of {(x, y, z)}; CUDA refuses more than "
+                f"{_MOST_IN_Y_AND_Z} in the second and third dimension: put the largest one first"
+            )
         arguments = {
             n: v if n in known.constexprs else self._arguments.convert(v, known.types.get(n, ""))
             for n, v in meta.items()

@@ -80,10 +80,11 @@ class Memory:
     def exchange_if_equal(self, pointers: Array, expected: Array, values: Array) -> Array:
         """Compare-and-swap of bit patterns, element by element; returns what was found."""
         found = np.empty(values.shape, values.dtype)
+        bits = np.dtype(f"u{values.dtype.itemsize}")
         for index in np.ndindex(values.shape):
             at = pointers[index].reshape(1)
             old = self.load(at, values.dtype)
             found[index] = old[0]
-            if raw(old)[0] == raw(expected[index].reshape(1))[0]:
+            if old.view(bits)[0] == expected[index].reshape(1).view(bits)[0]:
                 self.store(at, values[index].reshape(1))
         return found

@@ -94,6 +94,32 @@ class Reducer:
         results = tuple(self._tensor(a, t.dtype, False) for a, t in zip(scanned, inputs, strict=True))
         return results if isinstance(input, tuple | self._tl.tuple) else results[0]
 
+    def map(self, scalar_fn: Any, *args: Any, pack: Any = 1, **_: Any) -> Any:
+        """``tl.map_elementwise``: ``scalar_fn`` of ``pack`` neighbouring elements of each tensor at a time."""
+        pack = int(getattr(pack, "value", pack))
+        arrays = [a.reshape(-1) for a in np.broadcast_arrays(*(np.asarray(t.handle.data) for t in args))]
+        shape = np.broadcast_shapes(*(t.handle.data.shape for t in args))
+        columns: list[list[Any]] = []
+        types: list[Any] = []
+        for start in range(0, arrays[0].size, pack):
+            operands = [
+                self._tensor(a[start + j : start + j + 1], t.dtype, True)
+                for a, t in zip(arrays, args, strict=True)
+                for j in range(pack)
+            ]
+            returned = scalar_fn(*operands)
+            values = list(returned) if isinstance(returned, tuple | self._tl.tuple) else [returned]
+            if not columns:
+                columns = [[] for _ in range(len(values) // pack)]
+                types = [value.dtype for value in values[::pack]]
+            for position, value in enumerate(values):
+                columns[position // pack].append(value.handle.data.reshape(1))
+        results = [
+            self._tensor(np.concatenate(column).astype(numpy_dtype(ty)).reshape(shape), ty, False)
+            for column, ty in zip(columns, types, strict=True)
+        ]
+        return results[0] if len(results) == 1 else tuple(results)
+
     def _reduce(self, arrays: list[Array], axis: int, combine_fn: Any, inputs: list[Any]) -> list[Array]:
         if len(arrays) == 1 and id(combine_fn) in self._folds:
             for_floats, for_integers = self._folds[id(combine_fn)]

@@ -4,6 +4,7 @@ What Python itself does differently from Triton's compiler:
 
 * ``a and b``, ``a or b``, ``not a`` on tensors are element by element and evaluate every operand; Python asks for the
   truth of a whole block, which silently drops half of a mask.
+* ``min`` and ``max`` of blocks are element by element too.
 * the variable of ``for i in range(...)`` is a tensor (``i.to(tl.int64)`` works), bounds included.
 * ``0 <= x < n`` is refused by compilers before 3.8.
 * a kernel defined inside a function sees that function's variables.
@@ -15,8 +16,10 @@ replaced: defaults, annotations and closure cells stay those of the original fun
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import textwrap
+import warnings
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
@@ -77,6 +80,17 @@ class Helper:
             "this Triton's compiler refuses a chained comparison (a < b < c) inside a kernel; write (a < b) & (b < c)"
         )
 
+    def extreme(self, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+        """``min`` or ``max`` called by its bare name: ``tl.minimum`` or ``tl.maximum`` once a tensor is among them."""
+        of_tensors = {builtins.min: self._tl.core.builtin_min, builtins.max: self._tl.core.builtin_max}.get(function)
+        values = [self._unwrapped(v) for v in operands]
+        if of_tensors is None or not any(isinstance(v, self._tl.tensor) for v in values):
+            return function(*operands, **options)
+        with warnings.catch_warnings():
+            # That maximum() is preferred for blocks is for the compiler to say.
+            warnings.simplefilter("ignore")
+            return of_tensors(*values, **options)
+
     def iterate(self, *bounds: Any, **options: Any) -> Any:
         """``range`` or ``tl.range`` of a ``for`` loop: yields scalar tensors of the bounds' common integer type."""
         options.pop("_semantic", None)
@@ -110,6 +124,12 @@ class _Transformer(ast.NodeTransformer):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
         return _call("negate", [node.operand]) if isinstance(node.op, ast.Not) else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in {"min", "max"}:
+            return _call("extreme", [node.func, *node.args], node.keywords)
+        return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)

@@ -22,7 +22,7 @@ REFUSED = (TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImpleme
 OVERWRITES = frozenset({"copy", "fill", "zero"})
 
 
-class LaneMode(TorchDispatchMode):
+class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shapes, control flow and random draws follow the native values; rounding is repeated in every lane.
 
     Lane 0 is the float64 oracle. Lanes 1..K round each result at random: to its native dtype (kind ``E``, the
@@ -30,7 +30,7 @@ class LaneMode(TorchDispatchMode):
     """
 
     def __init__(self, noise: Noise) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.noise = noise
         self.store = Store(1 + noise.lanes)
         self.fallbacks: list[str] = []
@@ -82,7 +82,7 @@ class LaneMode(TorchDispatchMode):
             for result in results:
                 self.store.mark_unwritten(result)
             return
-        if plan.random:
+        if plan.draws and plan.rule is None:
             self.random_ops = True
             return
         if plan.name in CONSTANTS:
@@ -121,8 +121,13 @@ class LaneMode(TorchDispatchMode):
         seen = {id(t): self.lanes_of(t) for t in operands}
         if plan.rule is not None:
             try:
+                self.random_ops |= plan.name == "native_dropout" and bool(args[1])
                 return self._by_rule(func, plan, args, kwargs, out, seen)
             except REFUSED as error:
+                if plan.draws:
+                    # Running it again would draw again; its native result is the only one there is.
+                    self.random_ops = True
+                    return None
                 self._fallback(f"{plan.name} ({type(error).__name__})")
         elif plan.name.find("::") < 0 and not plan.written:
             found = self._by_decomposition(func, args, kwargs, out)
@@ -164,7 +169,10 @@ class LaneMode(TorchDispatchMode):
             device = natives[0].device
             return [Lanes(moved.raw.to(device), moved.rounded.to(device), moved.terms)]
         made = terms if plan.name in ("_to_copy", "to", "copy") else _product_terms(plan.name, args)
-        return [self.finished(v, n, made) if isinstance(v, Tensor) else None for v, n in zip(rounded, natives, strict=False)]
+        return [
+            self.finished(value, native, made) if isinstance(value, Tensor) else None
+            for value, native in zip(rounded, natives, strict=False)
+        ]
 
     def finished(self, value: Tensor, native: Any, terms: int = 1) -> Lanes:
         """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most)."""
@@ -240,8 +248,8 @@ class LaneMode(TorchDispatchMode):
             for target in written:
                 self.store.mark_written(target)
         tracked = any(self.store.tracks(t) or self.store.unwritten(t) for t in (*inputs, *written))
-        if plan.random or plan.name in ("set", "resize", "set_data"):
-            self.random_ops |= plan.random
+        if plan.draws or plan.name in ("set", "resize", "set_data"):
+            self.random_ops |= plan.draws
             out = func(*args, **kwargs)
             for target in written:
                 self._rewrite(target)

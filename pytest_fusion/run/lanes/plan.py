@@ -17,7 +17,10 @@ CONSTANTS = frozenset({"full_like", "zeros_like", "ones_like", "new_zeros", "new
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``written`` holds (position, name) of the arguments that are written; ``functional`` is the overload without."""
+    """``written`` holds (position, name) of the arguments that are written; ``functional`` is the overload without.
+
+    ``outs`` says that they are ``out=`` arguments, ``draws`` that the operation may draw random numbers.
+    """
 
     name: str
     view: bool
@@ -26,7 +29,7 @@ class Plan:
     rule: Rule | None
     exact: bool
     semantic: bool
-    random: bool
+    draws: bool
     functional: Any
 
 
@@ -59,7 +62,7 @@ def plan_of(function: Any) -> Plan:
         rule=rule,
         exact=ours and base in EXACT,
         semantic=ours and base in SEMANTIC,
-        random=torch.Tag.nondeterministic_seeded in function.tags and rule is None,
+        draws=torch.Tag.nondeterministic_seeded in function.tags,
         functional=_functional(function, namespace, base, outs, bool(written)),
     )
 

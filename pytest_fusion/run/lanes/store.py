@@ -91,7 +91,7 @@ class Store:
         self._sweep()
         flat_raw = self._flat(tensor, raw)
         flat_rounded = flat_raw if raw is rounded else self._flat(tensor, rounded)
-        owner = StorageWeakRef(tensor.untyped_storage())
+        owner = _weak(tensor)
         self._entries[self._key(tensor)] = Entry(owner, tensor.dtype, flat_raw, flat_rounded, terms)
 
     def _flat(self, tensor: Tensor, value: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Store:
         whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (elements,), (1,))
         value = whole.to(D, copy=True) if tensor.dtype.is_floating_point else whole.clone()
         flat = value.unsqueeze(0)
-        self._entries[key] = Entry(StorageWeakRef(storage), tensor.dtype, flat, flat)
+        self._entries[key] = Entry(_weak(tensor), tensor.dtype, flat, flat)
 
     def write(self, tensor: Tensor, raw: Tensor, rounded: Tensor, terms: int = 1) -> None:
         """Replaces the values seen through ``tensor``, in every view of its storage."""
@@ -135,8 +135,7 @@ class Store:
 
     def mark_unwritten(self, tensor: Tensor) -> None:
         """Notes memory that ``empty`` handed out, until an operation writes it."""
-        storage = tensor.untyped_storage()
-        self._unwritten[int(storage._cdata)] = StorageWeakRef(storage)
+        self._unwritten[self._key(tensor)] = _weak(tensor)
 
     def mark_written(self, tensor: Tensor) -> None:
         self._unwritten.pop(self._key(tensor), None)
@@ -148,9 +147,13 @@ class Store:
     def _sweep(self) -> None:
         # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
         for table in (self._entries, self._unwritten):
-            dead = [key for key, held in table.items() if (held.owner if isinstance(held, Entry) else held).expired()]
-            for key in dead:
+            owners = {key: held.owner if isinstance(held, Entry) else held for key, held in table.items()}
+            for key in [key for key, owner in owners.items() if owner.expired()]:  # type: ignore[no-untyped-call]
                 del table[key]
+
+
+def _weak(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _elements(tensor: Tensor, dtype: torch.dtype) -> int:

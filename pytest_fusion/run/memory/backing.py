@@ -45,7 +45,7 @@ class Backing:
             self._mapping = _map(SLACK_BYTES + body + SLACK_BYTES)
         except (OSError, ValueError) as error:
             raise MemoryError(f"no memory for a guarded region of {size} bytes: {error}") from error
-        self._slack = (range(SLACK_BYTES), range(SLACK_BYTES + body, len(self._mapping)))
+        self._slack = (range(SLACK_BYTES), range(SLACK_BYTES + body, SLACK_BYTES + body + SLACK_BYTES))
         self.memory = torch.frombuffer(self._mapping, dtype=torch.uint8, offset=SLACK_BYTES, count=size)
         self._pages = self.memory.data_ptr() - SLACK_BYTES
 
@@ -69,16 +69,15 @@ class Backing:
             return
         page = mmap.PAGESIZE
         for slack in self._slack:
-            flags = mincore(self._pages + slack.start, len(slack))
-            at = flags.find(1)
-            while at >= 0:
+            flags, at = mincore(self._pages + slack.start), 0
+            while (at := flags.find(1, at)) >= 0:
                 start = slack.start + at * page
                 content = mapping[start : start + page]
                 tail = content.lstrip(b"\0")
                 if tail:
                     first = start + page - len(tail)
                     yield first - SLACK_BYTES, first + len(tail.rstrip(b"\0")) - SLACK_BYTES
-                at = flags.find(1, at + 1)
+                at += 1
 
     def forget_strays(self) -> None:
         """Zero what was written into the slack, so that the next check reports only what is new."""
@@ -104,19 +103,20 @@ def _repeated(bits: bytes, size: int) -> bytes:
 
 
 @cache
-def _mincore() -> Callable[[int, int], bytes] | None:
+def _mincore() -> Callable[[int], bytes] | None:
+    """Tells which pages of the slack at an address are resident: one byte for each, 1 or 0; empty on an error."""
     if not sys.platform.startswith("linux"):
         return None
     try:
-        function = ctypes.CDLL(None, use_errno=True).mincore
+        function = ctypes.PyDLL(None).mincore  # PyDLL: giving up the interpreter lock takes longer than the call
     except (OSError, AttributeError):
         return None
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     function.restype = ctypes.c_int
+    vector = ctypes.c_char * (SLACK_BYTES // mmap.PAGESIZE)
 
-    def mincore(address: int, length: int) -> bytes:
-        flags = bytes(length // mmap.PAGESIZE)
-        buffer = ctypes.create_string_buffer(flags, len(flags))
-        return buffer.raw if function(address, length, buffer) == 0 else flags
+    def mincore(address: int) -> bytes:
+        flags = vector()
+        return flags.raw if function(address, SLACK_BYTES, flags) == 0 else b""
 
     return mincore

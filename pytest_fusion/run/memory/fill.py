@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -11,10 +12,10 @@ FILLS: Final = ("nan", "huge")
 
 WORD_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# (NaN bits of variant 0, huge bits of variant 0, distance between two variants' huge bits, number of variants).
+# (bytes, NaN bits of variant 0, huge bits of variant 0, distance between two variants' huge bits, number of variants).
 # NaNs are quiet (a signalling one makes numpy warn when it converts) and their payload starts at 1, so that the NaN
-# that hardware computes (0x7fc00000 on x86, 0x7fffffff on NVIDIA) is never taken for ours. "huge" is finite and stays so
-# in a sum: 57344 for float16 (largest 65504), about 1e30 elsewhere.
+# that hardware computes (0x7fc00000 on x86, 0x7fffffff on NVIDIA) is never taken for ours. "huge" is finite and stays
+# so in a sum: 57344 for float16 (largest 65504), about 1e30 elsewhere.
 _WIDE_FLOATS: Final = {
     torch.float16: (2, 0x7E01, 0x7B00, 0x10, 16),
     torch.bfloat16: (2, 0x7FC1, 0x714A, 1, 48),
@@ -45,6 +46,7 @@ _COMPLEX: Final = {
 }
 
 
+@lru_cache(maxsize=4096)
 def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
     """The bytes of one element of ``dtype`` under ``fill``, in memory order.
 
@@ -79,6 +81,7 @@ def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
     return bytes([choices[variant % len(choices)]])
 
 
+@lru_cache(maxsize=4096)
 def word(dtype: torch.dtype, fill: str, variant: int = 0) -> tuple[torch.dtype, int]:
     """The integer dtype (1 to 8 bytes) and value whose repetition fills memory with ``pattern``.
 

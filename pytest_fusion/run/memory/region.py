@@ -69,20 +69,24 @@ class Region:
         self._saved: Tensor | None = None
         self._words.fill_(self._value)
 
-    def tensor(self) -> Tensor:
-        """The tensor itself, on a storage of exactly ``storage_elements`` that knows nothing of the guards.
+    def tensor(
+        self, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int | None = None
+    ) -> Tensor:
+        """The tensor itself, or another one in its storage of exactly ``storage_elements``, which knows of no guards.
 
         It is no view of anything, as a user's own tensor is not: autograd treats in-place writes to views otherwise.
         """
+        shape, strides = self.shape if shape is None else shape, self.strides if strides is None else strides
+        offset = self.offset if offset is None else offset
         made = torch.empty(0, dtype=self.dtype, device=self._words.device)
         if self.storage_elements == 0:
-            return made.set_(made.untyped_storage(), 0, self.shape, self.strides)
+            return made.set_(made.untyped_storage(), 0, shape, strides)
         start = self.guard_bytes
         body = self._backing.memory[start : start + self.storage_elements * self.dtype.itemsize]
         # DLPack makes a storage of exactly the slice, on every device, which keeps the whole backing alive.
         storage = from_dlpack(torch._C._to_dlpack(body)).untyped_storage()
         with torch.no_grad():
-            return made.set_(storage, self.offset, self.shape, self.strides)
+            return made.set_(storage, offset, shape, strides)
 
     @property
     def address(self) -> int:

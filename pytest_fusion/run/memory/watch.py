@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,7 +20,9 @@ from pytest_fusion.run.memory.region import Region
 
 _aten = torch.ops.aten
 
-# Memory whose content is undefined: it gets the fill. torch.Tensor(n) and Tensor.new(n) arrive as aten.empty too.
+# Memory whose content is undefined: it gets the fill. torch.Tensor(n) and Tensor.new(n) arrive as aten.empty too. All
+# else that torch returns fresh keeps its values and gets guards: x.clone(), x.float() and x + y are common buffers for a
+# kernel that writes in place.
 _EMPTY: Final = frozenset(
     {
         _aten.empty.memory_format,
@@ -27,24 +31,6 @@ _EMPTY: Final = frozenset(
         _aten.empty_like.default,
         _aten.new_empty.default,
         _aten.new_empty_strided.default,
-    }
-)
-
-# Memory that comes with values. Copies are here because x.clone(), x.contiguous() and x.float() are the usual way to
-# make a buffer that a kernel then writes in place.
-_FILLED: Final = frozenset(
-    {
-        _aten.zeros.default,
-        _aten.zeros_like.default,
-        _aten.new_zeros.default,
-        _aten.ones.default,
-        _aten.ones_like.default,
-        _aten.new_ones.default,
-        _aten.full.default,
-        _aten.full_like.default,
-        _aten.new_full.default,
-        _aten.clone.default,
-        _aten._to_copy.default,
     }
 )
 
@@ -58,7 +44,7 @@ _HELD_REGIONS: Final = 2048
 
 
 class Watch:
-    """While active, gives every tensor that is allocated on ``device`` guard zones, and ``fill`` where it is empty.
+    """While active, gives every tensor that torch makes on ``device`` guard zones, and ``fill`` where it is empty.
 
         with Watch(device, "nan") as watch:
             out = fused(x)
@@ -80,7 +66,7 @@ class Watch:
         self.fill = fill
         self._guard_bytes = guard_bytes
         self._limit = _HELD_BYTES.get(device.type, 1 << 30)
-        self._mode = _Mode(self)
+        self._mode: _Mode | None = None
         self._depth = 0
         self._made = 0
         self._held = 0
@@ -88,7 +74,8 @@ class Watch:
         self._settled: list[Damage] = []
 
     def __enter__(self) -> Self:
-        if self._depth == 0:  # twice on the stack, it would guard each allocation twice
+        if self._mode is None:  # twice on the stack, it would guard each allocation twice
+            self._mode = _Mode(self)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         self._depth += 1
         return self
@@ -97,8 +84,10 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
-        if self._depth == 0:
-            self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if self._depth == 0 and self._mode is not None:
+            # Dropped too: a watch and its mode that hold each other keep all regions until the garbage collector comes.
+            mode, self._mode = self._mode, None
+            mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     @property
     def allocations(self) -> int:
@@ -136,24 +125,27 @@ class Watch:
             return None
 
     def _guard(self, op: str, plain: Tensor, *, empty: bool) -> Tensor:
-        """A guarded twin of the fresh allocation ``plain``, or ``plain`` itself where that cannot be had."""
-        if not self._eligible(plain):
-            return plain
-        storage_elements = plain.untyped_storage().nbytes() // plain.element_size()
+        """A guarded twin of the fresh allocation ``plain``, or ``plain`` itself where that cannot be had.
+
+        All of the storage counts as the tensor's own: a kernel may write the padding of a buffer that it made itself.
+        """
         try:
+            if not self._eligible(plain):
+                return plain
+            storage_elements = plain.untyped_storage().nbytes() // plain.element_size()
             region = Region(
                 f"{op} {self._made} {tuple(plain.shape)} {plain.dtype}".replace("torch.", ""),
                 device=plain.device,
                 dtype=plain.dtype,
-                shape=plain.shape,
-                strides=plain.stride(),
-                offset=int(plain.storage_offset()),
+                shape=(storage_elements,),
+                strides=(1,),
+                offset=0,
                 storage_elements=storage_elements,
                 fill=self.fill,
                 variant=2 * self._made + 1,
                 guard_bytes=self._guard_bytes,
             )
-            twin = region.tensor()
+            twin = region.tensor(plain.shape, plain.stride(), int(plain.storage_offset()))
             if not empty:
                 twin.copy_(plain)
         except (MemoryError, RuntimeError, ValueError):  # torch's OutOfMemoryError is a RuntimeError
@@ -173,6 +165,7 @@ class Watch:
             and plain.device.type == self.device.type
             and self.device.index in (None, plain.device.index)
             and plain.layout is torch.strided
+            and not plain.is_nested
             and plain.numel() > 0
             and plain.nbytes <= self._limit
             and not plain.is_complex()
@@ -215,16 +208,16 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _EMPTY or func in _FILLED:
-            made = func(*args, **kwargs)
-            if kwargs.get("pin_memory"):
-                return made
-            return self._watch._guard(func.overloadpacket.__name__, made, empty=func in _EMPTY)
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return self._mutate(func, types, args, kwargs)
-        return self._call(func, types, args, kwargs)
+        if not _makes_a_tensor(func):
+            return self._call(func, types, args, kwargs)
+        made = func(*args, **kwargs)
+        if kwargs.get("pin_memory") or any(_same_storage(made, given) for given in _tensors(args, kwargs)):
+            return made
+        return self._watch._guard(func.overloadpacket.__name__, made, empty=func in _EMPTY)
 
     def _call(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run ``func``; if it is somebody's custom operator, stay active inside it.
@@ -270,6 +263,26 @@ def _kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: M
     return getattr(torch._C.DispatchKey, name)
 
 
+@lru_cache(maxsize=4096)
+def _makes_a_tensor(func: Any) -> bool:
+    """Whether ``func`` is an operator of torch's own that returns one tensor, which is no view of an argument."""
+    returns = func._schema.returns
+    return (
+        func.namespace == "aten"
+        and len(returns) == 1
+        and returns[0].alias_info is None
+        and isinstance(returns[0].type, torch.TensorType)
+    )
+
+
+def _same_storage(a: object, b: Tensor) -> bool:
+    """Whether both are one memory after all: dropout in evaluation returns its argument, against its schema."""
+    try:
+        return isinstance(a, Tensor) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return a is b
+
+
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -280,5 +293,7 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
 
 def _unwatched() -> Any:
     """Our own questions must not be watched, nor be seen by anybody else's mode."""
+    if not torch._C._len_torch_dispatch_stack():
+        return nullcontext()  # asked after the run, as is usual; the other takes 10 us
     disable: Callable[[], Any] = torch.utils._python_dispatch._disable_current_modes
     return disable()

@@ -35,7 +35,8 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     moved = int((got != oracle).sum())
     limit = max(1.5 * most + 3 + 3 * math.sqrt(most), 1.1 * int((native != oracle).sum())) if most else math.inf
     ok = far <= 2 * strays and near <= 2 * strays + min(3, most) and moved <= limit
-    return _verdict(ok, got, oracle, outside if bool(outside.any()) else got != oracle, distance, moved, limit, candidate)
+    shown = outside if bool(outside.any()) else got != oracle
+    return _verdict(ok, got, oracle, shown, distance, moved, limit, candidate)
 
 
 def _range(every: Tensor, oracle: Tensor, native: Tensor) -> tuple[Tensor, Tensor]:

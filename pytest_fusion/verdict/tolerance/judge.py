@@ -26,8 +26,8 @@ def judge_output(
     """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
 
     ``few`` are the lanes at hand (6 are enough). Only where they fail the candidate, ``more()`` is asked for fresh ones
-    (24; 64 for fewer than 16 elements) and must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given, a
-    pass is graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``.
+    (24; 64 for fewer than 16 elements) and must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given,
+    a pass is graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``.
     """
     with torch.no_grad():
         verdict = _judge(candidate, few)

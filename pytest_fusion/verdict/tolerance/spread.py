@@ -82,7 +82,7 @@ def _typical(variance: Tensor, centre: Tensor) -> Tensor:
     """Median relative variance over the elements that are not zero: scalar, or (B, 1) for (B, N) variances."""
     usable = centre != 0
     if not bool(usable.any()):
-        return variance.new_zeros(variance.shape[:-1] + (1,))
+        return variance.new_zeros((*variance.shape[:-1], 1))
     picked, values = variance[..., usable], centre[usable]
     if picked.shape[-1] > SAMPLE:
         stride = picked.shape[-1] // SAMPLE

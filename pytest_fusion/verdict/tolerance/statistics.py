@@ -16,8 +16,8 @@ class Statistics:
     """Per result (B): in units of the granted deviation ``max``, ``rms``, worst ``row`` and ``col`` rms.
 
     ``scale`` is the relative error common to all elements (the matched filter ``sum(y d / s^2) / sum(y^2 / s^2)`` for
-    an eps, a divisor or a tail gone wrong), ``flip`` what one element's last bit is worth in it. ``row`` and ``col`` are
-    None where the shape has too few.
+    an eps, a divisor or a tail gone wrong), ``flip`` what one element's last bit is worth in it. ``row`` and ``col``
+    are None where the shape has too few.
     """
 
     max: Tensor

@@ -178,5 +178,5 @@ def make_spec(bug: str = "", *, kind: str = "online") -> FusionSpec:
             "target": derived(draw_target),
             "ignore_index": st.sampled_from([-100, -1]),
         },
-        dims={"rows": dim(0, 24), "vocab": dim(1, 300)},
+        dims={"rows": dim(0, 12), "vocab": dim(1, 300)},
     )

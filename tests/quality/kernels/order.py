@@ -93,7 +93,7 @@ def make_argmax_spec(bug: str = "") -> FusionSpec:
         fused=fused,
         reference=argmax_reference,
         inputs={"x": tensor("rows cols")},
-        dims={"rows": dim(0, 24), "cols": dim(1, 300)},
+        dims={"rows": dim(0, 12), "cols": dim(1, 300)},
     )
 
 
@@ -106,5 +106,5 @@ def make_cummax_spec(bug: str = "") -> FusionSpec:
         fused=fused,
         reference=cummax_reference,
         inputs={"x": tensor("rows cols")},
-        dims={"rows": dim(0, 24), "cols": dim(1, 128)},
+        dims={"rows": dim(0, 12), "cols": dim(1, 128)},
     )

@@ -129,7 +129,7 @@ def make_spec(bug: str = "", *, fp8: bool = False, reciprocal: bool = False) -> 
         fused=fused,
         reference=fp8_reference if fp8 else int8_reference,
         inputs={"x": tensor("rows 8*groups")},
-        dims={"rows": dim(0, 24), "groups": dim(0, 20)},
+        dims={"rows": dim(0, 12), "groups": dim(0, 20)},
     )
 
 

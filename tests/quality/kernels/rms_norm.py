@@ -211,7 +211,7 @@ def make_variant(fused: Callable[..., Any], *, rejects: tuple[type[BaseException
         fused=fused,
         reference=reference,
         inputs={"x": tensor("rows hidden"), "weight": tensor("hidden"), "eps": 1e-6},
-        dims={"rows": dim(0, 40)},
+        dims={"rows": dim(0, 16)},
         rejects=rejects,
     )
 

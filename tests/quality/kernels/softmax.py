@@ -155,7 +155,7 @@ def make_spec(bug: str = "", *, online: bool = False) -> FusionSpec:
             "mask": optional(tensor("rows cols", dtype=torch.bool, values=values.booleans())),
             "scale": 0.3,
         },
-        dims={"rows": dim(0, 24)},
+        dims={"rows": dim(0, 12)},
     )
 
 
@@ -165,6 +165,6 @@ def make_in_place_spec() -> FusionSpec:
         fused=softmax_in_place,
         reference=in_place_reference,
         inputs={"x": tensor("rows cols")},
-        dims={"rows": dim(0, 24)},
+        dims={"rows": dim(0, 12)},
         mutates=["x"],
     )

@@ -166,5 +166,5 @@ def test_a_type_without_numbers_is_refused_by_name() -> None:
     class Type:
         scalar = Scalar()
 
-    with pytest.raises(NotImplementedError, match="fp8e4b15.*bf16"):
+    with pytest.raises(NotImplementedError, match=r"fp8e4b15.*bf16"):
         numpy_dtype(Type())

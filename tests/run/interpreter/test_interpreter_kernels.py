@@ -14,11 +14,9 @@ triton = pytest.importorskip("triton")
 if not interpreter.installed():
     pytest.skip(str(interpreter.problem()), allow_module_level=True)
 
-import triton.language as tl
-from triton.language.extra import libdevice
-from triton.language.extra.cuda.libdevice import tanh
-
-VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+tl = triton.language
+libdevice = pytest.importorskip("triton.language.extra.libdevice")
+tanh = pytest.importorskip("triton.language.extra.cuda.libdevice").tanh
 HALVES = [torch.float16, torch.bfloat16]
 
 
@@ -399,3 +397,81 @@ def test_random_numbers_are_uniform_and_normal() -> None:
     assert out[0].max() < 1
     assert abs(out[1].mean()) < 0.15
     assert 0.9 < out[1].std() < 1.1
+
+
+@triton.jit
+def builtin_kernel(x, out, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    v = tl.load(x + i)
+    tl.store(out + i, max(v, 0.0))
+    tl.store(out + N + i, min(tl.load(x + min(i, n - 1)), 1.0))
+    tl.store(out + 2 * N, max(N, 7) + min(n, 3).to(tl.float32))
+
+
+@pytest.mark.filterwarnings("error")
+def test_builtin_min_and_max_of_blocks() -> None:
+    """Bare min and max are element by element on blocks, and plain numbers on compile-time values."""
+    x, out = torch.randn(16, generator=torch.Generator().manual_seed(10)), torch.empty(33)
+    builtin_kernel[(1,)](x, out, 5, N=16)
+    clipped = x[torch.arange(16).clamp(max=4)].clamp(max=1)
+    assert torch.equal(out, torch.cat([x.relu(), clipped, torch.tensor([19.0])]))
+
+
+@triton.jit
+def selu(x, alpha):
+    if x > 0:
+        result = x
+    else:
+        result = alpha * (tl.exp(x) - 1.0)
+    return result
+
+
+@triton.jit
+def map_kernel(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    v = tl.load(x + i)
+    tl.store(out + i, tl.map_elementwise(selu, v, tl.full([N], 2.0, tl.float32)))
+
+
+def test_map_elementwise_calls_on_scalars() -> None:
+    """A function that branches is called for each element."""
+    x, out = torch.randn(16, generator=torch.Generator().manual_seed(11)), torch.empty(16)
+    map_kernel[(1,)](x, out, N=16)
+    assert torch.allclose(out, torch.where(x > 0, x, 2 * x.expm1()), atol=1e-6)
+
+
+@triton.jit
+def scaled_kernel(a, a_scale, b, b_scale, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FP4: tl.constexpr):
+    m = tl.arange(0, M)
+    n = tl.arange(0, N)
+    g = tl.arange(0, K // 32)
+    right = tl.load(b + tl.arange(0, K)[:, None] * N + n[None, :])
+    left_scale = tl.load(a_scale + m[:, None] * (K // 32) + g[None, :])
+    right_scale = tl.load(b_scale + n[:, None] * (K // 32) + g[None, :])
+    if FP4:
+        left = tl.load(a + m[:, None] * (K // 2) + tl.arange(0, K // 2)[None, :])
+        product = tl.dot_scaled(left, left_scale, "e2m1", right, right_scale, "e4m3")
+    else:
+        left = tl.load(a + m[:, None] * K + tl.arange(0, K)[None, :])
+        product = tl.dot_scaled(left, left_scale, "e5m2", right, right_scale, "e4m3")
+    tl.store(out + m[:, None] * N + n[None, :], product)
+
+
+@pytest.mark.parametrize("fp4", [False, True])
+def test_scaled_dot_decodes_float4_and_float8(fp4: bool) -> None:
+    """dot_scaled multiplies decoded float4 or float8 values with their power-of-two scales, exactly."""
+    generator = torch.Generator().manual_seed(12)
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    table = torch.cat([table, -table])
+    b = torch.randint(-4, 5, (64, 16), generator=generator).float().to(torch.float8_e4m3fn)
+    scales = torch.randint(125, 130, (2, 16, 2), generator=generator, dtype=torch.uint8)
+    if fp4:
+        codes = torch.randint(0, 16, (16, 64), generator=generator, dtype=torch.uint8)
+        a, left = codes[:, ::2] | (codes[:, 1::2] << 4), table[codes.long()]
+    else:
+        a = torch.randint(-4, 5, (16, 64), generator=generator).float().to(torch.float8_e5m2)
+        left = a.float()
+    out = torch.empty(16, 16)
+    scaled_kernel[(1,)](a.contiguous(), scales[0], b, scales[1], out, M=16, N=16, K=64, FP4=fp4)
+    factors = torch.exp2(scales.float() - 127).repeat_interleave(32, dim=-1)
+    assert torch.equal(out, (left * factors[0]) @ (b.float() * factors[1].T))

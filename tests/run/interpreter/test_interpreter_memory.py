@@ -13,8 +13,7 @@ triton = pytest.importorskip("triton")
 if not interpreter.installed():
     pytest.skip(str(interpreter.problem()), allow_module_level=True)
 
-import triton.language as tl
-
+tl = triton.language
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
@@ -22,7 +21,7 @@ VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 def masked_kernel(x, out, n, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i, mask=i < n))
-    tl.store(out + N, tl.load(x, mask=n > 100, other=0))
+    tl.store(out + N, tl.load(x, mask=n > 100, other=0.0))
     tl.store(out + N + 1, tl.load(x + 1, mask=n < 100))
 
 
@@ -77,16 +76,19 @@ def exchange_kernel(out, lock, short):
     tl.atomic_max(out + 2, 3.0)
     tl.atomic_min(out + 3, -2.0)
     tl.atomic_or(lock, 6)
-    tl.store(out + 4, tl.atomic_xchg(short, tl.full([], 2.0, tl.float32).to(short.dtype.element_ty)).to(tl.float32))
+    two = tl.full([], 2.0, tl.float32).to(short.dtype.element_ty)
+    tl.store(out + 4, tl.atomic_xchg(short, two).to(tl.float32))
+    tl.store(out + 5, tl.atomic_cas(short, two, two + 1.0).to(tl.float32))
 
 
-def test_other_atomics() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_atomics(dtype: torch.dtype) -> None:
     """Compare-and-swap, exchange, or, and float max and min do what they say."""
-    out, lock, short = torch.zeros(5), torch.zeros(1, dtype=torch.int32), torch.ones(1)
+    out, lock, short = torch.zeros(6), torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=dtype)
     exchange_kernel[(1,)](out, lock, short)
-    assert out.tolist() == [0, 1, 3, -2, 1]
+    assert out.tolist() == [0, 1, 3, -2, 1, 2]
     assert lock.item() == 7
-    assert short.item() == 2
+    assert short.item() == 3
 
 
 @triton.jit

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,8 @@ from torch import Tensor, empty_like
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_fusion.run.memory import Watch, watch as watch_module
+from pytest_fusion.run.memory import Arena, Watch
+from pytest_fusion.run.memory import watch as watch_module
 
 CPU = torch.device("cpu")
 X = torch.arange(12, dtype=torch.float32).reshape(3, 4)
@@ -48,9 +51,13 @@ FILLED: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
     "full": (lambda: torch.full((3, 4), 2.5), torch.full((3, 4), 2.5)),
     "full_like": (lambda: torch.full_like(X, 2.5), torch.full((3, 4), 2.5)),
     "new_full": (lambda: X.new_full((3, 4), 2.5), torch.full((3, 4), 2.5)),
-    "clone": (lambda: X.clone(), X.clone()),
+    "clone": (X.clone, X.clone()),
     "contiguous": (lambda: X.t().contiguous(), X.t().clone()),
     "float": (lambda: X.double().float(), X.clone()),
+    "sum of two": (lambda: X + X, 2 * X),
+    "concatenation": (lambda: torch.cat([X, X]), X.repeat(2, 1)),
+    "padded": (lambda: torch.nn.functional.pad(X, (0, 4)), torch.cat([X, torch.zeros(3, 4)], 1)),
+    "product": (lambda: X @ X.t(), X.mm(X.t())),
 }
 
 
@@ -203,11 +210,11 @@ def test_backward_is_watched() -> None:
 
     class Scale(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
+        def forward(_: Any, x: Tensor) -> Tensor:
             return torch.empty_like(x).copy_(x)
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
+        def backward(_: Any, grad: Tensor) -> Tensor:
             made.append(torch.empty_like(grad, memory_format=torch.contiguous_format))
             return made[0].copy_(grad)
 
@@ -357,9 +364,14 @@ def test_compiled_candidates_stay_compiled() -> None:
 def test_watches_nest_and_repeat() -> None:
     """A watch can be entered again, inside itself and after an exception, and outside one nothing is watched."""
     watch = Watch(CPU, "nan")
-    with pytest.raises(ZeroDivisionError), watch, watch:
-        torch.empty(2)
-        _ = 1 / 0
+
+    def broken() -> None:
+        with watch, watch:
+            torch.empty(2)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
     with watch:
         torch.empty(2)
     torch.empty(2)
@@ -369,8 +381,6 @@ def test_watches_nest_and_repeat() -> None:
 
 def test_fills_of_watch_and_arena_differ() -> None:
     """The guard of an allocation never holds the bits of an input's guard."""
-    from pytest_fusion.run.memory import Arena
-
     for fill in ("nan", "huge"):
         x = Arena(CPU, fill).tensor("x", shape=(4,), strides=(1,), offset=0, dtype=torch.bfloat16, storage_elements=4)
         with Watch(CPU, fill) as watch:
@@ -378,3 +388,53 @@ def test_fills_of_watch_and_arena_differ() -> None:
         ctypes.memmove(out.data_ptr(), x.data_ptr(), 8 + 16)
 
         assert [(d.zone, d.count > 0) for d in watch.damage()] == [("after", True)]
+
+
+def test_views_stay_views() -> None:
+    """What torch returns without a copy shares memory under a watch as well."""
+    layers = torch.nn.functional
+    same = [
+        X.view(12), X.t(), X[1:], X.detach(), X.contiguous(), X.to(torch.float32), X.reshape(4, 3), X.expand(2, 3, 4),
+    ]  # fmt: skip
+    with Watch(CPU, "nan") as watch, torch.inference_mode():
+        made = [
+            X.view(12), X.t(), X[1:], X.detach(), X.contiguous(), X.to(torch.float32), X.reshape(4, 3),
+            X.expand(2, 3, 4), layers.dropout(X, 0.5, training=False), layers.dropout(X, 0.0, training=False),
+        ]  # fmt: skip
+
+    assert watch.allocations == 0
+    assert {t.untyped_storage().data_ptr() for t in made} == {t.untyped_storage().data_ptr() for t in same}
+
+
+def test_padding_of_its_own_is_the_candidates() -> None:
+    """A kernel may write between the rows of a buffer that it allocated itself, not past the buffer's end."""
+    with Watch(CPU, "nan") as watch:
+        out = torch.empty_strided((3, 4), (8, 1))
+    ctypes.memset(out.data_ptr(), 0xAB, 4 * 20)
+    assert watch.damage() == []
+
+    ctypes.memset(out.data_ptr(), 0xAB, 4 * 24)
+    assert [(d.zone, d.elements, d.count) for d in watch.damage()] == [("after", 1, 16)]
+
+
+def test_memory_is_freed_at_once() -> None:
+    """The regions of a watch go with it, without the help of the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        with Watch(CPU, "nan") as watch:
+            torch.ops.aten.empty_like.default(torch.empty(4))
+            torch.add(X, 1, out=torch.ones(2, 2).resize_(0))
+        region = weakref.ref(watch)
+        del watch
+        assert region() is None
+    finally:
+        gc.enable()
+
+
+def test_higher_order_operators() -> None:
+    """torch.cond runs inside a watch."""
+    with Watch(CPU, "nan"):
+        out = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
+
+    assert torch.equal(out, X + 1)

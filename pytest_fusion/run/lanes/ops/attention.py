@@ -21,7 +21,6 @@ def _arguments(op: Op, q: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any])
     named.update(kwargs)
     mask = named.get("attn_mask", named.get("attn_bias"))
     if named.get("dropout_p"):
-        op.drawn = True
         raise NotImplementedError("attention dropout draws inside the kernel; its lanes are not modelled")
     scale = named.get("scale")
     return mask, bool(named.get("is_causal", False)), 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
@@ -92,5 +91,11 @@ def _attention_backward(op: Op, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     grad_q = op.relative(product(op, stored, wide_k) * scale, 2)
     grad_k = op.relative(product(op, stored.transpose(-1, -2), q) * scale, 2)
     grad_v = op.relative(product(op, _stored(op, weights).transpose(-1, -2), grad), 1)
-    grads = [grad_q, *(g.unflatten(-3, (heads, -1)).sum(-3) if g.shape[-3] != heads else g for g in (grad_k, grad_v))]
+    grads = [
+        grad_q,
+        *(
+            g.reshape(*g.shape[:-3], heads, -1, *g.shape[-2:]).sum(-3) if g.shape[-3] != heads else g
+            for g in (grad_k, grad_v)
+        ),
+    ]
     return (*grads, *(None for _ in op.outs[3:]))

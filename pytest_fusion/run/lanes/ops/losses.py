@@ -23,13 +23,10 @@ def _chosen(x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> tu
         # One table of class weights for all positions: lanes of a weight computed with noise share the first.
         share = share * as_float(weight)[0][safe]
     width = max(x.shape[0], safe.shape[0])
-    picked = torch.gather(x.expand(width, *x.shape[1:]), dim, safe.unsqueeze(dim).expand(width, *_unsqueezed(safe, dim)))
-    picked = picked.squeeze(dim)
+    index = safe.unsqueeze(dim)
+    index = index.expand(width, *index.shape[1:])
+    picked = torch.gather(x.expand(width, *x.shape[1:]), dim, index).squeeze(dim)
     return torch.where(kept, -picked * share, 0.0), share
-
-
-def _unsqueezed(index: Tensor, dim: int) -> tuple[int, ...]:
-    return tuple(index.unsqueeze(dim).shape[1:])
 
 
 @computed("nll_loss_forward", "nll_loss2d_forward")
@@ -79,11 +76,12 @@ def _elementwise_loss(op: Op, x: Tensor, target: Tensor, reduction: int = MEAN, 
     x, target = as_float(x), as_float(target)
     function = getattr(torch.nn.functional, op.name)
     extra = ({"smooth_l1_loss": "beta", "huber_loss": "delta"}[op.name],) if rest else ()
-    value = function(*torch.broadcast_tensors(x, target), reduction="none", **dict(zip(extra, rest, strict=True)), **kwargs)
-    value = op.relative(value, 3)
+    extras = dict(zip(extra, rest, strict=True)) | kwargs
+    shape = (x + target).shape
+    value = op.relative(function(x.expand(shape), target.expand(shape), reduction="none", **extras), 3)
     every = list(range(-rank(value), 0))
     if reduction not in (MEAN, SUM) or not every:
-        return value  # type: ignore[no-any-return]
+        return value
     summed = total(op, value, every, False)
     return op.relative(summed / max(value[0].numel(), 1), 1) if reduction == MEAN else summed
 

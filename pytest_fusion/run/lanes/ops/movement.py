@@ -34,26 +34,33 @@ def _elementwise(function: Callable[..., Any]) -> Rule:
     return rule
 
 
-for _name in ("neg", "abs", "relu", "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "positive",
-              "masked_fill", "relu6", "hardtanh", "nan_to_num", "threshold", "threshold_backward", "negative"):
+for _name in """
+    neg abs relu maximum minimum fmax fmin clamp clamp_min clamp_max positive masked_fill relu6 hardtanh
+    nan_to_num threshold threshold_backward negative
+""".split():
     EXACT[_name] = _elementwise(getattr(aten, _name))
 
-for _name in ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isposinf", "isneginf", "isfinite", "signbit",
-              "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
-              "bitwise_not", "bitwise_left_shift", "bitwise_right_shift", "__and__", "__or__", "__xor__",
-              "__lshift__", "__rshift__", "sign", "sgn", "heaviside"):
+for _name in """
+    eq ne lt le gt ge isnan isinf isposinf isneginf isfinite signbit logical_and logical_or logical_xor
+    logical_not bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift
+    __and__ __or__ __xor__ __lshift__ __rshift__ sign sgn heaviside
+""".split():
     SEMANTIC[_name] = _elementwise(getattr(aten, _name))
 
-for _name in ("round", "floor", "ceil", "trunc", "fix", "remainder", "fmod", "floor_divide"):
+for _name in """
+    round floor ceil trunc fix remainder fmod floor_divide
+""".split():
     SEMANTIC[_name] = _elementwise(getattr(aten, _name))
 
 
 @exact("where")
 def _where(op: Op, condition: Tensor, *choices: Any) -> Tensor:
+    if not choices:
+        raise NotImplementedError("where without choices lists places; they follow the native values")
     condition, *values = aligned(op, (condition, *choices))
     if op.outs[0].dtype.is_floating_point:
         values = [as_float(v) for v in values]
-    return torch.where(condition, *values)
+    return torch.where(condition, values[0], values[1])
 
 
 @exact("clone")
@@ -147,22 +154,21 @@ def _embedding(op: Op, weight: Tensor, index: Tensor, *_: Any, **__: Any) -> Ten
 def _gather(op: Op, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
     if rank(x) == 0:
         return each(aten.gather, x, dim, index)  # type: ignore[no-any-return]
-    x, index = _widened(x), _widened(index)
     width = max(x.shape[0], index.shape[0])
     wide = x.expand(width, *x.shape[1:])
     return torch.gather(wide, from_end(dim, rank(x)), index.expand(width, *index.shape[1:]))
 
 
-def _widened(value: Tensor) -> Tensor:
-    return value
-
-
-@exact("take_along_dim", "take", "masked_select", "index_copy", "index_fill", "scatter", "slice_scatter", "select_scatter",
-       "diagonal_scatter", "masked_scatter", "put", "kthvalue", "mode", "median", "nanmedian", "unfold_copy",
-       "replication_pad1d", "replication_pad2d", "reflection_pad1d", "reflection_pad2d", "max_pool2d_with_indices",
-       "tril_indices", "diag_embed", "repeat_interleave", "pixel_shuffle", "pixel_unshuffle", "view_copy",
-       "as_strided_scatter", "_unsafe_masked_index", "channel_shuffle", "as_strided_copy", "unsafe_split", "split_copy",
-       "upsample_nearest2d", "upsample_nearest1d", "rot90", "block_diag", "split_with_sizes_copy", "permute_copy")
+@exact(
+    *"""
+    take_along_dim take masked_select index_copy index_fill scatter slice_scatter select_scatter
+    diagonal_scatter masked_scatter put kthvalue mode median nanmedian unfold_copy replication_pad1d
+    replication_pad2d reflection_pad1d reflection_pad2d max_pool2d_with_indices tril_indices diag_embed
+    repeat_interleave pixel_shuffle pixel_unshuffle view_copy as_strided_scatter _unsafe_masked_index
+    channel_shuffle as_strided_copy unsafe_split split_copy upsample_nearest2d upsample_nearest1d rot90
+    block_diag split_with_sizes_copy permute_copy
+""".split()
+)
 def _lane_by_lane(op: Op, *args: Any, **kwargs: Any) -> Any:
     return each(op.function, *args, **kwargs)
 
@@ -178,14 +184,17 @@ def _index(op: Op, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     places = [i for i, index in enumerate(chosen) if index is not None]
     adjacent = places and places[-1] - places[0] == len(places) - 1
     if adjacent and all(_one_index(chosen[i]) for i in places):  # type: ignore[arg-type]
-        return aten.index(x, [None, *(None if index is None else index[0] for index in chosen)])  # type: ignore[no-any-return]
+        moved: Tensor = aten.index(x, [None, *(None if index is None else index[0] for index in chosen)])
+        return moved
     return each(aten.index, x, chosen)  # type: ignore[no-any-return]
 
 
 @exact("amax", "amin")
 def _extreme(op: Op, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     dims = dims_from_end(dim, rank(x))
-    return getattr(torch, op.name)(x, dims, keepdim) if dims else x  # type: ignore[no-any-return]
+    if not dims:
+        return x
+    return torch.amax(x, dims, keepdim) if op.name == "amax" else torch.amin(x, dims, keepdim)
 
 
 @exact("aminmax")
@@ -237,7 +246,11 @@ def _argmax(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) ->
     return function(x, from_end(dim, rank(x)), keepdim)  # type: ignore[no-any-return]
 
 
-@semantic("any", "all", "count_nonzero", "argsort", "searchsorted", "bucketize", "histc", "bincount", "equal", "isin",
-          "nonzero", "unique", "unique_consecutive", "_unique2")
+@semantic(
+    *"""
+    any all count_nonzero argsort searchsorted bucketize histc bincount equal isin nonzero unique
+    unique_consecutive _unique2
+""".split()
+)
 def _reduce_by_lane(op: Op, *args: Any, **kwargs: Any) -> Any:
     return each(op.function, *args, **kwargs)

@@ -12,7 +12,7 @@ from pytest_fusion.run.lanes.ops.reduction import average, moments, total
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, dims_from_end, from_end, rank
 
 
-def _shifted(op: Op, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _shifted(op: Op, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
     """``(x - max, exp(x - max))``; the argument's noise of 3 units covers ``exp2(x * log2 e)`` and online rescaling."""
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
     below = x - top
@@ -27,7 +27,7 @@ def _softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     return value
 
 
-def softmax(op: Op, x: Tensor, dims: Sequence[int]) -> Tensor:
+def softmax(op: Op, x: Tensor, dims: list[int]) -> Tensor:
     _, grown = _shifted(op, x, dims)
     return op.relative(grown / total(op, grown, dims, True), 2)
 
@@ -59,9 +59,7 @@ def _logsumexp(op: Op, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
 def _affine(op: Op, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if weight is not None:
         value = op.relative(value * _trailing(weight, value), 1)
-    if bias is not None:
-        value = op.relative(value + _trailing(bias, value), 1)
-    return value
+    return value if bias is None else op.relative(value + _trailing(bias, value), 1)
 
 
 def _trailing(parameter: Tensor, value: Tensor) -> Tensor:
@@ -178,7 +176,9 @@ def _rms_norm_backward(
     )
 
 
-def _normalised_backward(op: Op, grad: Tensor, value: Tensor, root: Tensor, dims: list[int], *, centred: bool) -> Tensor:
+def _normalised_backward(
+    op: Op, grad: Tensor, value: Tensor, root: Tensor, dims: list[int], *, centred: bool
+) -> Tensor:
     """``root * (g - mean(g) - value * mean(g * value))``, the mean of g only for centred normalisations."""
     along = op.relative(value * average(op, grad * value, dims, True), 1)
     left = op.relative(grad - average(op, grad, dims, True), 1) if centred else grad
@@ -190,5 +190,3 @@ def _weight_norm(op: Op, v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Te
     dims = [d for d in range(-rank(v), 0) if d != from_end(dim, rank(v))]
     length = op.relative(torch.sqrt(total(op, as_float(v).square(), dims, True)), 2)
     return op.relative(as_float(v) * op.relative(as_float(g) / length, 2), 1), length
-
-

@@ -1,9 +1,9 @@
 """Arithmetic and elementary functions, element by element.
 
-Noise is in units of the arithmetic's roundoff (2^-24 below float64). A plain rounding comes from the stochastic rounding
-of the result; what is added here is what honest kernels do differently: a reciprocal times instead of a division
-(2 units), ``exp2(x * log2 e)`` for ``exp`` (the argument moves by a unit, so the result by |x| of them), library
-functions of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (absolute, near zero).
+Noise is in units of the arithmetic's roundoff (2^-24 below float64). A plain rounding comes from the stochastic
+rounding of the result; what is added here is what honest kernels do differently: a reciprocal times instead of a
+division (2 units), ``exp2(x * log2 e)`` for ``exp`` (the argument moves by a unit, so the result by |x| of them),
+library functions of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (absolute, near zero).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _plain(function: Callable[..., Tensor]) -> Rule:
     return rule
 
 
-for _name in ("mul", "rsub", "lerp", "addcmul", "square", "hypot", "frac", "ldexp", "xlogy", "copysign", "deg2rad", "dist"):
+for _name in ("mul", "rsub", "lerp", "addcmul", "square", "hypot", "frac", "ldexp", "xlogy", "copysign", "deg2rad"):
     computed(_name)(_plain(getattr(torch, _name)))
 
 
@@ -65,7 +65,9 @@ def _div(op: Op, a: Tensor, b: Any) -> Tensor:
 @computed("addcdiv")
 def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
     c, a, b = (as_float(v) for v in aligned(op, (c, a, b)))
-    return c + value * op.relative(a / b, 2)
+    ratio = op.relative(a / b, 2)
+    total: Tensor = c + value * ratio
+    return total
 
 
 @computed("reciprocal")
@@ -193,9 +195,9 @@ def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
     scale = (exponent * torch.log(base.abs() if isinstance(base, Tensor) else value.new_tensor(abs(base)))).abs()
     scale = torch.where(torch.isfinite(scale), scale, 0.0)
     out = op.noise.spread(value)
-    deviation = out * (4 + 2 * scale) * op.unit
-    lanes = out[1:]
-    lanes.add_((deviation[1:] if deviation.shape[0] > 1 else deviation) * op.noise.uniform(tuple(out.shape[1:]), out.device))
+    units = (4 + 2 * scale) * op.unit
+    units = units[1:] if units.shape[0] > 1 else units
+    out[1:].mul_(1 + units * op.noise.uniform(tuple(out.shape[1:]), out.device))
     return out
 
 
@@ -208,7 +210,8 @@ def _cast(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return as_float(x)
     if x.dtype.is_floating_point:
         # Conversion of what the integer dtype does not hold is undefined: such elements follow the native result.
-        fits = torch.isfinite(x) & (x.abs() < 2.0**62) if out.dtype != torch.bool else torch.ones_like(x, dtype=torch.bool)
+        if out.dtype == torch.bool:
+            return x != 0
+        fits = torch.isfinite(x) & (x.abs() < 2.0**62)
         return torch.where(fits, torch.where(fits, x, 0.0).to(out.dtype), out.unsqueeze(0))
     return x.to(out.dtype)
-

@@ -27,7 +27,7 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
 
 
 def truncated(op: Op, value: Tensor, a: Tensor, b: Tensor, terms: int) -> Tensor:
-    """Lets lanes drift towards zero where both operands are low-precision values, which kernels feed to tensor cores."""
+    """Lets lanes drift towards zero where both operands are low-precision values: kernels use tensor cores there."""
     if op.wide or terms <= GROUP or not (_narrow(a) and _narrow(b)):
         return value
     out = op.noise.spread(value)
@@ -114,7 +114,8 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
         return torch.convolution(a, w, None, stride, padding, dilation, transposed, output_padding, groups)
 
     if weight.shape[0] == 1:
-        value = convolve(x.flatten(0, 1), weight[0]).unflatten(0, x.shape[:2])
+        folded = convolve(x.flatten(0, 1), weight[0])
+        value = folded.reshape(*x.shape[:2], *folded.shape[1:])
     else:
         value = each(convolve, x, weight)
     squares = convolve(x[0].square(), weight[0].square())
@@ -140,11 +141,4 @@ def _convolution_backward(op: Op, grad: Tensor, x: Tensor, weight: Tensor, sizes
     squares = backward(grad[0].square(), x[0].square(), weight[0].square())
     positions = grad.shape[1] * math.prod(grad.shape[3:])
     terms = (weight.shape[1] * math.prod(weight.shape[3:]), positions, positions)
-    return tuple(
-        op.accumulated(values[i], squares[i], terms[i])
-        if wanted[i]
-        else None
-        for i in range(3)
-    )
-
-
+    return tuple(op.accumulated(values[i], squares[i], terms[i]) if wanted[i] else None for i in range(3))

@@ -24,7 +24,7 @@ from pytest_fusion.run.lanes.ops.registry import (
 aten = torch.ops.aten
 
 
-def total(op: Op, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+def total(op: Op, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """The sum of ``x`` over ``dims`` (from the end) with accumulator noise."""
     if not dims:
         return x
@@ -35,7 +35,7 @@ def total(op: Op, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     )
 
 
-def average(op: Op, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+def average(op: Op, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     terms = count(x, dims) if dims else 1
     value = total(op, x, dims, keepdim) / terms
     return value if terms and math.log2(terms).is_integer() else op.relative(value, 1)
@@ -55,7 +55,7 @@ def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: A
     return average(op, as_float(x), dims_from_end(dim, rank(x)), keepdim)
 
 
-def moments(op: Op, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def moments(op: Op, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
     mean = average(op, x, dims, True)
     centred = op.relative(x - mean, 1)
@@ -222,8 +222,9 @@ def _index_put(
     floating = op.outs[0].dtype.is_floating_point
     x, values = (as_float(x), as_float(values)) if floating else (x, values)
     if accumulate and floating:
-        place = torch.zeros_like(single(x)) + torch.zeros_like(single(x))
-        wide = values.expand(values.shape[0], *aten.index(place[0], [None if i is None else i[0] for i in chosen]).shape)
+        places = aten.index(x[0], [None if i is None else i[0] for i in chosen])
+        wide = values.reshape(values.shape[0], *(1,) * (places.dim() - rank(values)), *values.shape[1:])
+        wide = wide.expand(values.shape[0], *places.shape)
         return _scattered(op, lambda a, b: each(aten.index_put, a, chosen, b, True), x, wide)
     return each(aten.index_put, x, chosen, values, accumulate)  # type: ignore[no-any-return]
 
@@ -234,6 +235,7 @@ def _embedding_backward(op: Op, grad: Tensor, index: Tensor, rows: int, padding:
     into = grad.new_zeros((1, rows, grad.shape[-1]))
 
     def add(a: Tensor, b: Tensor) -> Tensor:
-        return a + each(aten.embedding_dense_backward, b, index, rows, padding, by_frequency)
+        summed: Tensor = each(aten.embedding_dense_backward, b, index, rows, padding, by_frequency)
+        return a + summed
 
     return _scattered(op, add, into, grad)

@@ -1,11 +1,11 @@
-"""How an operation is carried out on lanes: the context a rule works in, and the tables the rules enter themselves in."""
+"""How an operation is carried out on lanes: the context a rule works in, and the tables that rules enter."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from pytest_fusion.run.lanes.rounding import LARGEST32, U32, U64, D, Noise, unit
 
 # A rule gets the operation's arguments with every tensor replaced by its lanes (L, *shape), L = 1 or 1 + K.
 Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
 
 # Values before rounding; the mode rounds each result to its native dtype.
 COMPUTED: dict[str, Rule] = {}
@@ -83,20 +84,20 @@ class Op:
         return self.noise.accumulated(total, squares, terms, unit_roundoff or self.unit, size)
 
 
-def computed(*names: str) -> Callable[[Rule], Rule]:
+def computed(*names: str) -> Callable[[R], R]:
     return _enter(COMPUTED, names)
 
 
-def exact(*names: str) -> Callable[[Rule], Rule]:
+def exact(*names: str) -> Callable[[R], R]:
     return _enter(EXACT, names)
 
 
-def semantic(*names: str) -> Callable[[Rule], Rule]:
+def semantic(*names: str) -> Callable[[R], R]:
     return _enter(SEMANTIC, names)
 
 
-def _enter(table: dict[str, Rule], names: Sequence[str]) -> Callable[[Rule], Rule]:
-    def enter(rule: Rule) -> Rule:
+def _enter(table: dict[str, Rule], names: Sequence[str]) -> Callable[[R], R]:
+    def enter(rule: R) -> R:
         for name in names:
             table[name] = rule
         return rule
@@ -143,6 +144,10 @@ def aligned(op: Op, values: Sequence[Any]) -> list[Any]:
     return ready
 
 
+@overload
+def as_float(value: Tensor) -> Tensor: ...
+@overload
+def as_float(value: Any) -> Any: ...
 def as_float(value: Any) -> Any:
     """Integer and bool lanes as float64, so that integer division and promotion do not fall back to float32."""
     return value.to(D) if isinstance(value, Tensor) and value.dtype != D else value
@@ -182,7 +187,9 @@ def _lane(tree: Any, index: int) -> Any:
     if isinstance(tree, dict):
         return {k: _lane(v, index) for k, v in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return type(tree)([_lane(v, index) for v in tree]) if type(tree) in (tuple, list) else [
-            _lane(v, index) for v in tree
-        ]
+        return (
+            type(tree)([_lane(v, index) for v in tree])
+            if type(tree) in (tuple, list)
+            else [_lane(v, index) for v in tree]
+        )
     return tree

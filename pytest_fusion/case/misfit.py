@@ -1,0 +1,65 @@
+"""Whether a stored case is one of a spec: specs change while replay files and databases stay."""
+
+from __future__ import annotations
+
+from pytest_fusion.case import regimes, sizes
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import did_you_mean
+from pytest_fusion.spec.dtypes import KNOWN
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
+
+
+def misfit(spec: FusionSpec, case: Case) -> str | None:
+    """The first thing in ``case`` that ``spec`` does not allow or that it lacks, as a clause; ``None`` for a case of it."""
+    inner = {name: unwrap(declared) for name, declared in spec.inputs.items()}
+    tensors = {name: declared for name, declared in inner.items() if isinstance(declared, TensorSpec)}
+    optional = {name for name, declared in spec.inputs.items() if isinstance(declared, OptionalSpec)}
+    return (
+        _names("size", set(case.sizes), set(spec.dim_names))
+        or _names("tensor", set(case.tensors), set(tensors))
+        or _names("drawn value", set(case.drawn), {n for n, d in inner.items() if isinstance(d, StrategySpec)})
+        or next((f"it leaves out {name!r}, which is not optional" for name in case.absent if name not in optional), None)
+        or _sizes(spec, case)
+        or next((found for name, d in tensors.items() if (found := _tensor(spec, case, name, d))), None)
+    )
+
+
+def _names(what: str, found: set[str], wanted: set[str]) -> str | None:
+    for name in sorted(wanted - found):
+        return f"it has no {what} for {name!r}"
+    for name in sorted(found - wanted):
+        return f"it has a {what} for {name!r}, which the spec does not know{did_you_mean(name, wanted)}"
+    return None
+
+
+def _sizes(spec: FusionSpec, case: Case) -> str | None:
+    for name, size in case.sizes.items():
+        batch = name in spec.batch_names
+        if isinstance(size, tuple) is not batch or min(size if isinstance(size, tuple) else (size,), default=0) < 0:
+            return f"{name}={size!r} is no size of that dim"
+    for name in spec.dim_order:
+        size = case.sizes[name]
+        assert isinstance(size, int)
+        try:
+            allowed = sizes.is_admissible(size, spec.bound(name), case.sizes)
+        except (ImpossibleCase, ZeroDivisionError):
+            allowed = False
+        if not allowed:
+            return f"{name}={size} is outside of {spec.bound(name)}"
+    return None
+
+
+def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> str | None:
+    entry = case.tensors[name]
+    dtypes = declared.dtypes or spec.dtypes
+    if entry.dtype not in dtypes:
+        known = f"that of {name!r} is one of {', '.join(dtypes)}"
+        return f"{name!r} has the dtype {entry.dtype}{'' if entry.dtype in KNOWN else ', which does not exist'}; {known}"
+    if entry.layout.kind not in ("contiguous", *declared.layouts):
+        kind = entry.layout.kind
+        return f"{name!r} has the layout {kind!r}, which {'the spec does not draw' if kind in LAYOUTS else 'does not exist'}"
+    if entry.regime not in regimes.REGIMES and not entry.regime[:1].isdigit():
+        return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
+    return None

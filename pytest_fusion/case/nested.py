@@ -1,0 +1,36 @@
+"""Tensors inside the containers that an input may be made of."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nesting of tuples, lists, dicts and dataclasses with each tensor replaced, in a fixed order.
+
+    Containers are new objects, so that what the kernel does to a list is not seen by the reference. Anything else, a
+    container of no tensors that cannot be rebuilt from its items included, is passed on as it is.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list | dict):
+        made = copy.copy(value)  # keeps the type: defaultdict, OrderedDict
+        for key in range(len(value)) if isinstance(value, list) else value:
+            made[key] = map_tensors(value[key], function)
+        return made
+    if isinstance(value, tuple):
+        items = [map_tensors(item, function) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for f in dataclasses.fields(value):
+            object.__setattr__(made, f.name, map_tensors(getattr(value, f.name), function))
+        return made
+    return value

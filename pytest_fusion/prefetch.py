@@ -1,0 +1,70 @@
+"""Compiling ahead: forked workers compile what the covering phase will launch while the test already runs.
+
+A row-wise kernel meets some hundred specialisations (block size, dtype, divisibility of sizes, strides and addresses), at
+0.1-0.3 s each. Triton's disk cache is shared and written atomically, so workers fill it and the test finds it warm.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Each worker starts a CUDA context of its own: about half a second and half a gigabyte of device memory.
+_MOST_WORKERS = 12
+
+
+def workers() -> int:
+    """How many processes may compile beside the test itself; 0 where a core is all there is."""
+    share = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(0, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) // share - 2))
+
+
+@contextmanager
+def compiling_ahead(work: Callable[[int, int], None]) -> Iterator[Callable[[], None]]:
+    """Stand ready to run ``work(worker, workers)`` in forked children while the body runs; end them with it.
+
+    Yields the call that starts them, good once and from a child of the body too: with a warm cache nobody calls it, and
+    no context is made. The children only fill a cache: what they raise, print or die of is dropped.
+    """
+    count = workers()
+    children: list[int] = []
+    reader, writer = os.pipe()
+
+    def start() -> None:
+        os.write(writer, b"!" * count)
+
+    try:
+        for worker in range(count):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+                pid = os.fork()
+            if pid == 0:
+                os.close(writer)
+                _child(work, worker, count, reader)
+            children.append(pid)
+        yield start
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+def _child(work: Callable[[int, int], None], worker: int, count: int, reader: int) -> None:
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        if not os.read(reader, 1):
+            return
+        os.environ["TRITON_CACHE_AUTOTUNING"] = "0"  # nothing is launched here, so what tuning "finds" is not to be kept
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)
+        work(worker, count)
+    finally:
+        os._exit(0)

@@ -1,0 +1,173 @@
+"""Every operation a reference may use: the oracle is the float64 result, and no rule refuses its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pytest_fusion.run.lanes import run_lanes
+
+Function = Callable[[Tensor], Tensor]
+ROWS, COLUMNS = 6, 32
+INDEX = torch.tensor([0, 3, 3, 5, 1, 0, 2])
+TARGET = torch.tensor([1, 31, -100, 0, 7, 8])
+
+
+def _weight(x: Tensor, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(*shape, generator=generator).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _rotary(x: Tensor) -> Tensor:
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * a.cos() - b * a.sin(), a * a.sin() + b * a.cos()], -1).flatten(-2)
+
+
+def _through_views(x: Tensor) -> Tensor:
+    z = x * 1.1
+    z[:, ::2].mul_(1.3)
+    z[1].zero_()
+    z.t()[3] += x[:, 0]
+    return z
+
+
+def _gated(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return F.silu(a) * b
+
+
+def _attention(x: Tensor) -> Tensor:
+    q = x.reshape(1, 2, 3, COLUMNS)
+    return F.scaled_dot_product_attention(q, q * 1.1, q * 0.9, is_causal=True)
+
+
+def _masked_attention(x: Tensor) -> Tensor:
+    q = x.reshape(1, 2, 3, COLUMNS)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool).tril())
+
+
+FUNCTIONS: dict[str, Function] = {
+    "rms_norm": lambda x: F.rms_norm(x, (COLUMNS,), _weight(x, COLUMNS), 1e-6),
+    "layer_norm": lambda x: F.layer_norm(x, (COLUMNS,), _weight(x, COLUMNS), _weight(x, COLUMNS)),
+    "group_norm": lambda x: F.group_norm(x[:, :, None], 4, _weight(x, COLUMNS), _weight(x, COLUMNS)),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, _weight(x, COLUMNS), _weight(x, COLUMNS), training=True),
+    "softmax": lambda x: x.softmax(-1),
+    "softmax of columns, widened": lambda x: F.softmax(x, 0, dtype=_wide(x).dtype),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp((0, 1)),
+    "cross_entropy": lambda x: F.cross_entropy(x, TARGET),
+    "cross_entropy, smoothed sum": lambda x: F.cross_entropy(_wide(x), TARGET, reduction="sum", label_smoothing=0.1),
+    "cross_entropy, class weights": lambda x: F.cross_entropy(x, TARGET, weight=_weight(x, COLUMNS).abs()),
+    "kl_div": lambda x: F.kl_div(x.log_softmax(-1), _weight(x, ROWS, COLUMNS).softmax(-1), reduction="batchmean"),
+    "mse_loss": lambda x: F.mse_loss(x, _weight(x, ROWS, COLUMNS)),
+    "gelu": F.gelu,
+    "tanh gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gated silu": _gated,
+    "glu": F.glu,
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "elu": F.elu,
+    "hardswish": F.hardswish,
+    "logsigmoid": F.logsigmoid,
+    "leaky_relu": F.leaky_relu,
+    "exp, log, pow": lambda x: x.exp2().log1p() + x.abs().pow(1.7) + x.expm1() + x.erf() + (x * x + 1).log(),
+    "roots": lambda x: (x * x + 1).sqrt() * (x * x + 0.1).rsqrt() / (x.abs() + 1),
+    "rotary": _rotary,
+    "matmul": lambda x: x @ _weight(x, COLUMNS, 5),
+    "linear": lambda x: F.linear(x, _weight(x, 5, COLUMNS), _weight(x, 5)),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, _weight(x, 4, COLUMNS)),
+    "batched product": lambda x: torch.baddbmm(x[:, :4, None], x[:, :4, None], x[:, None, :7]),
+    "mv and dot": lambda x: (_weight(x, 3, COLUMNS) @ x[0]) * torch.dot(x[1], x[2]),
+    "conv1d": lambda x: F.conv1d(x[None], _weight(x, 4, ROWS, 3), _weight(x, 4), padding=1),
+    "causal attention": _attention,
+    "masked attention": _masked_attention,
+    "cumulative": lambda x: x.cumsum(-1) + (1 + 0.1 * x).cumprod(0),
+    "logcumsumexp": lambda x: _wide(x).logcumsumexp(-1),
+    "moments": lambda x: torch.cat([x.var(-1), x.std(0), x.mean(1), x.amax(0), _wide(x).norm(dim=-1).to(x.dtype)]),
+    "var_mean": lambda x: torch.cat(torch.var_mean(x, -1, correction=0)),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "cosine": lambda x: F.cosine_similarity(x, _weight(x, ROWS, COLUMNS)),
+    "gather": lambda x: (x * 1.1).gather(1, INDEX[:ROWS, None]),
+    "index": lambda x: (x * 1.1)[INDEX],
+    "mask index": lambda x: (x * 1.1)[x[:, 0] > 0],
+    "embedding": lambda x: F.embedding(INDEX, x * 1.1),
+    "index_add": lambda x: torch.zeros_like(x).index_add(0, INDEX, (x * 1.1)[INDEX]),
+    "scatter_add": lambda x: torch.zeros_like(x).scatter_add(0, INDEX[:, None].expand(7, COLUMNS), (x * 1.1)[INDEX]),
+    "index_put": lambda x: torch.zeros_like(x).index_put((INDEX,), (x * 1.1)[INDEX], accumulate=True),
+    "where": lambda x: torch.where(x > 0, x * 1.1, x.exp()).masked_fill(x > 2, 1.5),
+    "clamp": lambda x: (x * 3.3).clamp(-1, 1),
+    "topk": lambda x: (x * 1.1).topk(3).values,
+    "sort": lambda x: (x * 1.1).sort(-1, descending=True).values,
+    "moves": lambda x: F.pad((x * 1.1).roll(3, -1).flip(0).repeat(2, 1).tril(), (1, 2)),
+    "writes through views": _through_views,
+    "in place": lambda x: x.clone().mul_(1.7).add_(x).clamp_(-2, 2).div_(3),
+    "out=": lambda x: torch.add(x, x * 1.1, out=torch.empty(0, dtype=x.dtype)),
+    "foreach": lambda x: torch._foreach_mul([x, x * 1.1], 0.3)[1],
+}
+
+
+def _input(dtype: torch.dtype) -> Tensor:
+    return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(11)).to(dtype)
+
+
+def _differentiated(function: Function, x: Tensor) -> list[Tensor]:
+    leaf = x.detach().clone().requires_grad_()
+    out = function(leaf)
+    return list(torch.autograd.grad(out, leaf, torch.full_like(out, 0.75)))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_oracle_is_the_float64_result(name: str) -> None:
+    """Lane 0 of a float32 reference equals the same reference run in float64, far beyond float32's precision."""
+    function = FUNCTIONS[name]
+    x = _input(torch.float32)
+
+    found = run_lanes(lambda: [function(x)], seed=1)
+
+    expected = function(x.double())
+    assert found.outputs[0].native.shape == found.outputs[0].oracle.shape == found.outputs[0].lanes.shape[1:]
+    torch.testing.assert_close(found.outputs[0].oracle, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "foreach"])
+def test_every_rule_takes_its_operation(name: str, dtype: torch.dtype) -> None:
+    """No operation of a forward pass falls back, and the lanes scatter about the oracle by no more than rounding."""
+    x = _input(dtype)
+
+    found = run_lanes(lambda: [FUNCTIONS[name](x)], seed=2)
+
+    out = found.outputs[0]
+    scale = out.oracle.abs().max().clamp_min(1)
+    assert found.fallbacks == ()
+    assert not found.random_ops
+    assert bool(((out.lanes - out.oracle).abs() <= scale * 40 * torch.finfo(dtype).eps).all())
+
+
+NO_GRADIENT = ("out=", "foreach", "mask index", "in place")
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in NO_GRADIENT])
+def test_gradients_are_followed(name: str) -> None:
+    """The oracle of a gradient taken inside the reference is the float64 gradient."""
+    function = FUNCTIONS[name]
+    x = _input(torch.float32)
+
+    found = run_lanes(lambda: _differentiated(function, x), seed=3)
+
+    out = found.outputs[0]
+    scale = float(out.oracle.abs().max()) + 1e-3
+    error = (out.native.double() - out.oracle).abs().max()
+    assert bool(torch.isfinite(out.lanes).all())
+    assert float(error) <= 1e-4 * scale
+    # Rounding shows in the lanes wherever it shows in the native gradient.
+    assert float((out.lanes - out.oracle).abs().max()) >= float(error) / 30 or float(error) < 1e-7 * scale
+    torch.testing.assert_close(out.oracle, _differentiated(function, x.double())[0], rtol=1e-8, atol=1e-9)

@@ -5,24 +5,30 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from pytest_fusion.case import covering, numbers
+from pytest_fusion.case import covering, numbers, regimes
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
+from pytest_fusion.diagnosis.causes import VAGUE, likely_cause
 from pytest_fusion.diagnosis.error_map import cells, error_map
+from pytest_fusion.diagnosis.experiments import is_tail_mask
 from pytest_fusion.diagnosis.shrink import Shrinker
-from pytest_fusion.errors import SpecError
+from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
-from pytest_fusion.run.launch import Launch
+from pytest_fusion.run import interpreter
 from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.launch import Launch
+from pytest_fusion.spec.dtypes import dtype_name
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import LAYOUTS
+from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.tolerance import offending
@@ -64,6 +70,7 @@ class Failure:
     map: dict[str, Any] | None = None
     trace: str = ""
     shrink_runs: int = 0
+    cause: str | None = None
 
 
 class Campaign:
@@ -134,7 +141,12 @@ class Campaign:
         tally.judged += 1
         if choice is not None:
             self.pairs.add({**{name: levels[0] for name, levels in self.plan.factors.items()}, **choice})
+        # A check may conclude several times on one case; the case counts once, with the failure where there is one.
+        once: dict[str, Verdict] = {}
         for verdict in result.verdicts:
+            if verdict.check not in once or verdict.failed:
+                once[verdict.check] = verdict
+        for verdict in once.values():
             self._count(verdict, case)
         if result.failure is not None and self.failing is None:
             self.failing = result
@@ -163,7 +175,7 @@ class Campaign:
         for position, example in enumerate(searching.explicit_examples(self.outer)):
             if self.failing is not None or self._left() <= 0:
                 return
-            self._run(build(self.plan, pinned_choice(self.plan, example), numbers.mix(self.base, "pin", position) >> 33))
+            self._run(pinned_case(self.plan, example, numbers.mix(self.base, "pin", position) >> 33))
 
     def _probe(self) -> None:
         """Two plain cases of different size: launch constants equal in both are block sizes worth going around."""
@@ -184,7 +196,8 @@ class Campaign:
     def _attempt(self, choice: Mapping[str, Any], position: int) -> bool:
         try:
             case = build(self.plan, choice, numbers.mix(self.base, "cover", position) >> 33)
-        except ImpossibleCase:
+        except ImpossibleCase as error:
+            self.bench.refusals.setdefault("impossible", str(error))
             self.tally.rejected["impossible"] = self.tally.rejected.get("impossible", 0) + 1
             return False
         self._run(case, choice)
@@ -232,13 +245,15 @@ class Campaign:
     def finish(self, *, shrink: bool = True) -> Tally:
         tally = self.tally
         tally.coverage = self.pairs.as_json()
-        tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in sorted(self.bench.fallbacks)]
+        unpriced = sorted(self.bench.fallbacks)
+        tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in unpriced]
+        tally.notes += [f"on a GPU this differs: {note}" for note in interpreter.notes()]
         if self.bench.unrepeated:
             tally.notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         if self.failing is not None:
             tally.failure = self._minimum(self.failing, shrink=shrink)
         elif tally.judged == 0:
-            tally.failure = Failure(_nothing_judged(self.spec, tally), None)
+            tally.failure = Failure(_nothing_judged(tally, self.bench.refusals), None)
         elif shrink and self.bench.on("vacuity"):
             verdict = self.bench.vacuity.conclude(tally.judged)
             tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
@@ -260,17 +275,31 @@ class Campaign:
         picture = None
         if result.evidence is not None:
             _, candidate, lanes = result.evidence
-            mask = offending(candidate, lanes) if isinstance(lanes, OutputLanes) else candidate != lanes
+            if isinstance(lanes, OutputLanes):
+                mask = offending(candidate, lanes)
+            else:
+                assert isinstance(self.spec.tolerance, Tolerance)
+                rtol, atol = self.spec.tolerance.rtol, self.spec.tolerance.atol
+                mask = ~torch.isclose(_comparable(candidate), _comparable(lanes), rtol, atol, equal_nan=True)
             picture = {**error_map(mask), "cells": cells(mask), "caption": f"wrong elements of {result.evidence[0]}"}
+        cause = likely_cause(verdict, result.case)
+        if verdict.check in ("values", "bounds") and cause in VAGUE and self._is_tail_mask(result.case, first):
+            cause = "tail-mask"
         described = describe(self.spec, result.case)
-        return Failure(verdict, result.case, described, picture, result.trace, shrinker.runs)
+        return Failure(verdict, result.case, described, picture, result.trace, shrinker.runs, cause)
 
-    def _same(self, case: Case, first: Verdict, best: list[CaseResult]) -> bool:
+    def _is_tail_mask(self, case: Case, first: Verdict) -> bool:
+        return is_tail_mask(self.plan, case, tuple(self.tally.blocks), lambda other: self._same(other, first, [None]))
+
+    def _same(self, case: Case, first: Verdict, best: list[Any]) -> bool:
         """Whether a case shows the same bug; chance gets three tries, since a race may win one."""
         for _ in range(3 if first.check == "repeat" else 1):
             self.note({"case": case.as_json(), "cases": self.tally.cases, "shrinking": True})
-            with self.bench.clock.phase("shrink"):
-                result = judge_case(self.bench, case, again=first.identity == "repeat:stale")
+            try:
+                with self.bench.clock.phase("shrink"):
+                    result = judge_case(self.bench, case, again=first.identity == "repeat:stale")
+            except SpecError:
+                return False  # the reference or a values function does not bear this case; the finding stands
             failure = result.failure
             if failure is not None and failure.identity == first.identity:
                 best[0] = result
@@ -282,15 +311,44 @@ def _programs(profile: Profile, device: torch.device) -> int:
     return profile.programs if device.type == "cpu" else 2**62
 
 
-def _nothing_judged(spec: FusionSpec, tally: Tally) -> Verdict:
-    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(tally.rejected.items())) or "none could be drawn"
+def _comparable(t: torch.Tensor) -> torch.Tensor:
+    return t.detach() if t.is_complex() else t.detach().to(torch.float64)
+
+
+def _nothing_judged(tally: Tally, refusals: Mapping[str, str]) -> Verdict:
+    kinds = ", ".join(
+        f"{count} x {kind}" + (f", as in {refusals[kind]!r}" if refusals.get(kind) else "")
+        for kind, count in sorted(tally.rejected.items())
+    )
     return failed(
         "error",
-        f"no case could be judged ({kinds}); a kernel that refuses everything is not right: check rejects=, dims= and that "
-        "the reference accepts these inputs",
+        f"no case could be judged ({kinds or 'none could be drawn'}); a kernel that refuses everything is not right: "
+        "check rejects=, dims= and that the reference accepts these inputs",
         identity="error:nothing-judged",
         rejected=dict(tally.rejected),
     )
+
+
+def pinned_case(plan: Plan, example: Mapping[str, Any], seed: int) -> Case:
+    """The case of an ``@example``, with the very sizes it names, whatever they cost; raises ``SpecError``."""
+    free = replace(plan, limits=Limits(elements=2**62, work=2**62, programs=plan.limits.programs))
+    choice = pinned_choice(plan, example)
+    try:
+        case = build(free, choice, seed)
+    except ImpossibleCase as error:
+        raise SpecError(f"{plan.spec.name}: @example({_listed(example)}) gives no case: {error}") from None
+    for name, size in case.sizes.items():
+        wanted = choice.get(f"dim {name}", size)
+        if wanted != size:
+            raise SpecError(
+                f"{plan.spec.name}: @example({_listed(example)}) has {name}={wanted}, which {plan.spec.bound(name)} "
+                "does not admit beside the other sizes; change one of them"
+            )
+    return case
+
+
+def _listed(example: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in example.items())
 
 
 def pinned_choice(plan: Plan, example: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,13 +361,24 @@ def pinned_choice(plan: Plan, example: Mapping[str, Any]) -> dict[str, Any]:
         elif name in spec.dim_names:
             choice[f"dim {name}"] = int(value)
         elif name == "dtype":
-            choice["dtype"] = str(value).removeprefix("torch.")
-        elif name == "values":
+            choice["dtype"] = dtype_name(value, where=f"{spec.name}: @example")
+            if choice["dtype"] not in spec.dtypes:
+                listed = ", ".join(spec.dtypes)
+                raise SpecError(f"{spec.name}: @example(dtype={value}) is not one of dtypes= ({listed}); add it there")
+        elif name == "values" and name not in spec.inputs:
+            if value not in regimes.REGIMES:
+                hint = did_you_mean(str(value), regimes.REGIMES)
+                raise SpecError(f"{spec.name}: @example(values={value!r}) is no regime{hint}")
             choice["values"] = value
+        elif value is None and f"present {name}" in plan.factors:
+            choice[f"present {name}"] = False
         elif f"drawn {name}" in plan.factors:
             choice[f"value {name}"] = value
         elif f"layout {name}" in plan.factors:
-            choice[f"layout {name}"] = (str(value), 0)
+            if value not in LAYOUTS:
+                hint = did_you_mean(str(value), LAYOUTS)
+                raise SpecError(f"{spec.name}: @example({name}={value!r}) is no layout{hint}")
+            choice[f"layout {name}"] = (value, 0)
         else:
             raise SpecError(
                 f"{spec.name}: @example({name}=...) names no dim, drawn input or tensor; it may give sizes by dim "

@@ -12,10 +12,11 @@ import torch
 from pytest_fusion import active, lane
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import FusionError
 from pytest_fusion.examine import Request, failure_of, run
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.tree import leaves, map_tensors
+from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec
 
@@ -68,7 +69,8 @@ def _by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., An
 
     def call(**given: Any) -> Any:
         given.pop(_NOTHING, None)
-        return function(*(given.pop(name) for name in names), **given)
+        positional = [given.pop(name) for name in names]
+        return function(*positional, **given)
 
     return call
 
@@ -82,7 +84,9 @@ def _positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping
         parameters = inspect.signature(reference).parameters.values()
     except (TypeError, ValueError):
         parameters = ()  # type: ignore[assignment]
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in kwargs]
+    names = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in kwargs
+    ]
     return names[:count] if len(names) >= count else [f"arg{i}" for i in range(count)]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_fusion.errors import FusionError
+from pytest_fusion.errors import FusionError, ReplayError
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -25,10 +26,26 @@ def _parser() -> argparse.ArgumentParser:
 def _replay(file: Path, more: Sequence[str]) -> int:
     import pytest
 
-    from pytest_fusion.diagnosis.replay import read
+    from pytest_fusion.diagnosis.replay import owner
 
-    nodeid = read(file).nodeid
-    return int(pytest.main([nodeid, "--fusion-replay", str(file), *more]))
+    return int(pytest.main([_locate(owner(file), file), "--fusion-replay", str(file), *more]))
+
+
+def _locate(nodeid: str, file: Path) -> str:
+    """The node id with its path as found from here.
+
+    It is relative to the root of its project: this folder, one above it, or one above the replay file. Raises
+    ``ReplayError`` where none of them has the file.
+    """
+    path, _, name = nodeid.partition("::")
+    here, there = Path.cwd(), file.resolve().parent
+    for folder in (here, *here.parents, *there.parents):
+        if (folder / path).is_file():
+            return f"{os.path.relpath(folder / path)}::{name}"
+    raise ReplayError(
+        f"{file} belongs to {nodeid}, and neither {here} nor {there} lies in a project with the file {path}; "
+        "run this in the project's folder"
+    )
 
 
 def _report(source: Path, target: Path) -> int:
@@ -42,7 +59,7 @@ def _report(source: Path, target: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; 2 for an error of use, else what the command returns."""
+    """Entry point; 4, as pytest, for an error of use, else what the command returns."""
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":
@@ -50,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(given.json, given.html)
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")
-        return 2
+        return 4
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import pytest
 
 from pytest_fusion import active
 from pytest_fusion.case import search as searching
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError, UnsupportedTritonError, did_you_mean
 from pytest_fusion.examine import Request, failure_of, run
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.requires import check as check_requires
 from pytest_fusion.requires import missing
 from pytest_fusion.spec.annotations import inputs_from_annotations
 from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
@@ -41,18 +42,27 @@ def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Calla
     for keyword in keywords:
         if keyword not in KEYWORDS:
             raise SpecError(f"fused_equivalent() has no keyword {keyword!r}{did_you_mean(keyword, KEYWORDS)}")
-    if reference is None or not callable(reference):
+    bare = not keywords and getattr(reference, "__name__", "").startswith("test")
+    if reference is None or not callable(reference) or bare:
         raise SpecError("fused_equivalent() needs the reference first, as in @fused_equivalent(reference, inputs=...)")
 
     def decorate(test: Test) -> Test:
-        if not callable(test):
-            raise SpecError(f"@fused_equivalent decorates a test function, not {test!r}")
+        if not inspect.isfunction(test):
+            raise SpecError(
+                f"@fused_equivalent decorates a test function, not {test!r}; put it below @staticmethod and the like"
+            )
         return _make_test(test, _spec_of(test, reference, keywords))
 
     return decorate
 
 
 def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> FusionSpec:
+    if inspect.iscoroutinefunction(test) or inspect.isgeneratorfunction(test) or inspect.isasyncgenfunction(test):
+        raise SpecError(
+            f"{test.__name__}: the test must be a plain function that returns the fused result, not a coroutine"
+        )
+    if not isinstance(keywords.get("inputs") or {}, Mapping):
+        raise SpecError(f"{test.__name__}: inputs={keywords['inputs']!r}; expected a dict from names to inputs")
     parameters = inspect.signature(test).parameters
     inputs: dict[str, Any] = {**inputs_from_annotations(test), **(keywords.get("inputs") or {})}
     fixtures: list[str] = []
@@ -65,11 +75,20 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
         elif parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             fixtures.append(name)
     rest = {name: value for name, value in keywords.items() if name != "inputs"}
-    for check in rest.get("without") or {}:
-        if check not in CHECKS:
-            raise SpecError(f"without={{{check!r}: ...}} names no check{did_you_mean(check, CHECKS)}")
     rest.setdefault("name", test.__name__)
-    return FusionSpec(fused=test, reference=reference, inputs=inputs, fixtures=tuple(fixtures), **rest)
+    spec = FusionSpec(fused=test, reference=reference, inputs=inputs, fixtures=tuple(fixtures), **rest)
+    _check_words(spec)
+    return spec
+
+
+def _check_words(spec: FusionSpec) -> None:
+    """What a spec cannot check itself, because it comes before the stages that know."""
+    if isinstance(spec.without, str) or not isinstance(spec.without, Mapping):
+        raise SpecError(f"{spec.name}: without={spec.without!r}; expected a dict from check to reason")
+    for check in spec.without:
+        if check not in CHECKS:
+            raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, CHECKS)}")
+    check_requires(spec.requires)
 
 
 def _takes(function: Test, name: str) -> bool:
@@ -99,10 +118,13 @@ def _make_test(test: Test, spec: FusionSpec) -> Test:
 
 
 def _test_of(spec: FusionSpec) -> Callable[..., None]:
-    def test() -> None:
+    _check_words(spec)
+
+    def test(*_: Any) -> None:  # in a class it is called with the instance
         __tracebackhide__ = True
         settle(spec, test, {})
 
+    test.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
     test.__name__ = test.__qualname__ = f"test_{spec.name}"
     test.__doc__ = f"{spec.name} equals its reference."
     test.fusion_spec = spec  # type: ignore[attr-defined]
@@ -119,7 +141,12 @@ def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord
     if lacking is not None:
         record = TestRecord(request.nodeid, "unknown", notes=[f"not run: {lacking}"], message=lacking)
     else:
-        record = run(spec, request, outer=outer, extra=extra)
+        try:
+            record = run(spec, request, outer=outer, extra=extra)
+        except UnsupportedTritonError as error:
+            if running is not None:
+                running.records.append(TestRecord(request.nodeid, "unknown", message=str(error)))
+            raise
     if running is not None:
         running.records.append(record)
     if record.verdict == "fail":

@@ -1,4 +1,4 @@
-"""One test from spec to record: in a forked child where that is possible, so that a crash is a finding and not the end."""
+"""One test from spec to record, in a forked child where that is possible: a crash is a finding and not the end."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from pytest_fusion.diagnosis.stack import last_words
 from pytest_fusion.errors import FusionError, FusionFailure, ReplayError, UnsupportedTritonError
 from pytest_fusion.prefetch import compiling_ahead
 from pytest_fusion.profiles import PROFILES, Profile
+from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import on_first_compilation
@@ -56,8 +57,8 @@ _NOT_BUILT = {
 class Request:
     """How a test is to be run; resolved from options by the plugin.
 
-    Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder that
-    pytest was started in. ``given`` describes the caller's own arguments where there is nothing to generate.
+    Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder
+    that pytest was started in. ``given`` describes the caller's own arguments where there is nothing to generate.
     """
 
     nodeid: str
@@ -226,7 +227,8 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
     """A crash as a failure, on the smallest case that still crashes the same way, each tried in a child of its own."""
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)))
-    if "case" not in note:
+    found = _case_of(note)
+    if found is None:
         verdict = _crash_verdict(crash)
         tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": 0}
         tally.failure = Failure(verdict, None, trace=last_words(crash.stderr_tail))
@@ -243,7 +245,6 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
         last[0] = outcome
         return True
 
-    found = Case.from_json(note["case"])
     plan = make_plan(
         spec,
         pools=searching.pools(spec, 0),
@@ -260,6 +261,14 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
         verdict, smallest, describe(spec, smallest), trace=last_words(last[0].stderr_tail), shrink_runs=shrink_runs
     )
     return tally
+
+
+def _case_of(note: Mapping[str, Any]) -> Case | None:
+    """The case that was running, unless a drawn value in it did not survive as JSON."""
+    try:
+        return Case.from_json(note["case"]) if "case" in note else None
+    except ReplayError:
+        return None
 
 
 def _crash_verdict(crash: Crash) -> Verdict:
@@ -291,12 +300,13 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
     if failure is None:
         return record
     verdict = failure.verdict
-    cause = likely_cause(verdict, failure.case)
+    cause = failure.cause or likely_cause(verdict, failure.case)
     path = _write_replay(spec, request, failure, cause)
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": checks.get(verdict.check, {}).get("cases", 0)}
     checks[verdict.check] = {**entry, **verdict.evidence, **({"error_map": failure.map} if failure.map else {})}
     trace = failure.trace if verdict.check in ("error", "crash") else ""
     described = failure.described if request.given is None else dict(request.given)
+    found = f"case {tally.cases}" if tally.cases else "the first case"
     searched = failure.case is not None and request.replay is None
     message = compose(
         spec.name,
@@ -306,7 +316,7 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
         where=failure.map["where"] if failure.map else None,
         command=replay_command(request.shown or request.nodeid, path) if path else None,
         trace=trace.rstrip(),
-        found_after=f"found after {tally.cases} case(s), shrunk in {failure.shrink_runs} run(s)" if searched else "",
+        found_after=f"found in {found}, shrunk in {plural(failure.shrink_runs, 'run')}" if searched else "",
     )
     return replace(
         record,

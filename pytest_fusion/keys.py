@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pytest_fusion.options import Options
 from pytest_fusion.report.record import TestRecord
 
+if TYPE_CHECKING:
+    from pytest_fusion.diagnosis.replay import Replay
+
 options = pytest.StashKey[Options]()
 device = pytest.StashKey[str]()
 records = pytest.StashKey[list[TestRecord]]()
 own_records = pytest.StashKey[list[TestRecord]]()
+# The content of the replay file, where there is one, read after the tests that it may refer to are imported.
+replay: pytest.StashKey[Replay] = pytest.StashKey()
+# Why a report could not be written at the end.
+unwritten = pytest.StashKey[str]()

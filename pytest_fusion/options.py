@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_fusion import lane
 from pytest_fusion.errors import FusionError, did_you_mean
 from pytest_fusion.profiles import PROFILES, Profile, profile
 
@@ -28,7 +29,12 @@ class Options:
 _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
     ("device", "Where kernels run: auto, cpu or cuda[:N]", "auto", None),
     ("profile", "How much to spend on each test", "dev", tuple(PROFILES)),
-    ("isolate", "Run each test in a child process, so that a crash fails that test alone", "auto", ("auto", "on", "off")),
+    (
+        "isolate",
+        "Run each test in a child process, so that a crash fails that test alone",
+        "auto",
+        ("auto", "on", "off"),
+    ),
     ("report", "Write an HTML report to this file", "", None),
     ("json", "Write the results as JSON to this file", "", None),
 )
@@ -39,10 +45,20 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("fusion", "fused kernels against their references")
     for name, text, default, allowed in _OPTIONS:
         extra: dict[str, Any] = {"choices": allowed} if allowed else {}
-        group.addoption(f"--fusion-{name}", dest=f"fusion_{name}", default=None, help=f"{text} (default: {default or 'none'})", **extra)
+        group.addoption(
+            f"--fusion-{name}",
+            dest=f"fusion_{name}",
+            default=None,
+            help=f"{text} (default: {default or 'none'})",
+            **extra,
+        )
         parser.addini(f"fusion_{name}", f"{text}; as --fusion-{name}", default=default)
     group.addoption(
-        "--fusion-replay", dest="fusion_replay", default=None, metavar="FILE", help="Run only the case stored in this file"
+        "--fusion-replay",
+        dest="fusion_replay",
+        default=None,
+        metavar="FILE",
+        help="Run only the case stored in this file",
     )
     parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
 
@@ -53,33 +69,34 @@ def _value(config: pytest.Config, name: str) -> str:
 
 
 def resolve(config: pytest.Config) -> Options:
-    """Read and check all options; raises ``pytest.UsageError``."""
-    try:
-        return Options(
-            device=_device(_value(config, "device") or "auto"),
-            profile=profile(_value(config, "profile") or "dev"),
-            isolate=_isolate(_value(config, "isolate") or "auto"),
-            report=_path(_value(config, "report")),
-            json=_path(_value(config, "json")),
-            replay=_path(_value(config, "replay")),
-        )
-    except FusionError as error:
-        raise pytest.UsageError(str(error)) from None
+    """Read and check all options; raises ``FusionError``."""
+    return Options(
+        device=lane.checked(_value(config, "device") or "auto"),
+        profile=profile(_value(config, "profile") or "dev"),
+        isolate=_isolate(_value(config, "isolate") or "auto"),
+        report=_path(config, "report"),
+        json=_path(config, "json"),
+        replay=_path(config, "replay"),
+    )
 
 
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
+def _path(config: pytest.Config, name: str) -> Path | None:
+    """Absolute, because tests change folders.
+
+    An option's path is as seen from where pytest was started, an ini file's from where that file lies.
+    """
+    given = config.getoption(f"fusion_{name}", None)
+    if given is not None:
+        if not str(given).strip():
+            raise FusionError(f"--fusion-{name} was given an empty path; name a file")
+        return config.invocation_params.dir / Path(given).expanduser()
+    text = str(config.getini(f"fusion_{name}") or "")
+    folder = config.inipath.parent if config.inipath is not None else config.rootpath
+    return folder / Path(text).expanduser() if text else None
 
 
 def _isolate(text: str) -> str:
     known = ("auto", "on", "off")
     if text not in known:
         raise FusionError(f"fusion_isolate={text!r}{did_you_mean(text, known)}")
-    return text
-
-
-def _device(text: str) -> str:
-    head, _, index = text.partition(":")
-    if head not in ("auto", "cpu", "cuda") or (index and (head != "cuda" or not index.isdigit())):
-        raise FusionError(f"--fusion-device {text!r}: expected auto, cpu, cuda or cuda:N")
     return text

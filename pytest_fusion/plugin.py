@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,24 +41,41 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    options = resolve(config)
     try:
+        options = resolve(config)
         config.stash[keys.device] = lane.choose(options.device)
-        if options.report is not None or options.json is not None:
-            _check_paths(options)
+        if not _is_worker(config):
+            _check_paths(config, options)
+        if options.replay is not None:
+            from pytest_fusion.diagnosis.replay import owner
+
+            owner(options.replay)  # refused now rather than after collection, and by the controller of pytest-xdist
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
     lane.prepare(config.stash[keys.device])
     config.stash[keys.options] = options
     config.stash[keys.records] = []
+    config.pluginmanager.register(_Collector(config.stash[keys.records]), "fusion-records")
 
 
-def _check_paths(options: Options) -> None:
+class _Collector:
+    """Gathers the records that reports bring, from this process and from workers; reports carry no config."""
+
+    def __init__(self, records: list[TestRecord]) -> None:
+        self._records = records
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._records.extend(TestRecord.from_json(data) for data in getattr(report, "fusion", ()))
+
+
+def _check_paths(config: pytest.Config, options: Options) -> None:
+    if options.report is None and options.json is None:
+        return
     from pytest_fusion.report.paths import check_writable
 
     for option, path in (("--fusion-report", options.report), ("--fusion-json", options.json)):
         if path is not None:
-            check_writable(path, option)
+            check_writable(_shown(config, path), option)
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -73,8 +92,35 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     from pytest_fusion.report.environment import describe
 
     found = describe(device)
-    where = found["device_name"] if device != "cpu" else "cpu (Triton interpreter)"
-    return f"fusion: {where}, torch {found['torch']}, triton {found['triton']}, profile {options.profile.name}"
+    where = "cpu (Triton interpreter)" if device == "cpu" else f"{device} ({found['device_name'] or 'unnamed'})"
+    versions = ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in ("torch", "triton"))
+    return f"fusion: {where}, {versions}, profile {options.profile.name}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """An error of a spec points at the user's lines; the frames in between that are ours do not help to mend it."""
+    report = yield
+    call: pytest.CallInfo[object] | None = getattr(report, "call", None)
+    excinfo = call.excinfo if call is not None else None
+    if excinfo is None or not isinstance(excinfo.value, FusionError) or collector.config.getoption("fulltrace", False):
+        return report
+    error = excinfo.value.with_traceback(_without_ours(excinfo.value.__traceback__))
+    report.longrepr = collector.repr_failure(pytest.ExceptionInfo.from_exception(error))  # type: ignore[assignment]
+    return report
+
+
+def _without_ours(found: TracebackType | None) -> TracebackType | None:
+    """The traceback without frames of this package. A filter would not do: pytest cuts the raw one anew."""
+    if found is None:
+        return None
+    rest = _without_ours(found.tb_next)
+    # "<string>" is where the __init__ of a dataclass stands.
+    if found.tb_frame.f_code.co_filename.startswith((f"{Path(__file__).parent}{os.sep}", "<string>")):
+        return rest
+    return TracebackType(rest, found.tb_frame, found.tb_lasti, found.tb_lineno)
 
 
 @pytest.hookimpl(trylast=True)
@@ -86,12 +132,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from pytest_fusion.diagnosis.replay import read
 
     try:
-        nodeid = read(path).nodeid
+        replay = config.stash[keys.replay] = read(path)
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
-    chosen = [item for item in items if _same_test(item.nodeid, nodeid)]
+    chosen = [item for item in items if _same_test(item.nodeid, replay.nodeid)]
     if not chosen:
-        raise pytest.UsageError(f"the replay file {path} belongs to {nodeid}, which was not collected; name it: pytest {nodeid!r} ...")
+        raise pytest.UsageError(
+            f"the replay file {path} belongs to {replay.nodeid}, which was not collected; "
+            "name the file of the test too, or run: pytest-fusion replay FILE"
+        )
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
@@ -99,7 +148,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _same_test(a: str, b: str) -> bool:
     """Equal node ids; their paths may start at different folders when the root differs."""
     (file_a, _, name_a), (file_b, _, name_b) = a.partition("::"), b.partition("::")
-    return name_a == name_b and (file_a.endswith(file_b) or file_b.endswith(file_a))
+    parts_a, parts_b = Path(file_a).parts, Path(file_b).parts
+    common = min(len(parts_a), len(parts_b))
+    return name_a == name_b and parts_a[-common:] == parts_b[-common:]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -121,20 +172,34 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     finally:
         active.pop()
         item.stash[keys.own_records] = running.records
+        if running.records:
+            _note_properties(item, running.records)
+
+
+def _note_properties(item: pytest.Item, records: list[TestRecord]) -> None:
+    """For JUnit, which reads them from the report of the teardown; those of an earlier try are replaced."""
+    from pytest_fusion.report.junit import properties
+
+    others = [pair for pair in item.user_properties if not pair[0].startswith("fusion_")]
+    item.user_properties[:] = [*others, *(pair for record in records for pair in properties(record))]
 
 
 def _request(item: pytest.Item) -> Request:
-    from pytest_fusion.diagnosis.replay import read
     from pytest_fusion.examine import Request
 
-    options = item.config.stash[keys.options]
+    config = item.config
+    options = config.stash[keys.options]
+    replay = config.stash.get(keys.replay, None)
+    debugging = config.getoption("usepdb", False) or config.getoption("trace", False)
     return Request(
         nodeid=item.nodeid,
-        device=item.config.stash[keys.device],
+        device=config.stash[keys.device],
         profile=options.profile,
-        isolate="off" if item.config.getoption("usepdb", False) else options.isolate,
-        root=item.config.rootpath,
-        replay=None if options.replay is None else read(options.replay).case,
+        isolate="off" if debugging else options.isolate,
+        root=config.rootpath,
+        start=config.invocation_params.dir,
+        replay=None if replay is None else replay.case,
+        shown=_from_start(config, item.nodeid),
     )
 
 
@@ -143,43 +208,44 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.when == "call" and call.excinfo is not None and report.failed and call.excinfo.errisinstance(FusionFailure):
-        # The message says it all; frames of ours would stand above it.
-        if not item.config.getoption("fulltrace", False):
-            report.longrepr = call.excinfo.getrepr(style="value")
+    if call.when != "call":
+        return report
+    excinfo = call.excinfo
+    # The message says it all; frames of ours would stand above it.
+    ours = excinfo is not None and report.failed and excinfo.errisinstance((FusionFailure, FusionError))
+    if excinfo is not None and ours and not item.config.getoption("fulltrace", False):
+        report.longrepr = excinfo.getrepr(style="value")
     records = item.stash.get(keys.own_records, [])
-    if call.when == "call" and records:
-        from pytest_fusion.report.junit import properties
+    if records:
         from pytest_fusion.report.plain import plain
 
-        expected = hasattr(report, "wasxfail")
-        report.fusion = [plain({**record.as_json(), "expected": expected}) for record in records]  # type: ignore[attr-defined]
-        report.user_properties.extend(pair for record in records for pair in properties(record))
+        # A failure that the test itself catches is expected, as one under xfail.
+        expected = hasattr(report, "wasxfail") or report.passed
+        found = [plain({**record.as_json(), "expected": expected}) for record in records]
+        report.fusion = found  # type: ignore[attr-defined]
+        if report.skipped and records[-1].verdict == "unknown" and isinstance(report.longrepr, tuple):
+            path, line = item.reportinfo()[:2]
+            report.longrepr = (os.fspath(path), (line or 0) + 1, report.longrepr[2])
     return report
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    for data in getattr(report, "fusion", ()):
-        _collected.append(TestRecord.from_json(data))
-
-
-# Reports carry no config; the list is emptied when a session starts.
-_collected: list[TestRecord] = []
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    _collected.clear()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Runs after Ctrl-C too, so what was done is on disk."""
     config = session.config
-    if _is_worker(config):
-        return
-    config.stash[keys.records] = list(_collected)
     options = config.stash[keys.options]
-    if options.json is None and options.report is None and not os.environ.get("GITHUB_STEP_SUMMARY"):
+    if _is_worker(config) or config.option.collectonly:
+        return
+    try:
+        _write_reports(config, options, config.stash[keys.records])
+    except FusionError as error:
+        session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
+        config.stash[keys.unwritten] = str(error)
+
+
+def _write_reports(config: pytest.Config, options: Options, records: list[TestRecord]) -> None:
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if options.json is None and options.report is None and not summary:
         return
     from pytest_fusion.report.environment import describe
 
@@ -187,16 +253,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if options.json is not None:
         from pytest_fusion.report.json_file import write_json
 
-        write_json(options.json.absolute(), _collected, environment)
+        write_json(options.json, records, environment)
     if options.report is not None:
         from pytest_fusion.report.html import write_html
 
-        write_html(options.report.absolute(), _collected, environment, finished=time.strftime("%Y-%m-%d %H:%M:%S"))
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary and _collected:
+        write_html(options.report, records, environment, finished=time.strftime("%Y-%m-%d %H:%M:%S"))
+    if summary and records:
         from pytest_fusion.report.github import append_summary
 
-        append_summary(Path(summary), _collected, environment)
+        append_summary(Path(summary), records, environment)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -204,10 +269,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     options = config.stash[keys.options]
     paths = {"html": options.report, "json": options.json}
-    written = {kind: str(path) for kind, path in paths.items() if path is not None and path.exists()}
-    lines = summary(config.stash[keys.records], verbosity=config.get_verbosity(), written=written)
+    failed = config.stash.get(keys.unwritten, None)
+    written = {} if failed or config.option.collectonly else {k: _shown(config, p) for k, p in paths.items() if p}
+    # As seen from where pytest was started, so that the printed commands run there.
+    records = [replace(r, nodeid=_from_start(config, r.nodeid)) for r in config.stash[keys.records]]
+    lines = summary(records, verbosity=config.get_verbosity(), written=written)
+    if failed is not None:
+        lines.append((failed, {"red": True, "bold": True}))
     if not lines:
         return
     terminalreporter.section(TITLE)
     for text, markup in lines:
         terminalreporter.write_line(text, **markup)
+
+
+def _from_start(config: pytest.Config, nodeid: str) -> str:
+    """A node id as a command line takes it in the folder that pytest was started in."""
+    path, colons, name = nodeid.partition("::")
+    return f"{_shown(config, config.rootpath / path)}{colons}{name}"
+
+
+def _shown(config: pytest.Config, path: Path) -> str:
+    return os.path.relpath(path, config.invocation_params.dir)

@@ -9,7 +9,9 @@ from pytest_fusion.errors import FusionError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``covering`` and ``search`` are numbers of cases; ``programs`` caps one interpreted launch; ``seconds`` one case."""
+    """``covering`` and ``search`` are numbers of cases; ``programs`` caps one interpreted launch; ``seconds``
+    one case.
+    """
 
     name: str
     covering: int

@@ -145,7 +145,8 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     if isinstance(spec.values, ValueProfile):
         v = _from_profile(spec.values, entry.regime, made, dtype, seed, device, case.sizes)
     elif spec.values is not None:
-        v = _ask(f"values= of input {name!r}", lambda: spec.values(made, dtype, generator(case, name, device)))
+        function = spec.values
+        v = _ask(f"values= of input {name!r}", lambda: function(made, dtype, generator(case, name, device)))
         if not isinstance(v, torch.Tensor) or tuple(v.shape) != made:
             found = tuple(v.shape) if isinstance(v, torch.Tensor) else type(v).__name__
             raise SpecError(f"values= of input {name!r} must return a tensor of shape {made}, but returned {found}")

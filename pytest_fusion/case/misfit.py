@@ -12,7 +12,7 @@ from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, Tenso
 
 
 def misfit(spec: FusionSpec, case: Case) -> str | None:
-    """The first thing in ``case`` that ``spec`` does not allow or that it lacks, as a clause; ``None`` for a case of it."""
+    """The first thing in ``case`` that ``spec`` lacks or does not allow, as a clause; ``None`` for a case of it."""
     inner = {name: unwrap(declared) for name, declared in spec.inputs.items()}
     tensors = {name: declared for name, declared in inner.items() if isinstance(declared, TensorSpec)}
     optional = {name for name, declared in spec.inputs.items() if isinstance(declared, OptionalSpec)}
@@ -20,7 +20,9 @@ def misfit(spec: FusionSpec, case: Case) -> str | None:
         _names("size", set(case.sizes), set(spec.dim_names))
         or _names("tensor", set(case.tensors), set(tensors))
         or _names("drawn value", set(case.drawn), {n for n, d in inner.items() if isinstance(d, StrategySpec)})
-        or next((f"it leaves out {name!r}, which is not optional" for name in case.absent if name not in optional), None)
+        or next(
+            (f"it leaves out {name!r}, which is not optional" for name in case.absent if name not in optional), None
+        )
         or _sizes(spec, case)
         or next((found for name, d in tensors.items() if (found := _tensor(spec, case, name, d))), None)
     )
@@ -43,7 +45,7 @@ def _sizes(spec: FusionSpec, case: Case) -> str | None:
         size = case.sizes[name]
         assert isinstance(size, int)
         try:
-            allowed = sizes.is_admissible(size, spec.bound(name), case.sizes)
+            allowed = sizes.fit(size, spec.bound(name), case.sizes) == size
         except (ImpossibleCase, ZeroDivisionError):
             allowed = False
         if not allowed:
@@ -56,10 +58,13 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
     dtypes = declared.dtypes or spec.dtypes
     if entry.dtype not in dtypes:
         known = f"that of {name!r} is one of {', '.join(dtypes)}"
-        return f"{name!r} has the dtype {entry.dtype}{'' if entry.dtype in KNOWN else ', which does not exist'}; {known}"
+        return (
+            f"{name!r} has the dtype {entry.dtype}{'' if entry.dtype in KNOWN else ', which does not exist'}; {known}"
+        )
     if entry.layout.kind not in ("contiguous", *declared.layouts):
         kind = entry.layout.kind
-        return f"{name!r} has the layout {kind!r}, which {'the spec does not draw' if kind in LAYOUTS else 'does not exist'}"
+        why = "the spec does not draw" if kind in LAYOUTS else "does not exist"
+        return f"{name!r} has the layout {kind!r}, which {why}"
     if entry.regime not in regimes.REGIMES and not entry.regime[:1].isdigit():
         return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
     return None

@@ -29,8 +29,8 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)
+        twin = copy.copy(value)
         for f in dataclasses.fields(value):
-            object.__setattr__(made, f.name, map_tensors(getattr(value, f.name), function))
-        return made
+            object.__setattr__(twin, f.name, map_tensors(getattr(value, f.name), function))
+        return twin
     return value

@@ -209,7 +209,7 @@ def search(
     if database_key is not None:
         test.hypothesis.inner_test._hypothesis_internal_add_digest = database_key.encode()
     try:
-        with collector.with_value(statistics.append):  # type: ignore[arg-type] - typed as None by its default
+        with collector.with_value(statistics.append):  # type: ignore[arg-type]  # typed by its default, None
             test()
     except SearchFailed:
         pass

@@ -18,6 +18,7 @@ CAUSES: dict[str, str] = {
     "wrong-structure": "the result differs in shape, dtype, device or nesting",
     "aliasing": "a result shares memory that the caller believes to be its own",
     "mutates-input": "the kernel writes an input that it does not declare",
+    "tail-mask": "whole tiles are right and the last, partial one is wrong: its mask or its padding is mishandled",
     "tail-write": "a store reaches past the end of a tensor: its mask is missing or too wide",
     "head-write": "a store reaches before the start of a tensor",
     "gap-write": "a store lands between the elements of a strided tensor: its strides are ignored",
@@ -37,6 +38,10 @@ CAUSES: dict[str, str] = {
     "value-range": "the error needs unusual values",
     "vacuous-test": "the test could not have failed",
 }
+
+
+# Causes that only say what the case looks like; an experiment that says more replaces them.
+VAGUE: frozenset[str | None] = frozenset({None, "reads-surroundings", "value-range", "low-precision"})
 
 
 def likely_cause(verdict: Verdict, case: Case | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ def _describe_axis(indices: list[int], size: int) -> str:
         low, high = runs[0]
         place = " (the start)" if low == 0 else " (the end)" if high == size - 1 else ""
         return f"indices {low}..{high} of {size}{place}"
-    steps = {b - a for a, b in zip(indices, indices[1:], strict=False)}
+    steps = {b - a for a, b in itertools.pairwise(indices)}
     if len(steps) == 1 and len(indices) > 2:
-        return f"every {steps.pop()}th index from {indices[0]} of {size}"
+        return f"one index in {steps.pop()} from {indices[0]} on, of {size}"
     listed = ", ".join(f"{a}" if a == b else f"{a}..{b}" for a, b in runs[:_MAX_LISTED])
     return f"{len(indices)} of {size} indices ({listed}{', ...' if len(runs) > _MAX_LISTED else ''})"
 

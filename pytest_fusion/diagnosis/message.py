@@ -41,8 +41,10 @@ def compose(
         lines.append(f"  where: {where}")
     if case is not None:
         dims = " ".join(f"{key}={value}" for key, value in case["dims"].items())
-        smallest = f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}"
-        lines.append("  called with:" if case.get("given") else smallest)
+        if case.get("given"):
+            lines.append("  called with:")
+        else:
+            lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
         lines += [_tensor_line(key, entry, key in case["absent"]) for key, entry in case["inputs"].items()]
         lines += [f"    {key} = {value!r}" for key, value in case["drawn"].items()]
     if cause:

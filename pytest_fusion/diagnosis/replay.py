@@ -60,14 +60,27 @@ def write(replay: Replay, root: Path) -> Path:
     with os.fdopen(handle, "w") as stream:
         json.dump(replay.as_json(), stream, indent=2, sort_keys=True, allow_nan=False)
         stream.write("\n")
-    os.replace(temporary, path)
+    Path(temporary).replace(path)
     return path
 
 
 def read(path: Path) -> Replay:
-    """Raises ``ReplayError`` naming what is wrong with the file."""
+    """Raises ``ReplayError`` naming what is wrong with the file. Drawn functions and enums of the case are imported."""
+    data = _load(path)
     try:
-        data = json.loads(path.read_text())
+        return Replay(data["nodeid"], data["spec"], data["check"], data["cause"], Case.from_json(data["case"]))
+    except ReplayError as error:
+        raise ReplayError(f"the replay file {path}: {error}") from None
+
+
+def owner(path: Path) -> str:
+    """The node id of the test that the file belongs to. Raises ``ReplayError``; imports nothing that the case names."""
+    return str(_load(path)["nodeid"])
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ReplayError(f"cannot read the replay file {path}: {error.strerror}") from None
     except ValueError as error:
@@ -76,7 +89,7 @@ def read(path: Path) -> Replay:
         raise ReplayError(f"{path} is not a replay file of {_TOOL}; those lie in {FOLDER}/")
     if data.get("schema") != SCHEMA:
         raise ReplayError(f"{path} has schema {data.get('schema')!r}, this version reads {SCHEMA}")
-    try:
-        return Replay(data["nodeid"], data["spec"], data["check"], data["cause"], Case.from_json(data["case"]))
-    except KeyError as error:
-        raise ReplayError(f"the replay file {path} has no {error}; was it edited?") from None
+    for key in ("nodeid", "spec", "check", "cause", "case"):
+        if key not in data:
+            raise ReplayError(f"the replay file {path} has no {key!r}; was it edited?")
+    return data

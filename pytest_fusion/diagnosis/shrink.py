@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pytest_fusion.case import layouts, regimes, sizes
-from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.case.model import Case, Layout
 from pytest_fusion.case.plan import Plan, allowed_layouts, refit, regimes_of
 from pytest_fusion.spec.dtypes import simplicity
@@ -110,11 +110,12 @@ class Shrinker:
             for offset in (0, 1):
                 if offset < layout.offset:
                     yield self.case.with_tensor(name, layout=Layout(layout.kind, offset, layout.variant))
+            ndim = len(shape_of(inner, self.case.sizes))
             pairs = allowed_layouts(spec, name, inner)
             for kind, variant in pairs:
                 if (kind, variant) == (layout.kind, layout.variant):
                     break
-                if layouts.variants(kind, len(inner.shape.terms)) > variant or kind == "contiguous":
+                if layouts.variants(kind, ndim) > variant or kind == "contiguous":
                     yield self.case.with_tensor(name, layout=Layout(kind, layout.offset, variant))
 
     def _optionals(self) -> Iterator[Case]:

@@ -10,7 +10,7 @@ from pathlib import Path
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+ in .*$', re.MULTILINE)
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 # From here outwards the stack is this package's and pytest's.
-_CALLER = os.path.join("run", "fused.py")
+_CALLER = str(Path("run") / "fused.py")
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton"))
 _MOST_FRAMES = 12
 _MOST_LINES = 14

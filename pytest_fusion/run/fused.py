@@ -14,6 +14,7 @@ import torch
 from pytest_fusion.errors import TooManyProgramsError, UnsupportedTritonError
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.interpreter.device import posing_as_cuda
 from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.memory.damage import Damage
@@ -60,7 +61,8 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
         if launch.programs > limit:
             raise TooManyProgramsError(f"{launch.kernel} asks for {launch.programs} programs, this lane runs {limit}")
 
-    with interpreter.observe(note), observe_compiled(note):
+    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
+    with interpreter.observe(note), observe_compiled(note), posing:
         yield
 
 

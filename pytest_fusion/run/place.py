@@ -36,30 +36,22 @@ def write(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def _own_geometry(values: torch.Tensor) -> Geometry:
-    """The layout that a tensor has already; of a large storage offset only what decides alignment is kept."""
-    strides, offset = values.stride(), values.storage_offset()
+    """The layout that a tensor has already; of a large storage offset only what decides alignment is kept.
+
+    Where elements overlap other than by a stride of 0 (a sliding window) it is contiguous: nothing can be copied in.
+    """
+    strides, offset = values.stride(), int(values.storage_offset())
+    reached = 0
+    for stride, size in sorted(zip(strides, values.shape, strict=True)):
+        if size > 1 and stride:
+            if stride <= reached:
+                return geometry(tuple(values.shape), Layout())
+            reached += (size - 1) * stride
     offset = min(offset, _ALIGNMENT + offset % _ALIGNMENT)
     reach = sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
     storage = offset + (reach + 1 if values.numel() else 0)
     expanded = tuple(axis for axis, stride in enumerate(strides) if stride == 0 and values.shape[axis] > 1)
     return Geometry(tuple(values.shape), strides, offset, storage, expanded)
-
-
-def own_geometry(values: torch.Tensor) -> Geometry:
-    """How a caller's own tensor lies in memory: its strides, and its offset as far as 256-byte alignment can tell.
-
-    A tensor whose elements overlap other than by a stride of 0 is made contiguous, as no copy into it has a meaning.
-    """
-    shape, strides = tuple(values.shape), values.stride()
-    kept = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1 and stride]
-    reach = 0
-    for size, stride in sorted(kept, key=lambda pair: pair[1]):
-        if stride <= reach:
-            return geometry(shape, Layout())
-        reach += (size - 1) * stride
-    offset = values.storage_offset() % max(256 // values.element_size(), 1)
-    expanded = tuple(i for i, (size, stride) in enumerate(zip(shape, strides, strict=True)) if size > 1 and not stride)
-    return Geometry(shape, strides, offset, offset + (reach + 1 if values.numel() else 0), expanded)
 
 
 def place(logical: Mapping[str, Any], case: Case, device: torch.device, fill: str) -> Placed:
@@ -105,4 +97,10 @@ def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
             write(placed.tensors[name], value)
         else:
             count = iter(range(1_000_000))
-            map_tensors(value, lambda t, name=name, count=count: write(placed.tensors[f"{name}[{next(count)}]"], t))
+
+            def nested(tensor: torch.Tensor, name: str = name, count: Any = count) -> torch.Tensor:
+                target = placed.tensors[f"{name}[{next(count)}]"]
+                write(target, tensor)
+                return target
+
+            map_tensors(value, nested)

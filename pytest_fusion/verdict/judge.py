@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from pytest_fusion.case import numbers
-from pytest_fusion.case.make import ImpossibleCase, make_inputs
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import SpecError, TooManyProgramsError
 from pytest_fusion.run.clock import Clock
@@ -22,14 +23,16 @@ from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, MOST_LANES, Refer
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict import memory, repeat, structure, values
-from pytest_fusion.verdict.model import Verdict, failed, passed
+from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.outputs import Outputs, collect
 from pytest_fusion.verdict.tolerance import ValuesVerdict
 from pytest_fusion.verdict.vacuity import Vacuity
 
-
-# Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md, "what the failures taught").
+# Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md).
 _FEW_ELEMENTS = 16
+# How often both fills are run again before a difference between them is no chance. Where chance is declared, two
+# outcomes of a race that are equally likely must not pass for an effect of the fill: 2^-16 are left.
+_CHANCES, _DECLARED_CHANCES = 2, 8
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class Bench:
     vacuity: Vacuity = field(default_factory=Vacuity)
     fallbacks: set[str] = field(default_factory=set)
     unrepeated: int = 0
+    # What was first said by each kind of rejection.
+    refusals: dict[str, str] = field(default_factory=dict)
 
     def on(self, check: str) -> bool:
         return check not in self.spec.without
@@ -86,7 +91,9 @@ def judge_case(bench: Bench, case: Case, *, again: bool = False) -> CaseResult:
     for attempt in (1, 2):
         fresh = case.with_(seed=numbers.mix(case.seed, "confirm", attempt) >> 1)
         second = _judge(bench, fresh, again=False)
-        if second.failure is None or second.failure.check != "values":
+        if second.failure is not None and not second.failure.statistical:
+            return second
+        if second.failure is None:
             bench.unrepeated += 1
             result.verdicts = [v for v in result.verdicts if v is not found]
             result.verdicts.append(passed("values", unrepeated=found.reason))
@@ -99,7 +106,7 @@ def dry_run(bench: Bench, case: Case) -> CaseResult:
     result = CaseResult(case, rejected="dry run")
     try:
         placed = place(make_inputs(bench.spec, case, bench.device), case, bench.device, FILLS[0])
-    except ImpossibleCase:
+    except (ImpossibleCase, InputFailed):
         return result
     result.launches = compile_only(bench.spec.fused, placed, bench.extra)
     return result
@@ -110,20 +117,19 @@ def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
     try:
         with bench.clock.phase("make"):
             logical = make_inputs(bench.spec, case, bench.device)
-    except ImpossibleCase:
-        result.rejected = "impossible"
-        return result
+    except ImpossibleCase as error:
+        return _reject(bench, result, "impossible", error)
+    except InputFailed as error:
+        return _reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)
     first, placed = _call(bench, case, logical, FILLS[0])
     result.launches = first.launches
     if first.error is not None and (kind := _rejection(bench.spec, first.error)):
-        result.rejected = kind
-        return result
+        return _reject(bench, result, kind, first.error)
     try:
         reference, expected = _reference(bench, case, logical)
     except ReferenceFailed as error:
         # A case outside the reference's own domain asks nothing of the kernel.
-        result.rejected = f"reference {str(error).partition(':')[0]}"
-        return result
+        return _reject(bench, result, f"reference {type(error.__cause__).__name__}", error)
     if first.error is not None:
         _conclude(bench, result, _check_error(first))
         result.trace = first.trace
@@ -149,6 +155,13 @@ def _rejection(spec: FusionSpec, error: BaseException) -> str | None:
     return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
 
 
+def _reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
+    """The case asks nothing of the kernel."""
+    bench.refusals.setdefault(kind, str(error).strip().partition("\n")[0][:200])
+    result.rejected = kind
+    return result
+
+
 def _check_error(outcome: Outcome) -> Verdict:
     error = outcome.error
     assert error is not None
@@ -172,7 +185,8 @@ def _reference(bench: Bench, case: Case, logical: Mapping[str, Any]) -> tuple[Re
     spec = bench.spec
     lanes = 0 if isinstance(spec.tolerance, Tolerance) else FEW_LANES
     with bench.clock.phase("reference"):
-        run = run_reference(spec, logical, bench.extra, _reader(spec), lanes=lanes, seed=numbers.mix(case.seed, "lanes"))
+        seed = numbers.mix(case.seed, "lanes")
+        run = run_reference(spec, logical, bench.extra, _reader(spec), lanes=lanes, seed=seed)
     bench.fallbacks.update(run.fallbacks)
     return run, collect(run.result, run.arguments, spec.mutates)
 
@@ -203,18 +217,17 @@ class _Trial:
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
         got = self.collect(first, placed)
-        note = lambda verdict: _conclude(self.bench, self.result, verdict)  # noqa: E731 - used six times below
+        note = self.note
         note(passed("error"))
-        if not got.tensors and not got.plain and not self.expected.tensors:
-            raise SpecError(f"{self.spec.name}: neither the test nor the reference returned anything; return the output")
-        ours, theirs = _tensors(placed.arguments), _tensors(self.reference.arguments)
+        self.forbid_nothing()
+        ours, theirs = self.kept(placed.arguments), self.kept(self.reference.arguments)
         with self.bench.clock.phase("judge"):
             verdict = structure.check_structure(
                 got,
                 self.expected,
-                device=self.bench.device,
                 fused_sharing=structure.sharing(self.returned(got), ours),
                 reference_sharing=structure.sharing(self.returned(self.expected), theirs),
+                precision=_precision(self.logical),
             )
         # A result of the wrong shape or dtype cannot be compared any further, switched off or not.
         if note(verdict) or (verdict.failed and "aliasing" not in verdict.identity):
@@ -226,37 +239,63 @@ class _Trial:
             return
         second, other = _call(self.bench, self.result.case, self.logical, FILLS[1])
         if second.error is not None:
-            note(_check_error(second))
-            self.result.trace = second.trace
+            self.stop(second)
             return
         again_got = self.collect(second, other)
         if note(memory.check_damage(second.damage)):
             return
-        masks = {name: memory.unwritten_mask(first, second, got.tensors[name], again_got.tensors[name]) for name in self.order}
+        pairs = {name: (t, again_got.tensors[name]) for name, t in got.tensors.items() if name in again_got.tensors}
+        masks = {name: memory.unwritten_mask(first, second, x, y) for name, (x, y) in pairs.items()}
         if note(memory.check_unwritten(masks)):
             return
         difference = repeat.first_difference(got.tensors, again_got.tensors)
         if difference is None:
             note(repeat.check_repeat(None, 2))
-        elif self.explain_difference(got, difference):
+        elif self.explain_difference(got, again_got):
             return
         verdicts = self.judge(got, grade=again)
         if note(values.as_verdict(verdicts)):
             self.keep(got, verdicts)
             return
-        self.observe_vacuity(got)
+        self.observe_vacuity()
         if again:
             self.call_again(got, other)
 
+    def note(self, verdict: Verdict) -> bool:
+        return _conclude(self.bench, self.result, verdict)
+
+    def stop(self, outcome: Outcome) -> bool:
+        """A repeated call raised: it refused the case after all, or that is the finding."""
+        assert outcome.error is not None
+        kind = _rejection(self.spec, outcome.error)
+        if kind is not None:
+            _reject(self.bench, self.result, kind, outcome.error)
+            return True
+        self.result.trace = outcome.trace
+        return self.note(_check_error(outcome))
+
+    def forbid_nothing(self) -> None:
+        if not self.expected.tensors and all(value is None for value in self.expected.plain.values()):
+            raise SpecError(
+                f"{self.spec.name}: the reference returned nothing to compare with; return the output, from the test "
+                "too, or name the inputs that are written in place in mutates="
+            )
+
+    def kept(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The inputs whose memory stays the caller's: results may lie in what the kernel is allowed to write."""
+        given_up = {*self.spec.mutates, *self.spec.clobbers}
+        return {name: t for name, t in arguments.items() if isinstance(t, torch.Tensor) and name not in given_up}
+
     def returned(self, outputs: Outputs) -> dict[str, torch.Tensor]:
         """Outputs that the call returned, without inputs written in place, which are their own memory."""
-        return {name: t for name, t in outputs.tensors.items() if name.startswith("out") and not self.is_mutated(t, outputs)}
+        own = {name: t for name, t in outputs.tensors.items() if not name.endswith(" (in place)")}
+        return {name: t for name, t in own.items() if not self.is_mutated(t, outputs)}
 
     def is_mutated(self, t: torch.Tensor, outputs: Outputs) -> bool:
         return any(t is other for name, other in outputs.tensors.items() if name.endswith(" (in place)"))
 
     def collect(self, outcome: Outcome, placed: Placed) -> Outputs:
-        """The kernel's outputs; what an in-place kernel or its reference returns besides is left out when the other has none."""
+        """The kernel's outputs; what one of an in-place kernel and its reference returns alone is left out."""
         got = collect(outcome.result, placed.arguments, self.spec.mutates)
         if self.spec.mutates and (outcome.result is None) != (self.reference.result is None):
             got = collect(None, placed.arguments, self.spec.mutates, returned=False)
@@ -267,18 +306,29 @@ class _Trial:
             self.order = [self.order[i] for i in keep]
         return got
 
-    def explain_difference(self, got: Outputs, difference: tuple[str, torch.Tensor]) -> bool:
-        """Two runs under different fills differ: is it chance, the surroundings of the inputs, or fresh memory?"""
+    def explain_difference(self, got: Outputs, other: Outputs) -> bool:
+        """Two runs under different fills differ: is it chance, the surroundings of the inputs, or fresh memory?
+
+        What differs between two runs under one fill is chance. True when that ends the case.
+        """
         spec, bench, case = self.spec, self.bench, self.result.case
-        for _ in range(3):
-            third, placed = _call(bench, case, self.logical, FILLS[0])
-            if third.error is not None:
-                return _conclude(bench, self.result, _check_error(third))
-            same = repeat.first_difference(got.tensors, self.collect(third, placed).tensors)
-            if same is not None:
-                if self.tolerates(same[0]):
-                    return False
-                return _conclude(bench, self.result, repeat.check_repeat(same, 3))
+        chance: set[str] = set()
+        rounds = _DECLARED_CHANCES if any(map(self.tolerates, got.tensors)) else _CHANCES
+        for _, (fill, before) in itertools.product(range(rounds), zip(FILLS, (got, other), strict=True)):
+            if repeat.first_difference(_without(got, chance), other.tensors) is None:
+                break
+            outcome, placed = _call(bench, case, self.logical, fill)
+            if outcome.error is not None:
+                return self.stop(outcome)
+            now = self.collect(outcome, placed)
+            while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
+                if not self.tolerates(same[0]):
+                    return self.note(repeat.check_repeat(same, 3))
+                chance.add(same[0])
+        difference = repeat.first_difference(_without(got, chance), other.tensors)
+        if difference is None:
+            names = ", ".join(sorted(chance))
+            return self.note(unknown("repeat", f"{names} varies from run to run, as deterministic= allows"))
         with bench.clock.phase("make"):
             placed = place(self.logical, case, bench.device, FILLS[0])
         with bench.clock.phase("fused"):
@@ -286,16 +336,14 @@ class _Trial:
         name, mask = difference
         count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
         caused_by_fresh = fresh.error is None and (
-            repeat.first_difference(got.tensors, self.collect(fresh, placed).tensors) is not None
+            repeat.first_difference(_without(got, chance), self.collect(fresh, placed).tensors) is not None
         )
         check, source, slug = (
             ("unwritten", "fresh memory (torch.empty) that nothing wrote", "scratch")
             if caused_by_fresh
             else ("bounds", "what lies between or around the elements of an input", "surroundings")
         )
-        return _conclude(
-            bench,
-            self.result,
+        return self.note(
             failed(
                 check,
                 f"{count} of {mask.numel()} element(s) of {name} depend on {source}, the first at {first}",
@@ -304,12 +352,14 @@ class _Trial:
                 count=count,
                 total=mask.numel(),
                 first=first,
-            ),
+            )
         )
 
     def tolerates(self, output: str) -> bool:
         declared = self.spec.deterministic
-        return not declared if isinstance(declared, bool) else not declared.get(output, True)
+        if isinstance(declared, bool):
+            return not declared
+        return not declared.get(output, declared.get(output.removesuffix(" (in place)"), True))
 
     def fresh_lanes(self, index: int, count: int, kind: Literal["E", "F"]) -> OutputLanes:
         """Lanes of one output from another run of the reference, which serves all outputs."""
@@ -353,58 +403,77 @@ class _Trial:
                 self.result.evidence = (name, got.tensors[name], lanes[i] if lanes else self.reference.native[i])
                 return
 
-    def observe_vacuity(self, got: Outputs) -> None:
+    def observe_vacuity(self) -> None:
         if not self.bench.on("vacuity"):
             return
         with self.bench.clock.phase("judge"):
             for i, name in enumerate(self.order):
-                self.bench.vacuity.observe(name, self.reference.native[i], lambda t, i=i: self.judge_tensor(i, t).ok)
+
+                def accepts(wrong: torch.Tensor, i: int = i) -> bool:
+                    return self.judge_tensor(i, wrong).ok
+
+                self.bench.vacuity.observe(name, self.reference.native[i], accepts)
 
     def call_again(self, got: Outputs, placed: Placed) -> None:
         """Changed values at the same addresses: a cached answer, or state left by the first call, shows here."""
         bench, spec = self.bench, self.spec
         case = self.result.case.with_(seed=numbers.mix(self.result.case.seed, "again") >> 1)
         before = {name: t.clone() for name, t in got.tensors.items()}
-        with bench.clock.phase("make"):
-            logical = make_inputs(spec, case, bench.device)
+        try:
+            with bench.clock.phase("make"):
+                logical = make_inputs(spec, case, bench.device)
             if _shapes(logical) != _shapes(self.logical):
                 return
+            reference, expected = _reference(bench, case, logical)
+        except (ImpossibleCase, InputFailed, ReferenceFailed):
+            return
+        with bench.clock.phase("make"):
             rewrite(placed, logical)
             placed.arena.refill(FILLS[0])
         with bench.clock.phase("fused"):
             outcome = run_fused(spec.fused, placed, bench.extra, programs=bench.programs)
         if outcome.error is not None:
-            _conclude(bench, self.result, _check_error(outcome))
-            return
-        try:
-            reference, expected = _reference(bench, case, logical)
-        except ReferenceFailed:
-            return
-        trial = _Trial(bench, CaseResult(case), logical, reference, expected)
-        now = trial.collect(outcome, placed)
-        if expected.shape != now.shape and not spec.mutates:
-            return
-        verdict = values.as_verdict(trial.judge(now))
+            if _rejection(spec, outcome.error) is not None:
+                return
+            verdict, what = _check_error(outcome), "raised what a first call does not"
+        else:
+            trial = _Trial(bench, CaseResult(case), logical, reference, expected)
+            now = trial.collect(outcome, placed)
+            verdict = structure.check_structure(
+                now, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=_precision(logical)
+            )
+            if not verdict.failed:
+                verdict = values.as_verdict(trial.judge(now))
+            stale = repeat.first_difference(before, now.tensors) is None
+            what = "returned the previous call's answer" if stale else "returned what a first call does not"
         if not verdict.failed or verdict.statistical:
             return
-        stale = repeat.first_difference(before, now.tensors) is None
         alone = _judge(bench, case, again=False)
+        if alone.rejected is not None:
+            return
         if alone.failure is not None:
             self.result.case, self.result.verdicts = case, alone.verdicts
-            self.result.evidence = alone.evidence
+            self.result.evidence, self.result.trace = alone.evidence, alone.trace
             return
-        what = "the previous call's answer" if stale else "a wrong answer that a first call does not give"
-        _conclude(
-            bench,
-            self.result,
+        reason = verdict.reason.partition(": ")[2] or verdict.reason
+        self.note(
             failed(
                 "repeat",
-                f"called again with changed values at the same addresses, the kernel returned {what}: "
-                f"{verdict.reason.partition(': ')[2]}",
+                f"called again with changed values at the same addresses, the kernel {what}: {reason}",
                 identity="repeat:stale",
                 **verdict.evidence,
-            ),
+            )
         )
+
+
+def _without(outputs: Outputs, names: set[str]) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in outputs.tensors.items() if name not in names}
+
+
+def _precision(logical: Mapping[str, Any]) -> float:
+    """The relative error that a number computed from these inputs may have: 8 units of the coarsest dtype."""
+    floating = [t.dtype for t in _tensors(logical).values() if t.dtype.is_floating_point]
+    return max([1e-5, *(8 * torch.finfo(dtype).eps for dtype in floating)])
 
 
 def _shapes(logical: Mapping[str, Any]) -> list[Any]:

@@ -57,7 +57,6 @@ def check_structure(
     fused: Outputs,
     reference: Outputs,
     *,
-    device: torch.device,
     fused_sharing: set[tuple[str, str]],
     reference_sharing: set[tuple[str, str]],
     precision: float = 1e-5,
@@ -79,7 +78,7 @@ def check_structure(
         for what, found, allowed in (
             ("shape", tuple(got.shape), tuple(expected.shape)),
             ("dtype", got.dtype, expected.dtype),
-            ("device", got.device, device),
+            ("device", got.device, expected.device),
         ):
             if found != allowed:
                 return failed(
@@ -91,11 +90,11 @@ def check_structure(
                     reference=str(allowed),
                 )
     for name, expected in reference.plain.items():
-        got = fused.plain.get(name)
-        if type(got) is not type(expected) or not _same_plain(got, expected, precision):
+        number = fused.plain.get(name)
+        if type(number) is not type(expected) or not _same_plain(number, expected, precision):
             return failed(
                 "structure",
-                f"{name} is {got!r}, the reference's is {expected!r}",
+                f"{name} is {number!r}, the reference's is {expected!r}",
                 identity=f"structure:{name}:value",
                 output=name,
             )

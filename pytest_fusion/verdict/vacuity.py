@@ -95,5 +95,6 @@ class Vacuity:
                     )
         if not self._open:
             return unknown("vacuity", "no case had an output tensor")
-        coarse = [name for name, pending in sorted(self._open.items()) if _COARSE in pending and _COARSE in self._asked[name]]
-        return passed("vacuity", outputs=sorted(self._open), coarse=coarse)
+        names = sorted(self._open)
+        coarse = [name for name in names if _COARSE in self._open[name] and _COARSE in self._asked[name]]
+        return passed("vacuity", outputs=names, coarse=coarse)

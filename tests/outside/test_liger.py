@@ -141,7 +141,9 @@ def rope_spec(name: str, *, per_sequence: bool) -> FusionSpec:
         return table(batch, seq, half, q).sin().to(q.dtype)
 
     def fused(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-        return LigerRopeFunction.apply(q, k, cos, sin)
+        # Rotated where it lies when (batch, seq, heads, size) is contiguous, and then returned in that same memory.
+        rotated = LigerRopeFunction.apply(q, k, cos, sin)
+        return tuple(part.clone() for part in rotated)
 
     return FusionSpec(
         name=name,
@@ -153,9 +155,9 @@ def rope_spec(name: str, *, per_sequence: bool) -> FusionSpec:
             "cos": derived(cos),
             "sin": derived(sin),
         },
-        # Tiles are next_power_of_2 of the heads and of the head size: zero of either has no tile.
-        dims={"heads": dim(1, 64), "kv_heads": dim(1, 64), "half": dim(1, 128)},
-        # Rotated where it lies when (batch, seq, heads, size) is contiguous, copied first otherwise.
+        # Tiles are next_power_of_2 of the heads and of the head size: zero of either has no tile. The upper bounds are
+        # those of models, and keep a case small.
+        dims={"heads": dim(1, 32), "kv_heads": dim(1, 16), "half": dim(1, 128)},
         clobbers=("q", "k"),
     )
 

@@ -83,6 +83,7 @@ def mend(interpreter: Any) -> None:
         setattr(builder, f"create_{name}", unary(unary_function))
     _mend_casts(builder, handle, interpreter._ir)
     _mend_compound(builder, handle, interpreter._ir)
+    _accept_plain_formats(interpreter.TritonSemantic)
     _mend_memory(interpreter, Memory(interpreter._interpreter))
     _mend_atomics(interpreter, Memory(interpreter._interpreter))
     _refuse(builder)
@@ -162,6 +163,26 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
     builder.create_histogram = histogram
     builder.get_all_ones_value = all_ones
     builder.create_extern_elementwise = extern
+
+
+class _Format(str):
+    """A format name of ``tl.dot_scaled`` that is its own ``.value``."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> str:
+        return str(self)
+
+
+def _accept_plain_formats(semantic: Any) -> None:
+    """3.6 and 3.7 ask the format for ``.value``, which only the compiler's constants have."""
+    upstream = semantic.dot_scaled
+
+    def dot_scaled(self: Any, *args: Any, **named: Any) -> Any:
+        return upstream(self, *(_Format(a) if isinstance(a, str) else a for a in args), **named)
+
+    semantic.dot_scaled = dot_scaled
 
 
 def _array(mask: Any) -> Array:

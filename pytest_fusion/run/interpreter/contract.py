@@ -22,6 +22,7 @@ _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "InterpreterOptions": None,
     "InterpreterError": None,
     "TritonSemantic.load": None,
+    "TritonSemantic.dot_scaled": None,
     "TritonSemantic.broadcast_impl_value": (("lhs", "rhs"),),
     "tl.core.tensor": (("handle", "type"),),
     "tl.core.block_type": (("element_ty", "shape"),),

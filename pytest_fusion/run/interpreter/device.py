@@ -8,6 +8,8 @@ capability 9.0 (NVIDIA H100 whitepaper). Contexts that select a device do nothin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,6 +123,19 @@ def model_cuda(torch: Any) -> None:
     cuda.set_device = lambda device: None
     cuda.current_stream = lambda device=None: stream
     cuda.synchronize = lambda device=None: None
+
+
+@contextmanager
+def posing_as_cuda(torch: Any) -> Iterator[None]:
+    """Let CPU tensors answer ``is_cuda`` with yes: most launchers assert it before they launch."""
+    if torch.cuda.device_count() > 0:
+        yield
+        return
+    torch.Tensor.is_cuda = property(lambda tensor: True)
+    try:
+        yield
+    finally:
+        del torch.Tensor.is_cuda  # the base class's own answer is back
 
 
 def unwrap_triton_op(torch: Any) -> None:

@@ -67,15 +67,15 @@ def install() -> None:
     autotuner: Any = importlib.import_module("triton.runtime.autotuner")
 
     from pytest_fusion.run.interpreter import autotune, builder, contract, language, launches
-    from pytest_fusion.run.interpreter.rewrite import Helper
+    from pytest_fusion.run.interpreter.rewrite import KernelRuntime
 
     _version = str(triton.__version__)
     _problem = contract.check(_version, interpreter, autotuner)
     chained = not hasattr(interpreter, "BlockPointerHandle")
-    helper = Helper(interpreter.tl, interpreter.interpreter_semantic, interpreter.TensorHandle, chained)
+    runtime = KernelRuntime(interpreter.tl, interpreter.interpreter_semantic, interpreter.TensorHandle, chained)
     builder.mend(interpreter)
-    language.patch(interpreter, helper)
-    launches.Launcher(interpreter, helper).patch()
+    language.patch(interpreter, runtime)
+    launches.Launcher(interpreter, runtime).patch()
     autotune.patch(autotuner.Autotuner)
     _installed = True
     if _imported("torch"):

@@ -14,10 +14,10 @@ from typing import Any
 
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.reductions import Reducer, truth
-from pytest_fusion.run.interpreter.rewrite import Helper
+from pytest_fusion.run.interpreter.rewrite import KernelRuntime
 
 
-def patch(interpreter: Any, helper: Helper) -> None:
+def patch(interpreter: Any, runtime: KernelRuntime) -> None:
     """Replace Triton's builtins, the tensor's Python protocol, ranges, reductions and libdevice."""
     tl = interpreter.tl
     core, semantic = tl.core, interpreter.interpreter_semantic
@@ -36,7 +36,7 @@ def patch(interpreter: Any, helper: Helper) -> None:
         language.reduce = reducer.reduce
         language.associative_scan = reducer.scan
         language.map_elementwise = reducer.map
-        language.range = helper.iterate
+        language.range = runtime.iterate
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     # Overflow checks cost three more operations for each integer one and end in an assertion that is off anyway,
     # unless a kernel is compiled with debug=True, which ``launches`` turns on for it.

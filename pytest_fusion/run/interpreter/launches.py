@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pytest_fusion.run.interpreter import observers
-from pytest_fusion.run.interpreter.rewrite import Helper, rewritten
+from pytest_fusion.run.interpreter.rewrite import KernelRuntime, rewritten
 from pytest_fusion.run.interpreter.scalars import Arguments, annotation_names
 from pytest_fusion.run.launch import Constexpr, Launch
 
@@ -47,13 +47,13 @@ class Bound:
 class Launcher:
     """Launches interpreted kernels; built once per process from ``triton.runtime.interpreter``."""
 
-    def __init__(self, interpreter: Any, helper: Helper) -> None:
+    def __init__(self, interpreter: Any, runtime: KernelRuntime) -> None:
         from triton import knobs
         from triton.runtime.jit import _normalize_ty
 
         self._interpreter = interpreter
         self._knobs = knobs
-        self._helper = helper
+        self._runtime = runtime
         self._normalize = _normalize_ty
         self._arguments = Arguments(interpreter.tl, interpreter.TensorHandle, interpreter._implicit_cvt)
         self._signatures: dict[Any, Signature] = {}
@@ -82,7 +82,7 @@ class Launcher:
         """The function that stands for ``function`` inside kernels, made once."""
         found = self._rewritten.get(function)
         if found is None:
-            found = self._rewritten[function] = rewritten(function, self._helper)
+            found = self._rewritten[function] = rewritten(function, self._runtime)
         return found
 
     def launch(self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:

@@ -25,10 +25,10 @@ from types import CodeType, FunctionType
 from typing import Any
 
 # The only name put into a user's module; a keyword-like spelling nobody uses.
-HELPER = "__fusion_interpreter__"
+RUNTIME = "__fusion_interpreter__"
 
 
-class Helper:
+class KernelRuntime:
     """What rewritten kernels call at run time."""
 
     def __init__(self, tl: Any, semantic: Any, handle: Any, chained_comparisons: bool) -> None:
@@ -176,16 +176,16 @@ def _thunk(body: ast.expr) -> ast.expr:
 
 def _call(method: str, args: list[ast.expr], keywords: list[ast.keyword] | None = None) -> ast.expr:
     return ast.Call(
-        func=ast.Attribute(value=_name(HELPER), attr=method, ctx=ast.Load()), args=args, keywords=keywords or []
+        func=ast.Attribute(value=_name(RUNTIME), attr=method, ctx=ast.Load()), args=args, keywords=keywords or []
     )
 
 
-def rewritten(function: FunctionType, helper: Helper) -> Callable[..., Any]:
+def rewritten(function: FunctionType, runtime: KernelRuntime) -> Callable[..., Any]:
     """``function`` with its body rewritten; the function itself where its source cannot be found."""
     code = _rewritten_code(function)
     if code is None:
         return function
-    function.__globals__.setdefault(HELPER, helper)
+    function.__globals__.setdefault(RUNTIME, runtime)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     result = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, tuple(cells[n] for n in code.co_freevars)

@@ -46,7 +46,9 @@ class Arguments:
             value = int(value) & ((1 << (8 * dtype.itemsize)) - 1)
             data = np.array([value], np.dtype(f"u{dtype.itemsize}")).view(dtype)
         else:
-            data = np.array([value], np.float64).astype(dtype)
+            # A float beyond float32 becomes infinity, as in the C of the launcher, and without a warning.
+            with np.errstate(all="ignore"):
+                data = np.array([value], np.float64).astype(dtype)
         return self._tl.tensor(self._handle(data, type_), type_)
 
 

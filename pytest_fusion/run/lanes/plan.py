@@ -40,7 +40,7 @@ def plan_of(function: Any) -> Plan:
     written = tuple(
         (position, argument.name)
         for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if _is_written(argument)
     )
     outs = bool(written) and all(schema.arguments[position].kwarg_only for position, _ in written)
     base = name
@@ -74,16 +74,17 @@ def _functional(function: Any, namespace: str, base: str, outs: bool, written: b
     packet = getattr(getattr(torch.ops, namespace), base, None)
     if packet is None:
         return None
-    overloads = packet.overloads()
-    wanted = function._overloadname
-    if outs:
-        wanted = {"out": "default"}.get(wanted, wanted.removesuffix("_out").removesuffix("out") or "default")
-    for candidate in (wanted, "default"):
-        if candidate in overloads:
-            found = getattr(packet, candidate)
-            if not found._schema.is_mutable:
-                return found
+    wanted = [(a.name, str(a.type)) for a in function._schema.arguments if not (outs and _is_written(a))]
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        schema = found._schema
+        if not schema.is_mutable and [(a.name, str(a.type)) for a in schema.arguments] == wanted:
+            return found
     return None
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 @functools.lru_cache(maxsize=1)

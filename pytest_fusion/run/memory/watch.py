@@ -21,8 +21,8 @@ from pytest_fusion.run.memory.region import Region
 _aten = torch.ops.aten
 
 # Memory whose content is undefined: it gets the fill. torch.Tensor(n) and Tensor.new(n) arrive as aten.empty too. All
-# else that torch returns fresh keeps its values and gets guards: x.clone(), x.float() and x + y are common buffers for a
-# kernel that writes in place.
+# else that torch returns fresh keeps its values and gets guards: x.clone(), x.float() and x + y are common buffers for
+# a kernel that writes in place.
 _EMPTY: Final = frozenset(
     {
         _aten.empty.memory_format,

@@ -23,8 +23,7 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     native = lanes.native.to(torch.int64).reshape(-1)
     oracle = lanes.oracle.to(torch.int64).reshape(-1)
     every = lanes.lanes.to(torch.int64).reshape(lanes.lanes.shape[0], -1)
-    low, high = _range(every, oracle, native)
-    distance = torch.maximum(low - got, got - high).clamp_min(0)
+    distance = _distance(got, every, oracle, native)
     outside = distance > 0
     flips = [int(n) for n in (every != oracle).sum(1)]
     most = max(flips, default=0)
@@ -39,20 +38,25 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     return _verdict(ok, got, oracle, shown, distance, moved, limit, candidate)
 
 
-def _range(every: Tensor, oracle: Tensor, native: Tensor) -> tuple[Tensor, Tensor]:
-    low = torch.minimum(torch.minimum(every.amin(0), oracle), native)
-    high = torch.maximum(torch.maximum(every.amax(0), oracle), native)
-    # Codes that scatter over several values are a fine scale: the extremes of few lanes fall short of its ends.
-    extra = torch.where(high - low >= 3, (high - low + 1) // 2, 0)
-    return low - extra, high + extra
+def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Tensor:
+    """How far each value is from those that rounding reaches: 0 for a value that some lane has or that lies among them.
+
+    Where the lanes have few values far apart (an argmax between equals), only these count. Where they have many (a
+    fine scale), the extremes of few lanes fall short of the ends of what rounding reaches, by half of the range.
+    """
+    known = torch.cat([every, oracle[None], native[None]]).sort(0).values
+    distinct = 1 + (known[1:] != known[:-1]).sum(0)
+    low, high = known[0], known[-1]
+    extra = torch.where(distinct >= 4, (high - low + 1) // 2, 0)
+    dense = high - low <= 2 * distinct
+    to_range = torch.maximum(low - extra - got, got - high - extra).clamp_min(0)
+    to_nearest = (known - got).abs().amin(0)
+    return torch.where(dense | (distinct >= 4), to_range, to_nearest)
 
 
 def _strays(every: Tensor, oracle: Tensor, native: Tensor, lane: int) -> int:
     others = torch.cat([every[:lane], every[lane + 1 :]])
-    if not others.shape[0]:
-        return 0
-    low, high = _range(others, oracle, native)
-    return int(((every[lane] < low) | (every[lane] > high)).sum())
+    return int((_distance(every[lane], others, oracle, native) > 0).sum())
 
 
 def _judge_fp8(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:

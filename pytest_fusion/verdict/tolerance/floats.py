@@ -62,9 +62,14 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
         error = got - spread.centre
     if inclusive:
         error = _excused(error, got, spread, deviation, limits, native)
+    averaged = used
+    if used is not None and isinstance(spread.count, Tensor):
+        # Where no lane is finite there is no telling what averages honest kernels have; single elements are held.
+        averaged = used & (spread.count > 0)
     measured = statistics_of(
-        error[None], deviation[None], spread.centre, spread.step, shape, None if used is None else used[None]
+        error[None], deviation[None], spread.centre, spread.step, shape, None if averaged is None else averaged[None]
     )
+    measured.max = (error / deviation).abs().amax(-1, True)
     return _verdict(measured, limits, error, got, spread, deviation, shape)
 
 

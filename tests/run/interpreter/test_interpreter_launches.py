@@ -98,6 +98,9 @@ def test_scalar_arguments_are_tensors_of_the_gpus_types() -> None:
     out = torch.empty(5, dtype=torch.float64)
     scalars_kernel[(1,)](out, 0.1, 1, True, 2**31, 3, 0.1)
     assert out.tolist() == [float(np.float32(0.1)), 1.0, 1.0, 2.0**32, 0.1]
+    scalars_kernel[(1,)](out, 1e300, 1, False, 2**31, 3, 0.1)
+    assert out[0].isinf()
+    assert out[2] == 0
 
 
 class Pair(NamedTuple):

@@ -1,0 +1,203 @@
+"""From a case to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion import values
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, shape_of
+from pytest_fusion.case.model import Case, Layout, TensorCase
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import derived, optional, tensor
+
+CPU = torch.device("cpu")
+Make = Callable[..., FusionSpec]
+
+
+def made(make_spec: Make, entry: Any, case: TensorCase, **sizes: Any) -> torch.Tensor:
+    """The one tensor of a spec."""
+    spec = make_spec({"x": entry})
+    found = make_inputs(spec, Case(sizes, "float32", {"x": case}, seed=3), CPU)["x"]
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    "float32 float16 bfloat16 float64 float8_e4m3fn float8_e5m2 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool "
+    "complex64 complex128".split(),
+)
+@pytest.mark.parametrize("profile", [None, values.default(), values.normal(), values.uniform(0, 3), values.constant(1)])
+def test_every_dtype_can_hold_every_general_profile(make_spec: Make, dtype: str, profile: Any) -> None:
+    """The tensor has the dtype and shape asked for, contiguous, under each profile that fits any dtype."""
+    x = made(make_spec, tensor("rows 4", dtype=dtype, values=profile), TensorCase(dtype), rows=3)
+    assert str(x.dtype) == f"torch.{dtype}"
+    assert x.shape == (3, 4)
+    assert x.is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [{"rows": 0, "n": 4}, {"rows": 3, "n": 0}, {"rows": 0, "n": 0}])
+def test_sizes_of_zero_give_empty_tensors(make_spec: Make, shape: dict[str, int]) -> None:
+    """No profile stumbles over a tensor without elements, indices into nothing included."""
+    for profile in (None, values.probabilities(), values.permutation(), values.indices("n"), values.integers("n", 9)):
+        entry = tensor("rows n", dtype=torch.int64 if profile else None, values=profile)
+        dtype = "int64" if profile else "float32"
+        assert made(make_spec, entry, TensorCase(dtype), **shape).numel() == 0
+
+
+def test_a_tensor_without_dims_has_one_element(make_spec: Make) -> None:
+    """A 0-d tensor is made under every profile."""
+    for profile in (None, values.probabilities(), values.permutation(), values.indices(4), values.normal()):
+        assert made(make_spec, tensor("", values=profile), TensorCase("float32")).shape == ()
+
+
+def test_indices_lie_in_their_range_and_reach_its_ends(make_spec: Make) -> None:
+    """Indices of a vocabulary of 7 hold 0 and 6 and nothing outside; an index into nothing is impossible."""
+    entry = tensor("n", dtype=torch.int64, values=values.indices("vocab"))
+    x = made(make_spec, entry, TensorCase("int64"), n=9, vocab=7)
+    assert (int(x.min()), int(x.max())) == (0, 6)
+    with pytest.raises(ImpossibleCase, match="index into a dim of size 0"):
+        made(make_spec, entry, TensorCase("int64"), n=9, vocab=0)
+
+
+def test_a_permutation_holds_every_index_once(make_spec: Make) -> None:
+    """Each row of a permutation, sorted, is 0 to n-1."""
+    entry = tensor("rows n", dtype=torch.int64, values=values.permutation())
+    x = made(make_spec, entry, TensorCase("int64"), rows=3, n=9)
+    assert torch.equal(x.sort(-1).values, torch.arange(9).expand(3, 9))
+
+
+def test_probabilities_add_up_to_one(make_spec: Make) -> None:
+    """Rows of probabilities are positive and sum to one within rounding."""
+    x = made(make_spec, tensor("rows n", values=values.probabilities()), TensorCase("float32"), rows=3, n=9)
+    assert bool((x > 0).all())
+    assert torch.allclose(x.sum(-1), torch.ones(3))
+
+
+def test_values_stay_inside_the_dtype(make_spec: Make) -> None:
+    """Numbers beyond the dtype are cut off at its ends instead of wrapping or becoming infinite."""
+    big = made(make_spec, tensor("n", dtype="int8", values=values.integers(500, 600)), TensorCase("int8"), n=5)
+    assert big.tolist() == [127] * 5
+    half = made(make_spec, tensor("n", dtype="float16", values=values.constant(1e9)), TensorCase("float16"), n=2)
+    assert half.tolist() == [65504.0, 65504.0]
+
+
+def test_a_dim_of_zero_in_a_bound_is_impossible_and_no_error(make_spec: Make) -> None:
+    """A division by a size of zero in a bound or in a shape makes the case impossible."""
+    entry = tensor("n", dtype=torch.int64, values=values.integers(0, "8//k"))
+    with pytest.raises(ImpossibleCase, match="divides by a size of zero"):
+        made(make_spec, entry, TensorCase("int64"), n=5, k=0)
+    with pytest.raises(ImpossibleCase, match="divides by a size of zero"):
+        shape_of(tensor("8//k"), {"k": 0})
+    with pytest.raises(ImpossibleCase, match="negative size -1"):
+        shape_of(tensor("k-1"), {"k": 0})
+
+
+def test_an_expanded_layout_repeats_one_slice(make_spec: Make) -> None:
+    """Values follow the layout: along an axis of stride 0 all slices are equal, along others they differ."""
+    case = TensorCase("float32", Layout("expanded"))
+    x = made(make_spec, tensor("rows n"), case, rows=4, n=9)
+    assert torch.equal(x, x[:1].expand(4, 9))
+    assert len(set(x[0].tolist())) > 1
+
+
+def test_equal_cases_give_equal_bits_and_another_seed_others(make_spec: Make) -> None:
+    """A case decides its tensors, streams of two inputs differ."""
+    spec = make_spec({"x": tensor("n"), "y": tensor("n")})
+    case = Case({"n": 8}, "float32", {"x": TensorCase("float32"), "y": TensorCase("float32")}, seed=1)
+    a, b, c = (make_inputs(spec, which, CPU) for which in (case, case, case.with_(seed=2)))
+    assert torch.equal(a["x"], b["x"])
+    assert not torch.equal(a["x"], c["x"])
+    assert not torch.equal(a["x"], a["y"])
+
+
+def test_a_values_function_gets_shape_dtype_and_a_generator_of_the_case(make_spec: Make) -> None:
+    """The same case gives the function the same random numbers; its result is used as it is."""
+
+    def draw(shape: Any, dtype: Any, generator: Any) -> torch.Tensor:
+        return torch.rand(shape, generator=generator).to(dtype).requires_grad_()
+
+    spec = make_spec({"x": tensor("n", values=draw)})
+    case = Case({"n": 8}, "float16", {"x": TensorCase("float16")}, seed=1)
+    a, b, c = (make_inputs(spec, which, CPU)["x"] for which in (case, case, case.with_(seed=2)))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert a.dtype is torch.float16
+    assert not a.requires_grad
+
+
+def test_a_values_function_with_a_wrong_result_is_an_error(make_spec: Make) -> None:
+    """A wrong shape names the input, the shape wanted and the shape found; an exception of its own rejects the case."""
+    with pytest.raises(SpecError, match=r"input 'x' must return a tensor of shape \(5,\), but returned \(2,\)"):
+        made(make_spec, tensor("n", values=lambda *_: torch.ones(2)), TensorCase("float32"), n=5)
+    with pytest.raises(InputFailed, match="values= of input 'x' raised ZeroDivisionError"):
+        made(make_spec, tensor("n", values=lambda *_: 1 / 0), TensorCase("float32"), n=5)
+
+
+def test_a_derived_input_finds_inputs_dims_constants_and_a_generator(make_spec: Make) -> None:
+    """Each parameter is what it names, other derived inputs included, in whatever order they are written."""
+    spec = make_spec(
+        {
+            "total": derived(lambda twice, n, scale: twice.sum() + n * scale),
+            "twice": derived(lambda x, extra=5: x * 2 + (extra - 5)),
+            "x": tensor("n", values=values.constant(1)),
+            "scale": 10,
+            "noise": derived(lambda generator, n: torch.rand(n, generator=generator)),
+        }
+    )
+    case = Case({"n": 3}, "float32", {"x": TensorCase("float32")}, seed=1)
+    found = make_inputs(spec, case, CPU)
+    assert float(found["total"]) == 36
+    assert list(found) == list(spec.inputs)
+    assert torch.equal(found["noise"], make_inputs(spec, case, CPU)["noise"])
+    assert not torch.equal(found["noise"], make_inputs(spec, case.with_(seed=2), CPU)["noise"])
+
+
+def test_a_derived_input_is_no_alias_of_what_it_came_from(make_spec: Make) -> None:
+    """A function that returns its argument, or writes it, leaves the other input alone."""
+    spec = make_spec({"x": tensor("n"), "same": derived(lambda x: x), "zeroed": derived(lambda x: x.zero_())})
+    case = Case({"n": 3}, "float32", {"x": TensorCase("float32")})
+    found = make_inputs(spec, case, CPU)
+    assert found["same"].data_ptr() != found["x"].data_ptr()
+    assert torch.equal(found["same"], found["x"])
+    assert bool(found["x"].any())
+
+
+def test_a_derived_input_may_be_nested_and_is_contiguous(make_spec: Make) -> None:
+    """Tensors in a list are made contiguous like a lone one."""
+    spec = make_spec({"x": tensor("n n"), "views": derived(lambda x: [x.T, x[:, 1:]])})
+    found = make_inputs(spec, Case({"n": 3}, "float32", {"x": TensorCase("float32")}), CPU)
+    assert all(view.is_contiguous() for view in found["views"])
+
+
+def test_a_derived_function_that_raises_rejects_the_case(make_spec: Make) -> None:
+    """The largest of no elements does not exist: the case is outside the input's domain, not a crash."""
+    spec = make_spec({"x": tensor("n"), "top": derived(lambda x: x.max())})
+    with pytest.raises(InputFailed, match="derived input 'top' raised"):
+        make_inputs(spec, Case({"n": 0}, "float32", {"x": TensorCase("float32")}), CPU)
+
+
+def test_constants_lose_their_autograd_history(make_spec: Make) -> None:
+    """A module's parameter is an input like any tensor, not a leaf that the kernel's writes would upset."""
+    spec = make_spec({"weight": torch.nn.Parameter(torch.ones(3)), "pair": [torch.ones(2, requires_grad=True)]})
+    found = make_inputs(spec, Case({}, "float32", {}), CPU)
+    assert not found["weight"].requires_grad
+    assert not found["pair"][0].requires_grad
+
+
+def test_an_absent_optional_is_none(make_spec: Make) -> None:
+    """Optional tensors and constants vanish where the case says so."""
+    spec = make_spec({"x": optional(tensor("n")), "k": optional(3)})
+    case = Case({"n": 3}, "float32", {"x": TensorCase("float32")}, absent=("x", "k"))
+    assert make_inputs(spec, case, CPU) == {"x": None, "k": None}
+
+
+def test_one_of_takes_the_profile_that_the_case_names(make_spec: Make) -> None:
+    """The regime ``"1"`` is the second profile."""
+    entry = tensor("n", values=values.one_of(values.constant(1), values.constant(2)))
+    assert made(make_spec, entry, TensorCase("float32", regime="1"), n=2).tolist() == [2, 2]

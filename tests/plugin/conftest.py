@@ -1,0 +1,82 @@
+"""A project of somebody who uses the plugin: a test file, a run, and what the run reported."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch  # noqa: F401 - an import inside a run in this process would be undone after it, and torch allows one only
+from hypothesis import settings
+
+import pytest_fusion
+
+# As for torch: a module that is imported twice has two of every class.
+for _module in pkgutil.walk_packages(pytest_fusion.__path__, "pytest_fusion."):
+    importlib.import_module(_module.name)
+
+HEAD = """
+import pytest
+import torch
+from hypothesis import example, seed, settings, strategies as st
+from pytest_fusion import (
+    FusionError, FusionFailure, FusionSpec, SpecError, check_equivalent, dim, fused_equivalent, optional, tensor, values
+)
+
+few = settings(max_examples=8)
+X = {"x": tensor("rows hidden")}
+
+def relu_reference(x):
+    return torch.relu(x)
+
+def relu(x):
+    return torch.clamp_min(x, 0)
+
+def wrong(x):
+    return x.abs()
+"""
+
+
+@dataclass
+class Project:
+    """One test file and its runs, on the CPU lane."""
+
+    pytester: pytest.Pytester
+
+    def write(self, code: str, name: str = "test_it") -> None:
+        self.pytester.makepyfile(**{name: HEAD + code})
+
+    def run(self, *options: str, subprocess: bool = False) -> pytest.RunResult:
+        run = self.pytester.runpytest_subprocess if subprocess else self.pytester.runpytest_inprocess
+        device = () if any("fusion-device" in option for option in options) else ("--fusion-device", "cpu")
+        return run("-p", "no:cacheprovider", *device, "--fusion-json", "fusion.json", *options)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.pytester.path / "fusion.json").read_text())
+        return report
+
+    @property
+    def tests(self) -> dict[str, dict[str, Any]]:
+        """Records by the node id's part behind the file."""
+        return {test["nodeid"].partition("::")[2]: test for test in self.report["tests"]}
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        return {name: test["verdict"] for name, test in self.tests.items()}
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    for name in ("GITHUB_STEP_SUMMARY", "PYTEST_ADDOPTS", "HYPOTHESIS_STORAGE_DIRECTORY", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    # Runs in this process set it for good.
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))
+    profile = settings.get_current_profile_name()
+    yield Project(pytester)
+    settings.load_profile(profile)

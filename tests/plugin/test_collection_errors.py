@@ -1,0 +1,112 @@
+"""A wrong spec is an error at collection: one line of the user's file and one sentence that helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+BODY = "def test_it(x):\n    return x\n"
+WRONG = {
+    "an input that the reference does not take": (
+        "@fused_equivalent(lambda y: y, inputs=X)\n" + BODY,
+        "*reference <lambda>(y) does not take the input 'x'*Add 'x' to its parameters, or wrap it*",
+    ),
+    "an argument that nobody gives to the reference": (
+        "@fused_equivalent(lambda x, bias: x, inputs=X)\n" + BODY,
+        "*reference needs 'bias', which is neither an input nor a parameter of the test*",
+    ),
+    "a wrong keyword": (
+        "@fused_equivalent(relu_reference, inputs=X, tolerence='auto')\n" + BODY,
+        "*fused_equivalent() has no keyword 'tolerence'; did you mean 'tolerance'?",
+    ),
+    "a dim that no input has": (
+        "@fused_equivalent(relu_reference, inputs=X, dims={'hiden': dim(1, 8)})\n" + BODY,
+        "*bounds a dim that no input uses; did you mean 'hidden'?",
+    ),
+    "impossible bounds": (
+        "@fused_equivalent(relu_reference, inputs=X, dims={'hidden': dim(9, 15, multiple_of=8)})\n" + BODY,
+        "*dim(9, 15, multiple_of=8): no multiple of 8 in that range",
+    ),
+    "an unknown check": (
+        "@fused_equivalent(relu_reference, inputs=X, without={'repeats': 'atomics'})\n" + BODY,
+        "*names no check; did you mean 'repeat'?",
+    ),
+    "a requirement that is none": (
+        "@fused_equivalent(relu_reference, inputs=X, requires=9.0)\n" + BODY,
+        "*requires=9.0; expected 'cuda', a compute capability such as (9, 0), or a package's import name",
+    ),
+    "no inputs": (
+        "@fused_equivalent(relu_reference)\n" + BODY,
+        "*no inputs; pass inputs=*",
+    ),
+    "inputs that are no dict": (
+        "@fused_equivalent(relu_reference, inputs=[tensor('rows')])\n" + BODY,
+        "*inputs=*; expected a dict from names to inputs",
+    ),
+    "no reference": (
+        "@fused_equivalent\n" + BODY,
+        "*fused_equivalent() needs the reference first, as in @fused_equivalent(reference, inputs=...)",
+    ),
+    "a coroutine": (
+        "@fused_equivalent(relu_reference, inputs=X)\nasync " + BODY,
+        "*must be a plain function that returns the fused result*",
+    ),
+    "not a function": (
+        "@fused_equivalent(relu_reference, inputs=X)\n@staticmethod\n" + BODY,
+        "*decorates a test function, not *; put it below @staticmethod*",
+    ),
+    "a spec of its own": (
+        "SPEC = FusionSpec(fused=relu, reference=lambda y: y, inputs=X)\n",
+        "*reference <lambda>(y) does not take the input 'x'*",
+    ),
+    "a tensor with a wrong layout": (
+        "X = tensor('rows', layouts='packed')\n",
+        "*unknown layout 'packed'; did you mean 'padded'?",
+    ),
+    "a spec that makes a test without a valid word": (
+        "test_it = FusionSpec(fused=relu, reference=relu_reference, inputs=X, without={'value': 'no'}).test()\n",
+        "*names no check; did you mean 'values'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_spec_is_refused(name: str, project: Project) -> None:
+    """The error is a SpecError with its sentence, at the user's line, without frames of ours."""
+    code, line = WRONG[name]
+    project.write(code)
+
+    result = project.run()
+
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*test_it.py:*: in <module>*", line])
+    result.stdout.no_fnmatch_line("*pytest_fusion/*.py*")
+
+
+def test_a_reference_with_defaults_of_its_own_is_fine(project: Project) -> None:
+    """Arguments of the reference that have defaults need not be inputs."""
+    project.write("""
+@few
+@fused_equivalent(lambda x, slope=0.0, *, inplace=False: torch.clamp_min(x, slope), inputs=X)
+def test_it(x):
+    return relu(x)
+""")
+
+    project.run().assert_outcomes(passed=1)
+
+
+def test_errors_of_the_spec_in_the_call_print_one_sentence(project: Project) -> None:
+    """A random reference is the user's to mend: the test fails with the sentence, not with frames of ours."""
+    project.write("""
+@few
+@fused_equivalent(lambda x: x + torch.rand_like(x), inputs=X)
+def test_it(x):
+    return x
+""")
+
+    result = project.run()
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the reference consumes random numbers*pass the noise*"])
+    result.stdout.no_fnmatch_line("*decorator.py*")

@@ -1,0 +1,87 @@
+"""Lanes and judge on CUDA tensors: the same rules on the device, gradients from autograd's device thread included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pytest_fusion.run.lanes import OutputLanes, run_lanes
+from pytest_fusion.verdict.tolerance import judge_output
+
+pytestmark = pytest.mark.gpu
+
+
+def _x(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
+
+
+def _lanes(reference: Callable[[], Tensor], count: int, seed: int) -> OutputLanes:
+    found = run_lanes(lambda: [reference()], lanes=count, seed=seed)
+    assert found.fallbacks == ()
+    return found.outputs[0]
+
+
+REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], x[0], 1e-6),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:], x[0], x[1]),
+    "softmax": lambda x: x.softmax(-1),
+    "linear": lambda x: F.linear(x, x, x[:, 0].contiguous()),
+    "gelu": lambda x: F.gelu(x @ x.t()),
+    "attention": lambda x: F.scaled_dot_product_attention(*([x.reshape(1, 4, -1, 64)] * 3), is_causal=True),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0], device=x.device)),
+    "scatter": lambda x: torch.zeros_like(x).index_add(0, torch.arange(x.shape[0], device=x.device) % 3, x * 1.1),
+    "convolution": lambda x: F.conv1d(x[None], x[:6, :32].t().reshape(2, 32, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_native_and_float64_results_pass_and_wrong_ones_fail(name: str, dtype: torch.dtype) -> None:
+    """The reference passes its own judge, so does float64 arithmetic with one rounding; 3 % off at one element fails."""
+    x = _x(dtype, 32, 512)
+
+    def reference() -> Tensor:
+        return REFERENCES[name](x)
+
+    few = _lanes(reference, 6, 1)
+    wrong = few.native.clone()
+    place = int(wrong.abs().argmax())
+    wrong.view(-1)[place] *= 1.07
+
+    def more() -> OutputLanes:
+        return _lanes(reference, 24, 2)
+
+    assert judge_output(few.native, few, more).ok
+    assert judge_output(REFERENCES[name](x.double()).to(dtype), few, more).ok
+    assert not judge_output(wrong, few, more).ok
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax", "linear", "gelu", "attention", "cross_entropy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_on_the_device_thread(name: str, dtype: torch.dtype) -> None:
+    """Backward runs in autograd's own thread on CUDA; its operations are followed there too."""
+    x = _x(dtype, 32, 512)
+
+    def reference() -> Tensor:
+        leaf = x.clone().requires_grad_()
+        out = REFERENCES[name](leaf)
+        return torch.autograd.grad(out, leaf, torch.full_like(out, 0.75))[0]
+
+    few = _lanes(reference, 6, 1)
+
+    assert float((few.lanes - few.oracle).abs().max()) > 0
+    assert judge_output(few.native, few, lambda: _lanes(reference, 24, 2)).ok
+    assert not judge_output(few.native * 1.05, few, lambda: _lanes(reference, 24, 2)).ok
+
+
+def test_a_cpu_scalar_among_device_tensors() -> None:
+    """A zero-dimensional CPU tensor broadcasts with CUDA tensors, on the lanes as natively."""
+    x = _x(torch.float32, 8, 64)
+
+    out = _lanes(lambda: x * 1.1 + torch.tensor(0.3), 6, 1)
+
+    assert torch.allclose(out.oracle, x.double() * 1.1 + torch.tensor(0.3).double(), rtol=1e-12)

@@ -1,0 +1,106 @@
+"""Integer, bool and fp8 outputs: exact, except where rounding before the quantisation decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes import run_lanes
+from pytest_fusion.verdict.tolerance import ValuesVerdict, judge_output, offending
+
+
+def judged(candidate: Tensor, reference: Callable[[], Tensor]) -> ValuesVerdict:
+    few = run_lanes(lambda: [reference()], seed=1).outputs[0]
+    return judge_output(candidate, few, lambda: run_lanes(lambda: [reference()], lanes=24, seed=2).outputs[0])
+
+
+def _x() -> Tensor:
+    return torch.randn(64, 1024, generator=torch.Generator().manual_seed(1))
+
+
+def _int8(x: Tensor) -> Tensor:
+    return (x / (x.abs().amax(-1, keepdim=True) / 127)).round().clamp(-128, 127).to(torch.int8)
+
+
+def _fp8(x: Tensor) -> Tensor:
+    return (x / (x.abs().amax(-1, keepdim=True) / 448)).to(torch.float8_e4m3fn)
+
+
+def test_int8_quantisation() -> None:
+    """Reciprocal scales pass; truncation, a shifted code and two steps at one element fail."""
+    x = _x()
+    top = x.abs().amax(-1, keepdim=True)
+    right = [_int8(x), (x * (127 / top)).round().to(torch.int8), (x * (1 / (top / 127))).round().to(torch.int8)]
+    one = _int8(x)
+    one[5, 7] += 2
+    wrong = [(x / top * 127).to(torch.int8), _int8(x) + 1, one]
+
+    assert [judged(kernel, lambda: _int8(x)).ok for kernel in right] == [True] * 3
+    verdicts = [judged(kernel, lambda: _int8(x)) for kernel in wrong]
+    assert [v.ok for v in verdicts] == [False] * 3
+    assert verdicts[2].index == (5, 7)
+    few = run_lanes(lambda: [_int8(x)], seed=1).outputs[0]
+    assert offending(one, few).nonzero().tolist() == [[5, 7]]
+
+
+def test_fp8_quantisation_with_exact_ties() -> None:
+    """Values on ties between codes may go either way; an extra rounding to bfloat16 moves too many."""
+    ties = torch.randint(-64, 64, (64, 1024), generator=torch.Generator().manual_seed(2)) * 0.25
+    ties[:, 0] = 32 * 127 / 128
+    for x in (_x(), ties):
+        scale = x.abs().amax(-1, keepdim=True) / 448
+        right = (x * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        wrong = [(x / scale).bfloat16().to(torch.float8_e4m3fn), (x / scale * 0.97).to(torch.float8_e4m3fn)]
+
+        assert judged(_fp8(x), lambda x=x: _fp8(x)).ok  # type: ignore[misc]
+        assert judged(right, lambda x=x: _fp8(x)).ok  # type: ignore[misc]
+        assert [judged(kernel, lambda x=x: _fp8(x)).ok for kernel in wrong] == [False, False]  # type: ignore[misc]
+
+
+def test_fp8_nan_must_be_where_the_reference_has_it() -> None:
+    """Hiding a NaN fails, as does a NaN nobody has."""
+    x = torch.tensor([[1.0, torch.nan, 3.0, 4.0]])
+
+    def reference() -> Tensor:
+        return (x * 1.1).to(torch.float8_e4m3fn)
+
+    hidden, extra = reference().float().nan_to_num(1.0), reference().float()
+    extra[0, 2] = torch.nan
+
+    assert judged(reference(), reference).ok
+    assert not judged(hidden.to(torch.float8_e4m3fn), reference).ok
+    assert not judged(extra.to(torch.float8_e4m3fn), reference).ok
+
+
+def test_argmax_is_free_between_equals_only() -> None:
+    """Ties may be broken anyhow; an index of a smaller value fails."""
+    x = torch.randn(64, 1000, generator=torch.Generator().manual_seed(3))
+    tied = torch.zeros(64, 50)
+    tied[:, [3, 40]] = 1.0
+
+    def reference() -> Tensor:
+        return (x * 1.1).argmax(-1)
+
+    def tied_reference() -> Tensor:
+        return ((tied + 0.3) / 0.7).argmax(-1)
+
+    short = (x[:, :700] * 1.1).argmax(-1)
+
+    assert judged(reference(), reference).ok
+    assert not judged(short, reference).ok
+    assert judged(torch.full((64,), 40), tied_reference).ok
+    assert not judged(torch.full((64,), 49), tied_reference).ok
+    assert not judged(torch.full((64,), 20), tied_reference).ok
+
+
+def test_bools_and_plain_integers_are_exact() -> None:
+    """Without any rounding before it, a comparison or an integer result admits no difference."""
+    x = torch.arange(64).reshape(8, 8)
+    flipped = x > 30
+    flipped[0, 0] = True
+
+    assert judged(x > 30, lambda: x > 30).statistic == "exact"
+    assert not judged(flipped, lambda: x > 30).ok
+    assert not judged(x.cumsum(-1) + 1, lambda: x.cumsum(-1)).ok

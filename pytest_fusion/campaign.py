@@ -22,7 +22,7 @@ from pytest_fusion.diagnosis.experiments import is_tail_mask
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
-from pytest_fusion.run import interpreter
+from pytest_fusion.run import interpreter, preload
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.dtypes import dtype_name
@@ -58,6 +58,7 @@ class Tally:
     blocks: list[int] = field(default_factory=list)
     statistics: dict[str, Any] | None = None
     failure: Failure | None = None
+    imported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,7 @@ class Campaign:
             tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
             if verdict.failed:
                 tally.failure = Failure(verdict, None)
+        tally.imported = preload.needed()
         tally.phases = {name: round(seconds, 4) for name, seconds in self.bench.clock.seconds.items()}
         return tally
 
@@ -266,7 +268,8 @@ class Campaign:
         first = found.failure
         assert first is not None
         best: list[CaseResult] = [found]
-        shrinker = Shrinker(self.plan, found.case, lambda case: self._same(case, first, best))
+        by_values = first.check in ("values", "repeat") or first.identity == "bounds:surroundings"
+        shrinker = Shrinker(self.plan, found.case, lambda case: self._same(case, first, best), by_values=by_values)
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
         result = best[0]

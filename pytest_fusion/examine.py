@@ -30,7 +30,7 @@ from pytest_fusion.prefetch import compiling_ahead
 from pytest_fusion.profiles import PROFILES, Profile
 from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run import interpreter
+from pytest_fusion.run import interpreter, preload
 from pytest_fusion.run.compiled import on_first_compilation
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import Channel, Crash, can_fork, run_isolated, unwrap
@@ -51,6 +51,12 @@ _NOT_BUILT = {
     "device": "streams and second devices are not checked by this version",
     "honesty": "timer patches and cached answers beyond `repeat` are not checked by this version",
 }
+
+_TOO_EARLY = (
+    "Triton found no GPU driver (0 active drivers): the module of this kernel was imported before the CPU lane switched "
+    "Triton's interpreter on, by a script, a plugin or sitecustomize. Set TRITON_INTERPRET=1 in the environment, or "
+    "import it later"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
         with _compiling_ahead(spec, request, outer, extra) as start:
             outcome = _in_child(spec, request, outer, extra, request.profile.seconds, on_compilation=start)
         tally = outcome if isinstance(outcome, Tally) else _crashed(spec, request, outcome, extra, outer)
+        preload.inherit(tally.imported)
         crash_check: dict[str, Any] = {"verdict": "pass", "reason": "", "cases": tally.cases}
     else:
         tally = _campaign(spec, request, outer, extra, lambda _: None)
@@ -131,10 +138,17 @@ def _campaign(
     spec: FusionSpec, request: Request, outer: Any, extra: Mapping[str, Any], note: Callable[[dict[str, Any]], None]
 ) -> Tally:
     tally = _all_cases(spec, request, outer, extra, note)
-    problem = interpreter.problem() if request.device == "cpu" else None
+    if request.device != "cpu":
+        return tally
+    problem = interpreter.problem()
+    failure = tally.failure.verdict if tally.failure is not None else None
+    if failure is not None and failure.check == "error":
+        # No kernel could be launched, which is not the kernel's fault.
+        if problem is not None and not interpreter.installed():
+            raise UnsupportedTritonError(problem)
+        if "active drivers" in failure.reason:
+            raise UnsupportedTritonError(_TOO_EARLY)
     if problem is not None:
-        if not interpreter.installed() and tally.failure is not None and tally.failure.verdict.check == "error":
-            raise UnsupportedTritonError(problem)  # no kernel could be launched, which is not the kernel's fault
         tally.notes.append(problem)
     return tally
 
@@ -306,7 +320,9 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
     checks[verdict.check] = {**entry, **verdict.evidence, **({"error_map": failure.map} if failure.map else {})}
     trace = failure.trace if verdict.check in ("error", "crash") else ""
     described = failure.described if request.given is None else dict(request.given)
-    found = f"case {tally.cases}" if tally.cases else "the first case"
+    found = f"found in case {tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}"
+    if failure.case in request.known and not failure.shrink_runs:
+        found = "failed in an earlier run too, and was tried first"
     searched = failure.case is not None and request.replay is None
     message = compose(
         spec.name,
@@ -316,7 +332,7 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
         where=failure.map["where"] if failure.map else None,
         command=replay_command(request.shown or request.nodeid, path) if path else None,
         trace=trace.rstrip(),
-        found_after=f"found in {found}, shrunk in {plural(failure.shrink_runs, 'run')}" if searched else "",
+        found_after=found if searched else "",
     )
     return replace(
         record,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_fusion.case import search as searching
-from pytest_fusion.examine import Request, run
-from pytest_fusion.profiles import profile as profile_named
-from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run import interpreter
-from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion import lane
+
+# Before anything here imports torch, which on a machine with CUDA imports Triton: then it is too late for the interpreter.
+lane.prepare(lane.choose("auto"))
+
+from pytest_fusion.case import search as searching  # noqa: E402
+from pytest_fusion.examine import Request, run  # noqa: E402
+from pytest_fusion.profiles import profile as profile_named  # noqa: E402
+from pytest_fusion.report.record import TestRecord  # noqa: E402
+from pytest_fusion.run import interpreter  # noqa: E402
+from pytest_fusion.spec.fusion_spec import FusionSpec  # noqa: E402
 
 
 def examine(

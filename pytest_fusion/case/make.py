@@ -112,9 +112,7 @@ def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return v.clamp(max(info.min, -(2**62)), min(info.max, 2**62)).to(dtype)
 
 
-def _default(
-    regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device
-) -> torch.Tensor:
+def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
     if dtype.is_floating_point:
         return regimes.make(regime, shape, dtype, seed, device)
     if dtype.is_complex:

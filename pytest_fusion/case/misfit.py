@@ -49,7 +49,7 @@ def _sizes(spec: FusionSpec, case: Case) -> str | None:
         except (ImpossibleCase, ZeroDivisionError):
             allowed = False
         if not allowed:
-            return f"{name}={size} is outside of {spec.bound(name)}"
+            return f"{name}={size} is outside of its bounds, {spec.bound(name)}"
     return None
 
 

@@ -27,8 +27,11 @@ def encode(value: Any) -> Any:
             return {"dict": {key: encode(item) for key, item in value.items()}}
     if str(value).startswith("torch.") and type(value).__name__ == "dtype":
         return {"dtype": str(value)}
-    if callable(value) and hasattr(value, "__qualname__") and _importable(value):
-        return {"import": _path(value)}
+    if callable(value) and hasattr(value, "__qualname__"):
+        # torch.relu and its like carry no module, and a qualified name that nobody can import.
+        for path in (_path(value), f"torch:{value.__name__}"):
+            if _leads_to(path, value):
+                return {"import": path}
     return {"opaque": repr(value)}
 
 
@@ -36,9 +39,9 @@ def _path(value: Any) -> str:
     return f"{value.__module__}:{value.__qualname__}"
 
 
-def _importable(value: Any) -> bool:
+def _leads_to(path: str, value: Any) -> bool:
     try:
-        return _resolve(_path(value)) is value
+        return _resolve(path) is value
     except (ImportError, AttributeError, ValueError):
         return False
 

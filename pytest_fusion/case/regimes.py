@@ -106,8 +106,14 @@ def _signed_zeros(f: Field) -> torch.Tensor:
 
 
 def _huge(f: Field) -> torch.Tensor:
-    """Half to nine tenths of the dtype's largest value, either sign."""
-    return torch.where(f.normal() < 0, -1.0, 1.0) * (f.uniform(1) * 0.4 + 0.5) * float(f.info.max)
+    """Half to nine tenths of the largest value where the exponent is narrow (float16, float8): float32 inside survives it.
+
+    In float32 and bfloat16 about 2^60, whose squares and their sums are still finite: above, kernels that square first or
+    normalise last (Welford, online softmax) overflow where their reference does not, and are no less right for it.
+    """
+    limit = float(f.info.max)
+    top = limit if limit < 2.0**64 else 2.0**60
+    return torch.where(f.normal() < 0, -1.0, 1.0) * (f.uniform(1) * 0.4 + 0.5) * top
 
 
 def _subnormal(f: Field) -> torch.Tensor:
@@ -115,10 +121,19 @@ def _subnormal(f: Field) -> torch.Tensor:
 
 
 def _special(*values: float) -> Callable[[Field], torch.Tensor]:
-    """Special values in the first, the last and the last-but-one lane of three rows in four; the fourth stays clean."""
+    """Special values among ordinary ones, in one of two patterns that the seed decides.
+
+    Either in the first, the last and the last-but-one lane of three rows in four; or each once in the whole tensor, so that
+    what a mask should hide is special while all else stays clean.
+    """
 
     def make(f: Field) -> torch.Tensor:
         v = f.normal()
+        if numbers.mix(f.seed, 6) % 2 and v.numel() > 1:
+            flat = v.reshape(-1)
+            for position, value in enumerate(values):
+                flat[numbers.mix(f.seed, 7, position) % flat.numel()] = value
+            return flat.reshape(f.shape)
         width = f.shape[-1] if f.shape else 1
         column, row = f.column(), f.row() + numbers.mix(f.seed, 5) % 4
         for lane, place in ((0, 0), (1, width - 1), (2, max(width - 2, 0))):

@@ -221,5 +221,3 @@ def publish_statistics(statistics: dict[str, Any] | None) -> None:
     callback = collector.value
     if statistics is not None and callback is not None:
         callback(statistics)
-
-

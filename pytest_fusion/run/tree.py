@@ -40,9 +40,12 @@ def nesting(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {nesting(item)}" for key, item in sorted(value.items(), key=repr)) + "}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value).__name__ + "{" + ", ".join(
-            f"{f.name}: {nesting(getattr(value, f.name))}" for f in dataclasses.fields(value)
-        ) + "}"
+        return (
+            type(value).__name__
+            + "{"
+            + ", ".join(f"{f.name}: {nesting(getattr(value, f.name))}" for f in dataclasses.fields(value))
+            + "}"
+        )
     if isinstance(value, torch.Tensor):
         return "tensor"
     return "None" if value is None else type(value).__name__

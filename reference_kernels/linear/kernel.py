@@ -27,15 +27,16 @@ class MatmulTile:
     group: int = 8
 
 
-def config(rows: int, columns: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> MatmulTile:
-    """Tile for a ``rows x columns`` result with operands of ``dtype``.
+def config(rows: int, columns: int, depth: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> MatmulTile:
+    """Tile for a ``rows x columns`` result that sums ``depth`` products of ``dtype``.
 
     128 x 256 x 64 gives wgmma its full width, in 196608 of 232448 bytes of shared memory on sm_90; few rows (decoding)
     stream the weight through narrow tiles instead. On an H200 that was 602 of cuBLAS's 657 TFLOP/s at 8192**3 (128 x
-    128: 466), 585 of 617 at 1024 x 4096 x 4096. float32 runs on the ordinary cores, where registers bound the tile.
+    128: 466), 585 of 617 at 1024 x 4096 x 4096. float32 runs on the ordinary cores, where registers bound the tile. Interpreted,
+    a step costs some 0.5 ms whatever its depth, so long sums take deep ones.
     """
     if interpreted:
-        return MatmulTile(32, 32, 32, warps=4, stages=1)
+        return MatmulTile(32, 32, 32 if depth <= 512 else 512, warps=4, stages=1)
     if dtype == torch.float32:
         return MatmulTile(32 if rows <= 32 else 64, 64, 32, warps=4, stages=3)
     if rows <= 64:
@@ -119,7 +120,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ac
     if y.numel() == 0:
         return y
     rows = Rows.of(x)
-    tile = config(rows.count, N, x.dtype)
+    tile = config(rows.count, N, K, x.dtype)
     with placed(x.device):
         _linear_kernel[(triton.cdiv(rows.count, tile.m) * triton.cdiv(N, tile.n),)](
             y,

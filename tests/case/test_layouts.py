@@ -26,7 +26,9 @@ def addresses(plan: layouts.Geometry) -> list[int]:
 
 @settings(max_examples=300, deadline=None)
 @given(SHAPES, KINDS, st.integers(0, 2), st.integers(0, 7))
-def test_elements_lie_inside_the_storage_and_apart(shape: tuple[int, ...], kind: str, variant: int, offset: int) -> None:
+def test_elements_lie_inside_the_storage_and_apart(
+    shape: tuple[int, ...], kind: str, variant: int, offset: int
+) -> None:
     """Each element has its own place in the storage, but for the axes that the layout expands."""
     plan = layouts.geometry(shape, Layout(kind, offset, variant))
     found = addresses(plan)

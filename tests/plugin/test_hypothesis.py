@@ -122,7 +122,9 @@ def test_search(x):
 
 def test_a_found_failure_is_tried_first_next_time(project: Project) -> None:
     """The next run tries the failing case first; once it passes it is forgotten, as is one of a spec that changed."""
-    bad = "\n@fused_equivalent(relu_reference, inputs=X)\ndef test_it(x):\n    return relu(x)*(1 + (x.shape[-1] > 40))\n"
+    bad = (
+        "\n@fused_equivalent(relu_reference, inputs=X)\ndef test_it(x):\n    return relu(x)*(1 + (x.shape[-1] > 40))\n"
+    )
     good = bad.replace("(1 + (x.shape[-1] > 40))", "1").replace("@fused", "@few\n@fused")
     project.write(bad)
 

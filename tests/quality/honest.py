@@ -35,6 +35,7 @@ def _looped_backwards(x: Any, weight: Any, eps: float) -> Any:
 
 HONEST: Mapping[str, Callable[[], FusionSpec]] = {
     "rms_norm, four rows per program": rms_norm.make_spec,
+    "rms_norm, Gemma casting": partial(rms_norm.make_spec, gemma=True),
     "rms_norm, one row per program": partial(rms_norm.make_spec, rows_per_program=1),
     "rms_norm, persistent programs": partial(rms_norm.make_variant, rms_norm.rms_norm_persistent),
     "rms_norm, loop over the row, 1 / sqrt": partial(rms_norm.make_variant, rms_norm.rms_norm_looped),

@@ -48,7 +48,7 @@ REPORTS: Mapping[int, str] = {
     76: "FlagGems #4541", 78: "vllm-xpu-kernels #609", 81: "flash-attention #2562", 83: "Liger-Kernel #1368",
     86: "Liger-Kernel #950", 88: "flash-linear-attention #874", 90: "flash-linear-attention #1095",
     92: "torchrec #3730", 93: "mamba 3854ad8", 95: "Liger-Kernel #862", 96: "flash-attention #443",
-    99: "vllm #42379", 104: "tilelang #1243", 105: "kernels-community #680", 107: "vllm #53339", 109: "triton #9022",
+    99: "vllm #42379", 100: "FlagGems #5009", 104: "tilelang #1243", 105: "kernels-community #680", 107: "vllm #53339", 109: "triton #9022",
     110: "FlagGems #790", 112: "sglang #30079", 114: "mlc-llm #2694", 115: "pytorch #187353", 117: "pytorch #188541",
     122: "Liger-Kernel #370", 138: "flash-linear-attention #941", 147: "mamba #827", 182: "sglang #35345",
     183: "DeepSpeed #4442", 184: "SageAttention #372", 187: "transformers #39408", 190: "FlagGems #2184",
@@ -138,6 +138,9 @@ PLANTS: tuple[Plant, ...] = (
         ("eps-outside", "D4", 104, VALUES, [(1, 1)]),
         ("weight-before-cast", "D4", 99, VALUES, [(1, 1)]),
     ]),
+    *_group("rms_norm_gemma", rms_norm.make_spec, "rows hidden", [
+        ("cast-before-weight", "D4", 100, VALUES, [(1, 1)]),
+    ], gemma=True),
     *_group("rms_norm_nested", rms_norm.make_nested_spec, "outer inner hidden", [
         ("flattens", "A1", 3, READS, [(2, 1, 1)]),
     ]),
@@ -302,7 +305,8 @@ PLANTS: tuple[Plant, ...] = (
         ("any-order", "F2", 147, frozenset({"repeat"}), [(3, 1)]),
     ]),
     *_group("column_sum_atomic", column_sum.make_spec, "rows cols", [
-        ("atomic-without-mask", "B1", 32, WRITES, [(1, 1)]),
+        ("row-mask-only", "B1", 32, WRITES, [(1, 1)]),
+        ("atomic-without-mask", "B3", None, WRITES, [(1, 1)]),
         ("starts-from-anything", "B5", None, HOLES | {"bounds"}, [(0, 1)]),
     ], atomic=True),
 )  # fmt: skip

@@ -11,7 +11,13 @@ from pytest_fusion.spec.dtypes import KNOWN, dtype_name, normalise_dtypes, simpl
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [(torch.float16, "float16"), ("torch.bfloat16", "bfloat16"), (bool, "bool"), ("half", "float16"), ("long", "int64")],
+    [
+        (torch.float16, "float16"),
+        ("torch.bfloat16", "bfloat16"),
+        (bool, "bool"),
+        ("half", "float16"),
+        ("long", "int64"),
+    ],
 )
 def test_every_way_to_say_a_dtype_has_one_name(given: object, name: str) -> None:
     """Torch's object, its text and an alias are the same dtype."""

@@ -67,7 +67,7 @@ def test_layouts_default_to_all_and_a_wrong_one_is_named() -> None:
 
 def test_values_are_a_profile_or_a_function() -> None:
     """A number as ``values`` is refused with both ways to say it."""
-    with pytest.raises(SpecError, match="profile of pytest_fusion.values nor a function"):
+    with pytest.raises(SpecError, match=r"profile of pytest_fusion\.values nor a function"):
         tensor("n", values=3)
 
 
@@ -88,7 +88,7 @@ def test_a_derived_input_needs_what_its_parameters_name() -> None:
         (lambda: values.positive(0), "more than 0"),
         (lambda: values.integers(3, 1), "integers.3, 1.: the upper"),
         (lambda: values.booleans(2), "0 to 1"),
-        (lambda: values.one_of(), "at least one"),
+        (values.one_of, "at least one"),
     ],
 )
 def test_a_profile_without_values_is_refused(make: object, part: str) -> None:

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_map_only
 
-from pytest_fusion.run.lanes.ops import Op, each
+from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
+from pytest_fusion.run.lanes.ops import Op
 from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, plan_of
 from pytest_fusion.run.lanes.rounding import GRIDS, D, Noise
 from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
-
-# What a rule may raise on arguments it was not written for: the operation then runs lane by lane, and is listed.
-REFUSED = (TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError, AttributeError)
 
 # In-place operations that do not read what they write.
 OVERWRITES = frozenset({"copy", "fill", "zero"})
@@ -77,7 +75,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Gives the results of a functional operation their lanes."""
-        results = [o for o in _results(out) if isinstance(o, Tensor)]
+        results = [o for o in results_of(out) if isinstance(o, Tensor)]
         if plan.name in FACTORIES:
             for result in results:
                 self.store.mark_unwritten(result)
@@ -92,13 +90,13 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         every = self._evaluate(func, plan, args, kwargs, out)
         if every is None:
             return
-        for native, lanes in zip(_results(out), every, strict=False):
+        for native, lanes in zip(results_of(out), every, strict=False):
             if isinstance(native, Tensor) and lanes is not None:
                 self.store.put(native, lanes.raw, lanes.rounded, lanes.terms)
 
     def _matters(self, plan: Plan, args: Any, kwargs: Any, results: Sequence[Tensor]) -> bool:
         """False where the native result is exact: values moved or compared that nothing has rounded."""
-        operands = _tensors((args, kwargs))
+        operands = tensors_of((args, kwargs))
         if any(self.store.tracks(t) or self.store.unwritten(t) for t in operands):
             return True
         floating = any(r.dtype.is_floating_point for r in results)
@@ -114,8 +112,8 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> list[Lanes | None] | None:
         """Lanes of every result of ``func(*args, **kwargs) -> out``; None leaves the native values exact."""
-        operands = _tensors((args, kwargs))
-        if any(t.dtype.is_complex for t in (*operands, *_tensors(out))):
+        operands = tensors_of((args, kwargs))
+        if any(t.dtype.is_complex for t in (*operands, *tensors_of(out))):
             self._fallback(plan.name + " (complex)")
             return None
         seen = {id(t): self.lanes_of(t) for t in operands}
@@ -129,7 +127,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.random_ops = True
                     return None
                 self._fallback(f"{plan.name} ({type(error).__name__})")
-        elif plan.name.find("::") < 0 and not plan.written:
+        elif "::" not in plan.name:
             found = self._by_decomposition(func, args, kwargs, out)
             if found is not None:
                 return found
@@ -140,7 +138,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _by_rule(
         self, func: Any, plan: Plan, args: Any, kwargs: Any, out: Any, seen: dict[int, Lanes]
     ) -> list[Lanes | None]:
-        natives = _results(out)
+        natives = results_of(out)
         terms = max((lanes.terms for lanes in seen.values()), default=1)
         op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms)
         rule = plan.rule
@@ -149,10 +147,10 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def apply(pick: Callable[[Lanes], Tensor]) -> list[Any]:
             wrapped = tree_map_only(Tensor, lambda t: pick(seen[id(t)]), (args, kwargs))
-            return _results(rule(op, *wrapped[0], **wrapped[1]))
+            return results_of(rule(op, *wrapped[0], **wrapped[1]))
 
         rounded = apply(lambda lanes: lanes.rounded)
-        _check_shapes(rounded, natives)
+        check_shapes(rounded, natives)
         if plan.exact:
             if all(lanes.single for lanes in seen.values()):
                 return [None if r is None else Lanes(r, r, terms) for r in rounded]
@@ -201,7 +199,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self.fallbacks[before:]
             return None
         taken: list[Lanes | None] = []
-        for native, ours in zip(_results(out), _results(made), strict=False):
+        for native, ours in zip(results_of(out), results_of(made), strict=False):
             if isinstance(native, Tensor) and isinstance(ours, Tensor) and native.shape == ours.shape:
                 taken.append(self.store.read(ours))
             else:
@@ -213,18 +211,14 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         The last resort keeps the native value in all lanes, with one unit of the native dtype as its error.
         """
-        tree = tree_map_only(Tensor, lambda t: seen[id(t)].rounded, (args, kwargs))
-        natives = _results(out)
-        for dtype in (D, torch.float32, None):
-            try:
-                made = _results(each(_in(dtype, func), *_typed(tree[0], dtype, args), **_typed(tree[1], dtype, kwargs)))
-                made = [m.to(D) if isinstance(m, Tensor) and m.dtype.is_floating_point else m for m in made]
-                _check_shapes(made, natives)
-            except REFUSED:
-                continue
+        natives = results_of(out)
+        made = run_on_lanes(func, args, kwargs, seen, natives)
+        if made is not None:
             return [
-                self.finished(self._unsure(m), n) if isinstance(m, Tensor) and isinstance(n, Tensor) else None
-                for m, n in zip(made, natives, strict=False)
+                self.finished(self._unsure(value), native)
+                if isinstance(value, Tensor) and isinstance(native, Tensor)
+                else None
+                for value, native in zip(made, natives, strict=False)
             ]
         kept: list[Lanes | None] = []
         for native in natives:
@@ -243,7 +237,9 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """An in-place or ``out=`` operation: the functional lanes are computed first, from the values before it."""
         arguments = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
         written = [arguments[name] for _, name in plan.written if isinstance(arguments.get(name), Tensor)]
-        inputs = _tensors({k: v for k, v in arguments.items() if not plan.outs or k not in dict(plan.written).values()})
+        inputs = tensors_of(
+            {k: v for k, v in arguments.items() if not plan.outs or k not in dict(plan.written).values()}
+        )
         if plan.outs or plan.name in OVERWRITES:
             for target in written:
                 self.store.mark_written(target)
@@ -298,32 +294,16 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _opaque_write(self, func: Any, plan: Plan, args: Any, kwargs: Any, written: Sequence[Tensor]) -> Any:
         """An operation that writes and has no functional form: run on copies of each lane, then natively."""
         self._fallback(plan.name)
-        places = {id(t): i for i, t in enumerate(written)}
-        seen = {id(t): self.lanes_of(t) for t in _tensors((args, kwargs))}
-
-        def on_copies(*a: Any, **k: Any) -> tuple[Tensor, ...]:
-            a, k = tree_map_only(Tensor, torch.clone, (a, k))
-            func(*a, **k)
-            named = {s.name: v for s, v in zip(func._schema.arguments, a, strict=False)} | k
-            return tuple(named[name] for _, name in plan.written if isinstance(named.get(name), Tensor))
-
+        seen = {id(t): self.lanes_of(t) for t in tensors_of((args, kwargs))}
+        names = [name for _, name in plan.written]
         for target in written:
             if not self.store.covers(target):
                 self.store.capture(target)
-        tree = tree_map_only(Tensor, lambda t: seen[id(t)].rounded, (args, kwargs))
-        made: list[Any] | None = None
-        for dtype in (D, torch.float32, None):
-            try:
-                made = _results(each(on_copies, *_typed(tree[0], dtype, args), **_typed(tree[1], dtype, kwargs)))
-                break
-            except REFUSED:
-                continue
+        made = run_on_lanes(on_copies(func, names), args, kwargs, seen, written)
         out = func(*args, **kwargs)
-        for target, value in zip(written, made or [None] * len(places), strict=False):
-            if isinstance(value, Tensor) and value.shape[1:] == target.shape:
-                wide = value.to(D) if value.dtype.is_floating_point else value
-                wide = self._unsure(wide) if target.dtype.is_floating_point else wide
-                self._store_written(target, self.finished(wide, target))
+        for target, value in zip(written, made or [None] * len(written), strict=False):
+            if isinstance(value, Tensor):
+                self._store_written(target, self.finished(self._unsure(value), target))
             else:
                 self._rewrite(target)
         return out
@@ -337,22 +317,6 @@ def _composite(func: Any) -> bool:
     return bool(func._can_decompose()) and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
-
-
-def _results(out: Any) -> list[Any]:
-    if isinstance(out, (tuple, list)):
-        return [item for part in out for item in (part if isinstance(part, (tuple, list)) else (part,))]
-    return [out]
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
-
-
-def _check_shapes(values: Sequence[Any], natives: Sequence[Any]) -> None:
-    for value, native in zip(values, natives, strict=False):
-        if isinstance(value, Tensor) and isinstance(native, Tensor) and value.shape[1:] != native.shape:
-            raise ValueError(f"lanes have shape {tuple(value.shape[1:])}, the native result {tuple(native.shape)}")
 
 
 def _holds(target: torch.dtype, source: torch.dtype) -> bool:
@@ -376,27 +340,3 @@ def _product_terms(name: str, args: Sequence[Any]) -> int:
     if name in ("addmm", "baddbmm"):
         return int(args[1].shape[-1])
     return 1
-
-
-def _typed(tree: Any, dtype: torch.dtype | None, natives: Any) -> Any:
-    """Floating lanes in ``dtype``; None: each in the dtype of its native counterpart."""
-    if dtype is not None:
-        return tree_map_only(Tensor, lambda t: t.to(dtype) if t.dtype == D else t, tree)
-    leaves, spec = tree_flatten(tree)
-    originals = tree_flatten(natives)[0]
-    back = [
-        v.to(n.dtype) if isinstance(v, Tensor) and isinstance(n, Tensor) else v
-        for v, n in zip(leaves, originals, strict=True)
-    ]
-    return tree_unflatten(back, spec)
-
-
-def _in(dtype: torch.dtype | None, func: Any) -> Any:
-    """``func`` with floating dtype arguments below ``dtype`` lifted to it."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if dtype is not None:
-            args, kwargs = tree_map_only(torch.dtype, lambda d: dtype if d in GRIDS else d, (args, kwargs))
-        return func(*args, **kwargs)
-
-    return call

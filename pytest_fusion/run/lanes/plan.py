@@ -38,9 +38,7 @@ def plan_of(function: Any) -> Plan:
     schema = function._schema
     namespace, _, name = schema.name.partition("::")
     written = tuple(
-        (position, argument.name)
-        for position, argument in enumerate(schema.arguments)
-        if _is_written(argument)
+        (position, argument.name) for position, argument in enumerate(schema.arguments) if _is_written(argument)
     )
     outs = bool(written) and all(schema.arguments[position].kwarg_only for position, _ in written)
     base = name

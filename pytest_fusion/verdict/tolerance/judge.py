@@ -29,16 +29,16 @@ def judge_output(
     (24; 64 for fewer than 16 elements) and must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given,
     a pass is graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``.
     """
-    with torch.no_grad():
-        verdict = _judge(candidate, few)
-        if not verdict.ok and verdict.statistic != "shape":
-            verdict = _judge(candidate, more())
-        if not verdict.ok or fine is None:
-            return verdict
-        strict = _judge(candidate, fine(), inclusive=False)
-        return replace(verdict, grade="A" if strict.ok else "B")
+    verdict = _judge(candidate, few)
+    if not verdict.ok and verdict.statistic != "shape":
+        verdict = _judge(candidate, more())
+    if not verdict.ok or fine is None:
+        return verdict
+    strict = _judge(candidate, fine(), inclusive=False)
+    return replace(verdict, grade="A" if strict.ok else "B")
 
 
+@torch.no_grad()
 def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> ValuesVerdict:
     native = lanes.native
     if candidate.shape != native.shape or candidate.dtype != native.dtype:
@@ -59,15 +59,15 @@ def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> 
     return judge_codes(candidate, lanes)
 
 
+@torch.no_grad()
 def offending(candidate: Tensor, lanes: OutputLanes) -> Tensor:
     """Bool, of the candidate's shape: the elements beyond what is allowed of a single element."""
     if candidate.shape != lanes.native.shape:
         return torch.ones_like(candidate, dtype=torch.bool)
     if not candidate.numel():
         return torch.zeros_like(candidate, dtype=torch.bool)
-    with torch.no_grad():
-        if lanes.native.dtype in GRIDS:
-            return offending_floats(candidate, lanes)
-        if lanes.native.dtype.is_complex:
-            return ~torch.isclose(candidate, lanes.native, equal_nan=True)
-        return offending_codes(candidate, lanes)
+    if lanes.native.dtype in GRIDS:
+        return offending_floats(candidate, lanes)
+    if lanes.native.dtype.is_complex:
+        return ~torch.isclose(candidate, lanes.native, equal_nan=True)
+    return offending_codes(candidate, lanes)

@@ -27,7 +27,8 @@ class Spread:
 
     ``centre`` (N) is the oracle (where that is not finite: the native value). ``rounded`` (K, N) are the lanes as an
     honest kernel would store them, ``squares`` (K, N) their squared errors before that, zero where a lane is not
-    finite. ``finite`` (K, N) is None when everything is. ``count`` (N) finite lanes.
+    finite. ``finite`` (K, N) is None when everything is. ``count`` (N) finite lanes. ``rho`` and ``typical`` are the
+    median relative and absolute variance of an element.
     """
 
     dtype: torch.dtype
@@ -39,6 +40,7 @@ class Spread:
     count: Tensor | int
     step: Tensor
     rho: Tensor
+    typical: Tensor
 
     @property
     def lanes(self) -> int:
@@ -46,25 +48,31 @@ class Spread:
 
     def deviation(self) -> Tensor:
         """Standard deviation (N) granted to an honest kernel's element, its own rounding to the dtype included."""
-        return self._deviation(self.squares.sum(0) / self._at_least_one(self.count), self.rho, self.lanes)
+        variance = self.squares.sum(0) / self._at_least_one(self.count)
+        return self._deviation(variance, self.rho, self.typical, self.lanes)
 
     def deviation_without(self, start: int, stop: int) -> Tensor:
         """The same for lanes ``start..stop``, each judged by all others: (stop - start, N)."""
         rest = self.count - 1 if self.finite is None else self.count - self.finite[start:stop].to(D)
         variance = (self.squares.sum(0) - self.squares[start:stop]) / self._at_least_one(rest)
-        rho = self._smoothing(variance) if self.centre.numel() <= FEW else self.rho
-        return self._deviation(variance, rho, self.lanes - 1)
+        rho, typical = self.rho, self.typical
+        if self.centre.numel() <= FEW:
+            rho, typical = _typical(variance, self.centre)
+        return self._deviation(variance, rho, typical, self.lanes - 1)
 
     @staticmethod
     def _at_least_one(count: Tensor | float) -> Tensor | float:
         return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
 
-    def _deviation(self, variance: Tensor, rho: Tensor, lanes: int) -> Tensor:
-        common = rho * self.centre.square()
+    def _deviation(self, variance: Tensor, rho: Tensor, typical: Tensor, lanes: int) -> Tensor:
+        common = torch.maximum(rho * self.centre.square(), typical)
+        # The variance from few lanes is uncertain, so it shares with what is usual in the tensor; but no element is
+        # granted much more than its own lanes show, or the tails of a GELU would excuse errors at its peaks.
+        common = torch.minimum(common, 8 * variance + 2 * self.step.square())
         if isinstance(self.count, Tensor):
             # No finite lane: the reference overflows where exact arithmetic does not; a kernel that gets through is
             # held to eight times the usual relative error.
-            common = torch.where(self.count == 0, 128 * common, common)
+            common = torch.where(self.count == 0, 128 * rho * self.centre.square(), common)
         spread = 0.5 * variance + 0.5 * common
         if self.centre.numel() < 16:
             # A variance from few lanes of few elements is itself uncertain: Student's t instead of the normal.
@@ -74,20 +82,19 @@ class Spread:
             spread = 2 * spread + self.step.square() / 12
         return torch.sqrt(self.step.square() / 12 + spread).clamp_min(1e-300)
 
-    def _smoothing(self, variance: Tensor) -> Tensor:
-        return _typical(variance, self.centre)
 
-
-def _typical(variance: Tensor, centre: Tensor) -> Tensor:
-    """Median relative variance over the elements that are not zero: scalar, or (B, 1) for (B, N) variances."""
+def _typical(variance: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Median relative and absolute variance of the elements that are not zero: (1), or (B, 1) for (B, N)."""
     usable = centre != 0
     if not bool(usable.any()):
-        return variance.new_zeros((*variance.shape[:-1], 1))
+        none = variance.new_zeros((*variance.shape[:-1], 1))
+        return none, none
     picked, values = variance[..., usable], centre[usable]
     if picked.shape[-1] > SAMPLE:
         stride = picked.shape[-1] // SAMPLE
         picked, values = picked[..., ::stride], values[::stride]
-    return (picked / values.square()).nan_to_num(0.0).median(-1, True).values
+    relative = (picked / values.square()).nan_to_num(0.0).median(-1, True).values
+    return relative, picked.median(-1, True).values
 
 
 def spread_of(lanes: OutputLanes) -> Spread:
@@ -113,9 +120,8 @@ def spread_of(lanes: OutputLanes) -> Spread:
         squares = (raw - oracle).square()
     step = quantum(oracle, dtype)
     total = squares.sum(0) / Spread._at_least_one(count)
-    spread = Spread(dtype, oracle, native, rounded, squares, finite, count, step, total.new_zeros(1))
-    spread.rho = _typical(total, oracle)
-    return spread
+    rho, typical = _typical(total, oracle)
+    return Spread(dtype, oracle, native, rounded, squares, finite, count, step, rho, typical)
 
 
 def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Tensor:

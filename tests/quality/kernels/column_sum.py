@@ -36,10 +36,12 @@ def partial_kernel(
     for step in range(tl.cdiv(chunk, ROWS)):
         r = start + step * ROWS + tl.arange(0, ROWS)
         inside = (r < end)[:, None] & (c < cols)[None, :]
+        if BUG == "row-mask-only":
+            inside = (r < end)[:, None] & (c >= 0)[None, :]
         total += tl.load(x + r[:, None] * row_pitch + c[None, :] * col_pitch, mask=inside, other=0.0).to(tl.float32)
     mine = tl.sum(total, axis=0)
     if ATOMIC:
-        if BUG == "atomic-without-mask":
+        if BUG == "atomic-without-mask" or BUG == "row-mask-only":
             tl.atomic_add(partial + c, mine)
         else:
             tl.atomic_add(partial + c, mine, mask=c < cols)

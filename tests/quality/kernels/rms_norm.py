@@ -1,7 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""RMS norm, Llama casting: float32 inside, rounded to ``x.dtype`` before the product with ``weight``.
+"""RMS norm in two conventions.
 
-``x`` is ``(rows, hidden)`` or ``(outer, inner, hidden)``, ``weight`` is ``(hidden,)``, all of one floating dtype; so is
+Llama: float32 inside, rounded to ``x.dtype`` before the product with ``weight``. Gemma: float32 throughout with
+``1 + weight``, one rounding to ``x.dtype`` at the end. ``x`` is ``(rows, hidden)`` or ``(outer, inner, hidden)``, ``weight`` is ``(hidden,)``, all of one floating dtype; so is
 the result.
 """
 
@@ -23,10 +24,15 @@ def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
+def gemma_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    xf = x.float()
+    return (xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).to(x.dtype)
+
+
 @triton.jit
 def tile_kernel(
     x, weight, out, rows, hidden, row_pitch, col_pitch, weight_pitch, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, BUG: tl.constexpr,
+    GEMMA: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BUG: tl.constexpr,
 ):  # fmt: skip
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     c = tl.arange(0, BLOCK)
@@ -53,10 +59,15 @@ def tile_kernel(
         scale = tl.rsqrt(mean + eps)
     w = tl.load(weight + c * weight_pitch, mask=c < hidden, other=0.0)
     normed = value * scale[:, None]
-    if BUG == "weight-before-cast":
-        result = normed * w.to(tl.float32)[None, :]
+    factor = w.to(tl.float32)[None, :]
+    if GEMMA:
+        factor += 1.0
+        if BUG == "cast-before-weight":
+            normed = normed.to(out.dtype.element_ty).to(tl.float32)
     else:
-        result = normed.to(out.dtype.element_ty).to(tl.float32) * w.to(tl.float32)[None, :]
+        if BUG != "weight-before-cast":
+            normed = normed.to(out.dtype.element_ty).to(tl.float32)
+    result = normed * factor
     tl.store(out + r[:, None] * hidden + c[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -99,7 +110,9 @@ def looped_kernel(
         tl.store(out + row * hidden + c, result.to(out.dtype.element_ty), mask=c < hidden)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, bug: str = "", rows_per_program: int = 4) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, gemma: bool = False, bug: str = "", rows_per_program: int = 4
+) -> Tensor:
     rows, hidden = x.shape
     out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     if bug == "no-empty-guard":
@@ -118,7 +131,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, bug: str = "", rows_per_p
         programs = min(programs, 8)
     tile_kernel[(programs,)](
         x, weight, out, rows, hidden, x.stride(0), x.stride(1), weight.stride(0), eps,
-        ROWS=rows_per_program, BLOCK=block, BUG=bug,
+        GEMMA=gemma, ROWS=rows_per_program, BLOCK=block, BUG=bug,
     )  # fmt: skip
     return out
 
@@ -191,14 +204,14 @@ def rms_norm_nested(x: Tensor, weight: Tensor, eps: float, *, bug: str = "") -> 
     return out
 
 
-def make_spec(bug: str = "", *, rows_per_program: int = 4) -> FusionSpec:
+def make_spec(bug: str = "", *, gemma: bool = False, rows_per_program: int = 4) -> FusionSpec:
     def fused(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, weight, eps, bug=bug, rows_per_program=rows_per_program)
+        return rms_norm(x, weight, eps, gemma=gemma, bug=bug, rows_per_program=rows_per_program)
 
     return FusionSpec(
-        name=f"rms_norm {bug or rows_per_program}",
+        name=f"rms_norm{'_gemma' if gemma else ''} {bug or rows_per_program}",
         fused=fused,
-        reference=reference,
+        reference=gemma_reference if gemma else reference,
         inputs={"x": tensor("rows hidden"), "weight": tensor("hidden"), "eps": 1e-6},
         dims={"rows": dim(0, 80)},
     )

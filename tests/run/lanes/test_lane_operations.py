@@ -124,7 +124,7 @@ def _input(dtype: torch.dtype) -> Tensor:
 def _differentiated(function: Function, x: Tensor) -> list[Tensor]:
     leaf = x.detach().clone().requires_grad_()
     out = function(leaf)
-    return list(torch.autograd.grad(out, leaf, torch.full_like(out, 0.75)))
+    return list(torch.autograd.grad(out, leaf, _weight(out, *out.shape)))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, each
+from pytest_fusion.run.lanes.rounding import GRIDS
 
 # Tensor cores add products in groups and truncate the accumulator instead of rounding it (Fasi et al. 2021,
 # "Numerical behavior of NVIDIA tensor cores"): a drift towards zero of up to one unit per group of this many terms.
@@ -18,17 +19,30 @@ GROUP = 16
 def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
     a, b = as_float(a), as_float(b)
+    low_a, low_b = _narrow(a), _narrow(b)
+    if op.noise.kind == "E" and not op.wide:
+        a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
     value = torch.matmul(a, b[0] if b.shape[0] == 1 and b.dim() == 3 else b)
     first_a, first_b = a[0], b[0]
     squares = torch.matmul(first_a.square(), first_b.square())
     terms = a.shape[-1]
-    value = truncated(op, value, a, b, terms)
+    value = truncated(op, value, terms) if low_a is not None or low_b is not None else value
     return op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
 
 
-def truncated(op: Op, value: Tensor, a: Tensor, b: Tensor, terms: int) -> Tensor:
-    """Lets lanes drift towards zero where both operands are low-precision values: kernels use tensor cores there."""
-    if op.wide or terms <= GROUP or not (_narrow(a) and _narrow(b)):
+def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:
+    """A computed float32 operand as tensor cores get it when the other one is low-precision: in the other's dtype.
+
+    Fused attention and MLP kernels store probabilities and activations so between their two products; a reference
+    that upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay as they are.
+    """
+    computed_here = value.shape[0] > 1
+    return op.noise.rounded(value, other) if computed_here and low is None and other is not None else value
+
+
+def truncated(op: Op, value: Tensor, terms: int) -> Tensor:
+    """Lets lanes drift towards zero, for products of low-precision values: kernels use tensor cores there."""
+    if op.wide or terms <= GROUP:
         return value
     out = op.noise.spread(value)
     share = op.noise.uniform((1,) * (value.dim() - 1), value.device).add(1)
@@ -37,12 +51,19 @@ def truncated(op: Op, value: Tensor, a: Tensor, b: Tensor, terms: int) -> Tensor
     return out
 
 
-def _narrow(value: Tensor) -> bool:
-    """True when every value has at most the 11 significant bits of fp16."""
-    if value.shape[0] > 1:
-        value = value[1:2]
-    bits = value.contiguous().view(torch.int64)
-    return bool(((bits & ((1 << 42) - 1)) == 0).all())
+def _narrow(value: Tensor) -> torch.dtype | None:
+    """The 16-bit dtype whose values these are, by their significant bits.
+
+    None where some value has more bits, and where none has more than four: masks, one-hot rows and small integers are
+    no sign of a low-precision input.
+    """
+    bits = (value[1] if value.shape[0] > 1 else value[0]).contiguous().view(torch.int64)
+    if not bool((bits & ((1 << 49) - 1)).any()):
+        return None
+    for dtype in (torch.bfloat16, torch.float16):
+        if not bool((bits & ((1 << (53 - GRIDS[dtype].bits)) - 1)).any()):
+            return dtype
+    return None
 
 
 @computed("mm", "bmm")
@@ -121,7 +142,8 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
     squares = convolve(x[0].square(), weight[0].square())
     channels = weight.shape[1] // groups if transposed else weight.shape[2]
     terms = channels * math.prod(weight.shape[3:])
-    value = truncated(op, value, x, weight, terms)
+    if _narrow(x) is not None and _narrow(weight) is not None:
+        value = truncated(op, value, terms)
     value = op.accumulated(value, squares, terms, lambda: convolve(x[0].abs(), weight[0].abs()))
     if bias is None:
         return value

@@ -1,0 +1,99 @@
+"""The covering phase: every pair of levels in few cases."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from pytest_fusion.case import covering
+from pytest_fusion.case.plan import Plan
+from pytest_fusion.spec.dims import dim
+from pytest_fusion.spec.inputs import optional, tensor
+
+PlanOf = Callable[..., Plan]
+
+SPECS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "matrix": ({"x": tensor("rows hidden"), "w": tensor("hidden"), "b": optional(tensor("hidden"))}, {}),
+    "one factor": ({"x": tensor("n", dtype="int32", layouts="contiguous")}, {"dtypes": "float32"}),
+    "drawn": ({"k": st.just([1]), "x": tensor("2", dtype=["int8", "int16"])}, {"pools": {"k": ([1], [2], [3])}}),
+    "bounded": ({"x": tensor("a b")}, {"dims": {"a": dim(4, 4), "b": dim(multiple_of="a")}}),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_rows_hold_every_pair_of_levels(plan_of: PlanOf, name: str) -> None:
+    """Each pair of levels of each two factors occurs in some row, and the count says so."""
+    inputs, keywords = SPECS[name]
+    plan = plan_of(inputs, **keywords)
+    rows = list(covering.rows(plan))
+    count = covering.PairCount(plan)
+    for row in rows:
+        assert set(row) == set(plan.factors)
+        count.add(row)
+    for a, b in itertools.combinations(plan.factors, 2):
+        met = {(repr(row[a]), repr(row[b])) for row in rows}
+        assert len(met) == len(plan.factors[a]) * len(plan.factors[b]), (a, b)
+    assert count.as_json()["share"] == 1.0
+    if len(plan.factors) == 1:
+        assert len(rows) == len(next(iter(plan.factors.values())))
+
+
+def test_the_rows_are_far_fewer_than_all_combinations(plan_of: PlanOf) -> None:
+    """The matrix needs no more than three times the product of its two longest factors."""
+    plan = plan_of(SPECS["matrix"][0])
+    longest = sorted((len(levels) for levels in plan.factors.values()), reverse=True)
+    assert len(list(covering.rows(plan))) <= 3 * longest[0] * longest[1]
+
+
+def test_a_spec_without_choices_has_one_case(plan_of: PlanOf) -> None:
+    """Constants alone are a single, empty choice."""
+    assert list(covering.rows(plan_of({"k": 3}))) == [{}]
+
+
+def test_half_of_the_pairs_are_counted_as_half(plan_of: PlanOf) -> None:
+    """Levels outside of the plan, such as random sizes, count for nothing."""
+    plan = plan_of({"x": tensor("2", dtype=["int8", "int16"], layouts=["contiguous", "padded"])}, dtypes="float32")
+    assert {name: len(levels) for name, levels in plan.factors.items()} == {"layout x": 3, "dtype x": 2}
+    count = covering.PairCount(plan)
+    count.add({"layout x": ("contiguous", 0), "dtype x": "int8"})
+    count.add({"layout x": ("contiguous", 0), "dtype x": "int99"})
+    assert count.as_json() == {"pairs": 6, "covered": 1, "share": round(1 / 6, 4)}
+
+
+def test_the_rows_are_the_same_in_every_process() -> None:
+    """Neither hash seeds nor anything else of a process decides which cases a test runs."""
+    program = """
+from pytest_fusion.case.covering import rows
+from pytest_fusion.case.plan import Limits, make_plan
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import tensor
+f = lambda x, w: x
+spec = FusionSpec(fused=f, reference=f, inputs={"x": tensor("a b"), "w": tensor("b")})
+found = [sorted(row.items()) for row in rows(make_plan(spec, limits=Limits()))]
+"""
+    here: dict[str, Any] = {}
+    exec(program, here)  # noqa: S102 - the same program in this process and in another
+    other = subprocess.run(
+        [sys.executable, "-c", program + "print(found)"],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(here["found"]) > 50
+    assert other.stdout.strip() == str(here["found"])
+
+
+def test_each_dim_is_long_in_turn(plan_of: PlanOf) -> None:
+    """Past a grid axis of 65535 goes every dim that may, with the others small; a bounded one is left out."""
+    plan = plan_of({"x": tensor("rows hidden")}, dims={"hidden": dim(1, 64)})
+    longest = [row for row in covering.long_rows(plan) if 65537 in row.values()]
+    assert [row["dim rows"] for row in longest] == [65537]
+    assert all(row["dim hidden"] <= 64 or row["dim hidden"] // 2 <= 64 for row in covering.long_rows(plan))

@@ -1,0 +1,54 @@
+"""The text of a failure."""
+
+from __future__ import annotations
+
+from pytest_fusion.diagnosis.message import compose, replay_command
+from pytest_fusion.verdict.model import failed
+
+CASE = {
+    "dims": {"rows": 3, "hidden": 129},
+    "dtype": "bfloat16",
+    "seed": 0,
+    "absent": ["bias"],
+    "drawn": {"eps": 0.5},
+    "inputs": {
+        "x": {"dtype": "bfloat16", "shape": [3, 129], "layout": "padded", "variant": 1, "strides": [132, 1],
+              "offset": 4, "values": "nan"},
+        "bias": {"dtype": "bfloat16", "shape": [129], "layout": "contiguous", "variant": 0, "strides": [1],
+                 "offset": 0, "values": "unit"},
+    },
+}  # fmt: skip
+
+
+def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> None:
+    """Every part that is given has its line, in that order."""
+    text = compose(
+        "test_norm",
+        failed("values", "out: 3 elements are off"),
+        CASE,
+        cause="tail-write",
+        where="axis 1: index 128 of 129 (the last)",
+        command=replay_command("tests/test_k.py::test_norm[a b]", ".fusion/failures/x.json"),
+        trace="Traceback\n  line",
+        found_after="found after 12 case(s)",
+    )
+    parts = [
+        "test_norm: values failed",
+        "out: 3 elements are off",
+        "where: axis 1: index 128 of 129 (the last)",
+        "smallest case: rows=3 hidden=129, dtype bfloat16, seed 0",
+        "x: bfloat16 [3, 129], padded/1, strides [132, 1], storage offset 4, values nan",
+        "bias: None",
+        "eps = 0.5",
+        "likely cause: tail-write",
+        "found after 12",
+        "Traceback",
+        "replay: pytest 'tests/test_k.py::test_norm[a b]' --fusion-replay .fusion/failures/x.json",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_message_leaves_out_what_it_does_not_know() -> None:
+    """Without case, cause, place and command there are two lines."""
+    assert compose("test_norm", failed("vacuity", "proves nothing"), None).count("\n") == 1

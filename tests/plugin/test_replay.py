@@ -1,0 +1,193 @@
+"""Replay files: the printed command shows the same failure in a new process, from any folder; a bad file says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+BUGGY = """
+class TestMethods:
+    @pytest.mark.parametrize("word", ["a b", "c"])
+    @fused_equivalent(relu_reference, inputs={**X, "times": st.sampled_from([1, 3])})
+    def test_each(self, x, times, word, tmp_path):
+        return relu(x) * (1 + (x.shape[-1] > 2))
+
+@fused_equivalent(relu_reference, inputs=X)
+def test_function(x):
+    return wrong(x)
+
+def test_other():
+    raise AssertionError("not asked for")
+"""
+# The reference has to take what is drawn.
+BUGGY = BUGGY.replace("relu_reference, inputs={**X", "lambda x, times: torch.relu(x), inputs={**X")
+
+
+def _replays(path: Path) -> dict[str, Path]:
+    files = (path / ".fusion" / "failures").glob("*.json")
+    return {json.loads(file.read_text())["nodeid"].partition("::")[2]: file for file in files}
+
+
+@pytest.fixture
+def failed(project: Project) -> Project:
+    """A project after a run in which three tests failed."""
+    project.write(BUGGY)
+    (project.pytester.path / "pytest.ini").write_text("[pytest]\n")
+    project.run("-k", "not other").assert_outcomes(failed=3)
+    return project
+
+
+def _commands(result: pytest.RunResult) -> list[list[str]]:
+    """The commands that failures print, once each."""
+    return [shlex.split(line) for line in dict.fromkeys(re.findall(r"replay: pytest (.*)", result.stdout.str()))]
+
+
+def test_every_printed_command_shows_its_failure(failed: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a function, a method and a parametrized test, from the root and from a folder below it."""
+    first = {name: (test["failed_check"], test["case"]) for name, test in failed.tests.items()}
+    (failed.pytester.path / "below").mkdir()
+    for folder in (".", "below"):
+        monkeypatch.chdir(failed.pytester.path / folder)
+        # Found again from here, so that the commands are those that are printed here.
+        commands = _commands(failed.run(str(failed.pytester.path / "test_it.py"), "-k", "not other"))
+        assert len(commands) == 3
+        for command in commands:
+            result = failed.run(*command)
+            result.assert_outcomes(failed=1)
+            report = json.loads(Path("fusion.json").read_text())
+            (test,) = report["tests"]
+            name = test["nodeid"].partition("::")[2]
+            assert (test["failed_check"], test["case"]) == first[name]
+            assert (test["cases"], test["replay"]) == (1, command[-1])
+
+
+def test_a_replay_in_a_new_process(failed: Project) -> None:
+    """A file without the node id is enough: it picks its test out of all, in a process that knows nothing else."""
+    replay = _replays(failed.pytester.path)["TestMethods::test_each[a b]"]
+
+    result = failed.run("--fusion-replay", str(replay), subprocess=True)
+
+    result.assert_outcomes(failed=1, deselected=3)
+    assert list(failed.tests) == ["TestMethods::test_each[a b]"]
+
+
+def test_the_command_line_replays_from_anywhere(
+    failed: Project, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """`pytest-fusion replay FILE` finds the test from the project, from below it, and by where the file lies."""
+    replay = _replays(failed.pytester.path)["TestMethods::test_each[a b]"]
+    (failed.pytester.path / "below").mkdir()
+
+    for folder in (failed.pytester.path / "below", tmp_path_factory.mktemp("elsewhere")):
+        monkeypatch.chdir(folder)
+        result = failed.pytester.run(
+            *(sys.executable, "-m", "pytest_fusion.cli", "replay", str(replay), "--"),
+            *("-p", "no:cacheprovider", "--fusion-device", "cpu"),
+        )
+        result.assert_outcomes(failed=1)
+        assert result.ret == 1
+        result.stdout.fnmatch_lines(["*test_each: values failed", "*smallest case: hidden=3 rows=1*"])
+
+
+def test_a_mended_kernel_passes_its_replay(failed: Project) -> None:
+    """Once the bug is gone the replay passes."""
+    replay = _replays(failed.pytester.path)["test_function"]
+    failed.write(BUGGY.replace("wrong(x)", "relu(x)"))
+
+    failed.run("--fusion-replay", str(replay)).assert_outcomes(passed=1, deselected=3)
+
+
+def _cut(data: dict[str, Any]) -> str:
+    return json.dumps(data)[:40]
+
+
+def _foreign(data: dict[str, Any]) -> str:
+    return json.dumps({"tests": []})
+
+
+def _later(data: dict[str, Any]) -> str:
+    return json.dumps({**data, "schema": 99})
+
+
+def _headless(data: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in data.items() if key != "nodeid"})
+
+
+def _edited(data: dict[str, Any]) -> str:
+    return json.dumps({**data, "case": {"dims": 3}})
+
+
+def _moved(data: dict[str, Any]) -> str:
+    return json.dumps({**data, "nodeid": "test_it.py::test_gone"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (_cut, "*is not JSON (*was it cut off?"),
+        (_foreign, "*is not a replay file of pytest-fusion; those lie in .fusion/failures/"),
+        (_later, "*has schema 99, this version reads 1"),
+        (_headless, "*has no 'nodeid'; was it edited?"),
+        (_edited, "*this is not a case (*was the file edited?"),
+        (_moved, "*belongs to test_it.py::test_gone, which was not collected*"),
+    ],
+)
+def test_a_file_that_cannot_be_replayed(damage: Callable[[dict[str, Any]], str], line: str, project: Project) -> None:
+    """A file that is cut, foreign, of a later version, edited or of a test that is gone is an error of use."""
+    project.write(BUGGY)
+    case = {"dims": {"rows": 1, "hidden": 1}, "dtype": "float32", "inputs": {}, "absent": [], "drawn": {}, "seed": 0}
+    data = {"schema": 1, "tool": "pytest-fusion", "nodeid": "test_it.py::test_function", "spec": "test_function"}
+    (project.pytester.path / "bad.json").write_text(damage({**data, "check": "values", "cause": None, "case": case}))
+
+    result = project.run("--fusion-replay", "bad.json")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([line])
+    result.stdout.no_fnmatch_line("*test_it.py [.F]*")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ('{"x": tensor("rows columns")}', "*it has no size for 'columns'*"),
+        ('{"x": tensor("rows hidden"), "y": tensor("rows")}', "*it has no tensor for 'y'*"),
+        (
+            '{"x": tensor("rows hidden", dtype=torch.float64)}',
+            "*'x' has the dtype float32; that of 'x' is one of float64*",
+        ),
+        ('X, dims={"hidden": dim(4)}', "*hidden=2 is outside of its bounds, Dim(min=4*"),
+        ('X, dims={"hidden": dim(1)}', None),
+    ],
+)
+def test_a_file_of_another_spec_is_refused(change: str, line: str | None, failed: Project) -> None:
+    """A case that today's spec does not allow is not run; one that it still allows is."""
+    replay = _replays(failed.pytester.path)["test_function"]
+    changed = BUGGY.replace("relu_reference, inputs=X", f"lambda x, y=None: torch.relu(x), inputs={change}")
+    failed.write(changed.replace("def test_function(x):", "def test_function(x, y=None):"))
+
+    result = failed.run("--fusion-replay", str(replay))
+
+    result.assert_outcomes(failed=1, deselected=3)
+    written = "*the replay file was written for another spec than today's: "
+    result.stdout.fnmatch_lines([written + line[1:] if line else "test_function: values failed"])
+
+
+def test_the_command_line_says_what_is_wrong(project: Project) -> None:
+    """`pytest-fusion replay` of a missing file, or of a project that is not here, is one sentence and exit 4."""
+    project.pytester.makefile(".json", bad=json.dumps({"schema": 1, "tool": "pytest-fusion", "nodeid": "gone.py::t"}))
+    data = {"schema": 1, "tool": "pytest-fusion", "nodeid": "gone.py::t", "spec": "t", "check": "values"}
+    project.pytester.makefile(".json", lost=json.dumps({**data, "cause": None, "case": {}}))
+
+    for name, line in (("absent", "*cannot read*"), ("bad", "*has no 'spec'*"), ("lost", "*with the file gone.py*")):
+        result = project.pytester.run(sys.executable, "-m", "pytest_fusion.cli", "replay", f"{name}.json")
+        assert result.ret == 4
+        result.stderr.fnmatch_lines([f"pytest-fusion: {line[1:]}" if line[1:].startswith("cannot") else line])

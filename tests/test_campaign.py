@@ -1,0 +1,200 @@
+"""All cases of one test: pinned ones first, boundaries, search; then the minimum and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, example, settings
+
+from pytest_fusion.campaign import Campaign, Tally, pinned_case
+from pytest_fusion.case import search
+from pytest_fusion.errors import SpecError
+from pytest_fusion.examine import Request, run
+from pytest_fusion.profiles import PROFILES
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.dims import dim
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import optional, tensor
+
+T = torch.Tensor
+
+
+def double(x: T) -> T:
+    return x * 2
+
+
+def campaign(
+    fused: Any = double, *decorators: Any, inputs: Any = None, cases: int | None = 8, seed: int = 0, **keywords: Any
+) -> Campaign:
+    def outer() -> None: ...
+
+    for decorate in decorators:
+        outer = decorate(outer)
+    search.adopt(outer, outer)
+    spec = FusionSpec(
+        fused=fused,
+        reference=keywords.pop("reference", double),
+        inputs=inputs or {"x": tensor("rows hidden")},
+        **keywords,
+    )
+    return Campaign(
+        spec,
+        device=torch.device("cpu"),
+        profile=PROFILES["dev"],
+        outer=outer,
+        nodeid="test",
+        extra={},
+        seed=seed,
+        max_cases=cases,
+    )
+
+
+def seen_by(*decorators: Any, **keywords: Any) -> tuple[list[tuple[tuple[int, ...], torch.dtype]], Tally]:
+    """Shape and dtype of each new input, in order, and the tally."""
+    seen: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def fused(x: T) -> T:
+        if not seen or seen[-1] != (tuple(x.shape), x.dtype):
+            seen.append((tuple(x.shape), x.dtype))
+        return x * 2
+
+    return seen, campaign(fused, *decorators, **keywords).run()
+
+
+def test_pinned_examples_run_first_in_the_sizes_they_name() -> None:
+    """``@example`` gives sizes, a dtype, a regime and a layout."""
+    seen, tally = seen_by(example(rows=3, hidden=71, dtype=torch.bfloat16, values="nan", x="transposed"), cases=2)
+    assert seen[0] == ((3, 71), torch.bfloat16)
+    assert tally.failure is None
+
+
+def test_a_pinned_example_may_cost_more_than_a_generated_case() -> None:
+    """Its sizes are not halved to fit the limits of a profile."""
+    case = pinned_case(campaign().plan, {"rows": 3, "hidden": 1_000_000}, 0)
+    assert dict(case.sizes) == {"rows": 3, "hidden": 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "part"),
+    [
+        ({"row": 3}, "names no dim"),
+        ({"rows": 3}, "rows=3, which Dim"),
+        ({"dtype": torch.float64}, "not one of dtypes="),
+        ({"dtype": "flaot16"}, "did you mean 'float16'"),
+        ({"values": "nans"}, "did you mean 'nan'"),
+        ({"x": "transpose"}, "did you mean 'transposed'"),
+    ],
+    ids=str,
+)
+def test_a_pinned_example_that_cannot_be_is_an_error(pinned: dict[str, Any], part: str) -> None:
+    """A misspelt or impossible example raises instead of running something else."""
+    with pytest.raises(SpecError, match=part):
+        campaign(double, example(**pinned), dims={"rows": dim(multiple_of=8)}).run()
+
+
+def test_a_pinned_example_may_leave_out_an_optional() -> None:
+    """``@example(b=None)`` is the case without ``b``."""
+    absent: list[bool] = []
+
+    def add(x: T, b: T | None) -> T:
+        absent.append(b is None)
+        return x * 2 if b is None else x * 2 + b
+
+    inputs = {"x": tensor("n"), "b": optional(tensor("n"))}
+    campaign(add, example(n=3, b=None), inputs=inputs, reference=add, cases=1).run()
+    assert set(absent) == {True}
+
+
+def test_the_number_of_cases_is_the_users() -> None:
+    """``@settings(max_examples)`` bounds all phases together; a phase that is switched off does not run."""
+    assert campaign(double, settings(max_examples=6), cases=None).run().cases == 6
+    only = campaign(double, example(rows=2, hidden=2), settings(phases=[Phase.explicit]), cases=None).run()
+    assert only.cases == 1
+
+
+def test_equal_seeds_run_equal_cases() -> None:
+    """The seed decides sizes and values of every case."""
+    runs = [seen_by(cases=10, seed=seed)[0] for seed in (1, 1, 2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_a_failure_ends_the_run_and_is_shrunk() -> None:
+    """No case runs after the first failure but those that shrink it, and the minimum is exact."""
+
+    def fused(x: T) -> T:
+        return x * (2 if x.shape[0] < 4 or x.shape[1] < 3 else 3)
+
+    tally = campaign(fused, cases=40).run()
+    assert tally.failure is not None
+    assert tally.failure.case is not None
+    assert dict(tally.failure.case.sizes) == {"rows": 4, "hidden": 3}
+    assert tally.failure.shrink_runs > 0
+    assert tally.cases == tally.judged + sum(tally.rejected.values())
+
+
+def test_without_the_shrink_phase_the_first_failing_case_is_reported() -> None:
+    """``@settings(phases=...)`` without shrink keeps the case as it was found."""
+    phases = settings(phases=[Phase.generate])
+    tally = campaign(lambda x: x * (3 if x.numel() > 20 else 2), phases, cases=30).run()
+    assert tally.failure is not None
+    assert tally.failure.shrink_runs == 0
+
+
+def test_a_spec_error_met_while_shrinking_does_not_hide_the_finding() -> None:
+    """A reference that cannot bear a smaller case ends that attempt, not the report."""
+
+    def reference(x: T) -> T:
+        if 0 < x.numel() < 5:
+            x.add_(1)
+        return x * 2
+
+    tally = campaign(lambda x: x * 3, inputs={"x": tensor("rows")}, reference=reference).run()
+    assert tally.failure is not None
+    assert tally.failure.case is not None
+    assert dict(tally.failure.case.sizes) == {"rows": 5}
+
+
+def test_sizes_that_are_impossible_together_are_counted() -> None:
+    """A shape that is negative for some sizes rejects those cases by name and judges the others."""
+    tally = campaign(double, inputs={"x": tensor("n-3")}, cases=30).run()
+    assert tally.failure is None
+    assert tally.rejected["impossible"] > 0
+    assert tally.judged > 0
+
+
+def record_of(fused: Any, root: Path, **keywords: Any) -> TestRecord:
+    def outer() -> None: ...
+
+    search.adopt(outer, outer)
+    spec = FusionSpec(fused=fused, reference=double, inputs={"x": tensor("rows hidden")}, name="scale", **keywords)
+    return run(spec, Request("test_scale", isolate="off", root=root, max_cases=12), outer=outer, extra={})
+
+
+def test_a_record_names_every_check_and_never_passes_what_was_not_run(tmp_path: Path) -> None:
+    """Each check of the contract has a verdict and, unless it passed, a reason."""
+    from pytest_fusion.verdict.model import CHECKS
+
+    record = record_of(double, tmp_path)
+    assert set(record.checks) == set(CHECKS)
+    assert record.verdict == "pass", record.message
+    for name, entry in record.checks.items():
+        assert entry["verdict"] in ("pass", "unknown")
+        assert entry["verdict"] == "pass" or entry["reason"], name
+        assert entry["verdict"] == "unknown" or entry["cases"] > 0, name
+
+
+def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> None:
+    """The file written replays the case that the record describes."""
+    from pytest_fusion.diagnosis.replay import read
+
+    record = record_of(lambda x: x * 3, tmp_path)
+    assert record.verdict == "fail"
+    assert record.case is not None
+    assert record.replay is not None
+    replay = read(Path(record.replay))
+    assert replay.check == record.failed_check == "values"
+    assert dict(replay.case.sizes) == record.case["dims"]

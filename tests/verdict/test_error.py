@@ -1,0 +1,129 @@
+"""Check ``error``: what a kernel may raise, and what not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion import values
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.inputs import derived, tensor
+from pytest_fusion.spec.policy import Tolerance
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_kernel_that_raises_fails_with_its_exception_and_place(examine: Any) -> None:
+    """The record names the exception, the function that raised, the smallest case and ``rejects=``."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] >= 3:
+            raise RuntimeError("too many rows")
+        return x * 2
+
+    record = examine(fused, double)
+    assert (record.verdict, record.failed_check, record.cause) == ("fail", "error", "raises")
+    assert record.case is not None
+    assert record.case["dims"] == {"rows": 3, "hidden": 0}
+    assert "RuntimeError: too many rows" in record.message
+    assert "test_error.py:fused" in record.message
+    assert "rejects=" in record.message
+
+
+def test_a_declared_refusal_is_counted_and_forgiven(examine: Any) -> None:
+    """Cases that raise a type of ``rejects`` are rejected by name, the others judged."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] % 2:
+            raise ValueError("odd width")
+        return x * 2
+
+    record = examine(fused, double, rejects=ValueError, cases=20)
+    assert record.verdict == "pass"
+    assert record.rejected["ValueError"] > 0
+    assert record.checks["error"]["verdict"] == "pass"
+
+
+def test_a_refusal_that_depends_on_the_values_is_forgiven_in_every_call(judge_one: Any) -> None:
+    """Called again with changed values, a kernel may refuse those by what it declared."""
+    calls = 0
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise ValueError("not these values")
+        return x * 2
+
+    result = judge_one(fused, double, rejects=ValueError, again=True)
+    assert calls == 3
+    assert result.failure is None
+
+
+def test_refusing_everything_is_a_failure_that_quotes_the_refusal(examine: Any) -> None:
+    """A kernel that rejects every case has shown nothing; the message says what it said."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("only on Tuesdays")
+
+    record = examine(fused, double, rejects=NotImplementedError, cases=5)
+    assert (record.verdict, record.failed_check) == ("fail", "error")
+    assert "only on Tuesdays" in record.message
+    assert "rejects=" in record.message
+
+
+def test_a_reference_that_always_raises_is_a_failure_that_quotes_it(examine: Any) -> None:
+    """A mistake in the reference is not taken for cases outside its domain."""
+    record = examine(double, lambda x: x.no_such_method(), cases=5)
+    assert (record.verdict, record.failed_check) == ("fail", "error")
+    assert "no_such_method" in record.message
+
+
+def test_a_reference_that_raises_on_some_sizes_asks_nothing_there(examine: Any) -> None:
+    """Where the reference itself raises, the kernel may do anything, raising included."""
+
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        if not x.numel():
+            raise ValueError("the mean of nothing")
+        return x.mean(-1)
+
+    record = examine(mean, mean, cases=20)
+    assert record.verdict == "pass"
+    assert record.rejected["reference ValueError"] > 0
+
+
+def test_an_input_function_that_raises_on_some_sizes_rejects_those(examine: Any) -> None:
+    """A derived input outside its domain is a rejected case, neither a crash nor a finding."""
+    inputs = {"x": tensor("n", values=values.positive()), "top": derived(lambda x: x.max())}
+    record = examine(lambda x, top: x / top, lambda x, top: x / top, inputs, cases=20)
+    assert record.verdict == "pass"
+    assert record.rejected["inputs RuntimeError"] > 0
+
+
+@pytest.mark.parametrize(
+    ("reference", "keywords", "part"),
+    [
+        (lambda x: torch.dropout(x, 0.5, True), {}, "consumes random numbers"),
+        (lambda x: None, {}, "returned nothing to compare"),
+        (lambda x: x.mul_(2), {}, "writes into its input 'x'"),
+    ],
+    ids=["random", "nothing", "in place"],
+)
+def test_a_reference_that_cannot_be_one_is_an_error_of_the_spec(
+    judge_one: Any, reference: Any, keywords: dict[str, Any], part: str
+) -> None:
+    """Random, silent and in-place references raise ``SpecError`` with what to do instead."""
+    for tolerance in ("auto", Tolerance(1e-3, 1e-3)):
+        with pytest.raises(SpecError, match=part):
+            judge_one(lambda x: None if part.startswith("returned") else x * 2, reference, tolerance=tolerance)
+
+
+def test_a_test_that_returns_nothing_is_told_apart_from_one_that_returns_a_tensor(examine: Any) -> None:
+    """A forgotten ``return`` in the test shows as structure: None instead of a tensor."""
+    record = examine(lambda x: None, double, cases=3)
+    assert record.failed_check == "structure"
+    assert "returned None, the reference tensor" in record.message

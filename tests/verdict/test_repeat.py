@@ -1,0 +1,168 @@
+"""Check ``repeat``: equal bits for equal inputs, a new answer for new ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion.case.model import Case, Layout, TensorCase
+from pytest_fusion.verdict.repeat import check_repeat, differing, first_difference
+
+T = torch.Tensor
+
+
+class Unsteady:
+    """Adds one unit in the last place to the first element of every other call."""
+
+    def __init__(self, period: int = 2) -> None:
+        self.calls, self.period = 0, period
+
+    def __call__(self, x: T) -> T:
+        self.calls += 1
+        y = x * 2
+        if self.calls % self.period == 0:
+            y.view(-1)[0] = torch.nextafter(y.view(-1)[0], torch.tensor(9.0))
+        return y
+
+
+def double(x: T) -> T:
+    return x * 2
+
+
+@pytest.mark.parametrize("period", [2, 3, 4])
+def test_a_bit_that_differs_between_runs_fails(judge_one: Any, period: int) -> None:
+    """One unit in the last place in every second, third or fourth call is chance, not an effect of the fill."""
+    fused = Unsteady(period)
+    fused.calls = period - 2  # so that the second call differs from the first
+    result = judge_one(fused, double)
+    assert result.failure.identity == "repeat:out"
+    assert "deterministic=False" in result.failure.reason
+
+
+def test_chance_that_is_declared_is_unknown_not_failed(judge_one: Any) -> None:
+    """With ``deterministic=False`` the same kernel is not accused, and the check says why it knows nothing."""
+    result = judge_one(Unsteady(), double, deterministic=False)
+    assert result.failure is None
+    (verdict,) = [v for v in result.verdicts if v.check == "repeat"]
+    assert verdict.status == "unknown"
+    assert "out varies" in verdict.reason
+
+
+def test_chance_may_be_declared_for_one_output_alone(judge_one: Any) -> None:
+    """A declared unsteady output does not hide a second one that is not declared."""
+    first, second = Unsteady(), Unsteady()
+    pair = lambda x: (double(x), double(x))  # noqa: E731
+    declared = {"deterministic": {"out[0]": False}}
+    assert judge_one(lambda x: (first(x), double(x)), pair, **declared).failure is None
+    failure = judge_one(lambda x: (Unsteady.__call__(first, x), second(x)), pair, **declared).failure
+    assert failure.identity == "repeat:out[1]"
+
+
+def test_declared_chance_does_not_hide_a_read_of_the_gaps(judge_one: Any) -> None:
+    """A kernel that may vary but depends on padding in a steady way still fails ``bounds``."""
+    padded = Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32", Layout("padded"))}, seed=1)
+    fused = lambda x: x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset()) * 2  # noqa: E731
+    assert judge_one(fused, double, case=padded, deterministic=False).failure.identity == "bounds:surroundings"
+
+
+def test_a_cached_answer_fails(judge_one: Any) -> None:
+    """A kernel that keeps its answer by address returns the old one for new values, and is caught by a second call."""
+    cache: dict[int, T] = {}
+
+    def fused(x: T) -> T:
+        return cache.setdefault(x.data_ptr(), x * 2)
+
+    result = judge_one(fused, double, again=True)
+    assert result.failure.identity == "repeat:stale"
+    assert "the previous call's answer" in result.failure.reason
+
+
+def test_state_that_makes_a_second_call_raise_fails(judge_one: Any) -> None:
+    """A kernel that raises only when called again at the same addresses fails ``repeat``, not ``error``."""
+    seen: set[tuple[int, float]] = set()
+
+    def fused(x: T) -> T:
+        if any(pointer == x.data_ptr() and first != float(x[0, 0]) for pointer, first in seen):
+            raise RuntimeError("already there")
+        seen.add((x.data_ptr(), float(x[0, 0])))
+        return x * 2
+
+    failure = judge_one(fused, double, again=True).failure
+    assert failure.identity == "repeat:stale"
+    assert "RuntimeError" in failure.reason
+
+
+def test_a_bug_of_the_changed_values_alone_is_not_taken_for_state(judge_one: Any) -> None:
+    """A kernel that is wrong for the second values in a first call as well fails ``values`` on that case."""
+
+    def fused(x: T) -> T:
+        return x * (2 if float(x[0, 0]) > 0 else 3)
+
+    results = [
+        judge_one(
+            fused,
+            double,
+            again=True,
+            case=Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=seed),
+        )
+        for seed in range(8)
+    ]
+    found = [(r.failure.check, r.case.seed) for r in results if r.failure is not None]
+    assert found
+    assert {check for check, _ in found} == {"values"}
+    assert any(seed >= 8 for _, seed in found), "one of them was found by the second call"
+
+
+def test_an_honest_kernel_passes(judge_one: Any) -> None:
+    """Steady kernels pass, workspace that is reused and reset included."""
+    workspace = torch.zeros(64)
+
+    def fused(x: T) -> T:
+        workspace.zero_()
+        workspace[: x.numel()] += x.reshape(-1)
+        return (workspace[: x.numel()] * 2).reshape(x.shape)
+
+    result = judge_one(fused, double, again=True)
+    assert result.failure is None
+    assert [v.status for v in result.verdicts if v.check == "repeat"] == ["pass"]
+
+
+DTYPES = "float32 float16 bfloat16 float64 float8_e4m3fn float8_e5m2 int8 int64 uint8 uint16 uint32 uint64 bool".split()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_bits_are_compared_in_every_dtype(name: str) -> None:
+    """A changed element is found, equal tensors are equal, whatever the dtype and strides."""
+    dtype = getattr(torch, name)
+    a = torch.tensor([[0, 1], [1, 0]]).to(dtype)
+    b = torch.tensor([[0, 1], [1, 1]]).to(dtype)
+    assert not bool(differing(a, a.T.contiguous().T).any())
+    assert differing(a, b).nonzero().tolist() == [[1, 1]]
+
+
+def test_nan_equals_nan_and_zeros_have_signs() -> None:
+    """Payloads of NaN do not count, the sign of a zero does; complex elements count once; views with lazy bits work."""
+    nan = torch.tensor([float("nan")])
+    other = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert not bool(differing(nan, other).any())
+    assert bool(differing(torch.tensor([0.0]), torch.tensor([-0.0])).any())
+    z = torch.complex(torch.ones(3), torch.zeros(3))
+    w = z.clone()
+    w[1] = 2j
+    assert differing(z, w).tolist() == [False, True, False]
+    assert not bool(differing(z.conj().conj(), z).any())
+    assert differing(z.conj(), z).tolist() == [True] * 3
+    assert not bool(differing(z.conj().imag, z.conj().resolve_conj().imag).any())
+    assert not bool(differing(torch.tensor(1.0), torch.tensor(1.0)).any())
+
+
+def test_a_changed_shape_is_a_difference_of_all_elements() -> None:
+    """An output whose shape varies differs, an empty one too."""
+    for a, b in ((torch.ones(2), torch.ones(3)), (torch.ones(0), torch.ones(3)), (torch.ones(3), torch.ones(0))):
+        found = first_difference({"out": a}, {"out": b})
+        assert found is not None
+        assert check_repeat(found, 2).failed
+    assert first_difference({"out": torch.ones(2)}, {}) is not None
+    assert first_difference({"out": torch.ones(2)}, {"out": torch.ones(2)}) is None

@@ -234,8 +234,10 @@ class Campaign:
             ratio = result.ratio
             return math.log2(ratio) if ratio is not None and 0 < ratio < math.inf else None
 
+        # Random sizes are met in all dims at once; an eighth of the covering phase's limits keeps such a case as cheap.
+        limits = replace(self.limits, elements=self.limits.elements // 8, work=self.limits.work // 8)
         self.tally.statistics = searching.search(
-            self.plan,
+            replace(self.plan, limits=limits),
             run,
             outer=self.outer,
             cases=cases,
@@ -256,7 +258,7 @@ class Campaign:
         elif tally.judged == 0:
             tally.failure = Failure(_nothing_judged(tally, self.bench.refusals), None)
         elif shrink and self.bench.on("vacuity"):
-            verdict = self.bench.vacuity.conclude(tally.judged)
+            verdict = self.bench.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
             tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
             if verdict.failed:
                 tally.failure = Failure(verdict, None)

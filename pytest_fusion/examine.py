@@ -26,7 +26,7 @@ from pytest_fusion.diagnosis.message import compose, replay_command
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.diagnosis.stack import last_words
 from pytest_fusion.errors import FusionError, FusionFailure, ReplayError, UnsupportedTritonError
-from pytest_fusion.prefetch import compiling_ahead
+from pytest_fusion.prefetch import cache_is_empty, compiling_ahead
 from pytest_fusion.profiles import PROFILES, Profile
 from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.record import TestRecord
@@ -39,8 +39,10 @@ from pytest_fusion.verdict.model import CHECKS, Verdict, failed
 
 # Shrinking a crash forks once a case, and a hang waits out its limit each time.
 _CRASH_RUNS = 60
-_HANG_RUNS = 6
-_HANG_SECONDS = 3.0
+_HANG_RUNS = 4
+_HANG_SECONDS = 4.0
+# How much longer a case may take after the first that was only slow.
+_PATIENCE = 10
 
 _NOT_BUILT = {
     "invariance": "batch invariance is not checked by this version",
@@ -52,10 +54,11 @@ _NOT_BUILT = {
     "honesty": "timer patches and cached answers beyond `repeat` are not checked by this version",
 }
 
+# Seen in the traceback of a kernel that is compiled or sent to a driver, which no interpreted one is.
+_COMPILED = ("/triton/compiler/", "active drivers")
 _TOO_EARLY = (
-    "Triton found no GPU driver (0 active drivers): the module of this kernel was imported before the CPU lane switched "
-    "Triton's interpreter on, by a script, a plugin or sitecustomize. Set TRITON_INTERPRET=1 in the environment, or "
-    "import it later"
+    "Triton set out to compile this kernel for a GPU: the kernel was made before the CPU lane switched the interpreter "
+    "on, by a script, a plugin or sitecustomize. Set TRITON_INTERPRET=1 in the environment, or import it later"
 )
 
 
@@ -93,10 +96,14 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     reason = _why_not_isolated(request)
     notes: list[str] = []
     if reason is None:
+        preload.inherit()
         with _compiling_ahead(spec, request, outer, extra) as start:
             outcome = _in_child(spec, request, outer, extra, request.profile.seconds, on_compilation=start)
+        if isinstance(outcome, Crash) and outcome.kind == "timeout" and not _hangs(spec, request, outcome, extra, outer):
+            notes.append(f"a case took more than {request.profile.seconds:g} s but ended when it was given more time")
+            outcome = _in_child(spec, request, outer, extra, request.profile.seconds * _PATIENCE)
         tally = outcome if isinstance(outcome, Tally) else _crashed(spec, request, outcome, extra, outer)
-        preload.inherit(tally.imported)
+        preload.learn(tally.imported)
         crash_check: dict[str, Any] = {"verdict": "pass", "reason": "", "cases": tally.cases}
     else:
         tally = _campaign(spec, request, outer, extra, lambda _: None)
@@ -141,12 +148,12 @@ def _campaign(
     if request.device != "cpu":
         return tally
     problem = interpreter.problem()
-    failure = tally.failure.verdict if tally.failure is not None else None
-    if failure is not None and failure.check == "error":
+    failure = tally.failure
+    if failure is not None and failure.verdict.check == "error":
         # No kernel could be launched, which is not the kernel's fault.
         if problem is not None and not interpreter.installed():
             raise UnsupportedTritonError(problem)
-        if "active drivers" in failure.reason:
+        if any(part in failure.trace for part in _COMPILED):
             raise UnsupportedTritonError(_TOO_EARLY)
     if problem is not None:
         tally.notes.append(problem)
@@ -189,6 +196,8 @@ def _compiling_ahead(
         _make_campaign(spec, request, outer, extra, lambda _: None, dry=True).compile_share(worker, workers)
 
     with compiling_ahead(work) as start:
+        if cache_is_empty():
+            start()
         yield start
 
 
@@ -237,6 +246,16 @@ def _why_not_isolated(request: Request) -> str | None:
     return reason
 
 
+def _hangs(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[str, Any], outer: Any) -> bool:
+    """Whether the case that ran out of time does so again alone, with twice as much: a loaded machine is not a hang."""
+    case = _case_of(crash.last_note or {})
+    if case is None or request.replay is not None:
+        return True
+    alone = replace(request, replay=case, isolate="on")
+    outcome = _in_child(spec, alone, outer, extra, 2 * request.profile.seconds, forward=False)
+    return isinstance(outcome, Crash) and outcome.kind == "timeout"
+
+
 def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[str, Any], outer: Any) -> Tally:
     """A crash as a failure, on the smallest case that still crashes the same way, each tried in a child of its own."""
     note = crash.last_note or {}
@@ -266,7 +285,7 @@ def _crashed(spec: FusionSpec, request: Request, crash: Crash, extra: Mapping[st
     )
     runs = _HANG_RUNS if crash.kind == "timeout" else _CRASH_RUNS
     smallest, shrink_runs = found, 0
-    if request.replay is None and dies(found):
+    if request.replay is None and (crash.kind == "timeout" or dies(found)):
         shrinker = Shrinker(plan, found, dies, max_runs=runs)
         smallest, shrink_runs = shrinker.run(), shrinker.runs
     verdict = _crash_verdict(last[0])

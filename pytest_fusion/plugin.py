@@ -108,7 +108,7 @@ def pytest_make_collect_report(
     if excinfo is None or not isinstance(excinfo.value, FusionError) or collector.config.getoption("fulltrace", False):
         return report
     error = excinfo.value.with_traceback(_without_ours(excinfo.value.__traceback__))
-    report.longrepr = collector.repr_failure(pytest.ExceptionInfo.from_exception(error))  # type: ignore[assignment]
+    report.longrepr = collector.repr_failure(pytest.ExceptionInfo.from_exception(error))
     return report
 
 
@@ -214,7 +214,7 @@ def pytest_runtest_makereport(
     # The message says it all; frames of ours would stand above it.
     ours = excinfo is not None and report.failed and excinfo.errisinstance((FusionFailure, FusionError))
     if excinfo is not None and ours and not item.config.getoption("fulltrace", False):
-        report.longrepr = excinfo.getrepr(style="value")
+        report.longrepr = excinfo.getrepr(style="value", chain=False)
     records = item.stash.get(keys.own_records, [])
     if records:
         from pytest_fusion.report.plain import plain

@@ -139,7 +139,7 @@ def choices(draw: st.DrawFn, plan: Plan) -> tuple[dict[str, Any], int]:
     for factor, levels in plan.factors.items():
         kind, _, name = factor.partition(" ")
         if kind == "dim" and name not in plan.spec.batch_names:
-            choice[factor] = draw(st.one_of(labels, st.integers(1, 300)))
+            choice[factor] = draw(st.one_of(labels, st.integers(1, 100)))
         elif kind == "offset":
             choice[factor] = draw(st.integers(0, 7))
         elif kind == "values":

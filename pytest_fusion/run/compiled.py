@@ -55,7 +55,7 @@ def on_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
     """
     knobs = getattr(sys.modules.get("triton"), "knobs", None)
     compilation = getattr(knobs, "compilation", None)
-    if not hasattr(compilation, "listener"):
+    if compilation is None or not hasattr(compilation, "listener"):
         yield
         return
     previous = compilation.listener

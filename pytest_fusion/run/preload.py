@@ -20,10 +20,18 @@ def needed() -> tuple[str, ...]:
     return tuple(name for name in _SLOW if name in sys.modules)
 
 
-def inherit(names: tuple[str, ...]) -> None:
-    """Import what a child needed; what cannot be imported here is left out."""
-    for name in names:
-        if name in _SLOW and name not in sys.modules:
+_learnt: dict[str, None] = {}
+
+
+def learn(names: tuple[str, ...]) -> None:
+    """Remember what a child needed."""
+    _learnt.update(dict.fromkeys(name for name in names if name in _SLOW))
+
+
+def inherit() -> None:
+    """Before the next fork, import what earlier children needed; what cannot be imported here is left out."""
+    for name in _learnt:
+        if name not in sys.modules:
             with contextlib.suppress(ImportError), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 importlib.import_module(name)

@@ -32,8 +32,8 @@ def config(rows: int, columns: int, depth: int, dtype: torch.dtype, *, interpret
 
     128 x 256 x 64 gives wgmma its full width, in 196608 of 232448 bytes of shared memory on sm_90; few rows (decoding)
     stream the weight through narrow tiles instead. On an H200 that was 602 of cuBLAS's 657 TFLOP/s at 8192**3 (128 x
-    128: 466), 585 of 617 at 1024 x 4096 x 4096. float32 runs on the ordinary cores, where registers bound the tile. Interpreted,
-    a step costs some 0.5 ms whatever its depth, so long sums take deep ones.
+    128: 466), 585 of 617 at 1024 x 4096 x 4096. float32 runs on the ordinary cores, where registers bound the tile.
+    Interpreted, a step costs some 0.5 ms whatever its depth, so long sums take deep ones.
     """
     if interpreted:
         return MatmulTile(32, 32, 32 if depth <= 512 else 512, warps=4, stages=1)

@@ -246,7 +246,7 @@ class TestOld(unittest.TestCase):
 
 
 def test_what_cannot_run_here_is_unknown(project: Project) -> None:
-    """A spec that requires CUDA or a package that is absent is skipped as unknown, at its own line, and the run is green."""
+    """A spec that requires what is not here is skipped as unknown, at its own line, and the run is green."""
     project.write("""
 @fused_equivalent(relu_reference, inputs=X, requires="cuda")
 def test_cuda(x):

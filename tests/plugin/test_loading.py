@@ -120,16 +120,28 @@ def test_a_triton_that_is_new_says_so(project: Project) -> None:
     assert any("Triton" in note for note in project.tests["test_it"]["notes"])
 
 
-def test_a_kernel_made_too_early_says_so(project: Project) -> None:
-    """A kernel made before the interpreter could be switched on cannot be launched: that is said, and not held against it."""
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ("", "Triton was imported before the CPU lane could switch its interpreter on*set TRITON_INTERPRET=1*"),
+        (
+            "import triton.runtime.interpreter",
+            "Triton set out to compile this kernel for a GPU*Set TRITON_INTERPRET=1*",
+        ),
+    ],
+    ids=["unmended", "mended"],
+)
+def test_a_kernel_made_too_early_says_so(more: str, line: str, project: Project) -> None:
+    """A kernel made before the interpreter was on cannot be launched: that is said, and not held against it."""
     head, _, test = TRITON.partition("@settings")
     # A plugin of the command line is loaded before any entry point.
-    project.pytester.makepyfile(early=head)
+    project.pytester.makepyfile(early=f"{more}\n{head}")
     project.write(f"from early import copy_kernel, triton\n@settings{test}")
     environment = f"env -u TRITON_INTERPRET PYTHONPATH=. {sys.executable} -m pytest -p early -p no:cacheprovider"
 
     result = project.pytester.run("sh", "-c", f"{environment} --fusion-device cpu --fusion-json fusion.json")
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["Triton found no GPU driver*Set TRITON_INTERPRET=1 in the environment*"])
+    result.stdout.fnmatch_lines([line])
+    result.stdout.no_fnmatch_line("*in the isolated process*")
     assert project.verdicts == {"test_it": "unknown"}

@@ -48,7 +48,8 @@ REPORTS: Mapping[int, str] = {
     76: "FlagGems #4541", 78: "vllm-xpu-kernels #609", 81: "flash-attention #2562", 83: "Liger-Kernel #1368",
     86: "Liger-Kernel #950", 88: "flash-linear-attention #874", 90: "flash-linear-attention #1095",
     92: "torchrec #3730", 93: "mamba 3854ad8", 95: "Liger-Kernel #862", 96: "flash-attention #443",
-    99: "vllm #42379", 100: "FlagGems #5009", 104: "tilelang #1243", 105: "kernels-community #680", 107: "vllm #53339", 109: "triton #9022",
+    99: "vllm #42379", 100: "FlagGems #5009", 104: "tilelang #1243", 105: "kernels-community #680", 107: "vllm #53339",
+    109: "triton #9022",
     110: "FlagGems #790", 112: "sglang #30079", 114: "mlc-llm #2694", 115: "pytorch #187353", 117: "pytorch #188541",
     122: "Liger-Kernel #370", 138: "flash-linear-attention #941", 147: "mamba #827", 182: "sglang #35345",
     183: "DeepSpeed #4442", 184: "SageAttention #372", 187: "transformers #39408", 190: "FlagGems #2184",
@@ -61,7 +62,9 @@ class Plant:
     """One planted bug.
 
     ``expect_checks`` are the checks whose verdict would be right; ``smallest`` the sizes of the smallest inputs that
-    can show the bug, several where no one of them is the smallest, none where size does not matter.
+    can show the bug, several where no one of them is the smallest, none where size does not matter. A bug of one
+    rounding too many shows in a statistic: its smallest size is the one at which about half of the draws of its best
+    dtype and regime show it.
     """
 
     name: str
@@ -85,6 +88,12 @@ def next_boundary(size: int) -> int:
     """The smallest boundary above ``size``."""
     return BOUNDARIES[bisect_right(BOUNDARIES, size)]
 
+
+# What the judge does not claim, with the reason; these bugs stay in the corpus and are not counted as caught.
+BEYOND: Mapping[str, str] = {
+    "rms_norm/weight-before-cast": "one rounding fewer than the reference as written: as accurate as float32 (grade A)",
+    "column_sum_atomic/atomic-without-mask": "adds 0.0 beside the tensor: no byte of the guard zones changes",
+}
 
 VALUES = frozenset({"values"})
 # A read beside the tensor shows as what it drags in, or as a result that depends on it.
@@ -136,10 +145,10 @@ PLANTS: tuple[Plant, ...] = (
         ("no-empty-guard", "C4", 78, RAISES, [(0, 0)]),
         ("sum-in-input-dtype", "D1", 86, VALUES, [(1, 1)]),
         ("eps-outside", "D4", 104, VALUES, [(1, 1)]),
-        ("weight-before-cast", "D4", 99, VALUES, [(1, 1)]),
+        ("weight-before-cast", "D4", 99, VALUES, []),
     ]),
     *_group("rms_norm_gemma", rms_norm.make_spec, "rows hidden", [
-        ("cast-before-weight", "D4", 100, VALUES, [(1, 1)]),
+        ("cast-before-weight", "D4", 100, VALUES, [(8, 8), (1, 64)]),
     ], gemma=True),
     *_group("rms_norm_nested", rms_norm.make_nested_spec, "outer inner hidden", [
         ("flattens", "A1", 3, READS, [(2, 1, 1)]),
@@ -150,7 +159,7 @@ PLANTS: tuple[Plant, ...] = (
         ("sums-all-rows", "B1", 28, VALUES, [(2, 1)]),
         ("load-without-other", "B2", None, READS, [(1, 3)]),
         ("naive-variance", "D1", None, VALUES, [(1, 2)]),
-        ("bias-twice-rounded", "D4", None, VALUES, [(1, 1)]),
+        ("bias-twice-rounded", "D4", None, VALUES, [(2, 8)]),
     ]),
     *_group("softmax", softmax.make_spec, "rows cols", [
         ("mask-pitch", "A3", 20, READS, [(2, 1)]),
@@ -169,7 +178,7 @@ PLANTS: tuple[Plant, ...] = (
         ("output-tile", "A3", 25, WRITES, [(1, 65)]),
         ("column-mask-only", "B1", 28, WRITES, [(1, 1)]),
         ("no-mask", "B3", 39, WRITES, [(1, 1)]),
-        ("activation-rounded", "D4", None, VALUES, [(1, 1)]),
+        ("activation-rounded", "D4", None, VALUES, [(8, 8), (1, 64)]),
     ]),
     *_group("geglu", glu.make_geglu_spec, "rows cols", [
         ("tanh-for-erf", "E4", None, VALUES, [(1, 1)]),
@@ -226,7 +235,7 @@ PLANTS: tuple[Plant, ...] = (
         ("floor-steps", "B1", None, VALUES, [(1, 1, 1)]),
         ("store-columns", "B3", None, WRITES, [(1, 1, 0)]),
         ("weight-tail", "B4", 45, READS, [(1, 1, 1)]),
-        ("low-precision-accumulator", "D1", 88, VALUES, [(1, 1, 1)]),
+        ("low-precision-accumulator", "D1", 88, VALUES, [(1, 17, 4), (2, 8, 4)]),
         ("bf16-operands", "D1", None, VALUES, [(1, 1, 1)]),
     ]),
     *_group("linear_split", linear.make_spec, "rows cols inner", [
@@ -289,7 +298,7 @@ PLANTS: tuple[Plant, ...] = (
     *_group("bag_mean", bag.make_spec, "vocab width total bags", [
         ("last-bag", "B5", None, HOLES, [(1, 1, 0, 1)]),
         ("empty-bag", "C4", None, VALUES, [(1, 1, 0, 1)]),
-        ("sums-in-table-dtype", "D1", 92, VALUES, [(2, 1, 2, 1)]),
+        ("sums-in-table-dtype", "D1", 92, VALUES, [(4, 8, 16, 2)]),
         ("counts-padding", "H5", None, VALUES, [(2, 1, 2, 1)]),
     ]),
     *_group("cumsum", scan.make_spec, "rows cols", [

@@ -7,24 +7,33 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.quality.measure import examine_plant
-from tests.quality.plants import PLANTS, REPORTS, Plant, next_boundary
+from tests.quality.plants import BEYOND, PLANTS, REPORTS, Plant, next_boundary
 
-REQUIRED_CLASSES = frozenset(
-    "A1 A3 B1 B2 B3 B4 B5 C2 C3 C4 C5 D1 D2 D3 D4 D5 D6 D7 E2 F1 H1 H2 H3 H4 H5 H6 J1".split()
-)
+REQUIRED_CLASSES = frozenset("A1 A3 B1 B2 B3 B4 B5 C2 C3 C4 C5 D1 D2 D3 D4 D5 D6 D7 E2 F1 H1 H2 H3 H4 H5 H6 J1".split())
 
 
-@pytest.mark.parametrize("name", [plant.name for plant in PLANTS])
+CLAIMED = [plant for plant in PLANTS if plant.name not in BEYOND]
+
+
+@pytest.mark.parametrize("name", [plant.name for plant in CLAIMED])
 def test_planted_bug_is_caught_and_shrunk(name: str) -> None:
     """With seed 0 the default profile finds this bug and shrinks it below the next boundary."""
     finding = examine_plant(name, 0)
     assert not finding.trouble, f"{name}: {finding.trouble}\n{finding.record.message}"
 
 
+@pytest.mark.parametrize("name", sorted(BEYOND))
+def test_unclaimed_bug_is_still_beyond_the_judge(name: str) -> None:
+    """What is listed as beyond the judge is really missed; once it is caught it belongs among the claims."""
+    record = examine_plant(name, 0).record
+    assert record.verdict == "pass", f"{name} is caught by {record.failed_check}: take it out of BEYOND"
+
+
 def test_corpus_covers_the_classes() -> None:
-    """The corpus has at least 55 bugs, each named once, of every class that runs forward on one CPU."""
-    assert len({plant.name for plant in PLANTS}) == len(PLANTS) >= 55
-    assert {plant.bug_class for plant in PLANTS} >= REQUIRED_CLASSES
+    """The corpus claims at least 55 bugs, each named once, of every class that runs forward on one CPU."""
+    assert len({plant.name for plant in PLANTS}) == len(PLANTS)
+    assert len(CLAIMED) >= 55
+    assert {plant.bug_class for plant in CLAIMED} >= REQUIRED_CLASSES
 
 
 def test_every_row_has_its_thread() -> None:

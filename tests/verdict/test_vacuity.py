@@ -45,10 +45,17 @@ def test_an_ordinary_test_passes(examine: Any) -> None:
     assert record.checks["vacuity"]["verdict"] == "pass"
 
 
+def test_a_fixed_tolerance_that_hides_half_the_digits_fails(examine: Any) -> None:
+    """Under one per cent, the field's usual choice, a float32 kernel that computes in bfloat16 would pass: the test fails."""
+    inputs = {"x": tensor("rows hidden", values=values.normal())}
+    record = examine(double, double, inputs, tolerance=Tolerance(rtol=1e-2, atol=1e-2), cases=15, dtypes=torch.float32)
+    assert (record.failed_check, record.checks["vacuity"]["wrong"]) == ("vacuity", "lower-precision")
+
+
 def test_a_fixed_tolerance_for_a_coarse_product_is_not_accused(examine: Any) -> None:
     """A tolerance of one per mille for TF32, under which float16 rounding passes too, is the user's to choose."""
     inputs = {"x": tensor("rows hidden", values=values.normal())}
-    record = examine(double, double, inputs, tolerance=Tolerance(rtol=1e-3, atol=1e-3), cases=15)
+    record = examine(double, double, inputs, tolerance=Tolerance(rtol=1e-3, atol=1e-3), cases=15, dtypes=torch.float32)
     assert record.verdict == "pass", record.message
 
 

@@ -22,13 +22,24 @@ def nonfinite_class(value: Tensor) -> Tensor:
 
 
 @dataclass(slots=True)
+class Deviation:
+    """Granted standard deviations (N) or (B, N): ``mean`` in averages, ``single`` for the worst element.
+
+    Single elements share more of what is usual, since the smallest of many uncertain variances makes the worst score.
+    """
+
+    mean: Tensor
+    single: Tensor
+
+
+@dataclass(slots=True)
 class Spread:
     """One output's lanes, flattened for statistics; float64, ``N`` elements, ``K`` lanes.
 
     ``centre`` (N) is the oracle (where that is not finite: the native value). ``rounded`` (K, N) are the lanes as an
     honest kernel would store them, ``squares`` (K, N) their squared errors before that, zero where a lane is not
-    finite. ``finite`` (K, N) is None when everything is. ``count`` (N) finite lanes. ``rho`` and ``typical`` are the
-    median relative and absolute variance of an element.
+    finite. ``finite`` (K, N) is None when everything is. ``count`` (N) finite lanes. ``rho`` and
+    ``typical`` are the median relative and absolute variance of an element.
     """
 
     dtype: torch.dtype
@@ -46,33 +57,38 @@ class Spread:
     def lanes(self) -> int:
         return int(self.rounded.shape[0])
 
-    def deviation(self) -> Tensor:
-        """Standard deviation (N) granted to an honest kernel's element, its own rounding to the dtype included."""
+    def deviation(self) -> Deviation:
+        """What an honest kernel's elements (N) are granted, their own rounding to the dtype included."""
         variance = self.squares.sum(0) / self._at_least_one(self.count)
         return self._deviation(variance, self.rho, self.typical, self.lanes)
 
-    def deviation_without(self, start: int, stop: int) -> Tensor:
+    def deviation_without(self, start: int, stop: int) -> Deviation:
         """The same for lanes ``start..stop``, each judged by all others: (stop - start, N)."""
         rest = self.count - 1 if self.finite is None else self.count - self.finite[start:stop].to(D)
         variance = (self.squares.sum(0) - self.squares[start:stop]) / self._at_least_one(rest)
-        rho, typical = self.rho, self.typical
-        if self.centre.numel() <= FEW:
-            rho, typical = _typical(variance, self.centre)
+        few = self.centre.numel() <= FEW
+        rho, typical = _typical(variance, self.centre) if few else (self.rho, self.typical)
         return self._deviation(variance, rho, typical, self.lanes - 1)
 
     @staticmethod
     def _at_least_one(count: Tensor | float) -> Tensor | float:
         return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
 
-    def _deviation(self, variance: Tensor, rho: Tensor, typical: Tensor, lanes: int) -> Tensor:
-        common = torch.maximum(rho * self.centre.square(), typical)
+    def _deviation(self, variance: Tensor, rho: Tensor, typical: Tensor, lanes: int) -> Deviation:
         # The variance from few lanes is uncertain, so it shares with what is usual in the tensor; but no element is
         # granted much more than its own lanes show, or the tails of a GELU would excuse errors at its peaks.
-        common = torch.minimum(common, 8 * variance + 2 * self.step.square())
+        relative = rho * self.centre.square()
+        most = 8 * variance + 2 * self.step.square()
+        common = torch.minimum(relative, most)
+        single = torch.minimum(torch.maximum(relative, typical), most)
         if isinstance(self.count, Tensor):
             # No finite lane: the reference overflows where exact arithmetic does not; a kernel that gets through is
             # held to eight times the usual relative error.
-            common = torch.where(self.count == 0, 128 * rho * self.centre.square(), common)
+            none = self.count == 0
+            common, single = (torch.where(none, 128 * relative, value) for value in (common, single))
+        return Deviation(self._granted(variance, common, lanes), self._granted(variance, single, lanes))
+
+    def _granted(self, variance: Tensor, common: Tensor, lanes: int) -> Tensor:
         spread = 0.5 * variance + 0.5 * common
         if self.centre.numel() < 16:
             # A variance from few lanes of few elements is itself uncertain: Student's t instead of the normal.
@@ -120,8 +136,7 @@ def spread_of(lanes: OutputLanes) -> Spread:
         squares = (raw - oracle).square()
     step = quantum(oracle, dtype)
     total = squares.sum(0) / Spread._at_least_one(count)
-    rho, typical = _typical(total, oracle)
-    return Spread(dtype, oracle, native, rounded, squares, finite, count, step, rho, typical)
+    return Spread(dtype, oracle, native, rounded, squares, finite, count, step, *_typical(total, oracle))
 
 
 def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Tensor:
@@ -136,7 +151,7 @@ def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Te
         return allowed
     allowed |= (nonfinite_class(spread.rounded) == got).any(0)
     largest = GRIDS[spread.dtype].largest
-    slack = 4 * spread.deviation()
+    slack = 4 * spread.deviation().single
     over = torch.where(oracle > 0, 1, 2).to(torch.int8)
     near_above = (oracle.abs() + slack >= largest) & (got == over)
     near_below = (oracle.abs() - slack <= largest) & (got == 0) & torch.isfinite(oracle)

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.rounding import U32
+from pytest_fusion.verdict.tolerance.spread import Deviation
+
 # Below this many elements an average says no more than the worst element does.
 ENOUGH = 16
+# From here on the share of elements that went to another neighbour is worth counting.
+MANY = 64
 
 
 @dataclass(slots=True)
@@ -17,7 +22,8 @@ class Statistics:
 
     ``scale`` is the relative error common to all elements (the matched filter ``sum(y d / s^2) / sum(y^2 / s^2)`` for
     an eps, a divisor or a tail gone wrong), ``flip`` what one element's last bit is worth in it. ``row`` and ``col``
-    are None where the shape has too few.
+    are None where the shape has too few. ``moved``, for 16-bit outputs, is the share of elements that are not what
+    rounding the exact value, give or take six deviations of the arithmetic before it, results in.
     """
 
     max: Tensor
@@ -26,23 +32,32 @@ class Statistics:
     col: Tensor | None
     scale: Tensor
     flip: Tensor
+    moved: Tensor | None
 
     def named(self) -> dict[str, Tensor]:
         """The statistics that are compared by size, without ``scale``."""
-        found = {"max": self.max, "rms": self.rms, "row": self.row, "col": self.col}
+        found = {"max": self.max, "rms": self.rms, "row": self.row, "col": self.col, "moved": self.moved}
         return {name: value for name, value in found.items() if value is not None}
 
 
 def statistics_of(
-    error: Tensor, deviation: Tensor, centre: Tensor, step: Tensor, shape: tuple[int, ...], used: Tensor | None
+    error: Tensor,
+    deviation: Deviation,
+    centre: Tensor,
+    step: Tensor,
+    shape: tuple[int, ...],
+    used: Tensor | None,
+    dtype: torch.dtype,
 ) -> Statistics:
-    """Statistics of absolute errors (B, N) with granted deviations (B or 1, N); ``used`` (B or 1, N) masks elements."""
-    score = error / deviation
+    """Statistics, for outputs of ``dtype``, of absolute errors (B, N) with granted deviations (N) or (B, N); ``used`` (B or 1, N) masks elements."""
+    score = error / deviation.mean
+    worst = (error / deviation.single).abs()
     if used is not None:
         score = torch.where(used, score, 0.0)
+        worst = torch.where(used, worst, 0.0)
         error = torch.where(used, error, 0.0)
     square = score.square()
-    weight = deviation.square().reciprocal()
+    weight = deviation.mean.square().reciprocal()
     if used is not None:
         weight = weight * used
     pull = weight * centre
@@ -53,7 +68,12 @@ def statistics_of(
     flip = torch.where(some, (pull.abs() * step).amax(-1) / power, 0.0)
     count = error.shape[-1] if used is None else used.sum(-1).clamp_min(1)
     row, col = _slices(square, shape, used)
-    return Statistics(score.abs().amax(-1), (square.sum(-1) / count).sqrt(), row, col, scale, flip)
+    moved = None
+    if dtype.itemsize == 2 and error.shape[-1] >= MANY:
+        before = (deviation.mean.square() - step.square() / 12).clamp_min(0) + (4 * U32 * centre).square()
+        excess = error.abs() - step / 2
+        moved = (excess > 6 * before.sqrt()).to(error.dtype).sum(-1) / count
+    return Statistics(worst.amax(-1), (square.sum(-1) / count).sqrt(), row, col, scale, flip, moved)
 
 
 def _slices(square: Tensor, shape: tuple[int, ...], used: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

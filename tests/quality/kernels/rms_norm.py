@@ -2,8 +2,8 @@
 """RMS norm in two conventions.
 
 Llama: float32 inside, rounded to ``x.dtype`` before the product with ``weight``. Gemma: float32 throughout with
-``1 + weight``, one rounding to ``x.dtype`` at the end. ``x`` is ``(rows, hidden)`` or ``(outer, inner, hidden)``, ``weight`` is ``(hidden,)``, all of one floating dtype; so is
-the result.
+``1 + weight``, one rounding to ``x.dtype`` at the end. ``x`` is ``(rows, hidden)`` or ``(outer, inner, hidden)``,
+``weight`` is ``(hidden,)``, all of one floating dtype; so is the result.
 """
 
 from __future__ import annotations

@@ -103,9 +103,7 @@ def _launch(kernel, x: Tensor, mask: Tensor | None, out: Tensor, scale: float, b
         pitches = mask.stride() if mask is not None else (0, 0)
         # A bool tensor is one byte per element, 0 or 1.
         raw = mask.view(torch.uint8) if mask is not None else None
-        kernel[(rows,)](
-            x, raw, out, cols, *x.stride(), *pitches, scale, MASKED=mask is not None, BLOCK=block, BUG=bug
-        )
+        kernel[(rows,)](x, raw, out, cols, *x.stride(), *pitches, scale, MASKED=mask is not None, BLOCK=block, BUG=bug)
     return out
 
 

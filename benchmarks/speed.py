@@ -27,7 +27,8 @@ def startup() -> None:
     for _ in range(10):
         for name, extra in (("with", []), ("without", ["-p", "no:fusion"])):
             begun = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "pytest", "--version", "--version", *extra], check=True, capture_output=True)
+            command = [sys.executable, "-m", "pytest", "--version", "--version", *extra]
+            subprocess.run(command, check=True, capture_output=True)
             best[name] = min(best[name], time.perf_counter() - begun)
     added = 1e3 * (best["with"] - best["without"])
     print(f"pytest --version: {1e3 * best['without']:.0f} ms, with the plugin {added:+.0f} ms")
@@ -62,7 +63,8 @@ def case(device: str) -> None:
                     spent.append(time.perf_counter() - begun)
                     assert result.failure is None, result.failure
                 parts = ", ".join(f"{phase} {1e3 * s / 20:.1f}" for phase, s in bench.clock.seconds.items())
-                print(f"{name:10} {f'{rows}x{columns}':>12} {dtype:>9} {1e3 * statistics.median(spent[5:]):10.1f}  {parts}")
+                median_ms = 1e3 * statistics.median(spent[5:])
+                print(f"{name:10} {f'{rows}x{columns}':>12} {dtype:>9} {median_ms:10.1f}  {parts}")
 
 
 def test(device: str) -> None:
@@ -95,7 +97,7 @@ def memory(device: str) -> None:
         if int(str(data["cases"])) % 200 == 0:
             resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             on_device = torch.cuda.memory_allocated() / 2**20 if device != "cpu" else 0.0
-            print(f"after {data['cases']:>5} cases: {resident:.0f} MiB resident at most, {on_device:.1f} MiB on the device")
+            print(f"after {data['cases']:>5} cases: {resident:.0f} MiB resident, {on_device:.1f} MiB on the device")
 
     search.adopt(outer, outer)
     profile = PROFILES["deep" if device != "cpu" else "ci"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_fusion.examine import Request
     from pytest_fusion.report.record import TestRecord
+    from pytest_fusion.request import Request
 
 
 @dataclass(slots=True)

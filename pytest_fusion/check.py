@@ -14,8 +14,9 @@ from pytest_fusion.case import search as searching
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import FusionError
-from pytest_fusion.examine import Request, failure_of, run
+from pytest_fusion.examine import failure_of, run
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.request import Request
 from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec

@@ -12,8 +12,9 @@ import pytest
 from pytest_fusion import active
 from pytest_fusion.case import search as searching
 from pytest_fusion.errors import SpecError, UnsupportedTritonError, did_you_mean
-from pytest_fusion.examine import Request, failure_of, run
+from pytest_fusion.examine import failure_of, run
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.request import Request
 from pytest_fusion.requires import check as check_requires
 from pytest_fusion.requires import missing
 from pytest_fusion.spec.annotations import inputs_from_annotations

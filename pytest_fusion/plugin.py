@@ -19,7 +19,7 @@ from pytest_fusion.options import Options, add_options, resolve
 from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
-    from pytest_fusion.examine import Request
+    from pytest_fusion.request import Request
 
 __all__ = ["fusion", "fusion_device"]
 
@@ -185,7 +185,7 @@ def _note_properties(item: pytest.Item, records: list[TestRecord]) -> None:
 
 
 def _request(item: pytest.Item) -> Request:
-    from pytest_fusion.examine import Request
+    from pytest_fusion.request import Request
 
     config = item.config
     options = config.stash[keys.options]

@@ -1,6 +1,6 @@
 """Compiling ahead: forked workers compile what the covering phase will launch while the test already runs.
 
-A row-wise kernel meets some hundred specialisations (block size, dtype, divisibility of sizes, strides and addresses), at
+A row-wise kernel meets some hundred specialisations (block size, dtype, divisibility of sizes, strides, addresses), at
 0.1-0.3 s each. Triton's disk cache is shared and written atomically, so workers fill it and the test finds it warm.
 """
 
@@ -71,7 +71,7 @@ def _child(work: Callable[[int, int], None], worker: int, count: int, reader: in
             os.dup2(null, descriptor)
         if not os.read(reader, 1):
             return
-        os.environ["TRITON_CACHE_AUTOTUNING"] = "0"  # nothing is launched here, so what tuning "finds" is not to be kept
+        os.environ["TRITON_CACHE_AUTOTUNING"] = "0"  # nothing is launched here: what tuning "finds" must not be kept
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)
         work(worker, count)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from pytest_fusion import lane
 
-# Before anything here imports torch, which on a machine with CUDA imports Triton: then it is too late for the interpreter.
+# Before anything here imports torch: its CUDA build imports Triton, and then it is too late for the interpreter.
 lane.prepare(lane.choose("auto"))
 
 from pytest_fusion.case import search as searching  # noqa: E402
-from pytest_fusion.examine import Request, run  # noqa: E402
+from pytest_fusion.examine import run  # noqa: E402
 from pytest_fusion.profiles import profile as profile_named  # noqa: E402
 from pytest_fusion.report.record import TestRecord  # noqa: E402
+from pytest_fusion.request import Request  # noqa: E402
 from pytest_fusion.run import interpreter  # noqa: E402
 from pytest_fusion.spec.fusion_spec import FusionSpec  # noqa: E402
 

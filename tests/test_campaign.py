@@ -12,9 +12,10 @@ from hypothesis import Phase, example, settings
 from pytest_fusion.campaign import Campaign, Tally, pinned_case
 from pytest_fusion.case import search
 from pytest_fusion.errors import SpecError
-from pytest_fusion.examine import Request, run
+from pytest_fusion.examine import run
 from pytest_fusion.profiles import PROFILES
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.request import Request
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor

@@ -106,10 +106,10 @@ def _signed_zeros(f: Field) -> torch.Tensor:
 
 
 def _huge(f: Field) -> torch.Tensor:
-    """Half to nine tenths of the largest value where the exponent is narrow (float16, float8): float32 inside survives it.
+    """Half to nine tenths of the largest value where the exponent is narrow (float16, float8): float32 inside bears it.
 
-    In float32 and bfloat16 about 2^60, whose squares and their sums are still finite: above, kernels that square first or
-    normalise last (Welford, online softmax) overflow where their reference does not, and are no less right for it.
+    In float32 and bfloat16 about 2^60, whose squares and their sums are still finite: above, kernels that square first
+    or normalise last (Welford, online softmax) overflow where their reference does not, and are no less right for it.
     """
     limit = float(f.info.max)
     top = limit if limit < 2.0**64 else 2.0**60
@@ -123,8 +123,8 @@ def _subnormal(f: Field) -> torch.Tensor:
 def _special(*values: float) -> Callable[[Field], torch.Tensor]:
     """Special values among ordinary ones, in one of two patterns that the seed decides.
 
-    Either in the first, the last and the last-but-one lane of three rows in four; or each once in the whole tensor, so that
-    what a mask should hide is special while all else stays clean.
+    Either in the first, the last and the last-but-one lane of three rows in four; or each once in the whole tensor, so
+    that what a mask should hide is special while all else stays clean.
     """
 
     def make(f: Field) -> torch.Tensor:

@@ -16,8 +16,8 @@ def _power_of_two(size: int) -> int:
 def is_tail_mask(plan: Plan, case: Case, blocks: tuple[int, ...], fails: Callable[[Case], bool]) -> bool:
     """Whether some dim is right at whole tiles and wrong one past them: the last, partial tile is mishandled.
 
-    Tiles are the learned block sizes or, where a kernel pads a row to one tile, powers of two. Each answer must be the same
-    for three seeds, since a bug of values passes or fails by chance too. Costs at most nine runs a dim and tile.
+    Tiles are the learned block sizes or, where a kernel pads a row to one tile, powers of two. Each answer must be the
+    same for three seeds, since a bug of values passes or fails by chance too. Costs at most nine runs a dim and tile.
     """
 
     def always(candidates: list[Case | None], failing: bool) -> bool:

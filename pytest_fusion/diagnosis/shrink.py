@@ -6,6 +6,7 @@ and in one fixed order, so that repeated runs report the same minimum.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 from pytest_fusion.case import layouts, regimes, sizes
@@ -45,6 +46,7 @@ class Shrinker:
 
     def run(self) -> Case:
         """The minimum found; the original where nothing simpler fails."""
+        self._try_plainest()
         for _ in range(4):
             before = self.case.key()
             for candidates in (self._seeds, self._values, self._layouts, self._optionals, self._drawn):
@@ -55,6 +57,18 @@ class Shrinker:
             if self.case.key() == before or self.runs >= self._max_runs:
                 break
         return self.case
+
+    def _try_plainest(self) -> None:
+        """One leap to sizes of 1, contiguous, ordinary values: many bugs need no more, and a hang costs its limit."""
+        case = next(self._values(), self.case)
+        for name, inner in self._tensors():
+            if "contiguous" in inner.layouts:
+                case = case.with_tensor(name, layout=Layout())
+        ones = {name: () if isinstance(size, tuple) else min(size, 1) for name, size in case.sizes.items()}
+        with contextlib.suppress(ImpossibleCase):
+            candidate = case.with_(sizes=refit(self.plan.spec, ones))
+            if candidate.key() != self.case.key():
+                self._try(candidate)
 
     def _try(self, candidate: Case) -> bool:
         key = candidate.key()
@@ -167,8 +181,8 @@ class Shrinker:
                 assert isinstance(current, tuple)
                 if (len(batch), batch) < (len(current), current) and self._try_size(name, batch):
                     break
-        # Boundaries for all dims before the sizes between them, short dims first: where a bug needs luck, a long row gives
-        # it at one row, and a row cut to the last element that can show it would need many.
+        # Boundaries for all dims before the sizes between them, short dims first: where a bug needs luck, one long row
+        # has it, and a row cut to the last element that can show it would have to be one of many.
         plain = sorted((n for n, size in self.case.sizes.items() if isinstance(size, int)), key=self._size)
         below = {name: self._to_boundary(name) for name in plain}
         for name in plain:

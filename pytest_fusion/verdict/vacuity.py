@@ -8,7 +8,7 @@ import torch
 
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 
-# Significand bits, hidden one included, of the next lower precision: float32 and float16 -> bfloat16's (float16's 11 bits
+# Significand bits, hidden one included, of the next lower precision: float32 and float16 -> bfloat16's (float16's 11
 # are TF32's too, which a tolerance may be meant for), bfloat16 -> float8_e4m3's, float64 -> float32's.
 _LOWER_BITS = {torch.float64: 24, torch.float32: 8, torch.float16: 8, torch.bfloat16: 4}
 # Fewer judged cases than this say nothing about what a run would have let through.

@@ -29,7 +29,8 @@ def add(x, y, bug):
     x, y = x.contiguous(), y.contiguous()
     o = torch.empty_like(x)
     if x.numel():
-        _add[(triton.cdiv(x.numel(), 64),)](x, y, o, x.numel(), BLOCK=64, BUG=bug, **({"debug": True} if bug == 3 else {}))
+        more = {"debug": True} if bug == 3 else {}
+        _add[(triton.cdiv(x.numel(), 64),)](x, y, o, x.numel(), BLOCK=64, BUG=bug, **more)
     return o
 
 def reference(x, y):
@@ -66,7 +67,8 @@ def test_other_tests_go_on(pytester: pytest.Pytester) -> None:
 
     assert result.ret == 1
     result.assert_outcomes(passed=2, failed=3)
-    found = {test["nodeid"].partition("::")[2]: test for test in json.loads((pytester.path / "out.json").read_text())["tests"]}
+    tests = json.loads((pytester.path / "out.json").read_text())["tests"]
+    found = {test["nodeid"].partition("::")[2]: test for test in tests}
     assert found["test_illegal_access"]["failed_check"] == "crash"
     assert found["test_device_assert"]["failed_check"] == "crash"
     assert found["test_illegal_access"]["case"]["dims"]

@@ -63,7 +63,7 @@ def test_a_wrong_ini_value_stops_the_run_too(ini: str, line: str, project: Proje
     result.stderr.fnmatch_lines([line])
 
 
-def test_ini_twins_and_what_wins(project: Project) -> None:
+def test_ini_twins_and_what_wins(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every ini twin has its effect, paths are as seen from the ini file, and the command line wins."""
     project.write(ONE)
     project.pytester.makeini(
@@ -78,6 +78,13 @@ def test_ini_twins_and_what_wins(project: Project) -> None:
     first.stdout.fnmatch_lines(["fusion: cpu (Triton interpreter), *, profile ci", "html report: out/ini.html"])
     second.stdout.fnmatch_lines(["fusion: *, profile dev", "json report: mine.json"])
     assert (project.pytester.path / "out/ini.html").is_file()
+    (project.pytester.path / "out/ini.html").unlink()
+    (project.pytester.path / "below").mkdir()
+    monkeypatch.chdir(project.pytester.path / "below")
+    third = project.pytester.runpytest_inprocess(*options, "--fusion-json=mine.json", "../test_it.py")
+    third.stdout.fnmatch_lines(["html report: ../out/ini.html", "json report: mine.json"])
+    assert (project.pytester.path / "out/ini.html").is_file()
+    assert (project.pytester.path / "below/mine.json").is_file()
     assert "not isolated: --fusion-isolate off" in (project.pytester.path / "mine.json").read_text()
 
 

@@ -235,7 +235,7 @@ PLANTS: tuple[Plant, ...] = (
         ("floor-steps", "B1", None, VALUES, [(1, 1, 1)]),
         ("store-columns", "B3", None, WRITES, [(1, 1, 0)]),
         ("weight-tail", "B4", 45, READS, [(1, 1, 1)]),
-        ("low-precision-accumulator", "D1", 88, VALUES, [(1, 17, 4), (2, 8, 4)]),
+        ("low-precision-accumulator", "D1", 88, VALUES, [(1, 1, 17), (1, 17, 4), (2, 8, 4)]),
         ("bf16-operands", "D1", None, VALUES, [(1, 1, 1)]),
     ]),
     *_group("linear_split", linear.make_spec, "rows cols inner", [
@@ -298,7 +298,7 @@ PLANTS: tuple[Plant, ...] = (
     *_group("bag_mean", bag.make_spec, "vocab width total bags", [
         ("last-bag", "B5", None, HOLES, [(1, 1, 0, 1)]),
         ("empty-bag", "C4", None, VALUES, [(1, 1, 0, 1)]),
-        ("sums-in-table-dtype", "D1", 92, VALUES, [(4, 8, 16, 2)]),
+        ("sums-in-table-dtype", "D1", 92, VALUES, [(4, 8, 16, 2), (2, 2, 32, 1)]),
         ("counts-padding", "H5", None, VALUES, [(2, 1, 2, 1)]),
     ]),
     *_group("cumsum", scan.make_spec, "rows cols", [
@@ -306,7 +306,7 @@ PLANTS: tuple[Plant, ...] = (
         ("rows-by-division", "C4", 76, RAISES, [(0, 0)]),
     ]),
     *_group("reverse_cumsum", scan.make_spec, "rows cols", [
-        ("total-minus-prefix", "D1", 90, VALUES, [(1, 1)]),
+        ("total-minus-prefix", "D1", 90, VALUES, [(1, 1), (1, 3)]),
     ], reverse=True),
     *_group("column_sum", column_sum.make_spec, "rows cols", [
         ("floor-chunk", "C5", 83, VALUES, [(1, 1)]),

@@ -11,8 +11,9 @@ import torch
 
 from pytest_fusion.case import search
 from pytest_fusion.case.model import Case, TensorCase
-from pytest_fusion.examine import Request, run
+from pytest_fusion.examine import run
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.request import Request
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.verdict.judge import Bench, CaseResult, judge_case

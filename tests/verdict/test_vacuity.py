@@ -46,7 +46,7 @@ def test_an_ordinary_test_passes(examine: Any) -> None:
 
 
 def test_a_fixed_tolerance_that_hides_half_the_digits_fails(examine: Any) -> None:
-    """Under one per cent, the field's usual choice, a float32 kernel that computes in bfloat16 would pass: the test fails."""
+    """Under one per cent, the field's usual choice, a float32 kernel that computes in bfloat16 would pass."""
     inputs = {"x": tensor("rows hidden", values=values.normal())}
     record = examine(double, double, inputs, tolerance=Tolerance(rtol=1e-2, atol=1e-2), cases=15, dtypes=torch.float32)
     assert (record.failed_check, record.checks["vacuity"]["wrong"]) == ("vacuity", "lower-precision")

@@ -13,10 +13,11 @@ class ValuesVerdict:
     """The comparison of one candidate tensor with the lanes of its reference.
 
     ``statistic`` names what was nearest to its limit: ``max`` (one element), ``rms`` (all), ``row`` or ``col`` (one
-    slice), ``scale`` (a common factor), ``moved`` (16-bit values at another neighbour), ``nonfinite`` (NaN or infinity
-    where nobody has one), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured / allowed of that statistic, for passes too. ``index``,
-    ``got``, ``expected`` and ``allowed`` (absolute) describe the worst element. ``mismatched`` of ``total`` elements
-    are beyond what a single element may be off. ``statistical`` marks a failure that fresh values have to repeat.
+    slice), ``moved`` (16-bit values at another neighbour), ``scale`` (a common factor), ``nonfinite`` (NaN or infinity
+    where nobody has one), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured / allowed
+    of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the worst
+    element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical`` marks a
+    failure that fresh values have to repeat.
     ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a pass when it was asked for.
     """
 

@@ -49,7 +49,7 @@ def statistics_of(
     used: Tensor | None,
     dtype: torch.dtype,
 ) -> Statistics:
-    """Statistics, for outputs of ``dtype``, of absolute errors (B, N) with granted deviations (N) or (B, N); ``used`` (B or 1, N) masks elements."""
+    """Statistics of absolute errors (B, N) of outputs of ``dtype``; ``used`` (B or 1, N) masks elements."""
     score = error / deviation.mean
     worst = (error / deviation.single).abs()
     if used is not None:

@@ -168,8 +168,8 @@ def make_spec(bug: str = "", *, window: int = 0, two_pass: bool = False) -> Fusi
         dims={
             "kv_heads": dim(1, 3),
             "heads": dim(0, 6, multiple_of="kv_heads"),
-            "queries": dim(0, 8 if two_pass else 40),
-            "keys": dim(0, 40),
+            "queries": dim(0, 6 if two_pass else 20),
+            "keys": dim(0, 36),
             "features": dim(1, 40),
         },
     )

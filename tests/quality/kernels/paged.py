@@ -114,10 +114,10 @@ def make_spec(bug: str = "") -> FusionSpec:
             "lengths": derived(draw_lengths),
         },
         dims={
-            "batch": dim(0, 6),
+            "batch": dim(0, 3),
             "blocks": dim(1, 8),
             "page": dim(1, 16),
-            "pages": dim(0, 5),
-            "features": dim(1, 48),
+            "pages": dim(0, 4),
+            "features": dim(1, 36),
         },
     )

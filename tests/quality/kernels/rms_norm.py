@@ -238,5 +238,5 @@ def make_nested_spec(bug: str = "") -> FusionSpec:
         fused=fused,
         reference=reference,
         inputs={"x": tensor("outer inner hidden"), "weight": tensor("hidden"), "eps": 1e-6},
-        dims={"outer": dim(0, 8), "inner": dim(0, 8)},
+        dims={"outer": dim(0, 4), "inner": dim(0, 4)},
     )

@@ -109,7 +109,10 @@ def rope(q: Tensor, positions: Tensor, theta: float, *, out: Tensor, sectioned: 
 
 
 def draw_positions(batch: int, seq: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(-4, 100, (batch, seq), generator=generator, device=generator.device)
+    """Consecutive positions; left padding makes the first ones of some sequences negative."""
+    device = generator.device
+    start = torch.randint(-8, 24, (batch, 1), generator=generator, device=device)
+    return start + torch.arange(seq, device=device)
 
 
 def draw_sections(seq: int, generator: torch.Generator) -> Tensor:
@@ -130,7 +133,7 @@ def make_spec(bug: str = "") -> FusionSpec:
             "positions": derived(draw_positions),
             "theta": st.sampled_from([1e4, 1e6]),
         },
-        dims={"batch": dim(0, 4), "seq": dim(0, 12), "heads": dim(0, 6), "features": dim(0, 80)},
+        dims={"batch": dim(0, 3), "seq": dim(0, 6), "heads": dim(0, 4), "features": dim(0, 80)},
     )
 
 
@@ -143,7 +146,7 @@ def make_in_place_spec() -> FusionSpec:
         fused=fused,
         reference=in_place_reference,
         inputs={"q": tensor("batch seq heads features"), "positions": derived(draw_positions), "theta": 1e4},
-        dims={"batch": dim(0, 4), "seq": dim(0, 12), "heads": dim(0, 6), "features": dim(0, 80)},
+        dims={"batch": dim(0, 3), "seq": dim(0, 6), "heads": dim(0, 4), "features": dim(0, 80)},
         mutates=["q"],
     )
 
@@ -158,5 +161,5 @@ def make_sectioned_spec(bug: str = "") -> FusionSpec:
         fused=fused,
         reference=sectioned_reference,
         inputs={"q": tensor("batch seq heads features"), "positions": derived(draw_sections), "theta": 1e4},
-        dims={"batch": dim(0, 3), "seq": dim(0, 12), "heads": dim(0, 6), "features": dim(0, 80)},
+        dims={"batch": dim(0, 3), "seq": dim(0, 6), "heads": dim(0, 4), "features": dim(0, 80)},
     )

@@ -25,13 +25,17 @@ def _lanes(reference: Callable[[], Tensor], count: int, seed: int) -> OutputLane
     return found.outputs[0]
 
 
+def _attention(q: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
 REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], x[0], 1e-6),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:], x[0], x[1]),
     "softmax": lambda x: x.softmax(-1),
     "linear": lambda x: F.linear(x, x, x[:, 0].contiguous()),
     "gelu": lambda x: F.gelu(x @ x.t()),
-    "attention": lambda x: F.scaled_dot_product_attention(*([x.reshape(1, 4, -1, 64)] * 3), is_causal=True),
+    "attention": lambda x: _attention(x.reshape(1, 4, -1, 64)),
     "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0], device=x.device)),
     "scatter": lambda x: torch.zeros_like(x).index_add(0, torch.arange(x.shape[0], device=x.device) % 3, x * 1.1),
     "convolution": lambda x: F.conv1d(x[None], x[:6, :32].t().reshape(2, 32, 3)),

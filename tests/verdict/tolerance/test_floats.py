@@ -284,8 +284,9 @@ def test_flash_attention_and_naive_attention(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(2, 96, 32, generator=generator).to(dtype) for _ in range(3))
 
     def reference() -> Tensor:
-        scores = q.float() @ k.float().transpose(-1, -2) * 32**-0.5
-        return (scores.softmax(-1) @ v.float()).to(dtype)
+        scores: Tensor = q.float() @ k.float().transpose(-1, -2) * 32**-0.5
+        mixed: Tensor = scores.softmax(-1) @ v.float()
+        return mixed.to(dtype)
 
     def flash(scale: float = 32**-0.5, last: int = 96) -> Tensor:
         top, total = torch.full((2, 96, 1), -math.inf), torch.zeros(2, 96, 1)
@@ -318,3 +319,24 @@ def test_outliers_of_a_gelu_tail_do_not_excuse_its_peaks() -> None:
     assert judged(reference(), reference).ok
     assert judged(F.gelu(x.float() @ x.float().t()).bfloat16(), reference).ok
     assert not judged(wrong, reference).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_elements_at_another_neighbour_are_counted(dtype: torch.dtype) -> None:
+    """One element in 50 at the second-nearest value fails, though no single one is further off than allowed."""
+    generator = torch.Generator().manual_seed(9)
+    x, weight = torch.randn(32, 256, generator=generator).to(dtype), torch.ones(256, dtype=dtype)
+    native = rms_norm(x, weight)
+    wide = x.double()
+    exact = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+    away = torch.where(exact.abs() > native.double().abs(), 1, -1).to(torch.int16)
+    other = (native.view(torch.int16) + away).view(dtype)
+    moved = native.clone().flatten()
+    moved[::50] = other.flatten()[::50]
+
+    verdict = judged(moved.reshape(32, 256), lambda: rms_norm(x, weight))
+
+    assert judged(native, lambda: rms_norm(x, weight)).ok
+    assert not verdict.ok
+    assert verdict.statistic == "moved"
+    assert verdict.mismatched == 0

@@ -1,0 +1,91 @@
+"""A child that died or ran out of time, made into a finding: confirmed, shrunk, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_fusion.campaign import Failure, Tally
+from pytest_fusion.case import search as searching
+from pytest_fusion.case.describe import describe
+from pytest_fusion.case.model import Case
+from pytest_fusion.case.plan import Limits, make_plan
+from pytest_fusion.diagnosis.shrink import Shrinker
+from pytest_fusion.diagnosis.stack import last_words
+from pytest_fusion.errors import ReplayError
+from pytest_fusion.job import Job
+from pytest_fusion.run.isolate import Crash
+from pytest_fusion.verdict.model import Verdict, failed
+
+# Shrinking a crash forks once a case, and a hang waits out its limit each time.
+_CRASH_RUNS = 60
+_HANG_RUNS = 4
+_HANG_SECONDS = 4.0
+
+
+def hangs(job: Job, crash: Crash) -> bool:
+    """Whether the case that ran out of time does so again alone, with twice as much: a loaded machine is no hang."""
+    case = _case_of(crash.last_note or {})
+    if case is None or job.request.replay is not None:
+        return True
+    outcome = job.alone(case).in_child(2 * job.request.profile.seconds, forward=False)
+    return isinstance(outcome, Crash) and outcome.kind == "timeout"
+
+
+def tally_of(job: Job, crash: Crash) -> Tally:
+    """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
+    note = crash.last_note or {}
+    tally = Tally(cases=int(note.get("cases", 0)))
+    found = _case_of(note)
+    if found is None:
+        verdict = _verdict(crash)
+        tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": 0}
+        tally.failure = Failure(verdict, None, trace=last_words(crash.stderr_tail))
+        return tally
+    smallest, last, runs = _smallest(job, crash, found)
+    verdict = _verdict(last)
+    tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
+    described = describe(job.spec, smallest)
+    tally.failure = Failure(verdict, smallest, described, trace=last_words(last.stderr_tail), shrink_runs=runs)
+    return tally
+
+
+def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
+    """The smallest case that crashes alike, its crash, and how many were tried."""
+    request = job.request
+    seconds = min(request.profile.seconds, _HANG_SECONDS) if crash.kind == "timeout" else request.profile.seconds
+    last = crash
+
+    def dies(case: Case) -> bool:
+        nonlocal last
+        outcome = job.alone(case).in_child(seconds, forward=False)
+        if not isinstance(outcome, Crash) or outcome.kind != crash.kind:
+            return False
+        last = outcome
+        return True
+
+    if request.replay is not None or not (crash.kind == "timeout" or dies(found)):
+        return found, last, 0
+    profile = request.profile
+    limits = Limits(profile.elements, profile.work, profile.programs)
+    plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
+    shrinker = Shrinker(plan, found, dies, max_runs=_HANG_RUNS if crash.kind == "timeout" else _CRASH_RUNS)
+    return shrinker.run(), last, shrinker.runs
+
+
+def _case_of(note: Mapping[str, Any]) -> Case | None:
+    """The case that was running, unless a drawn value in it did not survive as JSON."""
+    try:
+        return Case.from_json(note["case"]) if "case" in note else None
+    except ReplayError:
+        return None
+
+
+def _verdict(crash: Crash) -> Verdict:
+    if crash.kind == "timeout":
+        reason = f"the case did not end within its time limit ({crash.detail})"
+    elif crash.kind == "signal":
+        reason = f"the process running the case died ({crash.detail}), most often an access far outside a tensor"
+    else:
+        reason = f"the process running the case ended before the call returned ({crash.detail})"
+    return failed("crash", reason, identity=f"crash:{crash.kind}", kind=crash.kind, detail=crash.detail)

@@ -1,0 +1,128 @@
+"""One spec and how to run it: its campaign in this process, or in a forked child with compilers beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pytest_fusion.campaign import Campaign, Tally
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import UnsupportedTritonError
+from pytest_fusion.prefetch import cache_is_empty, compiling_ahead
+from pytest_fusion.request import Request
+from pytest_fusion.run import interpreter
+from pytest_fusion.run.compiled import on_first_compilation
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.isolate import Channel, Crash, run_isolated, unwrap
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+Note = Callable[[dict[str, Any]], None]
+
+# Seen in the traceback of a kernel that is compiled or sent to a driver, which no interpreted one is.
+_COMPILED = ("/triton/compiler/", "active drivers")
+_TOO_EARLY = (
+    "Triton set out to compile this kernel for a GPU: the kernel was made before the CPU lane switched the interpreter "
+    "on, by a script, a plugin or sitecustomize. Set TRITON_INTERPRET=1 in the environment, or import it later"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A spec, its request, the test function whose Hypothesis settings hold, and the values of its fixtures."""
+
+    spec: FusionSpec
+    request: Request
+    outer: Any
+    extra: Mapping[str, Any]
+
+    def alone(self, case: Case) -> Job:
+        """The same job for one case only."""
+        return replace(self, request=replace(self.request, replay=case, isolate="on"))
+
+    def campaign(self, note: Note, *, dry: bool = False) -> Campaign:
+        return Campaign(
+            self.spec,
+            device=torch.device(self.request.device),
+            profile=self.request.profile,
+            outer=self.outer,
+            nodeid=self.request.nodeid,
+            extra=self.extra,
+            seed=self.request.seed,
+            max_cases=self.request.max_cases,
+            note=note,
+            dry=dry,
+        )
+
+    def here(self, note: Note) -> Tally:
+        """All cases in this process. Raises ``UnsupportedTritonError`` where no kernel could be launched at all."""
+        tally = self._all_cases(note)
+        if self.request.device != "cpu":
+            return tally
+        problem = interpreter.problem()
+        failure = tally.failure
+        if failure is not None and failure.verdict.check == "error":
+            # No kernel could be launched, which is not the kernel's fault.
+            if problem is not None and not interpreter.installed():
+                raise UnsupportedTritonError(problem)
+            if any(part in failure.trace for part in _COMPILED):
+                raise UnsupportedTritonError(_TOO_EARLY)
+        if problem is not None:
+            tally.notes.append(problem)
+        return tally
+
+    def _all_cases(self, note: Note) -> Tally:
+        """The one case asked for, else the failures of earlier runs and then all phases."""
+        if self.request.replay is not None:
+            return self.campaign(note).replay(self.request.replay)
+        for case in self.request.known:
+            tally = self.campaign(note).replay(case)
+            if tally.failure is not None and tally.failure.case is not None:
+                tally.notes.append("this case failed in an earlier run and was tried first")
+                return tally
+        return self.campaign(note).run()
+
+    def in_child(
+        self, seconds: float, *, forward: bool = True, on_compilation: Callable[[], None] | None = None
+    ) -> Tally | Crash:
+        """All cases in a child of their own; a lost CUDA context ends the child as a crash would.
+
+        ``seconds`` is the limit of one case. ``forward=False`` drops what the child prints. ``on_compilation`` is
+        called when the compile cache proves cold.
+        """
+
+        def work(channel: Channel) -> Tally | Crash:
+            last: dict[str, Any] = {}
+
+            def note(data: dict[str, Any]) -> None:
+                last.clear()
+                last.update(data)
+                channel.note(data)
+
+            listening = on_first_compilation(on_compilation) if on_compilation else contextlib.nullcontext()
+            try:
+                with listening:
+                    return self.here(note)
+            except ContextLost as lost:
+                return Crash("exit", str(lost), dict(last), "")
+
+        return unwrap(run_isolated(work, time_limit_s=seconds, forward=forward))
+
+    @contextlib.contextmanager
+    def compiling_ahead(self) -> Iterator[Callable[[], None] | None]:
+        """On a GPU, fill Triton's compile cache beside the test."""
+        if self.request.device == "cpu" or self.request.replay is not None or "triton" not in sys.modules:
+            yield None
+            return
+
+        def work(worker: int, workers: int) -> None:
+            self.campaign(lambda _: None, dry=True).compile_share(worker, workers)
+
+        with compiling_ahead(work) as start:
+            if cache_is_empty():
+                start()
+            yield start

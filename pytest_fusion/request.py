@@ -1,0 +1,33 @@
+"""How a test is to be run, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.profiles import PROFILES, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How a test is to be run; resolved from options by the plugin.
+
+    Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder
+    that pytest was started in. ``given`` describes the caller's own arguments where there is nothing to generate.
+    """
+
+    nodeid: str
+    device: str = "cpu"
+    profile: Profile = field(default_factory=lambda: PROFILES["dev"])
+    isolate: str = "auto"
+    root: Path = field(default_factory=Path.cwd)
+    start: Path = field(default_factory=Path.cwd)
+    seed: int | None = None
+    max_cases: int | None = None
+    replay: Case | None = None
+    known: tuple[Case, ...] = ()
+    shown: str = ""
+    given: Mapping[str, Any] | None = None

@@ -94,7 +94,7 @@ class Campaign:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         self.bench = Bench(spec, device, extra, programs=_programs(profile, device))
         self.tally = Tally()
-        self.limits = Limits(profile.elements, profile.work, profile.programs)
+        self.limits = limits_of(profile, device)
         forced = searching.forced_seed(outer)
         self.seed = seed if seed is not None else forced if isinstance(forced, int) else None
         self.budget = max_cases if max_cases is not None else searching.max_examples(outer)
@@ -310,6 +310,13 @@ class Campaign:
                 best[0] = result
                 return True
         return False
+
+
+def limits_of(profile: Profile, device: torch.device) -> Limits:
+    """What a case may cost: on a GPU, float64 lanes of 2^22 elements and 2^30 products take milliseconds."""
+    if device.type == "cpu":
+        return Limits(profile.elements, profile.work, profile.programs)
+    return Limits(max(profile.elements, 1 << 23), max(profile.work, 1 << 32), profile.programs)
 
 
 def _programs(profile: Profile, device: torch.device) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_fusion.campaign import Failure, Tally
+import torch
+
+from pytest_fusion.campaign import Failure, Tally, limits_of
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.model import Case
-from pytest_fusion.case.plan import Limits, make_plan
+from pytest_fusion.case.plan import make_plan
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.diagnosis.stack import last_words
 from pytest_fusion.errors import ReplayError
@@ -66,8 +68,7 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
 
     if request.replay is not None or not (crash.kind == "timeout" or dies(found)):
         return found, last, 0
-    profile = request.profile
-    limits = Limits(profile.elements, profile.work, profile.programs)
+    limits = limits_of(request.profile, torch.device(request.device))
     plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
     shrinker = Shrinker(plan, found, dies, max_runs=_HANG_RUNS if crash.kind == "timeout" else _CRASH_RUNS)
     return shrinker.run(), last, shrinker.runs

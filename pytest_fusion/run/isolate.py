@@ -93,9 +93,11 @@ def run_isolated(
     with _scratch_file() as out, _scratch_file() as err:
         reader, writer = os.pipe()
         try:
-            # Ctrl-C between the fork and the try below would leave a child that nobody waits for.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             try:
+                # Ctrl-C between the fork and the try below would leave a child that nobody waits for. Blocking delivers
+                # one that is pending, so it stands where the mask is restored.
+                signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
                 pid = _fork(work, writer, reader, out, err, mask)
                 child = _Child(pid, reader, time_limit_s)
             except BaseException:

@@ -231,15 +231,18 @@ def test_graph_capture() -> None:
     x = torch.ones(100, device=device())
     graph = torch.cuda.CUDAGraph()
     with Watch(device(), "nan") as watch, torch.cuda.graph(graph):
+        before = watch.allocations  # torch itself allocates on the way into a capture
         out = torch.empty_like(x)
         out.copy_(x).add_(1)
+        after = watch.allocations
     x.fill_(4)
     graph.replay()
 
-    assert watch.allocations == 0
+    assert after == before
     assert torch.equal(out, torch.full_like(x, 5))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it imports its compiler
 def test_compiled_candidates_stay_compiled() -> None:
     """Inductor code compiled inside a watch is used inside and outside one, and compiled once."""
     torch._dynamo.reset()

@@ -15,8 +15,7 @@ WORD_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.in
 # (bytes, NaN bits of variant 0, huge bits of variant 0, distance between two variants' huge bits, number of variants).
 # NaNs are signalling: any arithmetic quiets them, so that even an atomic add of zero out of bounds leaves a trace, and
 # the NaN that hardware computes (0x7fc00000 on x86, 0x7fffffff on NVIDIA) is never taken for ours.
-# "huge" is finite and stays
-# so in a sum: 57344 for float16 (largest 65504), about 1e30 elsewhere.
+# "huge" is finite and stays so in a sum: 57344 for float16 (largest 65504), about 1e30 elsewhere.
 _WIDE_FLOATS: Final = {
     torch.float16: (2, 0x7C01, 0x7B00, 0x10, 16),
     torch.bfloat16: (2, 0x7F81, 0x714A, 1, 48),
@@ -52,10 +51,10 @@ def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
     """The bytes of one element of ``dtype`` under ``fill``, in memory order.
 
     ``"nan"`` is a signalling NaN for floats (in one byte any), large positive for integers, True for bool; ``"huge"``
-    is a large finite     number, negative for signed integers, False for bool. The two differ for every dtype and variant. ``variant``
-    numbers the regions of a run: with one pattern for all of them, an unmasked copy kernel would read the input's
-    guard and write the very same bytes into the output's, unseen under both fills. Neighbouring variants differ,
-    except for NaN in the one-byte formats that have a single NaN.
+    is a large finite number, negative for signed integers, False for bool. The two differ for every dtype and
+    variant. ``variant`` numbers the regions of a run: with one pattern for all of them, an unmasked copy kernel would
+    read the input's guard and write the very same bytes into the output's, unseen under both fills. Neighbouring
+    variants differ, except for NaN in the one-byte formats that have a single NaN.
 
     Raises ``ValueError`` for an unknown fill and for a dtype without plain elements (quantised).
     """

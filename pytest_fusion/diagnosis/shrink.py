@@ -21,7 +21,7 @@ from pytest_fusion.spec.values import ValueProfile
 MAX_RUNS = 300
 _CANONICAL_SEEDS = (0, 1, 2)
 # A small case shows a bug of values with some probability only: that many seeds are asked before a size is given up.
-_SIZE_SEEDS = (0, 1, 2, 3)
+_SIZE_SEEDS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 
 class Shrinker:
@@ -187,10 +187,24 @@ class Shrinker:
         below = {name: self._to_boundary(name) for name in plain}
         for name in plain:
             self._between(name, below[name])
+        if self._by_values:
+            self._trade(plain)
 
     def _size(self, name: str) -> int:
         size = self.case.sizes[name]
         return size if isinstance(size, int) else 0
+
+    def _trade(self, plain: list[str]) -> None:
+        """Three of a short dim for a quarter or less of the longest one, where luck asked for length."""
+        longest = max(plain, key=self._size, default="")
+        for name in plain:
+            limit = self._size(longest) // 4
+            if name == longest or self._size(name) > 2 or limit < 1:
+                continue
+            for boundary in (b for b in sizes.LADDER if 0 < b <= limit):
+                if self._try_sizes({name: 3, longest: boundary}):
+                    self._to_boundary(name)
+                    break
 
     def _to_boundary(self, name: str) -> int:
         """Take the first boundary that fails; returns the one below it."""
@@ -212,11 +226,14 @@ class Shrinker:
                 below = middle
 
     def _try_size(self, name: str, size: int | tuple[int, ...]) -> bool:
+        return self._try_sizes({name: size})
+
+    def _try_sizes(self, wanted: dict[str, int | tuple[int, ...]]) -> bool:
         try:
-            fitted = refit(self.plan.spec, {**self.case.sizes, name: size})
+            fitted = refit(self.plan.spec, {**self.case.sizes, **wanted})
         except ImpossibleCase:
             return False
-        if fitted[name] == self.case.sizes[name]:
+        if all(fitted[name] == self.case.sizes[name] for name in wanted):
             return False
         seeds = dict.fromkeys((self.case.seed, *(_SIZE_SEEDS if self._by_values else ())))
         return any(self._try(self.case.with_(sizes=fitted, seed=seed)) for seed in seeds)

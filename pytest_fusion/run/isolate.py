@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -32,6 +33,10 @@ _LAST_WORDS_S: Final = 1.0
 # How often a silent child is looked at. Its end is normally seen at once, as the end of the pipe; a grandchild that
 # holds the pipe open hides it.
 _POLL_S: Final = 0.05
+
+# Two forks at once can lock each other out in the fork handlers of logging and of BLAS libraries (seen once in some
+# hundred runs of four threads).
+_FORKING: Final = threading.Lock()
 
 _STDERR_TAIL_BYTES: Final = 8 * 1024
 # faulthandler's first words, and how far from the end they are looked for: 100 frames of 300 characters.
@@ -263,7 +268,8 @@ def _fork(
         # Python 3.12 warns of forking with threads, after the fork: made an error, it would be raised in the parent
         # while the child runs on.
         warnings.simplefilter("ignore")
-        pid = os.fork()
+        with _FORKING:
+            pid = os.fork()
     if pid == 0:
         os.close(reader)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

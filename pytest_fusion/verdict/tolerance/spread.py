@@ -78,7 +78,7 @@ class Spread:
         # The variance from few lanes is uncertain, so it shares with what is usual in the tensor; but no element is
         # granted much more than its own lanes show, or the tails of a GELU would excuse errors at its peaks.
         relative = rho * self.centre.square()
-        most = 8 * variance + 2 * self.step.square()
+        most = torch.add(2 * self.step.square(), variance, alpha=8)
         common = torch.minimum(relative, most)
         single = torch.minimum(torch.maximum(relative, typical), most)
         if isinstance(self.count, Tensor):
@@ -89,14 +89,15 @@ class Spread:
         return Deviation(self._granted(variance, common, lanes), self._granted(variance, single, lanes))
 
     def _granted(self, variance: Tensor, common: Tensor, lanes: int) -> Tensor:
-        spread = 0.5 * variance + 0.5 * common
+        spread = torch.add(variance, common).mul_(0.5)
+        rounding = self.step.square() / 12
         if self.centre.numel() < 16:
             # A variance from few lanes of few elements is itself uncertain: Student's t instead of the normal.
-            spread = spread * (1 + 6 / lanes) ** 2
+            spread *= (1 + 6 / lanes) ** 2
         if self.dtype == D:
             # The oracle computes in float64 as well, so its own error is one more lane's.
-            spread = 2 * spread + self.step.square() / 12
-        return torch.sqrt(self.step.square() / 12 + spread).clamp_min(1e-300)
+            return (2 * spread + 2 * rounding).sqrt_().clamp_min_(1e-300)
+        return spread.add_(rounding).sqrt_()
 
 
 def _typical(variance: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:

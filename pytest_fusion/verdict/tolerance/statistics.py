@@ -50,22 +50,18 @@ def statistics_of(
     dtype: torch.dtype,
 ) -> Statistics:
     """Statistics of absolute errors (B, N) of outputs of ``dtype``; ``used`` (B or 1, N) masks elements."""
-    score = error / deviation.mean
-    worst = (error / deviation.single).abs()
     if used is not None:
-        score = torch.where(used, score, 0.0)
-        worst = torch.where(used, worst, 0.0)
         error = torch.where(used, error, 0.0)
+        centre = torch.where(used, centre, 0.0)
+    score = error / deviation.mean
+    worst = (error / deviation.single).abs_().amax(-1)
     square = score.square()
-    weight = deviation.mean.square().reciprocal()
-    if used is not None:
-        weight = weight * used
-    pull = weight * centre
-    power = (pull * centre).sum(-1)
+    pull = centre / deviation.mean
+    power = pull.square().sum(-1)
     some = power > 0
     power = torch.where(some, power, 1.0)
-    scale = torch.where(some, (pull * error).sum(-1) / power, 0.0)
-    flip = torch.where(some, (pull.abs() * step).amax(-1) / power, 0.0)
+    scale = torch.where(some, (pull * score).sum(-1) / power, 0.0)
+    flip = torch.where(some, (pull / deviation.mean).abs_().mul_(step).amax(-1) / power, 0.0)
     count = error.shape[-1] if used is None else used.sum(-1).clamp_min(1)
     row, col = _slices(square, shape, used)
     moved = None
@@ -73,7 +69,7 @@ def statistics_of(
         before = (deviation.mean.square() - step.square() / 12).clamp_min(0) + (4 * U32 * centre).square()
         excess = error.abs() - step / 2
         moved = (excess > 6 * before.sqrt()).to(error.dtype).sum(-1) / count
-    return Statistics(worst.amax(-1), (square.sum(-1) / count).sqrt(), row, col, scale, flip, moved)
+    return Statistics(worst, (square.sum(-1) / count).sqrt(), row, col, scale, flip, moved)
 
 
 def _slices(square: Tensor, shape: tuple[int, ...], used: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

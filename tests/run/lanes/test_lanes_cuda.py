@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 
 def _x(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
 
 
 def _lanes(reference: Callable[[], Tensor], count: int, seed: int) -> OutputLanes:

@@ -7,12 +7,14 @@ and in one fixed order, so that repeated runs report the same minimum.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pytest_fusion.case import layouts, regimes, sizes
 from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.case.model import Case, Layout
 from pytest_fusion.case.plan import Plan, allowed_layouts, refit, regimes_of
+from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import simplicity
 from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
@@ -21,7 +23,10 @@ from pytest_fusion.spec.values import ValueProfile
 MAX_RUNS = 300
 _CANONICAL_SEEDS = (0, 1, 2)
 # A small case shows a bug of values with some probability only: that many seeds are asked before a size is given up.
-_SIZE_SEEDS = (0, 1, 2, 3, 4, 5, 6, 7)
+_SIZE_SEEDS = 16
+_SIZE_SEEDS_LONG = 6
+_SHORT = 64
+_SMALL = 16  # up to this product of all sizes a run costs next to nothing
 
 
 class Shrinker:
@@ -195,10 +200,10 @@ class Shrinker:
         return size if isinstance(size, int) else 0
 
     def _trade(self, plain: list[str]) -> None:
-        """Three of a short dim for a quarter or less of the longest one, where luck asked for length."""
+        """Three of a short dim for half of the longest one or less, where luck asked for length."""
         longest = max(plain, key=self._size, default="")
         for name in plain:
-            limit = self._size(longest) // 4
+            limit = self._size(longest) // (2 if self._size(longest) <= _SHORT else 4)
             if name == longest or self._size(name) > 2 or limit < 1:
                 continue
             for boundary in (b for b in sizes.LADDER if 0 < b <= limit):
@@ -235,5 +240,11 @@ class Shrinker:
             return False
         if all(fitted[name] == self.case.sizes[name] for name in wanted):
             return False
-        seeds = dict.fromkeys((self.case.seed, *(_SIZE_SEEDS if self._by_values else ())))
-        return any(self._try(self.case.with_(sizes=fitted, seed=seed)) for seed in seeds)
+        smaller = self.case.with_(sizes=fitted)
+        return any(self._try(smaller.with_(seed=seed)) for seed in self._size_seeds(fitted))
+
+    def _size_seeds(self, fitted: Mapping[str, Size]) -> Iterable[int]:
+        if not self._by_values:
+            return (self.case.seed,)
+        work = math.prod(size for size in fitted.values() if isinstance(size, int))
+        return dict.fromkeys((self.case.seed, *range(_SIZE_SEEDS if work <= _SMALL else _SIZE_SEEDS_LONG)))

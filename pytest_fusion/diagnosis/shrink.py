@@ -26,6 +26,7 @@ _CANONICAL_SEEDS = (0, 1, 2)
 _SIZE_SEEDS = 16
 _SIZE_SEEDS_LONG = 6
 _SHORT = 64
+_WORTH_A_TRADE = 4
 _SMALL = 16  # up to this product of all sizes a run costs next to nothing
 
 
@@ -204,7 +205,7 @@ class Shrinker:
         longest = max(plain, key=self._size, default="")
         for name in plain:
             limit = self._size(longest) // (2 if self._size(longest) <= _SHORT else 4)
-            if name == longest or self._size(name) > 2 or limit < 1:
+            if name == longest or self._size(name) > 2 or limit < _WORTH_A_TRADE:
                 continue
             for boundary in (b for b in sizes.LADDER if 0 < b <= limit):
                 if self._try_sizes({name: 3, longest: boundary}):

@@ -269,12 +269,18 @@ class Campaign:
     def _minimum(self, found: CaseResult, *, shrink: bool) -> Failure:
         first = found.failure
         assert first is not None
-        best: list[CaseResult] = [found]
+        result = found
+
+        def fails(case: Case) -> bool:
+            nonlocal result
+            shown = self._showing(case, first)
+            result = shown or result
+            return shown is not None
+
         by_values = first.check in ("values", "repeat") or first.identity == "bounds:surroundings"
-        shrinker = Shrinker(self.plan, found.case, lambda case: self._same(case, first, best), by_values=by_values)
+        shrinker = Shrinker(self.plan, found.case, fails, by_values=by_values)
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
-        result = best[0]
         verdict = result.failure
         assert verdict is not None
         picture = None
@@ -294,26 +300,27 @@ class Campaign:
         return Failure(verdict, result.case, described, picture, result.trace, shrinker.runs, cause)
 
     def _is_tail_mask(self, case: Case, first: Verdict) -> bool:
-        return is_tail_mask(self.plan, case, tuple(self.tally.blocks), lambda other: self._same(other, first, [None]))
+        return is_tail_mask(
+            self.plan, case, tuple(self.tally.blocks), lambda other: self._showing(other, first) is not None
+        )
 
-    def _same(self, case: Case, first: Verdict, best: list[Any]) -> bool:
-        """Whether a case shows the same bug; chance gets three tries, since a race may win one."""
+    def _showing(self, case: Case, first: Verdict) -> CaseResult | None:
+        """The result of a case that shows the same bug; chance gets three tries, since a race may win one."""
         for _ in range(3 if first.check == "repeat" else 1):
             self.note({"case": case.as_json(), "cases": self.tally.cases, "shrinking": True})
             try:
                 with self.bench.clock.phase("shrink"):
                     result = judge_case(self.bench, case, again=first.identity == "repeat:stale")
             except SpecError:
-                return False  # the reference or a values function does not bear this case; the finding stands
+                return None  # the reference or a values function does not bear this case; the finding stands
             failure = result.failure
             if failure is not None and failure.identity == first.identity:
-                best[0] = result
-                return True
-        return False
+                return result
+        return None
 
 
 def limits_of(profile: Profile, device: torch.device) -> Limits:
-    """What a case may cost: on a GPU, float64 lanes of 2^22 elements and 2^30 products take milliseconds."""
+    """What a case may cost; a GPU bears float64 lanes of 2^23 elements and products of 2^32 terms."""
     if device.type == "cpu":
         return Limits(profile.elements, profile.work, profile.programs)
     return Limits(max(profile.elements, 1 << 23), max(profile.work, 1 << 32), profile.programs)

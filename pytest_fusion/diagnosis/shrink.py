@@ -25,6 +25,8 @@ _CANONICAL_SEEDS = (0, 1, 2)
 # A small case shows a bug of values with some probability only: that many seeds are asked before a size is given up.
 _SIZE_SEEDS = 16
 _SIZE_SEEDS_LONG = 6
+# A trade asks every boundary up to half of the longest dim, or a quarter of one above this, where each run costs more;
+# below twice this many elements there is nothing to gain: the short dim would grow to three.
 _SHORT = 64
 _WORTH_A_TRADE = 4
 _SMALL = 16  # up to this product of all sizes a run costs next to nothing

@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -14,17 +13,9 @@ import torch
 
 from pytest_fusion.run import isolate
 from pytest_fusion.run.isolate import can_fork, cuda_is_poisoned
+from tests.run.waiting import eventually
 
 LINUX = sys.platform.startswith("linux")
-
-
-def eventually(condition: Any) -> bool:
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_can_fork_here() -> None:

@@ -19,6 +19,7 @@ import torch
 from pytest_fusion.errors import FusionFailure
 from pytest_fusion.run import isolate
 from pytest_fusion.run.isolate import Channel, ChildError, Crash, run_isolated, unwrap
+from tests.run.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="isolation forks")
 
@@ -42,15 +43,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def eventually(condition: Any) -> bool:
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_result_comes_back() -> None:

@@ -185,10 +185,9 @@ class Campaign:
             choice = {f"dim {name}": size for name in self.spec.dim_order}
             if self._left() <= 0 or self.failing is not None or not self._attempt(choice, size):
                 return
-            seen.append({c for launch in self.launches[-1] for c in launch.constexprs.values() if type(c) is int})
+            seen.append(_blocks(self.launches[-1]))
         if len(seen) == len(_PROBE_SIZES):
-            common = {c for c in set.intersection(*seen) if _SMALLEST_BLOCK <= c <= _LARGEST_BLOCK}
-            self.tally.blocks = sorted(common)[:_MOST_BLOCKS]
+            self.tally.blocks = sorted(set.intersection(*seen))[:_MOST_BLOCKS]
             if self.tally.blocks:
                 blocks = tuple(self.tally.blocks)
                 self.plan = make_plan(self.spec, blocks=blocks, pools=self.pools, limits=self.limits)
@@ -294,14 +293,16 @@ class Campaign:
                 mask = ~torch.isclose(_comparable(candidate), _comparable(lanes), rtol, atol, equal_nan=True)
             picture = {**error_map(mask), "cells": cells(mask), "caption": f"wrong elements of {result.evidence[0]}"}
         cause = likely_cause(verdict, result.case)
-        if verdict.check in ("values", "bounds") and cause in VAGUE and self._is_tail_mask(result.case, first):
+        if verdict.check in ("values", "bounds") and cause in VAGUE and self._is_tail_mask(result, first):
             cause = "tail-mask"
         described = describe(self.spec, result.case)
         return Failure(verdict, result.case, described, picture, result.trace, shrinker.runs, cause)
 
-    def _is_tail_mask(self, case: Case, first: Verdict) -> bool:
+    def _is_tail_mask(self, result: CaseResult, first: Verdict) -> bool:
+        # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
+        blocks = self.tally.blocks or sorted(_blocks(result.launches))[:_MOST_BLOCKS]
         return is_tail_mask(
-            self.plan, case, tuple(self.tally.blocks), lambda other: self._showing(other, first) is not None
+            self.plan, result.case, tuple(blocks), lambda other: self._showing(other, first) is not None
         )
 
     def _showing(self, case: Case, first: Verdict) -> CaseResult | None:
@@ -317,6 +318,12 @@ class Campaign:
             if failure is not None and failure.identity == first.identity:
                 return result
         return None
+
+
+def _blocks(launches: list[Launch]) -> set[int]:
+    """Launch constants of a size that blocks have."""
+    constants = (c for launch in launches for c in launch.constexprs.values())
+    return {c for c in constants if type(c) is int and _SMALLEST_BLOCK <= c <= _LARGEST_BLOCK}
 
 
 def limits_of(profile: Profile, device: torch.device) -> Limits:

@@ -27,6 +27,17 @@ class TooManyProgramsError(FusionError):
     """A launch on the CPU lane asked for more programs than the case may cost."""
 
 
+class MemoryFinding(FusionError):
+    """An interpreted kernel accessed memory that it must not access; ``finding`` has the facts (``Finding``).
+
+    The access did not happen: nothing was changed by it.
+    """
+
+    def __init__(self, message: str, finding: Any = None) -> None:
+        super().__init__(message)
+        self.finding = finding
+
+
 class FusionFailure(AssertionError):
     """A fused kernel failed a check.
 

@@ -22,6 +22,12 @@ CAUSES: dict[str, str] = {
     "tail-write": "a store reaches past the end of a tensor: its mask is missing or too wide",
     "head-write": "a store reaches before the start of a tensor",
     "gap-write": "a store lands between the elements of a strided tensor: its strides are ignored",
+    "reads-out-of-bounds": "a load leaves the memory of its tensor: its mask is missing or too wide",
+    "use-after-free": "a pointer is used whose tensor no longer lives",
+    "misaligned-access": "a pointer was cast to a wider type and is no multiple of its size",
+    "false-hint": "a promise to the compiler (multiple_of, max_contiguous, max_constancy) is not kept",
+    "racing-stores": "two programs, or two lanes of one, store different values to one element without an atomic",
+    "racing-load": "a program loads what another one stores in the same launch",
     "reads-surroundings": "a load reaches outside its tensor's elements and the result depends on what lies there",
     "uninitialised-scratch": "the result depends on fresh memory that nothing wrote",
     "unwritten-output": "some elements of the result are never stored",
@@ -61,7 +67,9 @@ def likely_cause(verdict: Verdict, case: Case | None) -> str | None:
     if any(tensor.layout.offset for tensor in tensors):
         return "ignores-offset"
     if verdict.check == "bounds":
-        return "reads-surroundings"
+        return {"out-of-bounds-load": "reads-out-of-bounds", "gap-store": "gap-write"}.get(
+            str(verdict.evidence.get("access")), "reads-surroundings"
+        )
     needed = {tensor.regime for tensor in tensors if tensor.regime in regimes.REGIMES and tensor.regime != "unit"}
     if needed & {"nan", "inf"}:
         return "non-finite"
@@ -92,11 +100,21 @@ def _from_check(verdict: Verdict) -> str | None:
             return "mutates-input"
         case "bounds":
             zones = {"after": "tail-write", "before": "head-write", "between": "gap-write"}
-            return zones.get(str(verdict.evidence.get("zone")))
+            return zones.get(str(verdict.evidence.get("zone"))) or _of_access(verdict)
         case "unwritten":
             return "uninitialised-scratch" if verdict.identity == "unwritten:scratch" else "unwritten-output"
         case "repeat":
-            return "stale-state" if verdict.identity == "repeat:stale" else "nondeterministic"
+            if verdict.identity == "repeat:stale":
+                return "stale-state"
+            return _of_access(verdict) or "nondeterministic"
         case "vacuity":
             return "vacuous-test"
     return None
+
+
+def _of_access(verdict: Verdict) -> str | None:
+    """The slug of a wrong access that the interpreter saw; ``None`` where the layout may say more."""
+    access = str(verdict.evidence.get("access"))
+    if access == "out-of-bounds-store":
+        return "head-write" if int(verdict.evidence.get("offset", 0)) < 0 else "tail-write"
+    return access if access in CAUSES else None

@@ -14,9 +14,13 @@ import torch
 from pytest_fusion.errors import TooManyProgramsError, UnsupportedTritonError
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.described import Described
 from pytest_fusion.run.interpreter.device import posing_as_cuda
+from pytest_fusion.run.interpreter.findings import Findings, into
+from pytest_fusion.run.interpreter.regions import described_by
 from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.place import Placed
@@ -37,6 +41,8 @@ class Outcome:
     damage: list[Damage] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     watch: Watch | None = None
+    # Wrong accesses of interpreted kernels; on a GPU nobody sees them.
+    findings: Findings = field(default_factory=Findings)
 
 
 def _origin(error: BaseException) -> str:
@@ -66,6 +72,12 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _accesses(findings: Findings, arena: Arena, watch: Watch) -> Iterator[None]:
+    with into(findings), described_by(Described(arena, watch)):
+        yield
+
+
 def run_fused(
     fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any], *, programs: int, fill: str | None = None
 ) -> Outcome:
@@ -77,7 +89,7 @@ def run_fused(
     watch = Watch(placed.arena.device, fill or placed.arena.fill)
     outcome.watch = watch
     try:
-        with _launches(outcome.launches, programs), watch:
+        with _launches(outcome.launches, programs), _accesses(outcome.findings, placed.arena, watch), watch:
             outcome.result = fused(**placed.arguments, **extra)
             if placed.arena.device.type == "cuda":
                 torch.cuda.synchronize(placed.arena.device)

@@ -129,6 +129,9 @@ def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
     except ReferenceFailed as error:
         # A case outside the reference's own domain asks nothing of the kernel.
         return _reject(bench, result, f"reference {type(error.__cause__).__name__}", error)
+    accessed = memory.check_access(first, chance=_allows_chance(bench.spec))
+    if accessed is not None and _conclude(bench, result, accessed):
+        return result
     if first.error is not None:
         _conclude(bench, result, _check_error(first))
         result.trace = first.trace
@@ -159,6 +162,12 @@ def _reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -
     bench.refusals.setdefault(kind, str(error).strip().partition("\n")[0][:200])
     result.rejected = kind
     return result
+
+
+def _allows_chance(spec: FusionSpec) -> bool:
+    """Whether any output may vary from run to run."""
+    declared = spec.deterministic
+    return not declared if isinstance(declared, bool) else not all(declared.values())
 
 
 def _check_error(outcome: Outcome) -> Verdict:
@@ -344,6 +353,7 @@ class _Trial:
             if caused_by_fresh
             else ("bounds", "what lies between or around the elements of an input", "surroundings")
         )
+        source += memory.read_at(fresh, scratch=caused_by_fresh)
         return self.note(
             failed(
                 check,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import PurePath
 
 import torch
 
@@ -46,6 +48,42 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
             bytes=hurt.count,
         )
     return passed("bounds")
+
+
+_CHECK_OF: dict[str, str] = {"racing-stores": "repeat", "racing-load": "repeat"}
+
+
+def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
+    """The first wrong access that the interpreter saw, or ``None``.
+
+    Reads of memory that nothing wrote are left to the comparison of two fills: a value that is read and dropped is
+    no bug. ``chance``: the spec allows results that vary, so races are its business.
+    """
+    for found in outcome.findings.found:
+        check = _CHECK_OF.get(found.kind, "bounds")
+        if found.kind == "unwritten-load" or (check == "repeat" and chance):
+            continue
+        return failed(
+            check,
+            str(found),
+            identity=f"{check}:{found.kind}:{found.kernel}:{found.line}",
+            access=found.kind,
+            **{key: value for key, value in asdict(found).items() if value not in (None, "") and key != "kind"},
+        )
+    return None
+
+
+def read_at(outcome: Outcome, *, scratch: bool) -> str:
+    """Which line read memory that nothing wrote, or the gaps of an input, in words; empty where nobody saw it."""
+    sites = (
+        [(found.file, found.line, found.code) for found in outcome.findings.found if found.kind == "unwritten-load"]
+        if scratch
+        else [(site.file, site.line, site.code) for site in outcome.findings.gap_reads.values()]
+    )
+    if not sites:
+        return ""
+    file, line, code = sites[0]
+    return f", read by `{code}` ({PurePath(file).name}:{line})"
 
 
 def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:

@@ -110,11 +110,35 @@ def _fma64(x: Array, y: Array, z: Array) -> Array:
     return np.where(np.isfinite(exact), exact, total)
 
 
+def _extreme(function: np.ufunc, both_zero: np.ufunc) -> Callable[[Array, Array], Array]:
+    """``function`` with an order of zeros: numpy takes either, depending on where in a vector register the pair lies."""
+
+    def apply(lhs: Array, rhs: Array) -> Array:
+        result = np.asarray(function(lhs, rhs))
+        if not is_float(result.dtype):
+            return result
+        zeros = (lhs == 0) & (rhs == 0)
+        if not zeros.any():
+            return result
+        bits = np.dtype(f"u{result.dtype.itemsize}")
+        signs = both_zero(np.ascontiguousarray(lhs).view(bits), np.ascontiguousarray(rhs).view(bits))
+        return np.where(zeros, signs, np.ascontiguousarray(result).view(bits)).view(result.dtype)
+
+    return apply
+
+
+# PTX ISA, min and max: +0.0 > -0.0. The first two drop NaN where the other one is a number, the others keep it.
+min_number = _extreme(np.fmin, np.bitwise_or)
+max_number = _extreme(np.fmax, np.bitwise_and)
+minimum = _extreme(np.minimum, np.bitwise_or)
+maximum = _extreme(np.maximum, np.bitwise_and)
+
+
 def clamp(value: Array, low: Array, high: Array, *, propagate_nan: bool) -> Array:
     """``min(max(value, low), high)``; without propagation a NaN loses against a number."""
     if propagate_nan:
-        return np.minimum(np.maximum(value, low), high)
-    return np.fmin(np.fmax(value, low), high)
+        return minimum(maximum(value, low), high)
+    return min_number(max_number(value, low), high)
 
 
 def elementwise(function: Callable[[float], float]) -> Callable[[Array], Array]:
@@ -148,7 +172,8 @@ def dot(a: Array, b: Array, accumulator: Array) -> Array:
         return np.asarray(exact.astype(dtype) + accumulator)
     if dtype == np.float64:
         return np.asarray(np.matmul(a, b, dtype=np.float64) + accumulator)
-    left, right = _widen(a), _widen(b)
+    # One memory order, one BLAS routine: the bits must not depend on how the operands came to be.
+    left, right = np.ascontiguousarray(_widen(a)), np.ascontiguousarray(_widen(b))
     if dtype == np.float32:
         return np.asarray(np.matmul(left, right) + accumulator)
     total = accumulator
@@ -163,12 +188,17 @@ def _widen(array: Array) -> Array:
 
 
 def histogram(data: Array, mask: Array | None, bins: int) -> Array:
-    """How many unmasked values fall on each of ``0 .. bins - 1``; others are dropped, as on the device. int32."""
-    flat = data.reshape(-1).astype(np.int64)
+    """How many unmasked values fall on each of ``0 .. bins - 1``, per row of the first axis: int32 (rows, bins).
+
+    Other values are dropped, as on the device.
+    """
+    rows = data.shape[0]
+    flat = data.reshape(rows, -1).astype(np.int64)
     valid = (flat >= 0) & (flat < bins)
     if mask is not None:
-        valid &= mask.reshape(-1)
-    return np.bincount(flat[valid], minlength=bins).astype(np.int32)
+        valid &= mask.reshape(rows, -1)
+    flat = flat + np.arange(rows, dtype=np.int64)[:, None] * bins
+    return np.bincount(flat[valid], minlength=rows * bins).reshape(rows, bins).astype(np.int32)
 
 
 def all_ones(dtype: np.dtype[Any]) -> Array:

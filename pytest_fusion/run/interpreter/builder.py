@@ -1,4 +1,7 @@
-"""Put the mended numerics into Triton's ``InterpreterBuilder``: glue between handles and plain arrays."""
+"""Put the mended numerics into Triton's ``InterpreterBuilder``: glue between handles and plain arrays.
+
+Arrays have the program axis first (``batch``); operands of one operation differ in rank only where one is a scalar.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter import arith, libdevice
+from pytest_fusion.run.interpreter import arith, batch, findings, libdevice
+from pytest_fusion.run.interpreter.batch import aligned, lanes
+from pytest_fusion.run.interpreter.builder_memory import mend_memory
+from pytest_fusion.run.interpreter.builder_shapes import mend_shapes
 from pytest_fusion.run.interpreter.casts import convert
-from pytest_fusion.run.interpreter.dtypes import Array, is_float, numpy_dtype, poison
-from pytest_fusion.run.interpreter.memory_ops import Memory
+from pytest_fusion.run.interpreter.dtypes import Array, numpy_dtype
 from pytest_fusion.run.interpreter.observers import note
 from pytest_fusion.run.interpreter.scaled_dot import scaled_operand
 
@@ -32,11 +37,20 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "srem": arith.int_remainder,
     "urem": arith.int_remainder,
     "ashr": arith.shift_right_arithmetic,
+    "shl": np.left_shift,
+    "lshr": np.right_shift,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "minsi": np.minimum,
+    "minui": np.minimum,
+    "maxsi": np.maximum,
+    "maxui": np.maximum,
     "umulhi": arith.multiply_high,
-    "minnumf": np.fmin,
-    "maxnumf": np.fmax,
-    "minimumf": np.minimum,
-    "maximumf": np.maximum,
+    "minnumf": arith.min_number,
+    "maxnumf": arith.max_number,
+    "minimumf": arith.minimum,
+    "maximumf": arith.maximum,
     **{f"fcmp{order}{how}": function for order in "OU" for how, function in _COMPARE.items()},
     **{f"icmp{order}{how}": function for order in "SU" for how, function in _COMPARE.items()},
     "icmpEQ": np.equal,
@@ -51,6 +65,17 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
+    "cos": np.cos,
+    "sin": np.sin,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt": np.sqrt,
+    "precise_sqrt": np.sqrt,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "iabs": np.abs,
     "erf": arith.erf,
     "rsqrt": arith.rsqrt,
     "fabs": np.abs,
@@ -70,6 +95,8 @@ def mend(interpreter: Any) -> None:
             if left.dtype != right.dtype:
                 # Some handles hold their bits with the other signedness; numpy would widen the two to 64 bits.
                 left, right = left.astype(numpy_dtype(lhs.dtype)), right.astype(numpy_dtype(rhs.dtype))
+            if left.ndim != right.ndim:
+                left, right = aligned(left, right)
             return handle(function(left, right), lhs.dtype.scalar)
 
         return apply
@@ -84,9 +111,43 @@ def mend(interpreter: Any) -> None:
     _mend_casts(builder, handle, interpreter._ir)
     _mend_compound(builder, handle, interpreter._ir)
     _accept_plain_formats(interpreter.TritonSemantic)
-    _mend_memory(interpreter, Memory(interpreter._interpreter))
-    _mend_atomics(interpreter, Memory(interpreter._interpreter))
+    _mend_programs(builder, handle, interpreter.tl)
+    mend_shapes(builder, handle)
+    mend_memory(interpreter)
     _refuse(builder)
+
+
+def _mend_programs(builder: Any, handle: Any, tl: Any) -> None:
+    """What differs between programs, and what they tell the outside."""
+
+    def program_id(self: Any, axis: int) -> Any:
+        return handle(batch.current.programs[axis].astype(np.int32), tl.int32)
+
+    def print_values(self: Any, prefix: str, hex: bool, values: Any, is_signed: Any) -> None:
+        now = batch.current
+        for row in range(now.count):
+            if now.active is not None and not now.active[row]:
+                continue
+            x, y, z = (int(n) for n in now.programs[:, row])
+            start = f"({x}, {y}, {z})" + (f" {prefix}" if prefix else "")
+            for value in values:
+                shown = value.data[row if value.data.shape[0] > 1 else 0]
+                with np.printoptions(formatter={"all": "0x{:02x}".format} if hex else None):
+                    print(f"{start} {np.atleast_1d(shown)}")
+            if not values:
+                print(start)
+
+    def require(condition: Any, message: str) -> None:
+        if not bool(batch.current.of_active(np.asarray(condition.data)).all()):
+            raise AssertionError(message)
+
+    builder.create_get_program_id = program_id
+    builder.create_print = print_values
+    builder.create_assert = lambda self, condition, message: require(condition, f"{message}")
+    builder.create_assume = lambda self, condition: require(condition, "tl.assume was told what is not so")
+    builder.create_barrier = lambda self: None
+    for name in ("create_grid_dependency_wait", "create_grid_dependency_launch_dependents"):
+        setattr(builder, name, lambda self, *_: None)
 
 
 def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
@@ -98,7 +159,9 @@ def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
         return handle(convert(src.data, numpy_dtype(dst_type), toward_zero=toward_zero), dst_type.scalar)
 
     def bitcast(self: Any, src: Any, dst_type: Any) -> Any:
-        return handle(np.ascontiguousarray(src.data).view(numpy_dtype(dst_type)), dst_type.scalar)
+        data = np.ascontiguousarray(src.data).view(numpy_dtype(dst_type))
+        # A pointer keeps knowing where it came from, as long as it stays one.
+        return handle(data, dst_type.scalar, src.attr if dst_type.scalar.is_ptr() and src.dtype.is_ptr() else {})
 
     builder.cast_impl = cast
     for name in "si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc int_cast".split():
@@ -113,15 +176,20 @@ def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
 def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
     def clamp(self: Any, arg: Any, lo: Any, hi: Any, propagate: Any) -> Any:
         propagate_nan = propagate != ir.PROPAGATE_NAN.NONE
-        return handle(arith.clamp(arg.data, lo.data, hi.data, propagate_nan=propagate_nan), arg.dtype.scalar)
+        value, low, high = aligned(arg.data, lo.data, hi.data)
+        return handle(arith.clamp(value, low, high, propagate_nan=propagate_nan), arg.dtype.scalar)
 
     def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        return handle(arith.fused_multiply_add(x.data, y.data, z.data), z.dtype.scalar)
+        return handle(arith.fused_multiply_add(*aligned(x.data, y.data, z.data)), z.dtype.scalar)
 
     def select(self: Any, condition: Any, lhs: Any, rhs: Any) -> Any:
         dtype = numpy_dtype(rhs.dtype)
-        chosen = np.where(condition.data, lhs.data.astype(dtype, copy=False), rhs.data.astype(dtype, copy=False))
-        return handle(chosen, rhs.dtype.scalar)
+        which, left, right = aligned(condition.data, lhs.data, rhs.data)
+        chosen = np.where(which, left.astype(dtype, copy=False), right.astype(dtype, copy=False))
+        attributes = {}
+        if rhs.dtype.scalar.is_ptr() and "origin" in lhs.attr and "origin" in rhs.attr:
+            attributes = {"origin": lhs.attr["origin"] | rhs.attr["origin"]}
+        return handle(chosen, rhs.dtype.scalar, attributes)
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_imprecise: Any) -> Any:
         if a.data.dtype == np.float32 and precision != ir.INPUT_PRECISION.IEEE:
@@ -129,7 +197,9 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
         return handle(arith.dot(a.data, b.data, d.data), d.dtype.scalar)
 
     def histogram(self: Any, data: Any, bins: int, mask: Any) -> Any:
-        counted = arith.histogram(data.data, None if mask is None else mask.data, bins)
+        count = data.data.shape[0] if mask is None else max(data.data.shape[0], mask.data.shape[0])
+        values = lanes(data.data, count)
+        counted = arith.histogram(values, None if mask is None else lanes(mask.data, count), bins)
         return handle(counted, self.get_int32_ty())
 
     def all_ones(self: Any, type: Any) -> Any:
@@ -185,121 +255,12 @@ def _accept_plain_formats(semantic: Any) -> None:
     semantic.dot_scaled = dot_scaled
 
 
-def _array(mask: Any) -> Array:
-    """Masks come as bare arrays from block pointers (3.6, 3.7), else as handles."""
-    return mask if isinstance(mask, np.ndarray) else np.asarray(mask.data)
-
-
-def _mend_memory(interpreter: Any, memory: Memory) -> None:
-    builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
-    semantic = interpreter.TritonSemantic
-    upstream_load = semantic.load
-    other_given = [False]
-
-    def semantic_load(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        # Upstream passes `other.handle if other else None`: a scalar `other` of zero is lost on the way.
-        other_given[0] = other is not None
-        try:
-            return upstream_load(self, ptr, mask, other, *rest, **named)
-        finally:
-            other_given[0] = False
-
-    def load(self: Any, ptr: Any, *_: Any) -> Any:
-        pointee = ptr.get_element_ty()
-        return handle(memory.load(ptr.data, numpy_dtype(pointee)), pointee)
-
-    def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
-        pointee = ptrs.get_element_ty()
-        dtype = numpy_dtype(pointee)
-        if other is not None:
-            rest = other.data
-        else:
-            rest = np.zeros(1, dtype) if other_given[0] else None
-        return handle(memory.load(ptrs.data, dtype, _array(mask), rest), pointee)
-
-    def store(self: Any, ptr: Any, value: Any, *_: Any) -> None:
-        memory.store(ptr.data, value.data)
-
-    def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *_: Any) -> None:
-        memory.store(ptrs.data, value.data, _array(mask))
-
-    def padded(dtype: np.dtype[Any], padding: Any) -> Array:
-        """Out of a block's bounds: NaN when asked, else zero, which is what NVIDIA's code generator loads today.
-
-        Block pointers without padding are left at zero rather than poisoned: whole libraries (flash-linear-attention)
-        load so and multiply at once.
-        """
-        if padding == ir.PADDING_OPTION.PAD_NAN and is_float(dtype):
-            return np.full(1, poison(dtype), dtype)
-        return np.zeros(1, dtype)
-
-    def block_load(self: Any, ptr: Any, boundary_check: Any, padding: Any, *_: Any) -> Any:
-        ptrs, masks = ptr.materialize_pointers(boundary_check)
-        pointee = ptrs.get_element_ty()
-        dtype = numpy_dtype(pointee)
-        return handle(memory.load(ptrs.data, dtype, masks, padded(dtype, padding)), pointee)
-
-    def block_store(self: Any, ptr: Any, value: Any, boundary_check: Any, *_: Any) -> None:
-        ptrs, masks = ptr.materialize_pointers(boundary_check)
-        memory.store(ptrs.data, value.data, masks)
-
-    def descriptor_load(self: Any, desc: Any, indices: Any, *_: Any) -> Any:
-        ptrs, mask = desc.materialize_pointers(indices)
-        pointee = ptrs.get_element_ty()
-        dtype = numpy_dtype(pointee)
-        loaded = handle(memory.load(ptrs.data, dtype, _array(mask), padded(dtype, desc.padding)), pointee)
-        if getattr(desc, "round_f32_to_tf32", False) and dtype == np.float32:
-            loaded = handle(interpreter._round_f32_to_tf32(loaded.data), pointee)
-        return loaded
-
-    semantic.load = semantic_load
-    builder.create_load = load
-    builder.create_masked_load = masked_load
-    builder.create_store = store
-    builder.create_masked_store = masked_store
-    builder.create_descriptor_load = descriptor_load
-    if hasattr(builder, "create_tensor_pointer_load"):
-        builder.create_tensor_pointer_load = block_load
-        builder.create_tensor_pointer_store = block_store
-
-
-def _mend_atomics(interpreter: Any, memory: Memory) -> None:
-    builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
-    upstream_rmw, upstream_cas = builder.create_atomic_rmw, builder.create_atomic_cas
-    functions: dict[Any, Callable[[Array, Array], Array]] = {
-        ir.ATOMIC_OP.FADD: np.add,
-        ir.ATOMIC_OP.ADD: np.add,
-        ir.ATOMIC_OP.MAX: np.fmax,
-        ir.ATOMIC_OP.MIN: np.fmin,
-        ir.ATOMIC_OP.XCHG: lambda old, new: new,
-    }
-
-    def rmw(self: Any, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        # Upstream's C++ has neither 16-bit floats nor the exchange of a float of any width.
-        floating = is_float(val.data.dtype)
-        if not floating or (val.data.dtype.itemsize > 2 and operation != ir.ATOMIC_OP.XCHG):
-            found = upstream_rmw(self, operation, ptr, val, mask, sem, scope)
-            return handle(found.data.view(numpy_dtype(val.dtype)), val.dtype.scalar)
-        if operation not in functions:
-            raise NotImplementedError(f"atomic {operation} on {val.dtype}: no GPU has it either")
-        found = memory.update(functions[operation], ptr.data, val.data, mask.data)
-        return handle(found, val.dtype.scalar)
-
-    def cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        if not is_float(val.data.dtype) and val.data.dtype.itemsize > 2:
-            return upstream_cas(self, ptr, cmp, val, sem, scope)
-        pointers, expected, values = np.broadcast_arrays(ptr.data, cmp.data, val.data)
-        return handle(memory.exchange_if_equal(pointers, expected, values), cmp.dtype.scalar)
-
-    builder.create_atomic_rmw = rmw
-    builder.create_atomic_cas = cas
-
-
 def _refuse(builder: Any) -> None:
     def inline_asm(self: Any, assembly: str, *_: Any) -> Any:
+        at = findings.site()
         raise NotImplementedError(
-            f"inline assembly ({assembly.strip().splitlines()[0][:60]!r}) cannot run on the CPU lane, which has no "
-            "model of PTX. Test this kernel on a GPU (--fusion-device cuda)"
+            f"inline assembly ({assembly.strip().splitlines()[0][:60]!r}) at {at.file}:{at.line} cannot run on the CPU "
+            "lane, which has no model of PTX. Test this kernel on a GPU (--fusion-device cuda)"
         )
 
     builder.create_inline_asm = inline_asm

@@ -8,6 +8,7 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -66,13 +67,15 @@ def install() -> None:
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     autotuner: Any = importlib.import_module("triton.runtime.autotuner")
 
-    from pytest_fusion.run.interpreter import autotune, builder, contract, language, launches
-    from pytest_fusion.run.interpreter.rewrite import KernelRuntime
+    from pytest_fusion.run.interpreter import autotune, builder, contract, findings, language, launches
+    from pytest_fusion.run.interpreter.rewrite import RUNTIME
+    from pytest_fusion.run.interpreter.runtime import KernelRuntime
 
     _version = str(triton.__version__)
     _problem = contract.check(_version, interpreter, autotuner)
     chained = not hasattr(interpreter, "BlockPointerHandle")
     runtime = KernelRuntime(interpreter.tl, interpreter.interpreter_semantic, interpreter.TensorHandle, chained)
+    findings.configure(RUNTIME, str(Path(str(triton.__file__)).parent))
     builder.mend(interpreter)
     language.patch(interpreter, runtime)
     launches.Launcher(interpreter, runtime).patch()

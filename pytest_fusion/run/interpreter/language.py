@@ -10,11 +10,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from pytest_fusion.run.interpreter import batch, hints
 from pytest_fusion.run.interpreter.dtypes import Array
-from pytest_fusion.run.interpreter.reductions import Reducer, truth
-from pytest_fusion.run.interpreter.rewrite import KernelRuntime
+from pytest_fusion.run.interpreter.reductions import Reducer
+from pytest_fusion.run.interpreter.runtime import KernelRuntime
 
 
 def patch(interpreter: Any, runtime: KernelRuntime) -> None:
@@ -27,7 +31,7 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
     for language in (tl, core):
         interpreter._patch_lang_core(language, scope)
     core.dtype.to_ir = lambda self, builder: self
-    _patch_tensor(core.tensor)
+    _patch_tensor(core.tensor, interpreter.TensorHandle, core.block_type)
     _remember_shapes(core)
     _broadcast_only_when_needed(type(semantic))
 
@@ -36,7 +40,10 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
         language.reduce = reducer.reduce
         language.associative_scan = reducer.scan
         language.map_elementwise = reducer.map
-        language.range = runtime.iterate
+        language.range = runtime.plain_iterate
+        language.multiple_of = partial(hints.multiple_of, core.tensor)
+        language.max_contiguous = partial(hints.max_contiguous, core.tensor)
+        language.max_constancy = partial(hints.max_constancy, core.tensor)
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     # Overflow checks cost three more operations for each integer one and end in an assertion that is off anyway,
     # unless a kernel is compiled with debug=True, which ``launches`` turns on for it.
@@ -78,15 +85,35 @@ def _with_semantic(member: Callable[..., Any], semantic: Any) -> Callable[..., A
     return interpreted
 
 
-def _patch_tensor(tensor: Any) -> None:
-    def data(self: Any) -> Array:
-        result: Array = self.handle.data
-        return result
+def _patch_tensor(tensor: Any, handle: Any, block_type: Any) -> None:
+    def index(self: Any) -> int:
+        return int(batch.agreed(self.handle.data, "a number that Python needs"))
 
-    # int() of a one-element array of rank 1 is an error from numpy 2.4 on, which breaks range() on Triton 3.6.
-    tensor.__index__ = lambda self: int(data(self).reshape(-1)[0])
-    tensor.__int__ = tensor.__index__
-    tensor.__bool__ = lambda self: truth(data(self))
+    def truth(self: Any) -> bool:
+        """What Triton's own code asks ("if other and other.type.is_block()"); kernels are rewritten and ask ``branch``.
+
+        Compiled, every tensor is true; upstream's interpreter knows scalars by their value.
+        """
+        data: Array = self.handle.data
+        return bool(data.reshape(-1)[0]) if data.size == 1 else True
+
+    def transposed(self: Any) -> Any:
+        shape = [int(n) for n in self.shape]
+        order = [0, *range(1, len(shape) - 1), len(shape), len(shape) - 1]
+        data = np.transpose(self.handle.data, order)
+        kind = block_type(self.dtype, [*shape[:-2], shape[-1], shape[-2]])
+        return tensor(handle(data, self.handle.dtype, self.handle.attr), kind)
+
+    def text(self: Any) -> str:
+        data: Array = self.handle.data
+        return str(data[0] if data.shape[0] == 1 else data)
+
+    tensor.__index__ = index
+    tensor.__int__ = index
+    tensor.__bool__ = truth
+    tensor.__repr__ = text
+    tensor.__str__ = text
+    tensor.T = property(transposed)
 
 
 def _remember_shapes(core: Any) -> None:

@@ -1,7 +1,4 @@
-"""Run one launch: bind its arguments, tell the observers, run every program of the grid.
-
-Deciding (``Launcher.bind``) is apart from running (``Launcher.run``), which a batched executor replaces.
-"""
+"""One launch: bind its arguments, tell the observers, hand it to the executor."""
 
 from __future__ import annotations
 
@@ -9,13 +6,14 @@ import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
-import numpy as np
-
-from pytest_fusion.run.interpreter import observers
-from pytest_fusion.run.interpreter.rewrite import KernelRuntime, rewritten
+from pytest_fusion.run.interpreter import batch, executor, observers
+from pytest_fusion.run.interpreter.batch import NotBatchedError
+from pytest_fusion.run.interpreter.executor import Program, ProgramError
+from pytest_fusion.run.interpreter.regions import Regions
+from pytest_fusion.run.interpreter.rewrite import rewritten
+from pytest_fusion.run.interpreter.runtime import KernelRuntime
 from pytest_fusion.run.interpreter.scalars import Arguments, annotation_names
 from pytest_fusion.run.launch import Constexpr, Launch
 
@@ -32,16 +30,6 @@ class Signature:
     constexprs: frozenset[str]
     types: dict[str, str]
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A launch ready to run: the rewritten function, its arguments as tensors, the grid."""
-
-    function: Callable[..., Any]
-    arguments: dict[str, Any]
-    grid: tuple[int, int, int]
-    debug: bool
 
 
 class Launcher:
@@ -72,7 +60,10 @@ class Launcher:
                 launcher.launch(self, args, grid, kwargs)
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return launcher.rewrite(self.fn)(*args, **kwargs)
+            function = launcher.rewrite(self.fn)
+            if function is self.fn and batch.current.count > 1:
+                raise NotBatchedError(_sourceless(self.fn))
+            return function(*args, **kwargs)
 
         function_class.run = run
         function_class.__call__ = call
@@ -94,14 +85,14 @@ class Launcher:
         bound_args.apply_defaults()
         for hook in kernel.pre_run_hooks:
             hook(*host_args, **host_named)
-        bound = self.bind(kernel, known, bound_args.arguments, grid)
+        program = self.bind(kernel, known, bound_args.arguments, grid)
         if observers.watched():
-            observers.announce(self._described(kernel, known, bound_args.arguments, bound))
-        self.run(bound, kernel)
+            observers.announce(self._described(kernel, known, bound_args.arguments, program))
+        self.run(program, debug=bool(kernel.kwargs.get("debug") or self._knobs.runtime.debug))
         if on_device is not None:
             on_device()
 
-    def bind(self, kernel: Any, known: Signature, values: dict[str, Any], grid: Any) -> Bound:
+    def bind(self, kernel: Any, known: Signature, values: dict[str, Any], grid: Any) -> Program:
         """Arguments as tensors, and the grid evaluated on the raw values, as on a GPU."""
         constexpr = self._interpreter.tl.constexpr
         meta = {n: v.value if isinstance(v, constexpr) else v for n, v in values.items()}
@@ -115,31 +106,29 @@ class Launcher:
                 f"{kernel.fn.__name__} was launched on a grid of {(x, y, z)}; CUDA refuses more than "
                 f"{_MOST_IN_Y_AND_Z} in the second and third dimension: put the largest one first"
             )
+        regions = Regions()
         arguments = {
-            n: v if n in known.constexprs else self._arguments.convert(v, known.types.get(n, ""))
+            n: v if n in known.constexprs else self._arguments.launched(n, v, known.types.get(n, ""), regions)
             for n, v in meta.items()
         }
-        debug = bool(kernel.kwargs.get("debug") or self._knobs.runtime.debug)
-        return Bound(self.rewrite(kernel.fn), arguments, (x, y, z), debug)
+        function = self.rewrite(kernel.fn)
+        reason = _sourceless(kernel.fn) if function is kernel.fn else ""
+        return Program(kernel.fn.__name__, function, arguments, (x, y, z), regions, reason)
 
-    def run(self, bound: Bound, kernel: Any) -> None:
-        """Every program of the grid, one after the other, the last dimension fastest."""
+    def run(self, program: Program, *, debug: bool = False) -> None:
+        """Every program of the grid; raises ``InterpreterError`` for what one raises."""
         builder = self._interpreter.interpreter_builder
         before = builder.options
-        builder.options = self._debugging if bound.debug else self._plain
-        builder.set_grid_dim(*bound.grid)
-        program: tuple[int, ...] = (0, 0, 0)
-        function, arguments = bound.function, bound.arguments
+        builder.options = self._debugging if debug else self._plain
+        builder.set_grid_dim(*program.grid)
         try:
-            # The device raises no floating-point warning; nor may code under `-W error`.
-            with np.errstate(all="ignore"):
-                for program in product(*map(range, bound.grid)):
-                    builder.grid_idx = program
-                    function(**arguments)
-        except Exception as error:
+            executor.run(program)
+        except ProgramError as wrapped:
+            error = wrapped.__cause__
             if self._knobs.compilation.front_end_debugging:
-                raise
-            text = f"{type(error).__name__}: {error} (kernel {kernel.fn.__name__}, program {program} of {bound.grid})"
+                raise error from None  # type: ignore[misc]
+            where = f"kernel {program.kernel}, program {wrapped.program} of {program.grid}"
+            text = f"{type(error).__name__}: {error} ({where})"
             raise self._interpreter.InterpreterError(text) from error
         finally:
             builder.options = before
@@ -163,9 +152,13 @@ class Launcher:
         host_args, host_named = executor._init_args_hst(args, named)
         return host_args, host_named, lambda: executor._restore_args_dev(args, host_args, named, host_named)
 
-    def _described(self, kernel: Any, known: Signature, values: dict[str, Any], bound: Bound) -> Launch:
+    def _described(self, kernel: Any, known: Signature, values: dict[str, Any], program: Program) -> Launch:
         constexprs = {n: _plain_constexpr(values[n]) for n in values if n in known.constexprs}
-        return Launch(kernel.fn.__name__, bound.grid, constexprs, known.source)
+        return Launch(kernel.fn.__name__, program.grid, constexprs, known.source)
+
+
+def _sourceless(function: Any) -> str:
+    return f"the source of {function.__name__} cannot be found, so its branches cannot be followed program by program"
 
 
 def _in_host_memory(value: Any) -> bool:

@@ -1,38 +1,19 @@
 """``tl.reduce``, ``tl.associative_scan`` and what is built on them, vectorised.
 
 Upstream calls a custom combine function once per element in Python (0.19 s per 1024 elements). Here it is called on
-whole halves, log2(n) times. The device hands the combine function scalars, so a function that branches on them with
-``if`` is legal there: such a function is met with ``NeedsScalars`` and evaluated element by element.
+whole halves, log2(n) times. The device hands the combine function scalars, so that is what it gets: every element is a
+program of its own meanwhile, and a function that branches on its arguments is predicated like a kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter import trees
+from pytest_fusion.run.interpreter import arith, batch, trees
 from pytest_fusion.run.interpreter.dtypes import Array, is_float, numpy_dtype
-
-
-class NeedsScalars(Exception):
-    """A combine function asked for the truth of a whole block."""
-
-
-_blocks_have_no_truth = False
-
-
-def truth(array: Array) -> bool:
-    """The truth of a tensor: its value for one element.
-
-    For more, Triton's own code relies on ``True`` (``if other and other.type.is_block()``), except inside a combine
-    function, where it raises ``NeedsScalars``.
-    """
-    if array.size == 1:
-        return bool(array.reshape(-1)[0])
-    if _blocks_have_no_truth:
-        raise NeedsScalars
-    return True
 
 
 class Reducer:
@@ -44,8 +25,8 @@ class Reducer:
         standard = tl.standard
         self._folds = {
             id(standard._sum_combine): (np.add, np.add),
-            id(standard._elementwise_max): (np.fmax, np.maximum),
-            id(standard._elementwise_min): (np.fmin, np.minimum),
+            id(standard._elementwise_max): (arith.max_number, np.maximum),
+            id(standard._elementwise_min): (arith.min_number, np.minimum),
             id(standard._xor_combine): (None, np.bitwise_xor),
             id(standard._or_combine): (None, np.bitwise_or),
         }
@@ -62,62 +43,54 @@ class Reducer:
         inputs = self._tensors(input)
         rank = len(inputs[0].shape)
         axis, keep_dims = self._axis(axis, rank), bool(getattr(keep_dims, "value", keep_dims))
-        arrays = [np.asarray(t.handle.data) for t in inputs]
+        arrays = self._arrays(inputs)
         if axis is None:
-            reduced = self._reduce([a.reshape(-1) for a in arrays], 0, combine_fn, inputs)
-            reduced = [a.reshape((1,) * rank) for a in reduced]
-            if not keep_dims:
-                reduced = [a.reshape(-1) for a in reduced]
+            reduced = self._reduce([a.reshape(a.shape[0], -1) for a in arrays], 1, combine_fn, inputs)
+            reduced = [a.reshape(-1, *(1,) * rank) if keep_dims else a.reshape(-1) for a in reduced]
         else:
-            reduced = self._reduce(arrays, axis, combine_fn, inputs)
+            reduced = self._reduce(arrays, axis + 1, combine_fn, inputs)
             if not keep_dims:
-                reduced = [np.squeeze(a, axis) for a in reduced]
-        scalar = not keep_dims and (axis is None or rank == 1)
-        results = tuple(self._tensor(a, t.dtype, scalar) for a, t in zip(reduced, inputs, strict=True))
+                reduced = [np.squeeze(a, axis + 1) for a in reduced]
+        results = tuple(self._tensor(a, t.dtype) for a, t in zip(reduced, inputs, strict=True))
         return results if isinstance(input, tuple | self._tl.tuple) else results[0]
 
     def scan(self, input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
         """``tl.associative_scan``, same shapes as ``input``."""
         inputs = self._tensors(input)
-        axis = self._axis(axis, len(inputs[0].shape))
+        axis = self._axis(axis, len(inputs[0].shape)) + 1
         backwards = bool(getattr(reverse, "value", reverse))
-        arrays = [np.asarray(t.handle.data) for t in inputs]
+        arrays = self._arrays(inputs)
         if backwards:
             arrays = [np.flip(a, axis) for a in arrays]
         function = self._scans.get(id(combine_fn))
         if function is not None and len(arrays) == 1:
             scanned = [trees.scan(arrays[0], axis, function)]
         else:
-            scanned = self._combining(trees.scan_tree, arrays, axis, combine_fn, inputs)
+            scanned = list(trees.scan_tree(arrays, axis, self._combiner(combine_fn, inputs)))
         if backwards:
             scanned = [np.ascontiguousarray(np.flip(a, axis)) for a in scanned]
-        results = tuple(self._tensor(a, t.dtype, False) for a, t in zip(scanned, inputs, strict=True))
+        results = tuple(self._tensor(a, t.dtype) for a, t in zip(scanned, inputs, strict=True))
         return results if isinstance(input, tuple | self._tl.tuple) else results[0]
 
     def map(self, scalar_fn: Any, *args: Any, pack: Any = 1, **_: Any) -> Any:
         """``tl.map_elementwise``: ``scalar_fn`` of ``pack`` neighbouring elements of each tensor at a time."""
         pack = int(getattr(pack, "value", pack))
-        arrays = [a.reshape(-1) for a in np.broadcast_arrays(*(np.asarray(t.handle.data) for t in args))]
-        shape = np.broadcast_shapes(*(t.handle.data.shape for t in args))
-        columns: list[list[Any]] = []
-        types: list[Any] = []
-        for start in range(0, arrays[0].size, pack):
-            operands = [
-                self._tensor(a[start + j : start + j + 1], t.dtype, True)
-                for a, t in zip(arrays, args, strict=True)
-                for j in range(pack)
-            ]
-            returned = scalar_fn(*operands)
-            values = list(returned) if isinstance(returned, tuple | self._tl.tuple) else [returned]
-            if not columns:
-                columns = [[] for _ in range(len(values) // pack)]
-                types = [value.dtype for value in values[::pack]]
-            for position, value in enumerate(values):
-                columns[position // pack].append(value.handle.data.reshape(1))
-        results = [
-            self._tensor(np.concatenate(column).astype(numpy_dtype(ty)).reshape(shape), ty, False)
-            for column, ty in zip(columns, types, strict=True)
+        arrays = list(np.broadcast_arrays(*batch.aligned(*(t.handle.data for t in args))))
+        shape = arrays[0].shape
+        operands = [
+            self._scalars(a.reshape(-1)[first::pack], t.dtype)
+            for a, t in zip(arrays, args, strict=True)
+            for first in range(pack)
         ]
+        with batch.running(batch.single(arrays[0].size // pack)):
+            returned = scalar_fn(*operands)
+        values = list(returned) if isinstance(returned, tuple | self._tl.tuple) else [returned]
+        results = []
+        for first in range(0, len(values), pack):
+            column = np.empty(arrays[0].size, numpy_dtype(values[first].dtype))
+            for position in range(pack):
+                column[position::pack] = values[first + position].handle.data
+            results.append(self._tensor(column.reshape(shape), values[first].dtype))
         return results[0] if len(results) == 1 else tuple(results)
 
     def _reduce(self, arrays: list[Array], axis: int, combine_fn: Any, inputs: list[Any]) -> list[Array]:
@@ -128,51 +101,51 @@ class Reducer:
                 return [trees.fold(arrays[0], axis, function)]
         choose = self._picks.get(id(combine_fn))
         if choose is not None and len(arrays) == 2:
-            floats = is_float(arrays[0].dtype)
-            values = arrays[0].astype(np.float32) if floats and arrays[0].dtype.itemsize <= 2 else arrays[0]
-            if not (floats and np.isnan(values).any()):
-                position_values, indices = trees.pick(values, arrays[1], axis, choose)
-                return [position_values.astype(arrays[0].dtype), indices]
-        return self._combining(trees.reduce_tree, arrays, axis, combine_fn, inputs)
+            return self._pick(arrays, axis, choose, combine_fn, inputs)
+        return list(trees.reduce_tree(arrays, axis, self._combiner(combine_fn, inputs)))
 
-    def _combining(self, walk: Any, arrays: list[Array], axis: int, combine_fn: Any, inputs: list[Any]) -> list[Array]:
+    def _pick(self, arrays: list[Array], axis: int, choose: Any, combine_fn: Any, inputs: list[Any]) -> list[Array]:
+        """Extreme value and its index. Where a NaN is among the values, the combine function itself decides."""
+        values, floats = arrays[0], is_float(arrays[0].dtype)
+        if floats and values.dtype.itemsize <= 2:
+            values = values.astype(np.float32)
+        picked, indices = trees.pick(values, arrays[1], axis, choose)
+        found = [picked.astype(arrays[0].dtype), indices]
+        nan = np.isnan(values).any(axis=axis, keepdims=True) if floats else np.zeros(1, np.bool_)
+        if not nan.any():
+            return found
+        combined = trees.reduce_tree(arrays, axis, self._combiner(combine_fn, inputs))
+        return [np.where(nan, c, f) for c, f in zip(combined, found, strict=True)]
+
+    def _combiner(self, combine_fn: Any, inputs: list[Any]) -> Callable[[list[Array], list[Array]], list[Array]]:
+        """``combine_fn`` for arrays of equal shape: each element on its own, all at once."""
         types = [t.dtype for t in inputs]
 
         def combine(left: list[Array], right: list[Array]) -> list[Array]:
-            operands = [self._tensor(a, ty, False) for side in (left, right) for a, ty in zip(side, types, strict=True)]
-            return self._called(combine_fn, operands, types, left[0].shape)
+            shape = left[0].shape
+            operands = [
+                self._scalars(a.reshape(-1), ty) for side in (left, right) for a, ty in zip(side, types, strict=True)
+            ]
+            with batch.running(batch.single(left[0].size)):
+                returned = combine_fn(*operands)
+            values = returned if isinstance(returned, tuple | self._tl.tuple) else (returned,)
+            arrays = []
+            for value, ty in zip(values, types, strict=True):
+                data = np.asarray(value.handle.data if isinstance(value, self._tl.tensor) else value)
+                whole = np.broadcast_to(data.reshape(-1), (left[0].size,))
+                arrays.append(whole.reshape(shape).astype(numpy_dtype(ty), copy=False))
+            return arrays
 
-        def one_by_one(left: list[Array], right: list[Array]) -> list[Array]:
-            results = [np.empty(a.shape, a.dtype) for a in left]
-            for index in np.ndindex(left[0].shape):
-                operands = [
-                    self._tensor(a[index].reshape(1), ty, True)
-                    for side in (left, right)
-                    for a, ty in zip(side, types, strict=True)
-                ]
-                for result, value in zip(results, self._called(combine_fn, operands, types, (1,)), strict=True):
-                    result[index] = value[0]
-            return results
+        return combine
 
-        global _blocks_have_no_truth
-        before, _blocks_have_no_truth = _blocks_have_no_truth, True
-        try:
-            return list(walk(arrays, axis, combine))
-        except Exception as error:
-            if not _caused_by_truth(error):
-                raise
-        finally:
-            _blocks_have_no_truth = before
-        return list(walk(arrays, axis, one_by_one))
+    def _arrays(self, inputs: list[Any]) -> list[Array]:
+        """The arrays of tensors that are reduced together, with one number of programs."""
+        arrays = [np.asarray(t.handle.data) for t in inputs]
+        count = max(a.shape[0] for a in arrays)
+        return [batch.lanes(a, count) for a in arrays]
 
-    def _called(self, combine_fn: Any, operands: list[Any], types: list[Any], shape: tuple[int, ...]) -> list[Array]:
-        returned = combine_fn(*operands)
-        values = returned if isinstance(returned, tuple | self._tl.tuple) else (returned,)
-        arrays = []
-        for value, ty in zip(values, types, strict=True):
-            data = np.asarray(value.handle.data if isinstance(value, self._tl.tensor) else value)
-            arrays.append(np.broadcast_to(data, shape).astype(numpy_dtype(ty), copy=False))
-        return arrays
+    def _scalars(self, array: Array, dtype: Any) -> Any:
+        return self._tl.tensor(self._handle(np.ascontiguousarray(array), dtype.scalar), dtype)
 
     def _tensors(self, input: Any) -> list[Any]:
         tensors = list(input) if isinstance(input, tuple | self._tl.tuple) else [input]
@@ -193,14 +166,7 @@ class Reducer:
             raise ValueError(f"axis {axis} is outside a tensor of rank {rank}")
         return axis % rank
 
-    def _tensor(self, array: Array, dtype: Any, scalar: bool) -> Any:
-        handle = self._handle(array.reshape(1) if scalar else array, dtype.scalar)
-        return self._tl.tensor(handle, dtype if scalar else self._tl.block_type(dtype, list(array.shape)))
-
-
-def _caused_by_truth(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, NeedsScalars):
-            return True
-        error = error.__cause__
-    return False
+    def _tensor(self, array: Array, dtype: Any) -> Any:
+        handle = self._handle(array, dtype.scalar)
+        shape = list(array.shape[1:])
+        return self._tl.tensor(handle, self._tl.block_type(dtype, shape) if shape else dtype)

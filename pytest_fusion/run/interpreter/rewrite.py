@@ -8,6 +8,8 @@ What Python itself does differently from Triton's compiler:
 * the variable of ``for i in range(...)`` is a tensor (``i.to(tl.int64)`` works), bounds included.
 * ``0 <= x < n`` is refused by compilers before 3.8.
 * a kernel defined inside a function sees that function's variables.
+* programs that run together may take different branches, leave loops at different times and return early: ``if``,
+  ``for``, ``while``, ``return``, ``assert`` and ``x if c else y`` go through ``control``.
 
 Upstream re-executes the ``def`` in the module's globals and copies its own globals there; here only the code object is
 replaced: defaults, annotations and closure cells stay those of the original function.
@@ -16,100 +18,30 @@ replaced: defaults, annotations and closure cells stay those of the original fun
 from __future__ import annotations
 
 import ast
-import builtins
 import inspect
 import textwrap
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 from typing import Any
 
+from pytest_fusion.run.interpreter.runtime import KernelRuntime
+
 # The only name put into a user's module; a keyword-like spelling nobody uses.
 RUNTIME = "__fusion_interpreter__"
-
-
-class KernelRuntime:
-    """What rewritten kernels call at run time."""
-
-    def __init__(self, tl: Any, semantic: Any, handle: Any, chained_comparisons: bool) -> None:
-        self._tl = tl
-        self._semantic = semantic
-        self._handle = handle
-        self.chained_comparisons = chained_comparisons
-
-    def assign(self, value: Any) -> Any:
-        """The value of ``name = value``: Python numbers become tensors, as upstream's own rewriting makes them."""
-        return self._semantic.to_tensor(value, False)
-
-    def both(self, *operands: Callable[[], Any]) -> Any:
-        """``a and b``."""
-        return self._logical(operands, False)
-
-    def either(self, *operands: Callable[[], Any]) -> Any:
-        """``a or b``."""
-        return self._logical(operands, True)
-
-    def _logical(self, operands: tuple[Callable[[], Any], ...], decisive: bool) -> Any:
-        """Compile-time operands decide at once; tensors are all evaluated and combined bit by bit."""
-        result = value = None
-        for operand in operands:
-            value = self._unwrapped(operand())
-            if not isinstance(value, self._tl.tensor):
-                if bool(value) is decisive:
-                    return value
-                continue
-            mask = value if value.dtype.is_int1() else self._semantic.not_equal(value, self._semantic.to_tensor(0))
-            if result is None:
-                result = mask
-            else:
-                result = self._semantic.or_(result, mask) if decisive else self._semantic.and_(result, mask)
-        return value if result is None else result
-
-    def negate(self, value: Any) -> Any:
-        """``not a``."""
-        value = self._unwrapped(value)
-        if not isinstance(value, self._tl.tensor):
-            return not value
-        return self._semantic.equal(value, self._semantic.to_tensor(0))
-
-    def chain(self, evaluate: Callable[[], Any]) -> Any:
-        """``a < b < c``, which compilers up to 3.7 refuse."""
-        if self.chained_comparisons:
-            return evaluate()
-        raise NotImplementedError(
-            "this Triton's compiler refuses a chained comparison (a < b < c) inside a kernel; write (a < b) & (b < c)"
-        )
-
-    def extreme(self, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
-        """``min`` or ``max`` called by its bare name: ``tl.minimum`` or ``tl.maximum`` once a tensor is among them."""
-        of_tensors = {builtins.min: self._tl.core.builtin_min, builtins.max: self._tl.core.builtin_max}.get(function)
-        values = [self._unwrapped(v) for v in operands]
-        if of_tensors is None or not any(isinstance(v, self._tl.tensor) for v in values):
-            return function(*operands, **options)
-        with warnings.catch_warnings():
-            # That maximum() is preferred for blocks is for the compiler to say.
-            warnings.simplefilter("ignore")
-            return of_tensors(*values, **options)
-
-    def iterate(self, *bounds: Any, **options: Any) -> Any:
-        """``range`` or ``tl.range`` of a ``for`` loop: yields scalar tensors of the bounds' common integer type."""
-        options.pop("_semantic", None)
-        if bounds and "step" in options:
-            bounds = (*(bounds if len(bounds) > 1 else (0, *bounds)), options["step"])
-        values = [self._unwrapped(b) for b in bounds]
-        wide = any(isinstance(b, self._tl.tensor) and b.dtype.primitive_bitwidth == 64 for b in values)
-        numbers = [int(b.handle.data.reshape(-1)[0]) if isinstance(b, self._tl.tensor) else int(b) for b in values]
-        wide = wide or any(not -(2**31) <= n < 2**31 for n in numbers)
-        builder = self._semantic.builder
-        make, kind = (builder.get_int64, self._tl.int64) if wide else (builder.get_int32, self._tl.int32)
-        for number in range(*numbers):
-            yield self._tl.tensor(make(number), kind)
-
-    def _unwrapped(self, value: Any) -> Any:
-        return value.value if isinstance(value, self._tl.constexpr) else value
+_PREFIX = "__fusion_"
+_FRAME = _PREFIX + "frame"
 
 
 class _Transformer(ast.NodeTransformer):
+    """Rewrites the body of one function."""
+
+    def __init__(self, framed: bool, file: str) -> None:
+        self._file = file
+        self.carried: set[str] = set()
+        self._framed = framed
+        self._made = 0
+        self._loops: list[str | None] = []
+
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
         node.value = _call("assign", [node.value])
@@ -117,7 +49,7 @@ class _Transformer(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
-        if any(isinstance(child, ast.NamedExpr) for child in ast.walk(node)):
+        if _has(node, ast.NamedExpr):
             return node
         return _call("both" if isinstance(node.op, ast.And) else "either", [_thunk(value) for value in node.values])
 
@@ -125,16 +57,16 @@ class _Transformer(ast.NodeTransformer):
         self.generic_visit(node)
         return _call("negate", [node.operand]) if isinstance(node.op, ast.Not) else node
 
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        if _has(node, ast.NamedExpr):
+            return node
+        return _call("choose", [node.test, _thunk(node.body), _thunk(node.orelse)])
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in {"min", "max"}:
             return _call("extreme", [node.func, *node.args], node.keywords)
-        return node
-
-    def visit_For(self, node: ast.For) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.iter, ast.Call) and _is_range(node.iter.func):
-            node.iter = _call("iterate", node.iter.args, node.iter.keywords)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
@@ -154,6 +86,125 @@ class _Transformer(ast.NodeTransformer):
         )
         return _call("chain", [_thunk(bound)])
 
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        self.generic_visit(node)
+        message = node.msg or ast.Constant(value="")
+        return ast.Expr(value=_call("check", [node.test, _thunk(message)]))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        if not self._framed:
+            return node
+        value = node.value or ast.Constant(value=None)
+        left = ast.Return(value=_method(_FRAME, "result"))
+        return _placed(node, [ast.If(test=_method(_FRAME, "leave", value), body=[left], orelse=[])])
+
+    def visit_If(self, node: ast.If) -> list[ast.stmt]:
+        self.generic_visit(node)
+        branch, names = self._temporary("branch"), self._carry([*node.body, *node.orelse])
+        divergent = _attribute(branch, "divergent")
+        enter = ast.If(test=divergent, body=[ast.Expr(_method(branch, "enter", _tuple(names)))], orelse=[])
+        statements: list[ast.stmt] = [
+            _set(branch, _call("branch", [node.test])),
+            ast.If(test=_attribute(branch, "first"), body=[enter, *node.body], orelse=[]),
+            ast.If(test=divergent, body=[_unpack(names, _method(branch, "switch", _tuple(names)))], orelse=[]),
+        ]
+        if node.orelse:
+            statements.append(ast.If(test=_attribute(branch, "second"), body=node.orelse, orelse=[]))
+        joined = _unpack(names, _method(branch, "join", _tuple(names)))
+        statements.append(ast.If(test=divergent, body=[joined], orelse=[]))
+        return _placed(node, statements)
+
+    def visit_For(self, node: ast.For) -> ast.AST | list[ast.stmt]:
+        ranged = isinstance(node.iter, ast.Call) and _is_range(node.iter.func) and not node.orelse
+        loop = self._temporary("loop") if ranged else None
+        self._loops.append(loop)
+        self.generic_visit(node)
+        self._loops.pop()
+        if loop is None or not isinstance(node.iter, ast.Call):
+            return node
+        names = self._carry([*node.body, ast.Assign(targets=[node.target], value=_name("_"))])
+        turn = self._temporary("turn")
+        rounds = _call("iterate", [_name(loop), *node.iter.args], node.iter.keywords)
+        first = _set_target(node.target, _name(turn))
+        body = self._turn(loop, names, [first, *node.body])
+        each = ast.For(target=ast.Name(id=turn, ctx=ast.Store()), iter=rounds, body=body, orelse=[])
+        return _placed(node, [_set(loop, _call("loop", [])), each, ast.Expr(_method(loop, "done"))])
+
+    def visit_While(self, node: ast.While) -> ast.AST | list[ast.stmt]:
+        loop = self._temporary("loop") if not node.orelse else None
+        self._loops.append(loop)
+        self.generic_visit(node)
+        self._loops.pop()
+        if loop is None:
+            return node
+        names = self._carry(node.body)
+        body = self._turn(loop, names, node.body)
+        body.append(ast.Expr(_method(loop, "turned", _tuple(names))))
+        test = _call("test", [_name(loop), node.test, ast.Constant(value=f"{self._file}:{node.lineno}")])
+        each = ast.While(test=test, body=body, orelse=[])
+        return _placed(node, [_set(loop, _call("loop", [])), each, ast.Expr(_method(loop, "done"))])
+
+    def visit_Break(self, node: ast.Break) -> ast.AST | list[ast.stmt]:
+        return self._together(node, "break")
+
+    def visit_Continue(self, node: ast.Continue) -> ast.AST | list[ast.stmt]:
+        return self._together(node, "continue")
+
+    def _together(self, node: ast.stmt, what: str) -> ast.AST | list[ast.stmt]:
+        loop = self._loops[-1] if self._loops else None
+        if loop is None:
+            return node
+        text = ast.Constant(value=f"`{what}` at line {node.lineno}")
+        return _placed(node, [ast.Expr(_method(loop, "agree", text)), node])
+
+    def _turn(self, loop: str, names: list[str], body: list[ast.stmt]) -> list[ast.stmt]:
+        """One turn of a loop, with what programs that have left it must keep."""
+        kept, partial = self._temporary("kept"), _attribute(loop, "partial")
+        before = _set(kept, ast.IfExp(test=partial, body=_tuple(names), orelse=_tuple([])))
+        merged = _unpack(names, _method(loop, "merge", _name(kept), _tuple(names)))
+        return [before, *body, ast.If(test=partial, body=[merged], orelse=[])]
+
+    def _carry(self, statements: Iterable[ast.stmt]) -> list[str]:
+        names = sorted(_assigned(statements))
+        self.carried.update(names)
+        return names
+
+    def _temporary(self, kind: str) -> str:
+        self._made += 1
+        return f"{_PREFIX}{kind}{self._made}"
+
+
+def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
+    """Local names that the statements assign; those of nested scopes and our own temporaries left out."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = list(statements)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not node.id.startswith(_PREFIX):
+            found.add(node.id)
+        if isinstance(
+            node, ast.Lambda | ast.FunctionDef | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+        ):
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def _returns_inside(statements: Iterable[ast.stmt]) -> bool:
+    """Whether a ``return`` stands anywhere but at the end of the function's own block."""
+    return any(not isinstance(s, ast.Return | ast.FunctionDef) and _has(s, ast.Return) for s in statements)
+
+
+def _has(node: ast.AST, kind: type[ast.AST]) -> bool:
+    return any(isinstance(child, kind) for child in ast.walk(node))
+
 
 def _is_range(function: ast.expr) -> bool:
     return (isinstance(function, ast.Name) and function.id == "range") or (
@@ -163,6 +214,45 @@ def _is_range(function: ast.expr) -> bool:
 
 def _name(name: str) -> ast.expr:
     return ast.Name(id=name, ctx=ast.Load())
+
+
+def _set(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign(targets=[ast.Name(id=name, ctx=ast.Store())], value=value)
+
+
+def _set_target(target: ast.expr, value: ast.expr) -> ast.stmt:
+    return ast.Assign(targets=[target], value=value)
+
+
+def _tuple(names: list[str]) -> ast.expr:
+    return ast.Tuple(elts=[_name(n) for n in names], ctx=ast.Load())
+
+
+def _unpack(names: list[str], value: ast.expr) -> ast.stmt:
+    if not names:
+        return ast.Expr(value=value)
+    targets: list[ast.expr] = [ast.Name(id=n, ctx=ast.Store()) for n in names]
+    return ast.Assign(targets=[ast.Tuple(elts=targets, ctx=ast.Store())], value=value)
+
+
+def _attribute(name: str, attribute: str) -> ast.expr:
+    return ast.Attribute(value=_name(name), attr=attribute, ctx=ast.Load())
+
+
+def _method(name: str, method: str, *args: ast.expr) -> ast.expr:
+    return ast.Call(func=_attribute(name, method), args=list(args), keywords=[])
+
+
+def _placed(node: ast.stmt, statements: list[ast.stmt]) -> list[ast.stmt]:
+    """``statements`` at the line of ``node`` where they have none of their own."""
+    for statement in statements:
+        if statement is node:
+            continue
+        ast.copy_location(statement, node)
+        for child in ast.walk(statement):
+            if "lineno" in child._attributes and not hasattr(child, "lineno"):
+                ast.copy_location(child, node)
+    return statements
 
 
 def _arguments(names: list[str]) -> ast.arguments:
@@ -178,6 +268,33 @@ def _call(method: str, args: list[ast.expr], keywords: list[ast.keyword] | None 
     return ast.Call(
         func=ast.Attribute(value=_name(RUNTIME), attr=method, ctx=ast.Load()), args=args, keywords=keywords or []
     )
+
+
+def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
+    """The rewritten statements of a function."""
+    framed = _returns_inside(definition.body)
+    transformer = _Transformer(framed, file)
+    statements: list[ast.stmt] = []
+    for statement in definition.body:
+        if framed and isinstance(statement, ast.Return):
+            value = statement.value or ast.Constant(value=None)
+            transformer.generic_visit(statement)
+            value = statement.value or value
+            statement.value = _method(_FRAME, "finish", value)
+            statements.append(statement)
+            continue
+        replaced = transformer.visit(statement)
+        statements.extend(replaced if isinstance(replaced, list) else [replaced])
+    if framed:
+        statements.append(ast.Return(value=_method(_FRAME, "finish", ast.Constant(value=None))))
+    parameters = {a.arg for a in [*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs]}
+    head: list[ast.stmt] = [
+        _set(name, ast.Attribute(value=_name(RUNTIME), attr="missing", ctx=ast.Load()))
+        for name in sorted(transformer.carried - parameters)
+    ]
+    if framed:
+        head.append(_set(_FRAME, _call("frame", [])))
+    return [*head, *statements]
 
 
 def rewritten(function: FunctionType, runtime: KernelRuntime) -> Callable[..., Any]:
@@ -212,13 +329,14 @@ def _rewritten_code(function: FunctionType) -> CodeType | None:
     # Only the shape of the signature matters in the code object; the values come from the original function.
     definition.args.defaults = [ast.Constant(value=None) for _ in definition.args.defaults]
     definition.args.kw_defaults = [None if d is None else ast.Constant(value=None) for d in definition.args.kw_defaults]
-    definition.body = [_Transformer().visit(statement) for statement in definition.body]
+    ast.increment_lineno(definition, start - 1)
+    definition.body = _body(definition, function.__code__.co_filename)
     # The free variables become the factory's arguments, so that the kernel's code object keeps them free.
     module = ast.parse(f"def _factory({', '.join(function.__code__.co_freevars)}): ...")
     factory = module.body[0]
     assert isinstance(factory, ast.FunctionDef)
     factory.body = [definition]
-    ast.increment_lineno(ast.fix_missing_locations(module), start - 1)
+    ast.fix_missing_locations(module)
     compiled = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
     return _nested(_nested(compiled, "_factory"), function.__name__)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pytest_fusion.run.interpreter.dtypes import numpy_dtype
+from pytest_fusion.run.interpreter.regions import Regions
 
 _INTEGER_WIDTH = re.compile(r"([iu])(\d+)")
 
@@ -38,6 +39,22 @@ class Arguments:
             converted = [self.convert(v) for v in value]
             return type(value)(*converted) if hasattr(value, "_fields") else type(value)(converted)
         return self._upstream(value)
+
+    def launched(self, name: str, value: Any, annotation: str, regions: Regions) -> Any:
+        """An argument as ``convert`` makes it, its memory known to ``regions`` and to the pointer that it becomes."""
+        if isinstance(value, tuple):
+            parts = [self.launched(f"{name}[{i}]", v, "", regions) for i, v in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        converted = self.convert(value, annotation)
+        descriptor = hasattr(value, "block_shape")
+        tensor = value.base if descriptor else value
+        if not hasattr(tensor, "data_ptr"):
+            return converted
+        view = regions.add(name, tensor)
+        if view is not None:
+            handle = converted.handle.base if descriptor else converted.handle
+            handle.attr["origin"] = frozenset({view})
+        return converted
 
     def _scalar(self, value: bool | float, name: str) -> Any:
         type_ = self._tl.str_to_ty(name, None)

@@ -22,8 +22,11 @@ def _part(array: Array, axis: int, which: slice) -> Array:
     return array[(slice(None),) * axis + (which,)]
 
 
-def fold(array: Array, axis: int, function: np.ufunc) -> Array:
-    """Reduce ``array`` over ``axis`` (kept, length 1) with a commutative ufunc, halves against each other."""
+def fold(array: Array, axis: int, function: Any) -> Array:
+    """Reduce ``array`` over ``axis`` (kept, length 1), halves against each other.
+
+    ``function`` commutes; for integers it is a ufunc.
+    """
     if not is_float(array.dtype):
         return np.asarray(function.reduce(array, axis=axis, keepdims=True, dtype=array.dtype))
     while (length := array.shape[axis]) > 1:

@@ -58,6 +58,14 @@ class Arena:
         self._regions.append(region)
         return region.tensor()
 
+    def region(self, address: int) -> Region | None:
+        """The region whose storage begins at ``address``."""
+        return next((region for region in self._regions if region.address == address), None)
+
+    def blocks(self) -> frozenset[int]:
+        """Addresses of the guarded blocks."""
+        return frozenset(region.block for region in self._regions)
+
     def damage(self) -> list[Damage]:
         """What was written outside the tensors' own elements since the last fill; one synchronisation when nothing was.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,16 @@ from pytest_fusion.run.memory.fill import pattern, word
 _CHUNK_WORDS = 64 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Elements of ``itemsize`` bytes in a storage; strides and offset in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    itemsize: int
+
+
 class Region:
     """Memory for one tensor: guard, storage, guard, all of it holding one fill.
 
@@ -28,8 +39,23 @@ class Region:
     """
 
     __slots__ = (
-        "_backing", "_bits", "_first", "_last", "_per", "_saved", "_value", "_words",
-        "dtype", "guard_bytes", "name", "offset", "own", "shape", "storage_elements", "strides", "variant",
+        "_backing",
+        "_first",
+        "_last",
+        "_per",
+        "_saved",
+        "_value",
+        "_words",
+        "bits",
+        "dtype",
+        "guard_bytes",
+        "name",
+        "offset",
+        "own",
+        "shape",
+        "storage_elements",
+        "strides",
+        "variant",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +84,7 @@ class Region:
         self.shape, self.strides, self.offset = tuple(shape), tuple(strides), offset
         self.storage_elements = storage_elements
         self.guard_bytes = -(-guard_bytes // ALIGNMENT) * ALIGNMENT
-        self._bits = pattern(dtype, fill, variant)
+        self.bits = pattern(dtype, fill, variant)
         word_dtype, self._value = word(dtype, fill, variant)
         self._per = dtype.itemsize // word_dtype.itemsize
         self._backing = Backing(2 * self.guard_bytes + storage_elements * dtype.itemsize, device)
@@ -94,15 +120,20 @@ class Region:
         return self._backing.memory.data_ptr() + self.guard_bytes
 
     @property
+    def block(self) -> int:
+        """Where the guarded block begins that the storage lies in."""
+        return int(self._backing.memory.data_ptr())
+
+    @property
     def nbytes(self) -> int:
         return self._backing.memory.nbytes
 
     def refill(self, fill: str) -> None:
         """Put another fill into guards and gaps; own elements and addresses stay."""
-        self._bits = pattern(self.dtype, fill, self.variant)
+        self.bits = pattern(self.dtype, fill, self.variant)
         _, self._value = word(self.dtype, fill, self.variant)
         self._backing.forget_strays()
-        if self._dense:
+        if self.dense:
             self._words[: self._first].fill_(self._value)
             self._words[self._last :].fill_(self._value)
             return
@@ -113,10 +144,10 @@ class Region:
     def suspicion(self) -> Tensor | bool:
         """Whether guards or gaps changed (slack apart), as a 0-dim bool on the device where it may be one; no sync."""
         sides = ((0, self.guard_bytes), (self._backing.memory.nbytes - self.guard_bytes, self._backing.memory.nbytes))
-        intact = [self._backing.holds(start, stop, self._bits) for start, stop in sides]
+        intact = [self._backing.holds(start, stop, self.bits) for start, stop in sides]
         if False in intact:
             return True
-        if self._dense:
+        if self.dense:
             if None not in intact:
                 return False
             before, after = self._words[: self._first], self._words[self._last :]
@@ -202,7 +233,8 @@ class Region:
         return found.eq(fill).all(-1)
 
     @property
-    def _dense(self) -> bool:
+    def dense(self) -> bool:
+        """Whether the own elements are all of the storage, each once."""
         return self.own.numel() == self._last - self._first and _distinct(self.own.shape, self.own.stride())
 
     def _own_words(self) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported
-from pytest_fusion.run.memory.region import Region
+from pytest_fusion.run.memory.region import Layout, Region
 
 _aten = torch.ops.aten
 
@@ -72,6 +72,7 @@ class Watch:
         self._held = 0
         self._regions: dict[int, tuple[Region, StorageWeakRef, bool]] = {}
         self._settled: list[Damage] = []
+        self._written: dict[int, list[Layout]] = {}
 
     def __enter__(self) -> Self:
         if self._mode is None:  # twice on the stack, it would guard each allocation twice
@@ -112,6 +113,24 @@ class Watch:
             return None
         with _unwatched(), torch.no_grad():
             return entry[0].untouched(tensor)
+
+    def region(self, address: int) -> Region | None:
+        """The region whose storage begins at ``address``."""
+        entry = self._regions.get(address)
+        return entry[0] if entry is not None else None
+
+    def fresh(self, address: int) -> bool:
+        """Whether the storage at ``address`` started empty."""
+        entry = self._regions.get(address)
+        return entry is not None and entry[2]
+
+    def take_written(self, address: int) -> list[Layout]:
+        """What operators of torch have written of the storage at ``address`` since this was asked last."""
+        return self._written.pop(address, [])
+
+    def blocks(self) -> frozenset[int]:
+        """Addresses of the guarded blocks."""
+        return frozenset(region.block for region, _, _ in self._regions.values())
 
     def close(self) -> None:
         """Let go of all regions; tensors still in use keep their memory."""
@@ -154,10 +173,19 @@ class Watch:
             self._settle()
             if self._held + region.nbytes > self._limit:
                 return plain
+        self._written.pop(region.address, None)
         self._regions[region.address] = (region, StorageWeakRef(twin.untyped_storage()), empty)  # type: ignore[no-untyped-call]
         self._held += region.nbytes
         self._made += 1
         return twin
+
+    def _note_written(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            address = tensor.untyped_storage().data_ptr()
+            if self.fresh(address):
+                offset = int(tensor.storage_offset())
+                layout = Layout(tuple(tensor.shape), tensor.stride(), offset, tensor.element_size())
+                self._written.setdefault(address, []).append(layout)
 
     def _eligible(self, plain: Tensor) -> bool:
         return (
@@ -238,6 +266,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Guarded storages cannot grow. A resize that fails has already changed the tensor's sizes, so these are kept.
         """
         ours = [t for t in _tensors(args, kwargs) if self._watch._entry(t) is not None]
+        if func.namespace in _TORCH_NAMESPACES:
+            self._watch._note_written(ours)
         before = [(t, t.shape, t.stride(), int(t.storage_offset())) for t in ours]
         try:
             return self._call(func, types, args, kwargs)

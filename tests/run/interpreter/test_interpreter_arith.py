@@ -120,8 +120,9 @@ def test_integer_dot_is_exact() -> None:
 
 def test_histogram_drops_what_is_outside() -> None:
     """Values below zero, at or above the bins and masked ones are not counted."""
-    data, mask = np.array([0, 1, 1, 4, -1, 3], np.int32), np.array([True, True, True, True, True, False])
-    assert arith.histogram(data, mask, 4).tolist() == [1, 2, 0, 0]
+    data = np.array([[0, 1, 1, 4, -1, 3], [3, 3, 0, 0, 0, 0]], np.int32)
+    mask = np.array([[True, True, True, True, True, False]] * 2)
+    assert arith.histogram(data, mask, 4).tolist() == [[1, 2, 0, 0], [3, 0, 0, 2]]
 
 
 def test_float_sums_are_trees_in_their_own_type() -> None:

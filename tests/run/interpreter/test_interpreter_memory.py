@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_fusion.run import interpreter
-from pytest_fusion.run.interpreter.memory_ops import masked_fill
+from pytest_fusion.run.interpreter.transfers import masked_fill
 
 interpreter.enable()
 triton = pytest.importorskip("triton")

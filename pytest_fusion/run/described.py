@@ -1,0 +1,78 @@
+"""What the interpreter is told of guarded memory: what a kernel may write of it, and what holds no value yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.regions import Facts, memory_at
+from pytest_fusion.run.memory.arena import Arena
+from pytest_fusion.run.memory.region import Layout, Region
+from pytest_fusion.run.memory.watch import Watch
+
+
+class Described:
+    """A provider for ``regions.described_by``.
+
+    Of an input (``arena``) only its own elements may be written, of what the candidate allocated (``watch``) all: a
+    kernel may use the padding of a buffer that it made itself.
+    """
+
+    def __init__(self, arena: Arena | None, watch: Watch) -> None:
+        self._arena, self._watch = arena, watch
+        self._known: dict[int, Facts] = {}
+
+    def __call__(self, address: int) -> Facts | None:
+        found = self._known.get(address)
+        if found is None:
+            found = self._described(address)
+            if found is None:
+                return None
+            self._known[address] = found
+        if found.written is not None:
+            for layout in self._watch.take_written(address):
+                _mark(found.written, layout)
+        return found
+
+    def hidden(self) -> frozenset[int]:
+        """Addresses of the blocks around the guarded tensors."""
+        inputs = self._arena.blocks() if self._arena is not None else frozenset()
+        return inputs | self._watch.blocks()
+
+    def _described(self, address: int) -> Facts | None:
+        region = self._arena.region(address) if self._arena is not None else None
+        if region is not None:
+            return Facts(own=_own(region))
+        region = self._watch.region(address)
+        if region is None:
+            return None
+        if not self._watch.fresh(address):
+            return Facts()
+        written = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
+        return Facts(written=written, untouched=_untouched(region))
+
+
+def _mark(mask: Array, layout: Layout) -> None:
+    """Set the bytes of the layout's elements in bool (bytes,)."""
+    if 0 in layout.shape:
+        return
+    steps = (*(s * layout.itemsize for s in layout.strides), 1)
+    start = mask[layout.offset * layout.itemsize :]
+    np.lib.stride_tricks.as_strided(start, (*layout.shape, layout.itemsize), steps)[...] = True
+
+
+def _own(region: Region) -> Array | None:
+    """Bool (bytes of the storage,): the tensor's own elements; ``None`` if they are all."""
+    if region.dense:
+        return None
+    mask = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
+    _mark(mask, Layout(region.shape, region.strides, region.offset, region.dtype.itemsize))
+    return mask
+
+
+def _untouched(region: Region) -> Callable[[Array], Array]:
+    size, pattern = region.dtype.itemsize, np.frombuffer(region.bits, np.uint8)
+    memory = memory_at(region.address, region.storage_elements * size)
+    return lambda offsets: memory[offsets] == pattern[offsets % size]

@@ -1,0 +1,141 @@
+"""Tensor descriptors and block pointers: a base, a shape and strides instead of a block of pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pytest_fusion.run.interpreter import batch
+from pytest_fusion.run.interpreter.dtypes import Array, numpy_dtype
+
+_ALIGNMENT = 16
+
+
+def _scalar(handle: Any) -> Array:
+    return np.asarray(handle.data.reshape(-1).astype(np.int64))
+
+
+def _pick(chosen: Array, mine: Array, theirs: Array) -> Array:
+    return mine if mine is theirs else np.where(chosen, mine, theirs)
+
+
+@dataclass(slots=True)
+class Blocks:
+    """A block of a strided tensor: what descriptors and block pointers have in common.
+
+    ``base``: the pointer's handle; ``shape`` and ``strides``: int64 (programs or 1,) each, strides in elements.
+    """
+
+    base: Any
+    shape: list[Array]
+    strides: list[Array]
+    block_shape: list[int]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the elements."""
+        return numpy_dtype(self.base.get_element_ty())
+
+    def pointers(self, offsets: Sequence[Array], bounded: Sequence[int]) -> tuple[Array, Array]:
+        """Addresses of the block that begins at ``offsets``, and which are inside along the axes ``bounded``."""
+        rank = len(self.block_shape)
+        at = self.base.data.reshape(-1, *(1,) * rank)
+        mask: Array = np.ones((1, *(1,) * rank), np.bool_)
+        for axis, (offset, size) in enumerate(zip(offsets, self.block_shape, strict=True)):
+            along = [1] * rank
+            along[axis] = size
+            position = (offset[:, None] + np.arange(size)).reshape(-1, *along)
+            stride = self.strides[axis].reshape(-1, *(1,) * rank)
+            at = at + (position * stride * self.dtype.itemsize).view(np.uint64)
+            if axis in bounded:
+                limit = self.shape[axis].reshape(-1, *(1,) * rank)
+                mask = mask & (position >= 0) & (position < limit)
+        programs = max(at.shape[0], mask.shape[0])
+        block = (programs, *self.block_shape)
+        return np.broadcast_to(at, block), np.broadcast_to(mask, block)
+
+    def _merged(self, chosen: Array, other: Blocks) -> dict[str, Any]:
+        data = _pick(chosen, self.base.data, other.base.data)
+        base = self.base if data is self.base.data else type(self.base)(data, self.base.dtype, self.base.attr)
+        return {
+            "base": base,
+            "shape": [_pick(chosen, a, b) for a, b in zip(self.shape, other.shape, strict=True)],
+            "strides": [_pick(chosen, a, b) for a, b in zip(self.strides, other.strides, strict=True)],
+        }
+
+
+@dataclass(slots=True)
+class Descriptor(Blocks):
+    """``tl.make_tensor_descriptor``, or a host ``TensorDescriptor``."""
+
+    padding: Any = None
+    round_f32_to_tf32: bool = False
+
+    @classmethod
+    def make(cls, base: Any, shape: Any, strides: Any, block_shape: Any, padding: Any) -> Descriptor:
+        """Raises ``AssertionError`` for what the hardware refuses: a base or stride that is no multiple of 16 bytes."""
+        block = [int(getattr(n, "value", n)) for n in block_shape]
+        made = cls(base, [_scalar(s) for s in shape], [_scalar(s) for s in strides], block, padding)
+        now = batch.current
+        assert bool((now.of_active(base.data.reshape(-1)) % _ALIGNMENT == 0).all()), "base must be 16-byte aligned"
+        for stride in made.strides[:-1]:
+            aligned = now.of_active(stride * made.dtype.itemsize) % _ALIGNMENT == 0
+            assert bool(aligned.all()), "stride must be 16-byte aligned"
+        assert bool((now.of_active(made.strides[-1]) == 1).all()), "last dim must be contiguous"
+        return made
+
+    def block(self, indices: Sequence[Any]) -> tuple[Array, Array]:
+        """Addresses and mask of the block at ``indices`` (handles of scalars)."""
+        offsets = [_scalar(i) for i in indices]
+        start = batch.current.of_active(offsets[-1] * self.dtype.itemsize)
+        assert bool((start % _ALIGNMENT == 0).all()), "block offset start must be 16-byte aligned"
+        return self.pointers(offsets, range(len(self.block_shape)))
+
+    def rows(self, x_offsets: Any, y_offset: Any) -> tuple[Array, Array]:
+        """Addresses and mask of the rows ``x_offsets`` (a block), from column ``y_offset`` on."""
+        rows = x_offsets.data.astype(np.int64)
+        width = self.block_shape[-1]
+        columns = _scalar(y_offset)[:, None] + np.arange(width)
+        size = self.dtype.itemsize
+        at = self.base.data.reshape(-1, 1, 1) + (
+            (rows * self.strides[0][:, None])[:, :, None] * size + columns[:, None, :] * size
+        ).view(np.uint64)
+        inside = ((rows >= 0) & (rows < self.shape[0][:, None]))[:, :, None]
+        mask = inside & ((columns >= 0) & (columns < self.shape[1][:, None]))[:, None, :]
+        at, mask = np.broadcast_arrays(at, mask)
+        return at, mask
+
+    def merged(self, chosen: Array, other: Descriptor) -> Descriptor:
+        """This one in the programs ``chosen``, ``other`` elsewhere."""
+        return replace(self, **self._merged(chosen, other))
+
+
+@dataclass(slots=True)
+class BlockPointer(Blocks):
+    """``tl.make_block_ptr`` (Triton up to 3.7)."""
+
+    offsets: list[Array] = None  # type: ignore[assignment]
+
+    @classmethod
+    def make(cls, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any) -> BlockPointer:
+        """From handles of scalars."""
+        block = [int(getattr(n, "value", n)) for n in block_shape]
+        parts = [[_scalar(part) for part in parts] for parts in (shape, strides, offsets)]
+        return cls(base, parts[0], parts[1], block, parts[2])
+
+    def advance(self, steps: Sequence[Any]) -> BlockPointer:
+        """The block ``steps`` further."""
+        moved = [o + _scalar(s) for o, s in zip(self.offsets, steps, strict=True)]
+        return replace(self, offsets=moved)
+
+    def block(self, boundary_check: Sequence[int]) -> tuple[Array, Array]:
+        """Addresses and mask of the block, bounded along the axes ``boundary_check``."""
+        return self.pointers(self.offsets, [int(getattr(a, "value", a)) for a in boundary_check])
+
+    def merged(self, chosen: Array, other: BlockPointer) -> BlockPointer:
+        """This one in the programs ``chosen``, ``other`` elsewhere."""
+        offsets = [_pick(chosen, a, b) for a, b in zip(self.offsets, other.offsets, strict=True)]
+        return replace(self, **self._merged(chosen, other), offsets=offsets)

@@ -1,0 +1,164 @@
+"""Run the programs of a launch: all at once, in batches, or one after the other.
+
+Batches follow the order of the launch (the last dimension of the grid is the fastest). Within one, an instruction is
+executed for all its programs before the next one is; an atomic takes its lanes program by program. Whatever cannot run
+so is undone and run one program at a time, and the reason is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pytest_fusion.errors import MemoryFinding
+from pytest_fusion.run.interpreter import access, batch, findings
+from pytest_fusion.run.interpreter.batch import Batch, NotBatchedError
+from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.regions import Regions
+
+Mode = Literal["batched", "serial"]
+
+# The first batch of a launch. What is learned from it, the widest block, decides about the others, and nothing that
+# earlier launches showed: one launch must take its atomics in one order always.
+_FIRST = 128
+# Elements of a batch's widest array: below, Python's own cost of 20-40 us an operation shows; above, arrays leave
+# the second-level cache.
+_ELEMENTS = 1 << 18
+_MOST = 1 << 14
+
+_mode: Mode = "batched"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a launch was run: ``executor`` and, for a serial one that was not asked for, the ``reason``."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    executor: Mode
+    reason: str = ""
+
+
+_listeners: list[Callable[[Execution], None]] = []
+
+
+@contextmanager
+def executing(mode: Mode) -> Iterator[None]:
+    """Run launches in this mode."""
+    global _mode
+    before, _mode = _mode, mode
+    try:
+        yield
+    finally:
+        _mode = before
+
+
+@contextmanager
+def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
+    """Tell ``listener`` how each launch was run, after it."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every program of a launch runs: ``function(**arguments)``; ``reason`` says why it must run alone."""
+
+    kernel: str
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    grid: tuple[int, int, int]
+    regions: Regions
+    reason: str = ""
+
+
+class ProgramError(Exception):
+    """What a program raised, with the program's id; the cause is the original."""
+
+    def __init__(self, error: Exception, program: tuple[int, ...]) -> None:
+        super().__init__(str(error))
+        self.program = program
+
+
+def run(program: Program) -> None:
+    """Every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` where findings are raised at once."""
+    total = program.grid[0] * program.grid[1] * program.grid[2]
+    reason = program.reason
+    if total > 1 and _mode == "batched" and not reason:
+        before = list(findings.current().found)
+        try:
+            _run(program, _batches(total))
+            _tell(program, "batched", "")
+            return
+        except MemoryFinding:
+            raise
+        except NotBatchedError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001
+            # The serial run says which program it was; if none raises there, the fault is the batch's.
+            reason = f"as one batch it raised {type(error).__name__}: {error}"
+        for region in program.regions:
+            region.restore()
+        findings.current().found[:] = before
+    _run(program, _one_by_one(total))
+    _tell(program, "batched" if total <= 1 and _mode == "batched" and not reason else "serial", reason)
+
+
+def _tell(program: Program, executor: Mode, reason: str) -> None:
+    for listener in tuple(_listeners):
+        listener(Execution(program.kernel, program.grid, executor, reason))
+
+
+def _batches(total: int) -> Generator[tuple[int, int], int, None]:
+    """First program and number of programs of each batch; is sent the widest block that was met."""
+    # A little more than the first batch is not worth a second one.
+    size = total if total <= _FIRST * 3 // 2 else _FIRST
+    first = 0
+    while first < total:
+        size = min(size, total - first)
+        widest = yield first, size
+        first += size
+        size = max(_FIRST, min(_MOST, _ELEMENTS // widest))
+
+
+def _one_by_one(total: int) -> Generator[tuple[int, int], int, None]:
+    for first in range(total):
+        yield first, 1
+
+
+def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None:
+    widest = 1
+    with ExitStack() as stack:
+        stack.enter_context(access.launching(program.regions, program.grid))
+        stack.enter_context(findings.launching(program.kernel))
+        # The device raises no floating-point warning; nor may code under `-W error`.
+        stack.enter_context(np.errstate(all="ignore"))
+        part = next(parts, None)
+        while part is not None:
+            first, count = part
+            ids = _ids(program.grid, first, count)
+            with batch.running(Batch(ids, first)):
+                try:
+                    program.function(**program.arguments)
+                except (MemoryFinding, NotBatchedError):
+                    raise
+                except Exception as error:
+                    raise ProgramError(error, tuple(int(n) for n in ids[:, 0])) from error
+                widest = max(widest, batch.current.widest)
+            try:
+                part = parts.send(widest)
+            except StopIteration:
+                return
+
+
+def _ids(grid: tuple[int, int, int], first: int, count: int) -> Array:
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    _, y, z = grid
+    return np.stack([numbers // (y * z), numbers // z % y, numbers % z])

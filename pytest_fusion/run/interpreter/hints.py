@@ -1,0 +1,131 @@
+"""``tl.multiple_of``, ``tl.max_contiguous``, ``tl.max_constancy``: promises on which vector accesses are built.
+
+The divisibility of a pointer is that of its address in bytes; of a block it is that of the first element of each
+contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Hints on indices
+that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``) are made by Triton's own tutorials, where the lanes that
+break them are masked in the result; they are not judged, for whether it matters is decided by what is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pytest_fusion.run.interpreter import batch, findings
+from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.findings import Finding
+
+
+def _values(tensor: type, input: Any, values: Any, name: str) -> list[int] | None:
+    """One number per axis; ``None`` for what is no tensor (a loop's Python index)."""
+    if not isinstance(input, tensor):
+        return None
+    listed = values if isinstance(values, list | tuple) else [values]
+    numbers: list[int] = [int(v if isinstance(v, int) else v.value) for v in listed]
+    if len(numbers) != max(1, len(input.shape)):  # type: ignore[attr-defined]
+        raise ValueError(f"len(values) != len(input.shape) for {name}")
+    return numbers
+
+
+def multiple_of(tensor: type, input: Any, values: Any, **_: Any) -> Any:
+    """Checks that the first element of each contiguous run is a multiple of the axis's value."""
+    numbers = _values(tensor, input, values, "tt.divisibility")
+    if numbers is not None and all(n > 0 for n in numbers):
+        data = _integers(input) if not input.dtype.is_ptr() or input.shape else input.handle.data.astype(np.int64)
+        if data is not None:
+            for axis, number in enumerate(numbers):
+                bad = data % number != 0
+                if data.ndim > 1:
+                    bad &= _run_starts(data, axis + 1)
+                    if _broken_runs(data, axis + 1):
+                        continue
+                _report(input, bad, f"multiple_of says {number}, but the value is {{}}")
+    return input
+
+
+def max_contiguous(tensor: type, input: Any, values: Any, **_: Any) -> Any:
+    """Checks that each aligned group of that many elements counts up by one."""
+    numbers = _values(tensor, input, values, "tt.contiguity")
+    _grouped(input, numbers, 1, "max_contiguous says {0} elements in a row, but after {1} comes another than {2}")
+    return input
+
+
+def max_constancy(tensor: type, input: Any, values: Any, **_: Any) -> Any:
+    """Checks that each aligned group of that many elements has one value."""
+    numbers = _values(tensor, input, values, "tt.constancy")
+    _grouped(input, numbers, 0, "max_constancy says {0} equal elements, but after {1} comes another than {2}")
+    return input
+
+
+def _integers(input: Any) -> Array | None:
+    """The hinted numbers, int64; ``None`` where a hint is not judged (blocks of pointers)."""
+    data: Array = np.asarray(input.handle.data)
+    if input.dtype.is_ptr():
+        return None
+    return data.astype(np.int64) if data.dtype.kind in "iu" else None
+
+
+def _steps(data: Array, axis: int) -> Array:
+    return np.asarray(np.diff(data, axis=axis))
+
+
+def _broken_runs(data: Array, axis: int) -> bool:
+    """Whether the axis was wrapped or clamped somewhere: it counts up by one except where it falls back or stands."""
+    steps = _steps(data, axis)
+    return bool(((steps < 0) | (steps == 0)).any()) and bool((steps == 1).any())
+
+
+def _run_starts(data: Array, axis: int) -> Array:
+    starts = np.ones(data.shape, np.bool_)
+    later = (slice(None),) * axis + (slice(1, None),)
+    starts[later] = _steps(data, axis) != 1
+    return starts
+
+
+def _grouped(input: Any, numbers: list[int] | None, step: int, text: str) -> None:
+    if numbers is None or not input.shape:
+        return
+    data = _integers(input)
+    if data is None:
+        return
+    for axis, number in enumerate(numbers):
+        length = data.shape[axis + 1]
+        if number < 2 or length < 2 or _broken_runs(data, axis + 1):
+            continue
+        inside = (np.arange(1, length) % min(number, length)) != 0
+        along = [1] * data.ndim
+        along[axis + 1] = length - 1
+        bad = (_steps(data, axis + 1) != step) & inside.reshape(along)
+        before = (slice(None),) * (axis + 1) + (slice(0, -1),)
+        _report(
+            input,
+            bad,
+            text.replace("{0}", str(number)).replace("{2}", "that plus one" if step else "that"),
+            data[before],
+        )
+
+
+def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> None:
+    now = batch.current
+    if now.active is not None:
+        bad = bad & now.active.reshape(-1, *(1,) * (bad.ndim - 1))
+    if not bad.any():
+        return
+    position = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    shown = np.broadcast_to(input.handle.data if data is None else data, bad.shape)[position]
+    site = findings.site()
+    row = position[0] if bad.shape[0] == now.count else 0
+    x, y, z = (int(n) for n in now.programs[:, row])
+    findings.current().add(
+        Finding(
+            "false-hint",
+            site.kernel,
+            site.file,
+            site.line,
+            site.code,
+            program=(x, y, z),
+            count=int(bad.sum()),
+            detail=text.replace("{}", str(shown)).replace("{1}", str(shown)),
+        )
+    )

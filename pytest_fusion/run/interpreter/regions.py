@@ -1,0 +1,245 @@
+"""The memory that the tensors of a launch own, and where a pointer comes from."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from pytest_fusion.run.interpreter.dtypes import Array
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known about a storage beyond its size.
+
+    ``own``: bool (bytes,) of what may be written, ``None`` if all of it. ``written``: bool (bytes,) of what holds a
+    value, ``None`` if all of it does; stores set it.
+    """
+
+    own: Array | None = None
+    written: Array | None = None
+    # Whether the bytes at these offsets (int64) still are what fresh memory held, shape as asked.
+    untouched: Callable[[Array], Array] | None = None
+
+
+class Provider(Protocol):
+    """Knows storages by address."""
+
+    def __call__(self, address: int) -> Facts | None:
+        """What is known of the storage that begins at ``address``."""
+
+    def hidden(self) -> frozenset[int]:
+        """Addresses of storages that hold guarded tensors with their guards, and are nobody's tensors."""
+
+
+_providers: list[Provider] = []
+
+
+@contextmanager
+def described_by(provider: Provider) -> Iterator[None]:
+    """Ask ``provider(storage address)`` about the storages of launches."""
+    _providers.append(provider)
+    try:
+        yield
+    finally:
+        _providers.remove(provider)
+
+
+def _facts(address: int) -> Facts | None:
+    for provider in reversed(_providers):
+        found = provider(address)
+        if found is not None:
+            return found
+    return None
+
+
+class _Bytes:
+    """Memory by address, for numpy."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def memory_at(address: int, nbytes: int) -> Array:
+    """The bytes at ``address``, uint8, not a copy and not kept alive."""
+    return np.asarray(_Bytes(address, nbytes))
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """One storage. ``address`` and ``nbytes`` bound it; ``shadow`` is what ``races`` remembers of it."""
+
+    address: int
+    nbytes: int
+    facts: Facts | None
+    views: list[View] = field(default_factory=list)
+    shadow: Any = None
+    saved: tuple[Array, Array | None] | None = None
+    _typed: dict[int, Array] = field(default_factory=dict)
+    _own: tuple[int, Array | None] | None = None
+
+    def typed(self, itemsize: int) -> Array:
+        """The storage as unsigned integers of ``itemsize`` bytes."""
+        found = self._typed.get(itemsize)
+        if found is None:
+            whole = memory_at(self.address, self.nbytes)
+            found = whole[: self.nbytes // itemsize * itemsize].view(f"u{itemsize}")
+            self._typed[itemsize] = found
+        return found
+
+    def save(self) -> None:
+        """Keep the content as it is before the launch's first store."""
+        if self.saved is None:
+            written = self.facts.written.copy() if self.facts and self.facts.written is not None else None
+            self.saved = self.typed(1).copy(), written
+
+    def restore(self) -> None:
+        """Put back what ``save`` kept, and forget who accessed it."""
+        self.shadow = None
+        if self.saved is None:
+            return
+        content, written = self.saved
+        self.typed(1)[:] = content
+        if written is not None and self.facts is not None and self.facts.written is not None:
+            self.facts.written[:] = written
+
+    def own(self) -> Array | None:
+        """Bool (bytes,): what the launch may write; ``None`` if all."""
+        if self.facts is not None:
+            return self.facts.own
+        if not self.views:
+            return None
+        if self._own is None or self._own[0] != len(self.views):
+            mask = np.zeros(self.nbytes, np.bool_)
+            for view in self.views:
+                view.mark(mask)
+            self._own = (len(self.views), None if bool(mask.all()) else mask)
+        return self._own[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """One tensor argument: ``start`` is its first element's byte in ``region``; strides in elements of ``itemsize``."""
+
+    name: str
+    region: Region
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    dtype: str
+
+    def mark(self, mask: Array) -> None:
+        """Set the bytes of the view's elements in bool (bytes of the region,)."""
+        if 0 in self.shape:
+            return
+        steps = tuple(stride * self.itemsize for stride in self.strides)
+        view = np.lib.stride_tricks.as_strided(mask[self.start :], (*self.shape, self.itemsize), (*steps, 1))
+        view[...] = True
+
+    def index(self, byte: int) -> tuple[int, ...] | None:
+        """The logical index of the element at ``byte`` of the region; ``None`` where none of the view's is."""
+        distance = byte - self.start
+        if distance % self.itemsize:
+            return None
+        rest = distance // self.itemsize
+        index = [0] * len(self.shape)
+        for axis in sorted(range(len(self.shape)), key=lambda a: -abs(self.strides[a])):
+            stride = self.strides[axis]
+            if stride == 0 or self.shape[axis] < 2:
+                continue
+            index[axis], rest = divmod(rest, stride)
+            if not 0 <= index[axis] < self.shape[axis]:
+                return None
+        return tuple(index) if rest == 0 and 0 not in self.shape else None
+
+
+Origin = frozenset[View]
+
+
+class Regions:
+    """The regions of one launch."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, Region] = {}
+        self._scanned = False
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._regions.values())
+
+    def add(self, name: str, tensor: Any) -> View | None:
+        """The view of a tensor argument; ``None`` for one whose memory is unknown."""
+        base = getattr(tensor, "base", tensor) if not hasattr(tensor, "untyped_storage") else tensor
+        if not hasattr(base, "untyped_storage"):
+            return None
+        try:
+            storage = base.untyped_storage()
+            address, nbytes = int(storage.data_ptr()), int(storage.nbytes())
+        except (RuntimeError, NotImplementedError):  # no storage: fake, sparse or wrapped tensors
+            return None
+        region = self.region(address, nbytes)
+        itemsize = base.element_size()
+        view = View(
+            name,
+            region,
+            int(base.data_ptr()) - address if nbytes else 0,
+            tuple(base.shape),
+            tuple(base.stride()),
+            itemsize,
+            str(base.dtype).removeprefix("torch."),
+        )
+        region.views.append(view)
+        return view
+
+    def region(self, address: int, nbytes: int) -> Region:
+        """The region of a storage."""
+        found = self._regions.get(address)
+        if found is None or found.nbytes < nbytes:
+            found = self._regions[address] = Region(address, nbytes, _facts(address))
+        return found
+
+    def containing(self, pointers: Array, among: Iterable[Region] | None = None) -> list[tuple[Region | None, Array]]:
+        """The region of each address, uint64, any shape: pairs of a region and bool of the same shape.
+
+        Addresses in none come with ``None``. Live tensors outside of the launch's arguments are looked for once a
+        launch: tables of pointers lead to them.
+        """
+        found: list[tuple[Region | None, Array]] = []
+        left = np.ones(pointers.shape, np.bool_)
+        for region in list(self._regions.values()) if among is None else among:
+            inside = (pointers - np.uint64(region.address) < np.uint64(region.nbytes)) & left
+            if inside.any():
+                found.append((region, inside))
+                left &= ~inside
+            if not left.any():
+                return found
+        if among is None and not self._scanned:
+            self._scanned = True
+            for address, nbytes in _live_storages():
+                self.region(address, nbytes)
+            return self.containing(pointers)
+        found.append((None, left))
+        return found
+
+
+def _live_storages() -> Iterator[tuple[int, int]]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    hidden: frozenset[int] = frozenset().union(*(provider.hidden() for provider in _providers))
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor):
+            continue
+        try:
+            if thing.device.type == "cpu":
+                storage = thing.untyped_storage()
+                if int(storage.data_ptr()) not in hidden:
+                    yield int(storage.data_ptr()), int(storage.nbytes())
+        except (RuntimeError, NotImplementedError):
+            continue

@@ -23,6 +23,7 @@ from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
 from pytest_fusion.run import interpreter, preload
+from pytest_fusion.run.interpreter import executor
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.dtypes import dtype_name
@@ -250,6 +251,8 @@ class Campaign:
         unpriced = sorted(self.bench.fallbacks)
         tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in unpriced]
         tally.notes += [f"on a GPU this differs: {note}" for note in interpreter.notes()]
+        for kernel, reason in executor.fallbacks().items():
+            tally.notes.append(f"{kernel} ran one program after the other: {reason}")
         if self.bench.unrepeated:
             tally.notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         if self.failing is not None:

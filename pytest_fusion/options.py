@@ -20,6 +20,7 @@ class Options:
     device: str
     profile: Profile
     isolate: str
+    executor: str
     report: Path | None
     json: Path | None
     replay: Path | None
@@ -34,6 +35,12 @@ _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
         "Run each test in a child process, so that a crash fails that test alone",
         "auto",
         ("auto", "on", "off"),
+    ),
+    (
+        "executor",
+        "Run interpreted kernels with all programs of a launch at once, or one after the other",
+        "batched",
+        ("batched", "serial"),
     ),
     ("report", "Write an HTML report to this file", "", None),
     ("json", "Write the results as JSON to this file", "", None),
@@ -73,7 +80,8 @@ def resolve(config: pytest.Config) -> Options:
     return Options(
         device=lane.checked(_value(config, "device") or "auto"),
         profile=profile(_value(config, "profile") or "dev"),
-        isolate=_isolate(_value(config, "isolate") or "auto"),
+        isolate=_one_of("isolate", _value(config, "isolate") or "auto", ("auto", "on", "off")),
+        executor=_one_of("executor", _value(config, "executor") or "batched", ("batched", "serial")),
         report=_path(config, "report"),
         json=_path(config, "json"),
         replay=_path(config, "replay"),
@@ -95,8 +103,7 @@ def _path(config: pytest.Config, name: str) -> Path | None:
     return folder / Path(text).expanduser() if text else None
 
 
-def _isolate(text: str) -> str:
-    known = ("auto", "on", "off")
+def _one_of(name: str, text: str, known: tuple[str, ...]) -> str:
     if text not in known:
-        raise FusionError(f"fusion_isolate={text!r}{did_you_mean(text, known)}")
+        raise FusionError(f"fusion_{name}={text!r}{did_you_mean(text, known)}")
     return text

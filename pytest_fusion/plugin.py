@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
     lane.prepare(config.stash[keys.device])
+    if options.executor == "serial":
+        os.environ["PYTEST_FUSION_EXECUTOR"] = "serial"
     config.stash[keys.options] = options
     config.stash[keys.records] = []
     config.pluginmanager.register(_Collector(config.stash[keys.records]), "fusion-records")

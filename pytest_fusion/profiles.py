@@ -25,8 +25,8 @@ class Profile:
 # Interpreted, a program costs about 0.7 ms, so a row-wise kernel's case of 64 rows under two fills costs 0.1 s: these
 # numbers keep a row-wise test under 10 s on two cores. `deep` is for a nightly run.
 PROFILES: dict[str, Profile] = {
-    "dev": Profile("dev", covering=130, search=30, programs=300, seconds=15.0),
-    "ci": Profile("ci", covering=150, search=60, programs=600, seconds=60.0),
+    "dev": Profile("dev", covering=130, search=30, programs=2000, seconds=15.0),
+    "ci": Profile("ci", covering=150, search=60, programs=4000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),
 }
 

@@ -16,6 +16,7 @@ from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.described import Described
 from pytest_fusion.run.interpreter.device import posing_as_cuda
+from pytest_fusion.run.interpreter.executor import most_alone
 from pytest_fusion.run.interpreter.findings import Findings, into
 from pytest_fusion.run.interpreter.regions import described_by
 from pytest_fusion.run.isolate import cuda_is_poisoned
@@ -24,6 +25,10 @@ from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.place import Placed
+
+# Programs of a launch that an interpreted kernel may need one after the other, at 1-4 ms each: a case that takes longer
+# would be taken for one that hangs.
+_MOST_ALONE = 300
 
 
 class ContextLost(BaseException):
@@ -74,7 +79,7 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
 
 @contextmanager
 def _accesses(findings: Findings, arena: Arena, watch: Watch) -> Iterator[None]:
-    with into(findings), described_by(Described(arena, watch)):
+    with into(findings), most_alone(_MOST_ALONE), described_by(Described(arena, watch)):
         yield
 
 

@@ -98,8 +98,8 @@ VALUES = frozenset({"values"})
 # A read beside the tensor shows as what it drags in, or as a result that depends on it.
 READS = VALUES | {"bounds"}
 # A write beside the tensor may hit a guard, another row, or the process.
-WRITES = READS | {"crash", "unwritten", "inputs"}
-HOLES = VALUES | {"unwritten"}
+WRITES = READS | {"crash", "unwritten", "inputs", "repeat"}
+HOLES = VALUES | {"unwritten", "repeat"}  # whoever stores to the wrong place may store where another one does
 RAISES = frozenset({"error"})
 
 

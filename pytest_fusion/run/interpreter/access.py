@@ -11,7 +11,7 @@ import numpy as np
 from pytest_fusion.run.interpreter import batch, findings
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Finding, Kind, Site
-from pytest_fusion.run.interpreter.races import MANY, Conflict, Order
+from pytest_fusion.run.interpreter.races import Conflict, Order
 from pytest_fusion.run.interpreter.regions import Origin, Region, Regions, View
 
 
@@ -175,7 +175,7 @@ class Access:
             who = int(conflict.others[0])
             other = _program(who - 1) if who > 0 else None
             other_line = conflict.site.line if conflict.site else None
-        findings.current().add(
+        findings.report(
             Finding(
                 kind,
                 site.kernel,
@@ -202,16 +202,6 @@ class Access:
         if rows == 1 and now.count > 1:
             row = int(np.argmax(now.active)) if now.active is not None else 0
         return int(now.numbers[row]) + 1
-
-    def programs(self, shape: tuple[int, ...], selected: Array | None) -> tuple[Array, Array]:
-        """Program numbers from 1: of each selected lane, (lanes,) or (1,), and of all that take part."""
-        now = batch.current
-        actors = (now.numbers if now.active is None else now.numbers[now.active]) + 1
-        if shape[0] == 1 and now.count > 1:
-            return (actors[:1] if actors.size == 1 else np.array([MANY])).astype(np.int32), actors
-        mine = (now.numbers + 1).astype(np.int32).reshape(-1, *(1,) * (len(shape) - 1))
-        full = np.broadcast_to(mine, shape)
-        return (full.reshape(-1) if selected is None else full[selected]), actors
 
 
 def _outside(view: View, byte: int) -> str:

@@ -111,7 +111,7 @@ def _fma64(x: Array, y: Array, z: Array) -> Array:
 
 
 def _extreme(function: np.ufunc, both_zero: np.ufunc) -> Callable[[Array, Array], Array]:
-    """``function`` with an order of zeros: numpy takes either, depending on where in a vector register the pair lies."""
+    """``function`` with an order of zeros: numpy takes either, whichever its place in a vector register suggests."""
 
     def apply(lhs: Array, rhs: Array) -> Array:
         result = np.asarray(function(lhs, rhs))

@@ -85,10 +85,9 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 
 def mend(interpreter: Any) -> None:
     """Replace the operators of ``triton.runtime.interpreter`` that compute wrongly, for the whole process."""
-    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    builder, handle, int1 = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter.tl.int1
     interpreter._get_np_dtype = numpy_dtype
 
-    # The comparisons keep the operand's type on the handle, as upstream: the semantic layer attaches int1 itself.
     def binary(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
         def apply(self: Any, lhs: Any, rhs: Any) -> Any:
             left, right = lhs.data, rhs.data
@@ -97,7 +96,8 @@ def mend(interpreter: Any) -> None:
                 left, right = left.astype(numpy_dtype(lhs.dtype)), right.astype(numpy_dtype(rhs.dtype))
             if left.ndim != right.ndim:
                 left, right = aligned(left, right)
-            return handle(function(left, right), lhs.dtype.scalar)
+            result = function(left, right)
+            return handle(result, int1 if result.dtype == np.bool_ else lhs.dtype.scalar)
 
         return apply
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter import atomics, batch, transfers
+from pytest_fusion.run.interpreter import atomics, batch, findings, transfers
 from pytest_fusion.run.interpreter.batch import NotBatchedError, WaitsForAnotherError, aligned
 from pytest_fusion.run.interpreter.descriptors import BlockPointer, Descriptor
 from pytest_fusion.run.interpreter.dtypes import Array, is_float, numpy_dtype, poison
@@ -24,6 +24,35 @@ def _array(mask: Any) -> Array | None:
     return None if mask is None else np.asarray(mask.data)
 
 
+def loader(handle: Any) -> Callable[..., Any]:
+    """``transfers.load`` as a handle of the type given first.
+
+    A compiler drops a load whose value nobody uses, so what is wrong with one is reported when the value is.
+    """
+
+    class Suspect(handle):  # type: ignore[misc]
+        """A loaded value with findings that its first use reports."""
+
+        def __init__(self, values: Array, dtype: Any, held: list[findings.Finding]) -> None:
+            self._values, self._held = values, held
+            self.dtype = dtype
+            self.attr: dict[str, Any] = {}
+
+        @property
+        def data(self) -> Array:
+            held, self._held = self._held, []
+            for finding in held:
+                findings.report(finding)
+            return self._values
+
+    def load(pointee: Any, *args: Any) -> Any:
+        with findings.deferring() as held:
+            values = transfers.load(*args)
+        return Suspect(values, pointee, held) if held else handle(values, pointee)
+
+    return load
+
+
 def mend_memory(interpreter: Any) -> None:
     """Replace what touches memory, for the whole process."""
     _mend_pointers(interpreter)
@@ -35,6 +64,7 @@ def _mend_pointers(interpreter: Any) -> None:
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     semantic = interpreter.TritonSemantic
     upstream_load = semantic.load
+    loaded = loader(handle)
     other_given = [False]
 
     def semantic_load(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
@@ -53,7 +83,7 @@ def _mend_pointers(interpreter: Any) -> None:
 
     def load(self: Any, ptr: Any, *_: Any) -> Any:
         pointee = ptr.get_element_ty()
-        return handle(transfers.load(ptr.data, _origin(ptr), numpy_dtype(pointee)), pointee)
+        return loaded(pointee, ptr.data, _origin(ptr), numpy_dtype(pointee))
 
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
         pointee = ptrs.get_element_ty()
@@ -62,7 +92,7 @@ def _mend_pointers(interpreter: Any) -> None:
             rest = other.data
         else:
             rest = np.zeros(1, dtype) if other_given[0] else None
-        return handle(transfers.load(ptrs.data, _origin(ptrs), dtype, _array(mask), rest), pointee)
+        return loaded(pointee, ptrs.data, _origin(ptrs), dtype, _array(mask), rest)
 
     def store(self: Any, ptr: Any, value: Any, *_: Any) -> None:
         transfers.store(ptr.data, _origin(ptr), value.data)
@@ -94,10 +124,12 @@ def _mend_blocks(interpreter: Any) -> None:
             return np.full(1, poison(dtype), dtype)
         return np.zeros(1, dtype)
 
+    load = loader(handle)
+
     def block_load(self: Any, ptr: Any, boundary_check: Any, padding: Any, *_: Any) -> Any:
         pointers, mask = ptr.block(boundary_check)
-        values = transfers.load(pointers, _origin(ptr.base), ptr.dtype, mask, padded(ptr.dtype, padding))
-        return handle(values, ptr.base.get_element_ty())
+        pointee = ptr.base.get_element_ty()
+        return load(pointee, pointers, _origin(ptr.base), ptr.dtype, mask, padded(ptr.dtype, padding))
 
     def block_store(self: Any, ptr: Any, value: Any, boundary_check: Any, *_: Any) -> None:
         pointers, mask = ptr.block(boundary_check)
@@ -109,10 +141,11 @@ def _mend_blocks(interpreter: Any) -> None:
         return Descriptor.make(base, shape, strides, tensor_shape, padding)
 
     def loaded(desc: Descriptor, pointers: Array, mask: Array) -> Any:
-        values = transfers.load(pointers, _origin(desc.base), desc.dtype, mask, padded(desc.dtype, desc.padding))
+        pointee = desc.base.get_element_ty()
+        values = load(pointee, pointers, _origin(desc.base), desc.dtype, mask, padded(desc.dtype, desc.padding))
         if desc.round_f32_to_tf32 and desc.dtype == np.float32:
-            values = interpreter._round_f32_to_tf32(values)
-        return handle(values, desc.base.get_element_ty())
+            return handle(interpreter._round_f32_to_tf32(values.data), pointee)
+        return values
 
     def descriptor_load(self: Any, desc: Descriptor, indices: Any, *_: Any) -> Any:
         return loaded(desc, *desc.block(indices))

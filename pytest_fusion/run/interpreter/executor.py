@@ -7,6 +7,7 @@ so is undone and run one program at a time, and the reason is told.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_fusion.errors import MemoryFinding
+from pytest_fusion.errors import MemoryFinding, TooManyProgramsError
 from pytest_fusion.run.interpreter import access, batch, findings
 from pytest_fusion.run.interpreter.batch import Batch, NotBatchedError
 from pytest_fusion.run.interpreter.dtypes import Array
@@ -30,7 +31,12 @@ _FIRST = 128
 _ELEMENTS = 1 << 18
 _MOST = 1 << 14
 
-_mode: Mode = "batched"
+# "serial" switches batches off for a whole process and its children.
+ENVIRONMENT = "PYTEST_FUSION_EXECUTOR"
+
+_mode: Mode | None = None
+_most_alone: int | None = None
+_fallbacks: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +53,30 @@ _listeners: list[Callable[[Execution], None]] = []
 
 
 @contextmanager
-def executing(mode: Mode) -> Iterator[None]:
+def executing(wanted: Mode) -> Iterator[None]:
     """Run launches in this mode."""
     global _mode
-    before, _mode = _mode, mode
+    before, _mode = _mode, wanted
     try:
         yield
     finally:
         _mode = before
+
+
+@contextmanager
+def most_alone(programs: int) -> Iterator[None]:
+    """Refuse, with ``TooManyProgramsError``, a launch of more programs that turns out to need them one by one."""
+    global _most_alone
+    before, _most_alone = _most_alone, programs
+    try:
+        yield
+    finally:
+        _most_alone = before
+
+
+def fallbacks() -> dict[str, str]:
+    """Kernels that could not run as a batch since the process began, with the first reason of each."""
+    return dict(_fallbacks)
 
 
 @contextmanager
@@ -87,11 +109,19 @@ class ProgramError(Exception):
         self.program = program
 
 
+def mode() -> Mode:
+    """How launches are run now."""
+    if _mode is not None:
+        return _mode
+    return "serial" if os.environ.get(ENVIRONMENT) == "serial" else "batched"
+
+
 def run(program: Program) -> None:
     """Every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` where findings are raised at once."""
     total = program.grid[0] * program.grid[1] * program.grid[2]
     reason = program.reason
-    if total > 1 and _mode == "batched" and not reason:
+    batched = mode() == "batched"
+    if total > 1 and batched and not reason:
         before = list(findings.current().found)
         try:
             _run(program, _batches(total))
@@ -107,8 +137,14 @@ def run(program: Program) -> None:
         for region in program.regions:
             region.restore()
         findings.current().found[:] = before
+    if reason:
+        _fallbacks.setdefault(program.kernel, reason)
+        if _most_alone is not None and total > _most_alone:
+            raise TooManyProgramsError(
+                f"{program.kernel} asks for {total} programs; one by one, this lane runs {_most_alone} ({reason})"
+            )
     _run(program, _one_by_one(total))
-    _tell(program, "batched" if total <= 1 and _mode == "batched" and not reason else "serial", reason)
+    _tell(program, "batched" if total <= 1 and batched and not reason else "serial", reason)
 
 
 def _tell(program: Program, executor: Mode, reason: str) -> None:

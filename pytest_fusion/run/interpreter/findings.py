@@ -143,6 +143,28 @@ class Findings:
         self.found.append(finding)
 
 
+_deferred: list[list[Finding]] = []
+
+
+@contextmanager
+def deferring() -> Iterator[list[Finding]]:
+    """Hold findings back in a list, until it is known whether they matter."""
+    held: list[Finding] = []
+    _deferred.append(held)
+    try:
+        yield held
+    finally:
+        _deferred.pop()
+
+
+def report(finding: Finding) -> None:
+    """Pass a finding on to where findings go now."""
+    if _deferred:
+        _deferred[-1].append(finding)
+    else:
+        current().add(finding)
+
+
 # Launches outside of any session: what would be corrupted is refused at once.
 _default = Findings(immediate=True, tracking=False)
 _sessions: list[Findings] = [_default]

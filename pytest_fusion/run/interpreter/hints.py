@@ -117,7 +117,7 @@ def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> Non
     site = findings.site()
     row = position[0] if bad.shape[0] == now.count else 0
     x, y, z = (int(n) for n in now.programs[:, row])
-    findings.current().add(
+    findings.report(
         Finding(
             "false-hint",
             site.kernel,

@@ -31,6 +31,8 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
     for language in (tl, core):
         interpreter._patch_lang_core(language, scope)
     core.dtype.to_ir = lambda self, builder: self
+    # Compiled, a dtype that is given to a device function arrives as a constexpr, which has a `.value`.
+    core.dtype.value = property(lambda self: self)
     _patch_tensor(core.tensor, interpreter.TensorHandle, core.block_type)
     _remember_shapes(core)
     _broadcast_only_when_needed(type(semantic))

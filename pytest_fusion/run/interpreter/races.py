@@ -8,6 +8,7 @@ atomics on scalars are taken for such signals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,8 @@ import numpy as np
 
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Site
+from pytest_fusion.run.interpreter.touched import MANY, Touched
 
-# A storage read by several programs at once, or stored by them with one value.
-MANY = -1
 # Elements whose loads are remembered per storage, 8 bytes each; beyond, the oldest are forgotten.
 _REMEMBERED = 1 << 22
 
@@ -77,12 +77,10 @@ class Order:
 
 
 @dataclass(slots=True)
-class Access:
-    """One executed access: elements (flat), the program of each (or ``MANY``: all ``actors``), line, argument."""
+class Past:
+    """An executed access: its lanes, when and where it was, and through which argument."""
 
-    elements: Array
-    programs: Array
-    actors: Array
+    lanes: Touched
     time: int
     site: Site
     argument: Any
@@ -105,9 +103,10 @@ class Shadow:
     elements: int
     granule: int
     grid: int
-    stores: list[Access] = field(default_factory=list)
-    loads: list[Access] = field(default_factory=list)
-    atomics: list[Access] = field(default_factory=list)
+    order: Order
+    stores: list[Past] = field(default_factory=list)
+    loads: list[Past] = field(default_factory=list)
+    atomics: list[Past] = field(default_factory=list)
     _writer: Array | None = None
     _reader: Array | None = None
     _toucher: Array | None = None
@@ -115,163 +114,191 @@ class Shadow:
     _loaded_at: Array | None = None
     _held: int = 0
 
-    def spread(self, elements: Array, itemsize: int) -> tuple[Array, int]:
-        """``elements`` (flat, of ``itemsize`` bytes) in granules, and how many granules each takes."""
-        if itemsize == self.granule:
-            return elements, 1
-        if itemsize < self.granule:
-            self._refine(itemsize)
-            return elements, 1
-        times = itemsize // self.granule
-        wide = elements[:, None] * times + np.arange(times)
-        return wide.reshape(-1), times
-
-    def _refine(self, granule: int) -> None:
-        times = self.granule // granule
-        for accesses in (self.stores, self.loads, self.atomics):
-            for access in accesses:
-                access.elements = (access.elements[:, None] * times + np.arange(times)).reshape(-1)
-                if access.programs.size > 1:
-                    access.programs = np.repeat(access.programs, times)
-        for name in ("_writer", "_reader", "_toucher"):
-            array = getattr(self, name)
-            if array is not None:
-                setattr(self, name, np.repeat(array, times))
-        self.elements, self.granule = self.elements * times, granule
-
-    def load(
-        self, elements: Array, programs: Array, actors: Array, site: Site, argument: Any, order: Order
-    ) -> Conflict | None:
-        """A load of ``elements`` by ``programs``, (lanes,) or (1,); ``actors`` are all programs that take part."""
+    def load(self, lanes: Touched, site: Site, argument: Any) -> Conflict | None:
+        """A load; races with another program's store before it."""
         conflict = None
         if self._writer is not None and self._stored_at is not None:
-            writer = self._writer[elements]
+            index, programs = self._fine(lanes)
+            writer = self._writer[index]
             foreign = (writer > 0) & (writer != programs)
             if foreign.any():
-                foreign &= ~order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
+                foreign &= ~self.order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
             if foreign.any():
-                conflict = self._conflict(foreign, writer, elements, self.stores)
-        time = order.now()
-        self._note(self.loads, Access(elements, programs, actors, time, site, argument))
+                conflict = self._conflict(foreign, writer, lanes, self.stores)
         if self._loaded_at is None:
             self._loaded_at = np.zeros(self.grid + 1, np.int64)
-        self._loaded_at[actors] = time
+        time = self.order.now()
+        self._loaded_at[lanes.actors] = time
+        self._note(self.loads, Past(lanes, time, site, argument))
         if self._reader is not None:
-            self._read(self._reader, elements, programs)
+            self._read(self._reader, lanes)
         return conflict
 
     def store(
-        self, elements: Array, programs: Array, actors: Array, changed: Array, site: Site, argument: Any, order: Order
+        self, lanes: Touched, changed: Callable[[], Array], site: Site, argument: Any
     ) -> tuple[Conflict | None, Conflict | None]:
-        """A store; ``changed``: whether it changes the element. Races with stores and atomics, and with loads."""
+        """A store; ``changed()``: whether it changes each element. Races with stores and atomics, and with loads."""
         if self._writer is None or self._stored_at is None:
             self._writer = np.zeros(self.elements, np.int32)
             self._stored_at = np.zeros(self.grid + 1, np.int64)
-        writer = self._writer[elements]
-        foreign = (writer != 0) & (writer != programs) & changed
-        with_store = with_load = None
-        if foreign.any():
-            foreign &= ~order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
-        if foreign.any():
-            with_store = self._conflict(foreign, writer, elements, self.stores)
-        elif self._toucher is not None:
-            toucher = self._toucher[elements]
-            foreign = (toucher != 0) & (toucher != programs)
-            if foreign.any():
-                foreign &= ~order.ordered(toucher, np.zeros(1, np.int64), programs)
-            if foreign.any():
-                with_store = self._conflict(foreign, toucher, elements, self.atomics)
-        if self.loads:
-            if self._reader is None:
-                self._reader = np.zeros(self.elements, np.int32)
-                for access in self.loads:
-                    self._read(self._reader, access.elements, access.programs)
-            reader = self._reader[elements]
-            foreign = (reader != 0) & (reader != programs) & changed
-            if self.grid < 2:
-                foreign &= reader != MANY
-            if foreign.any() and self._loaded_at is not None:
-                foreign &= ~order.ordered(reader, self._loaded_at[np.maximum(reader, 0)], programs)
-                foreign &= ~self._all_before(reader == MANY, elements, programs, order)
-            if foreign.any():
-                with_load = self._conflict(foreign, reader, elements, self.loads, programs)
-        self._writer[elements] = programs
-        self._stored_at[actors] = order.now()
-        self._note(self.stores, Access(elements, programs, actors, 0, site, argument))
+        index, programs = self._fine(lanes)
+        with_store = self._store_after_store(index, programs, lanes, changed)
+        if with_store is None:
+            with_store = self._store_after_atomic(index, programs, lanes)
+        with_load = self._store_after_load(index, programs, lanes, changed) if self.loads else None
+        self._writer[index] = programs
+        self._stored_at[lanes.actors] = self.order.now()
+        self._note(self.stores, Past(lanes, 0, site, argument))
         return with_store, with_load
 
-    def atomic(self, elements: Array, programs: Array, site: Site, argument: Any, order: Order) -> Conflict | None:
+    def atomic(self, lanes: Touched, site: Site, argument: Any) -> Conflict | None:
         """An atomic; races with another program's plain store."""
         conflict = None
+        index, programs = self._fine(lanes)
         if self._writer is not None and self._stored_at is not None:
-            writer = self._writer[elements]
+            writer = self._writer[index]
             foreign = (writer != 0) & (writer != programs)
             if foreign.any():
-                foreign &= ~order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
+                foreign &= ~self.order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
             if foreign.any():
-                conflict = self._conflict(foreign, writer, elements, self.stores)
+                conflict = self._conflict(foreign, writer, lanes, self.stores)
         if self._toucher is None:
             self._toucher = np.zeros(self.elements, np.int32)
         # The last one only: a program whose own atomic came last has seen all of them (a ticket that it may reset).
-        self._toucher[elements] = programs
-        self._note(self.atomics, Access(elements, programs, programs, 0, site, argument))
+        self._toucher[index] = programs
+        self._note(self.atomics, Past(lanes, 0, site, argument))
         return conflict
 
-    def _read(self, reader: Array, elements: Array, programs: Array) -> None:
-        before = reader[elements]
-        several = (before != 0) & (before != programs)
-        reader[elements] = programs
-        # Lanes of one instruction: of equal elements the last one is there now.
-        several |= reader[elements] != programs
-        if several.any():
-            reader[elements[several]] = MANY
+    def _store_after_store(
+        self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array]
+    ) -> Conflict | None:
+        assert self._writer is not None
+        assert self._stored_at is not None
+        writer = self._writer[index]
+        if not writer.any():
+            return None
+        foreign = (writer != 0) & (writer != programs)
+        if foreign.any():
+            foreign &= self._wide(changed(), lanes)
+        if foreign.any():
+            foreign &= ~self.order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
+        return self._conflict(foreign, writer, lanes, self.stores) if foreign.any() else None
 
-    def _all_before(self, several: Array, elements: Array, programs: Array, order: Order) -> Array:
-        """Of elements that several programs have loaded: whether each of those loads comes before ``programs`` now."""
-        lanes = np.flatnonzero(several)
+    def _store_after_atomic(self, index: Array | slice, programs: Array, lanes: Touched) -> Conflict | None:
+        if self._toucher is None:
+            return None
+        toucher = self._toucher[index]
+        foreign = (toucher != 0) & (toucher != programs)
+        if foreign.any():
+            foreign &= ~self.order.ordered(toucher, np.zeros(1, np.int64), programs)
+        return self._conflict(foreign, toucher, lanes, self.atomics) if foreign.any() else None
+
+    def _store_after_load(
+        self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array]
+    ) -> Conflict | None:
+        if self._reader is None:
+            self._reader = np.zeros(self.elements, np.int32)
+            for past in self.loads:
+                self._read(self._reader, past.lanes)
+        reader = self._reader[index]
+        foreign = (reader != 0) & (reader != programs)
+        if self.grid < 2:
+            foreign &= reader != MANY
+        if foreign.any():
+            foreign &= self._wide(changed(), lanes)
+        if foreign.any() and self._loaded_at is not None:
+            foreign &= ~self.order.ordered(reader, self._loaded_at[np.maximum(reader, 0)], programs)
+            foreign &= ~self._all_before(foreign & (reader == MANY), lanes)
+        return self._conflict(foreign, reader, lanes, self.loads, own=programs) if foreign.any() else None
+
+    def _fine(self, lanes: Touched) -> tuple[Array | slice, Array]:
+        """The lanes' elements in granules, and the program of each granule, int32 (granules,) or (1,)."""
+        if lanes.itemsize == self.granule:
+            return lanes.index, lanes.programs
+        if lanes.itemsize < self.granule:
+            times = self.granule // lanes.itemsize
+            for name in ("_writer", "_reader", "_toucher"):
+                array = getattr(self, name)
+                if array is not None:
+                    setattr(self, name, np.repeat(array, times))
+            self.elements, self.granule = self.elements * times, lanes.itemsize
+            return lanes.index, lanes.programs
+        times = lanes.itemsize // self.granule
+        programs = lanes.programs
+        return self._granules(lanes), np.repeat(programs, times) if programs.size > 1 else programs
+
+    def _granules(self, lanes: Touched) -> Array:
+        times = lanes.itemsize // self.granule
+        flat = lanes.flat
+        return flat if times == 1 else (flat[:, None] * times + np.arange(times)).reshape(-1)
+
+    def _wide(self, per_lane: Array, lanes: Touched) -> Array:
+        times = lanes.itemsize // self.granule
+        return per_lane if times == 1 else np.repeat(per_lane, times)
+
+    def _read(self, reader: Array, lanes: Touched) -> None:
+        index, programs = self._fine(lanes)
+        before = reader[index]
+        several = (before != 0) & (before != programs)
+        reader[index] = programs
+        # Lanes of one instruction: of equal elements the last one is there now.
+        several |= reader[index] != programs
+        if several.any():
+            reader[self._granules(lanes)[several]] = MANY
+
+    def _all_before(self, several: Array, lanes: Touched) -> Array:
+        """Of elements that several programs have loaded: whether each of those loads comes before the store now."""
         fine = several.copy()
-        if not lanes.size:
+        wanted = np.flatnonzero(several)
+        if not wanted.size:
             return fine
-        storing = np.broadcast_to(programs, elements.shape)[lanes]
-        sorting = np.argsort(elements[lanes], kind="stable")
-        wanted = elements[lanes][sorting]
-        for access in self.loads:
-            at = np.minimum(np.searchsorted(wanted, access.elements), wanted.size - 1)
-            hits = np.flatnonzero(wanted[at] == access.elements)
+        elements, programs = self._granules(lanes), self._fine(lanes)[1]
+        storing = np.broadcast_to(programs, elements.shape)[wanted]
+        sorting = np.argsort(elements[wanted], kind="stable")
+        ordered = elements[wanted][sorting]
+        for past in self.loads:
+            loaded = self._granules(past.lanes)
+            at = np.minimum(np.searchsorted(ordered, loaded), ordered.size - 1)
+            hits = np.flatnonzero(ordered[at] == loaded)
             if not hits.size:
                 continue
             lane = sorting[at[hits]]
-            if access.programs.size == 1:
-                loading = np.repeat(access.actors if access.programs[0] == MANY else access.programs, hits.size)
-                lane = np.tile(lane, loading.size // hits.size)
+            loading = self._fine(past.lanes)[1]
+            if loading.size == 1:
+                who = past.lanes.actors if loading[0] == MANY else loading
+                loading, lane = np.repeat(who, hits.size), np.tile(lane, who.size)
             else:
-                loading = access.programs[hits]
-            before = (loading == storing[lane]) | order.ordered(loading, np.array([access.time]), storing[lane])
-            fine[lanes[lane[~before]]] = False
+                loading = loading[hits]
+            before = (loading == storing[lane]) | self.order.ordered(loading, np.array([past.time]), storing[lane])
+            fine[wanted[lane[~before]]] = False
         return fine
 
-    def _note(self, accesses: list[Access], access: Access) -> None:
-        accesses.append(access)
-        self._held += access.elements.size
+    def _note(self, accesses: list[Past], past: Past) -> None:
+        accesses.append(past)
+        self._held += past.lanes.held
         while self._held > _REMEMBERED and len(accesses) > 1:
-            self._held -= accesses.pop(0).elements.size
+            self._held -= accesses.pop(0).lanes.held
 
     def _conflict(
-        self, foreign: Array, others: Array, elements: Array, accesses: list[Access], own: Array | None = None
+        self, foreign: Array, others: Array, lanes: Touched, accesses: list[Past], own: Array | None = None
     ) -> Conflict:
-        lanes = np.flatnonzero(foreign)
-        found = others[lanes]
-        element = elements[lanes[0]]
-        mine = int(own[lanes[0]] if own is not None and own.size > 1 else own[0]) if own is not None else 0
-        for access in reversed(accesses):
-            hit = access.elements == element
+        """The racing lanes, and where the other side of the first of them was."""
+        positions = np.flatnonzero(foreign)
+        found = others[positions]
+        times = lanes.itemsize // self.granule
+        element = self._granules(lanes)[positions[0]]
+        mine = 0
+        if own is not None:
+            mine = int(own[positions[0]] if own.size > 1 else own[0])
+        for past in reversed(accesses):
+            hit = self._granules(past.lanes) == element
             if not hit.any():
                 continue
-            who = access.programs[hit] if access.programs.size > 1 else access.programs
-            strangers = who[who != mine] if own is not None else who
+            programs = self._fine(past.lanes)[1]
+            who = programs[hit] if programs.size > 1 else programs
+            strangers = who[who != mine]
             if strangers.size:
                 if found[0] == MANY:
-                    found = found.copy()
                     found[0] = strangers[0]
-                return Conflict(lanes, found, access.site, access.argument)
-        return Conflict(lanes, found)
+                return Conflict(positions // times, found, past.site, past.argument)
+        return Conflict(positions // times, found)

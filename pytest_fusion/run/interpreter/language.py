@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter import batch, hints
+from pytest_fusion.run.interpreter import batch, hints, semantics
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.reductions import Reducer
 from pytest_fusion.run.interpreter.runtime import KernelRuntime
@@ -35,7 +35,7 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
     core.dtype.value = property(lambda self: self)
     _patch_tensor(core.tensor, interpreter.TensorHandle, core.block_type)
     _remember_shapes(core)
-    _broadcast_only_when_needed(type(semantic))
+    semantics.quicken(interpreter)
 
     reducer = Reducer(tl, interpreter.TensorHandle)
     for language in (tl, core):
@@ -123,6 +123,8 @@ def _remember_shapes(core: Any) -> None:
     upstream_block, upstream_tensor = core.block_type.__init__, core.tensor.__init__
     blocks: dict[Any, dict[str, Any]] = {}
     shapes: dict[Any, tuple[Any, Any]] = {}
+    # The shape of a block type is one object for each element type; its number is found faster than what it holds.
+    numbers: dict[int, tuple[Any, Any]] = {}
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         key = (element_ty.name, tuple(getattr(n, "value", n) for n in shape))
@@ -135,26 +137,20 @@ def _remember_shapes(core: Any) -> None:
             self.element_ty = element_ty
 
     def tensor(self: Any, handle: Any, type: Any) -> None:
-        key = tuple(type.shape) if type.is_block() else ()
-        known = shapes.get(key)
+        block = type.is_block()
+        known = numbers.get(id(type.shape)) if block else shapes.get(())
         if known is None:
-            upstream_tensor(self, handle, type)
-            shapes[key] = (self.shape, self.numel)
-        else:
-            self.handle = handle
-            self.type = type
-            self.dtype = type.scalar
-            self.shape, self.numel = known
+            key = tuple(type.shape) if block else ()
+            known = shapes.get(key)
+            if known is None:
+                upstream_tensor(self, handle, type)
+                known = shapes[key] = (self.shape, self.numel)
+            if block and type.shape is blocks.get((type.element_ty.name, key), {}).get("shape"):
+                numbers[id(type.shape)] = known
+        self.handle = handle
+        self.type = type
+        self.dtype = type.scalar
+        self.shape, self.numel = known
 
     core.block_type.__init__ = block_type
     core.tensor.__init__ = tensor
-
-
-def _broadcast_only_when_needed(semantic: Any) -> None:
-    """Return operands of one shape as they are; equal shapes are one object since ``_remember_shapes``."""
-    upstream = semantic.broadcast_impl_value
-
-    def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
-        return (lhs, rhs) if lhs.shape is rhs.shape else upstream(self, lhs, rhs)
-
-    semantic.broadcast_impl_value = broadcast_impl_value

@@ -26,6 +26,7 @@ class Arguments:
         self._tl = tl
         self._handle = handle
         self._upstream = upstream
+        self._types: dict[str, tuple[Any, np.dtype[Any]]] = {}
 
     def convert(self, value: Any, annotation: str = "") -> Any:
         """``value`` as a kernel sees it; ``annotation`` is the canonical type name (``"fp32"``) or empty."""
@@ -57,8 +58,11 @@ class Arguments:
         return converted
 
     def _scalar(self, value: bool | float, name: str) -> Any:
-        type_ = self._tl.str_to_ty(name, None)
-        dtype = numpy_dtype(type_)
+        known = self._types.get(name)
+        if known is None:
+            type_ = self._tl.str_to_ty(name, None)
+            known = self._types[name] = (type_, numpy_dtype(type_))
+        type_, dtype = known
         if dtype.kind in "iu":
             value = int(value) & ((1 << (8 * dtype.itemsize)) - 1)
             data = np.array([value], np.dtype(f"u{dtype.itemsize}")).view(dtype)

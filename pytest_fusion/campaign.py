@@ -30,6 +30,7 @@ from pytest_fusion.spec.dtypes import dtype_name
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS
 from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.verdict import further
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.tolerance import offending
@@ -255,6 +256,8 @@ class Campaign:
             tally.notes.append(f"{kernel} ran one program after the other: {reason}")
         if self.bench.unrepeated:
             tally.notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
+        for name, reason in further.missing(self.spec, self.bench.device).items():
+            tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
         if self.failing is not None:
             tally.failure = self._minimum(self.failing, shrink=shrink)
         elif tally.judged == 0:

@@ -13,6 +13,7 @@ for version in 3.6.0 3.7.1 3.9.0; do
   fi
   echo "triton $version"
   PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" TRITON_INTERPRET=1 \
-    "$python" -m pytest -q tests/run/interpreter tests/contract tests/outside/test_liger_runs.py || status=1
+    "$python" -m pytest -q tests/run/interpreter tests/contract tests/tutorials \
+      tests/outside/test_liger_runs.py tests/outside/test_survey.py || status=1
 done
 exit "$status"

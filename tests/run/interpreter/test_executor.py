@@ -47,7 +47,7 @@ def in_both(run: Callable[[], list[torch.Tensor]]) -> tuple[Session, list[torch.
 
 
 @contextmanager
-def no_hang(seconds: int = 60) -> Iterator[None]:
+def no_hang(seconds: int = 30) -> Iterator[None]:
     """Fail where a program would wait for ever."""
 
     def give_up(number: int, frame: Any) -> None:
@@ -97,6 +97,18 @@ def test_what_came_before_a_fallback_happens_once() -> None:
     assert session.launches[0].executor == "serial"
     assert arrivals.item() == 107
     assert torch.equal(x, torch.arange(1, 8, dtype=torch.int32))
+
+
+def test_findings_before_a_fallback_are_counted_once() -> None:
+    """What the batch found before it was given up is forgotten; the serial run finds it again."""
+    arrivals = zeros(1)
+    with no_hang(), interpreted(findings="collect") as session:
+        chain_kernel[(7,)](zeros(5), zeros(1), zeros(1), arrivals)
+    assert session.launches[0].executor == "serial"
+    assert [(finding.kind, finding.count) for finding in session.findings] == [
+        ("out-of-bounds-load", 2),
+        ("out-of-bounds-store", 2),
+    ]
 
 
 @triton.jit

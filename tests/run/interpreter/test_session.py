@@ -57,11 +57,12 @@ def increment_kernel(x, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def lock_kernel(lock, total):
-    while tl.atomic_cas(lock, 0, 1) == 1:
-        pass
-    tl.store(total, tl.load(total) + 1.0)
-    tl.atomic_xchg(lock, 0)
+def leaving_kernel(out):
+    pid = tl.program_id(0)
+    for i in range(4):
+        if i == pid:
+            break
+        tl.store(out + pid, i)
 
 
 def kinds(findings: list[Finding]) -> list[str]:
@@ -134,15 +135,15 @@ def test_launches_are_listed_in_order(executor: Any) -> None:
 
 
 def test_a_launch_says_why_it_was_not_batched() -> None:
-    """A spin lock runs serially with a reason that names its line; asked for, serial needs none."""
+    """Programs that break at different turns run serially, for a reason with the line; asked for, serial needs none."""
     with interpreted() as session:
-        lock_kernel[(3,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1))
+        leaving_kernel[(3,)](torch.zeros(3))
     (launch,) = session.launches
     assert launch.executor == "serial"
-    assert f"{__file__}:" in launch.reason
-    assert "waits for what only another program" in launch.reason
+    line = leaving_kernel.fn.__code__.co_firstlineno + 5
+    assert launch.reason == f"`break` at line {line} in a branch that only some programs take"
     with interpreted(executor="serial") as session:
-        lock_kernel[(3,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1))
+        leaving_kernel[(3,)](torch.zeros(3))
     assert [(launch.executor, launch.reason) for launch in session.launches] == [("serial", "")]
 
 

@@ -1,0 +1,152 @@
+"""One test's bench, the calls of kernel and reference on one case, and what ends a case early."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import numbers
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import TooManyProgramsError
+from pytest_fusion.run.clock import Clock
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.place import Placed, place
+from pytest_fusion.run.reference import FEW_LANES, ReferenceRun, run_reference
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.verdict.model import Verdict, failed
+from pytest_fusion.verdict.outputs import Outputs, collect
+from pytest_fusion.verdict.vacuity import Vacuity
+
+
+@dataclass(slots=True)
+class Bench:
+    """What every case of a test shares: device, fixtures, limits, clocks, and what the run has learned."""
+
+    spec: FusionSpec
+    device: torch.device
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    programs: int = 600
+    clock: Clock = field(default_factory=Clock)
+    vacuity: Vacuity = field(default_factory=Vacuity)
+    fallbacks: set[str] = field(default_factory=set)
+    unrepeated: int = 0
+    # How often each check that costs more has run, for those that are to run on a few cases only.
+    spent: Counter[str] = field(default_factory=Counter)
+    # What was first said by each kind of rejection.
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def on(self, check: str) -> bool:
+        return check not in self.spec.without
+
+
+@dataclass(slots=True)
+class CaseResult:
+    """What one case showed. ``case`` is the failing one, which may differ from the one asked for in its seed."""
+
+    case: Case
+    verdicts: list[Verdict] = field(default_factory=list)
+    rejected: str | None = None
+    launches: list[Launch] = field(default_factory=list)
+    # The failing output and the reference's lanes, kept for the error map of the final report only.
+    evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor] | None = None
+    trace: str = ""
+
+    @property
+    def failure(self) -> Verdict | None:
+        return next((verdict for verdict in self.verdicts if verdict.failed), None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Worst error over what was allowed."""
+        for verdict in self.verdicts:
+            if verdict.check == "values" and "ratio" in verdict.evidence:
+                return float(verdict.evidence["ratio"])
+        return None
+
+
+def call(bench: Bench, case: Case, logical: Mapping[str, Any], fill: str) -> tuple[Outcome, Placed]:
+    with bench.clock.phase("make"):
+        placed = place(logical, case, bench.device, fill)
+        placed.arena.snapshot()
+    with bench.clock.phase("fused"):
+        return run_fused(bench.spec.fused, placed, bench.extra, programs=bench.programs), placed
+
+
+def rejection(spec: FusionSpec, error: BaseException) -> str | None:
+    """The kind of a refusal that is no failure."""
+    if isinstance(error, TooManyProgramsError):
+        return "too-expensive"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out-of-memory"
+    return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
+
+
+def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
+    """The case asks nothing of the kernel."""
+    bench.refusals.setdefault(kind, str(error).strip().partition("\n")[0][:200])
+    result.rejected = kind
+    return result
+
+
+def allows_chance(spec: FusionSpec) -> bool:
+    """Whether any output may vary from run to run."""
+    declared = spec.deterministic
+    return not declared if isinstance(declared, bool) else not all(declared.values())
+
+
+def error_verdict(outcome: Outcome) -> Verdict:
+    error = outcome.error
+    assert error is not None
+    kind = type(error).__name__
+    text = str(error).strip().splitlines()
+    return failed(
+        "error",
+        f"the kernel raised {kind}: {text[0] if text else ''}".rstrip(": ")
+        + f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant",
+        identity=f"error:{kind}:{outcome.origin}",
+        error=kind,
+        origin=outcome.origin,
+    )
+
+
+def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+
+
+def reference_of(bench: Bench, case: Case, logical: Mapping[str, Any]) -> tuple[ReferenceRun, Outputs]:
+    spec = bench.spec
+    lanes = 0 if isinstance(spec.tolerance, Tolerance) else FEW_LANES
+    with bench.clock.phase("reference"):
+        seed = numbers.mix(case.seed, "lanes")
+        run = run_reference(spec, logical, bench.extra, reader(spec), lanes=lanes, seed=seed)
+    bench.fallbacks.update(run.fallbacks)
+    return run, collect(run.result, run.arguments, spec.mutates)
+
+
+def reader(spec: FusionSpec) -> Callable[[Any, Mapping[str, Any]], list[torch.Tensor]]:
+    return lambda result, arguments: list(collect(result, arguments, spec.mutates).tensors.values())
+
+
+def conclude(bench: Bench, result: CaseResult, verdict: Verdict) -> bool:
+    """Note a verdict unless its check is switched off; true when it ends the case."""
+    if not bench.on(verdict.check):
+        return False
+    result.verdicts.append(verdict)
+    return verdict.failed
+
+
+def precision(logical: Mapping[str, Any]) -> float:
+    """The relative error that a number computed from these inputs may have: 8 units of the coarsest dtype."""
+    floating = [t.dtype for t in tensors_of(logical).values() if t.dtype.is_floating_point]
+    return max([1e-5, *(8 * torch.finfo(dtype).eps for dtype in floating)])
+
+
+def shapes(logical: Mapping[str, Any]) -> list[Any]:
+    return [(name, tuple(v.shape), v.dtype) for name, v in logical.items() if isinstance(v, torch.Tensor)]

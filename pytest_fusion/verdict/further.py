@@ -1,0 +1,40 @@
+"""Checks that ask more of a case than its outputs, in the order in which they run.
+
+Each is a module: ``NAME`` is the check's, ``missing(spec, device)`` says why it cannot run at all, ``due(trial)``
+whether it runs on this case (what costs several calls runs on few), ``run(trial)`` concludes. A check sees only cases
+that everything before it passed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.model import Verdict
+from pytest_fusion.verdict.trial import Trial
+
+
+class Further(Protocol):
+    """A module of the kind above."""
+
+    NAME: str
+
+    def missing(self, spec: FusionSpec, device: torch.device) -> str | None:
+        """Why the check cannot run for this spec on this device; ``None`` if it can."""
+
+    def due(self, trial: Trial) -> bool:
+        """Whether it runs on this case."""
+
+    def run(self, trial: Trial) -> Verdict:
+        """What it found."""
+
+
+CHECKS: tuple[Further, ...] = ()
+
+
+def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
+    """Why each check of this kind that cannot run for a spec cannot, by name."""
+    reasons = {check.NAME: check.missing(spec, device) for check in CHECKS}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

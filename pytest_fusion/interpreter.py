@@ -63,7 +63,8 @@ def interpreted(
     ``is_cuda`` with yes where torch has no GPU, because most launchers assert it.
 
     Raises ``FusionError`` when Triton was imported before this module without ``TRITON_INTERPRET=1``, and
-    ``MemoryFinding`` at a wrong access unless findings are collected. Either way the access does not happen.
+    ``MemoryFinding`` at a wrong access unless findings are collected. Either way a load or store that leaves what it
+    may touch does not happen, lane by lane; of racing stores one wins.
     """
     import torch
 

@@ -32,6 +32,9 @@ CAUSES: dict[str, str] = {
     "uninitialised-scratch": "the result depends on fresh memory that nothing wrote",
     "unwritten-output": "some elements of the result are never stored",
     "nondeterministic": "two runs on the same inputs differ: a race or an order of atomics",
+    "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
+    "gradient-scale": "the gradient is the right one times a constant",
+    "gradient-missing": "an input that the reference differentiates gets no gradient",
     "stale-state": "the kernel keeps an answer or state from an earlier call",
     "ignores-strides": "the error needs a tensor that is not contiguous: a stride is assumed",
     "ignores-zero-stride": "the error needs an expanded tensor (stride 0)",
@@ -107,6 +110,8 @@ def _from_check(verdict: Verdict) -> str | None:
             if verdict.identity == "repeat:stale":
                 return "stale-state"
             return _of_access(verdict) or "nondeterministic"
+        case "gradients":
+            return str(verdict.evidence["cause"]) if verdict.evidence.get("cause") in CAUSES else None
         case "vacuity":
             return "vacuous-test"
     return None

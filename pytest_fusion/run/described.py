@@ -22,15 +22,17 @@ class Described:
 
     def __init__(self, arena: Arena | None, watch: Watch) -> None:
         self._arena, self._watch = arena, watch
-        self._known: dict[int, Facts] = {}
+        self._known: dict[int, tuple[Region, Facts]] = {}
 
     def __call__(self, address: int) -> Facts | None:
-        found = self._known.get(address)
-        if found is None:
-            found = self._described(address)
-            if found is None:
-                return None
-            self._known[address] = found
+        region = self._region(address)
+        if region is None:
+            return None
+        known = self._known.get(address)
+        # An address is used again once its tensor is gone, for another one of another size.
+        if known is None or known[0] is not region:
+            known = self._known[address] = (region, self._described(region))
+        found = known[1]
         if found.written is not None:
             for layout in self._watch.take_written(address):
                 _mark(found.written, layout)
@@ -41,14 +43,14 @@ class Described:
         inputs = self._arena.blocks() if self._arena is not None else frozenset()
         return inputs | self._watch.blocks()
 
-    def _described(self, address: int) -> Facts | None:
-        region = self._arena.region(address) if self._arena is not None else None
-        if region is not None:
+    def _region(self, address: int) -> Region | None:
+        own = self._arena.region(address) if self._arena is not None else None
+        return own or self._watch.region(address)
+
+    def _described(self, region: Region) -> Facts:
+        if self._arena is not None and self._arena.region(region.address) is region:
             return Facts(own=_own(region))
-        region = self._watch.region(address)
-        if region is None:
-            return None
-        if not self._watch.fresh(address):
+        if not self._watch.fresh(region.address):
             return Facts()
         written = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
         return Facts(written=written, untouched=_untouched(region))

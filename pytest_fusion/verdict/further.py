@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict import gradients
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.trial import Trial
 
@@ -31,7 +32,7 @@ class Further(Protocol):
         """What it found."""
 
 
-CHECKS: tuple[Further, ...] = ()
+CHECKS: tuple[Further, ...] = (gradients,)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:

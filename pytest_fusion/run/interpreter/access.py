@@ -11,7 +11,8 @@ import numpy as np
 from pytest_fusion.run.interpreter import batch, findings
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Finding, Kind, Site
-from pytest_fusion.run.interpreter.races import Conflict, Order
+from pytest_fusion.run.interpreter.order import Order
+from pytest_fusion.run.interpreter.races import Conflict
 from pytest_fusion.run.interpreter.regions import Origin, Region, Regions, View
 
 

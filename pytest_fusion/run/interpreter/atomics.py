@@ -64,6 +64,11 @@ def exchange(elements: Array, values: Array, memory: Array) -> tuple[Array, Arra
     return fold(lambda old, new: new, elements, values, memory)
 
 
+def read(elements: Array, values: Array, memory: Array) -> tuple[Array, Array]:
+    """What each lane finds; nothing changes."""
+    return memory[elements], np.zeros(elements.shape, np.bool_)
+
+
 def compare_and_swap(expected: Array, elements: Array, values: Array, memory: Array) -> tuple[Array, Array]:
     """``memory[e] = value`` where its bits are those of ``expected``."""
     found = np.empty(values.shape, values.dtype)

@@ -13,6 +13,7 @@ from pytest_fusion.run.interpreter.batch import NotBatchedError, WaitsForAnother
 from pytest_fusion.run.interpreter.descriptors import BlockPointer, Descriptor
 from pytest_fusion.run.interpreter.dtypes import Array, is_float, numpy_dtype, poison
 from pytest_fusion.run.interpreter.regions import Origin
+from pytest_fusion.run.interpreter.rewrite import AHEAD
 
 
 def _origin(handle: Any) -> Origin | None:
@@ -27,28 +28,34 @@ def _array(mask: Any) -> Array | None:
 def loader(handle: Any) -> Callable[..., Any]:
     """``transfers.load`` as a handle of the type given first.
 
-    A compiler drops a load whose value nobody uses, so what is wrong with one is reported when the value is.
+    A compiler drops a load whose value nobody uses, so what is wrong with one is reported when the value is used; but
+    not a load for the next turn of a loop, which the last turn makes too.
     """
 
     class Suspect(handle):  # type: ignore[misc]
-        """A loaded value with findings that its first use reports."""
+        """A loaded value with findings that its first use reports; ``control`` merges it unused."""
 
         def __init__(self, values: Array, dtype: Any, held: list[findings.Finding]) -> None:
-            self._values, self._held = values, held
+            self.values, self.held = values, held
             self.dtype = dtype
             self.attr: dict[str, Any] = {}
 
         @property
         def data(self) -> Array:
-            held, self._held = self._held, []
+            held, self.held = self.held, []
             for finding in held:
                 findings.report(finding)
-            return self._values
+            return self.values
 
     def load(pointee: Any, *args: Any) -> Any:
         with findings.deferring() as held:
             values = transfers.load(*args)
-        return Suspect(values, pointee, held) if held else handle(values, pointee)
+        if not held:
+            return handle(values, pointee)
+        suspect = Suspect(values, pointee, held)
+        if any(finding.line in AHEAD.get(finding.file, ()) for finding in held):
+            return handle(suspect.data, pointee)
+        return suspect
 
     return load
 
@@ -106,9 +113,6 @@ def _mend_pointers(interpreter: Any) -> None:
     builder.create_masked_load = masked_load
     builder.create_store = store
     builder.create_masked_store = masked_store
-    # Triton 3.9: an atomic load or store is one that cannot tear; nothing tears here.
-    builder.create_atomic_load = lambda self, ptr, mask, *_: masked_load(self, ptr, mask, None)
-    builder.create_atomic_store = lambda self, ptr, value, mask, *_: masked_store(self, ptr, value, mask)
 
 
 def _mend_blocks(interpreter: Any) -> None:
@@ -226,9 +230,16 @@ def _mend_atomics(interpreter: Any) -> None:
         )
         return handle(found, cmp.dtype.scalar)
 
+    def load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        pointee = ptr.get_element_ty()
+        nothing = np.zeros((1,) * ptr.data.ndim, numpy_dtype(pointee))
+        return handle(run(ptr, nothing, _array(mask), sem, atomics.read), pointee)
+
+    def store(self: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> None:
+        run(ptr, np.ascontiguousarray(value.data), _array(mask), sem, atomics.exchange)
+
     def poll(self: Any, ptr: Any, expected: Any, timeout: Any, sem: Any, scope: Any) -> Any:
-        found = transfers.load(ptr.data, _origin(ptr), numpy_dtype(ptr.get_element_ty()))
-        a, b = aligned(found, expected.data)
+        a, b = aligned(load(self, ptr, None, sem, scope).data, expected.data)
         matched = np.asarray(a == b)
         if timeout is None and not bool(batch.current.of_active(matched).all()):
             what = "atomic_poll waits for what only another program of the launch can do"
@@ -239,4 +250,7 @@ def _mend_atomics(interpreter: Any) -> None:
 
     builder.create_atomic_rmw = rmw
     builder.create_atomic_cas = cas
+    # Triton 3.9.
+    builder.create_atomic_load = load
+    builder.create_atomic_store = store
     builder.create_atomic_poll = poll

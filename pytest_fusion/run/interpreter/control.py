@@ -88,12 +88,22 @@ class Merger:
             return self._tl.tensor(mine.merged(chosen, theirs), new.type)
         if tuple(new.shape) != tuple(old.shape) or new.dtype.name != old.dtype.name:
             raise NotBatchedError(f"a variable is {new.type} in some programs and {old.type} in others")
-        a, b = aligned(mine.data, theirs.data)
+        a, b = aligned(_unused(mine), _unused(theirs))
         which = chosen.reshape(-1, *(1,) * (a.ndim - 1))
         if a.dtype != b.dtype:
             b = b.astype(a.dtype)
+        held = [*getattr(mine, "held", ()), *getattr(theirs, "held", ())]
+        if held:
+            suspect = type(mine if hasattr(mine, "held") else theirs)
+            return self._tl.tensor(suspect(np.where(which, a, b), mine.dtype, held), new.type)
         origin = mine.attr if mine.attr == theirs.attr else _joined(mine.attr, theirs.attr)
         return self._tl.tensor(self._handle(np.where(which, a, b), mine.dtype, origin), new.type)
+
+
+def _unused(handle: Any) -> Array:
+    """A handle's array, without calling that a use of what was loaded."""
+    array: Array = handle.values if hasattr(handle, "held") else handle.data
+    return array
 
 
 def _joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
@@ -252,9 +262,9 @@ def _equal(a: Variables, b: Variables) -> bool:
             return False
         left: Any = getattr(x, "handle", None)
         right: Any = getattr(y, "handle", None)
-        if not hasattr(left, "data") or not hasattr(right, "data"):
+        if any(side is None or hasattr(side, "merged") for side in (left, right)):
             return False
-        if not np.array_equal(_bits(left.data), _bits(right.data)):
+        if not np.array_equal(_bits(_unused(left)), _bits(_unused(right))):
             return False
     return True
 

@@ -107,6 +107,8 @@ def _grouped(input: Any, numbers: list[int] | None, step: int, text: str) -> Non
 
 
 def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> None:
+    if not findings.current().tracking:
+        return
     now = batch.current
     if now.active is not None:
         bad = bad & now.active.reshape(-1, *(1,) * (bad.ndim - 1))

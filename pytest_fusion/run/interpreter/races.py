@@ -1,9 +1,8 @@
 """Which program last stored and loaded each element, and whether two of them were put in an order.
 
 Two programs of a launch run in no order on a GPU. A store and another access to the same element by two programs are
-a race unless both are atomic, the store leaves the value as it was, or an atomic with release semantics by the first
-came before one with acquire semantics by the second on the same address (the "last program done" ticket, a lock). Only
-atomics on scalars are taken for such signals.
+a race unless both are atomic, the store leaves the value as it was, or atomics put them in an order (``order``): the
+"last program done" ticket, a lock. Only atomics on scalars are taken for such signals.
 """
 
 from __future__ import annotations
@@ -16,64 +15,11 @@ import numpy as np
 
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Site
+from pytest_fusion.run.interpreter.order import Order
 from pytest_fusion.run.interpreter.touched import MANY, Touched
 
 # Elements whose loads are remembered per storage, 8 bytes each; beyond, the oldest are forgotten.
 _REMEMBERED = 1 << 22
-
-
-@dataclass(slots=True)
-class _Point:
-    """The synchronising atomics on one address: program, time, and what each of them does."""
-
-    programs: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    acquires: list[bool] = field(default_factory=list)
-    releases: list[bool] = field(default_factory=list)
-
-
-class Order:
-    """Which atomics put two programs of a launch in an order; programs are numbered from 1."""
-
-    def __init__(self) -> None:
-        self._time = 0
-        self._points: dict[int, _Point] = {}
-
-    def now(self) -> int:
-        """The time of the next event."""
-        self._time += 1
-        return self._time
-
-    def atomic(self, addresses: Array, programs: Array, *, acquire: bool, release: bool) -> None:
-        """One scalar atomic of each program, in this order; (programs,) both."""
-        for address, program in zip(addresses.tolist(), programs.tolist(), strict=True):
-            point = self._points.setdefault(address, _Point())
-            point.programs.append(program)
-            point.times.append(self.now())
-            point.acquires.append(acquire)
-            point.releases.append(release)
-
-    def ordered(self, first: Array, since: Array, second: Array) -> Array:
-        """Whether what ``first`` did at ``since`` comes before what ``second`` does now; (lanes,) or (1,) each."""
-        first, since, second = np.broadcast_arrays(first, since, second)
-        result = np.zeros(first.shape, np.bool_)
-        if not self._points:
-            return result
-        # A release counts from the moment of the access on, an acquire after that release on the same address.
-        triples = np.stack([first, since, second]).astype(np.int64)
-        different, lanes = np.unique(triples, axis=1, return_inverse=True)
-        known = np.zeros(different.shape[1], np.bool_)
-        for point in self._points.values():
-            programs, times = np.array(point.programs), np.array(point.times)
-            acquires, releases = np.array(point.acquires), np.array(point.releases)
-            for i, (one, at, two) in enumerate(different.T.tolist()):
-                if known[i] or one < 1:
-                    continue
-                taken = times[acquires & (programs == two)]
-                given = times[releases & (programs == one) & (times > at)]
-                known[i] = bool(taken.size and given.size and taken.max() > given.min())
-        result[...] = known[lanes.reshape(first.shape)]
-        return result
 
 
 @dataclass(slots=True)
@@ -109,22 +55,27 @@ class Shadow:
     atomics: list[Past] = field(default_factory=list)
     _writer: Array | None = None
     _reader: Array | None = None
+    # The program whose atomic came last, and the only one with an atomic.
     _toucher: Array | None = None
+    _touched: Array | None = None
+    # When each element was stored: zero, before all that orders, as long as no atomic has put programs in an order.
     _stored_at: Array | None = None
+    # When each program last loaded anything.
     _loaded_at: Array | None = None
     _held: int = 0
 
     def load(self, lanes: Touched, site: Site, argument: Any) -> Conflict | None:
-        """A load; races with another program's store before it."""
+        """A load; races with another program's store or atomic before it."""
+        self._refine(lanes.itemsize)
         conflict = None
-        if self._writer is not None and self._stored_at is not None:
+        if self._writer is not None:
             index, programs = self._fine(lanes)
             writer = self._writer[index]
-            foreign = (writer > 0) & (writer != programs)
-            if foreign.any():
-                foreign &= ~self.order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
+            foreign = self._unordered((writer > 0) & (writer != programs), writer, self._stored(index), programs, lanes)
             if foreign.any():
                 conflict = self._conflict(foreign, writer, lanes, self.stores)
+        if conflict is None and self._touched is not None:
+            conflict = self._load_after_atomic(lanes)
         if self._loaded_at is None:
             self._loaded_at = np.zeros(self.grid + 1, np.int64)
         time = self.order.now()
@@ -138,59 +89,83 @@ class Shadow:
         self, lanes: Touched, changed: Callable[[], Array], site: Site, argument: Any
     ) -> tuple[Conflict | None, Conflict | None]:
         """A store; ``changed()``: whether it changes each element. Races with stores and atomics, and with loads."""
-        if self._writer is None or self._stored_at is None:
+        if self._writer is None:
             self._writer = np.zeros(self.elements, np.int32)
-            self._stored_at = np.zeros(self.grid + 1, np.int64)
         index, programs = self._fine(lanes)
+        time = self.order.now()
         with_store = self._store_after_store(index, programs, lanes, changed)
         if with_store is None:
             with_store = self._store_after_atomic(index, programs, lanes)
         with_load = self._store_after_load(index, programs, lanes, changed) if self.loads else None
         self._writer[index] = programs
-        self._stored_at[lanes.actors] = self.order.now()
-        self._note(self.stores, Past(lanes, 0, site, argument))
+        if programs.size > 1 and not isinstance(index, slice):
+            # Several programs store the same value here and may each load it again; different ones were reported.
+            shared = self._writer[index] != programs
+            self._writer[index[shared]] = MANY
+        if self._stored_at is None and self.order.any:
+            self._stored_at = np.zeros(self.elements, np.int32)
+        if self._stored_at is not None:
+            self._stored_at[index] = time
+        if self._reader is not None:
+            # Whoever stores next without a race comes after this store, and so after the loads before it.
+            self._reader[index] = 0
+        self._note(self.stores, Past(lanes, time, site, argument))
         return with_store, with_load
 
     def atomic(self, lanes: Touched, site: Site, argument: Any) -> Conflict | None:
         """An atomic; races with another program's plain store."""
         conflict = None
         index, programs = self._fine(lanes)
-        if self._writer is not None and self._stored_at is not None:
-            writer = self._writer[index]
-            foreign = (writer != 0) & (writer != programs)
-            if foreign.any():
-                foreign &= ~self.order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
+        if self._writer is not None:
+            foreign, writer = self._after_store(index, programs, lanes, None)
             if foreign.any():
                 conflict = self._conflict(foreign, writer, lanes, self.stores)
-        if self._toucher is None:
-            self._toucher = np.zeros(self.elements, np.int32)
+        if self._toucher is None or self._touched is None:
+            self._toucher, self._touched = np.zeros((2, self.elements), np.int32)
         # The last one only: a program whose own atomic came last has seen all of them (a ticket that it may reset).
-        self._toucher[index] = programs
+        before, self._toucher[index], self._touched[index] = self._touched[index].copy(), programs, programs
+        several = ((before != 0) & (before != programs)) | (self._touched[index] != programs)
+        self._touched[self._granules(lanes)[several]] = MANY
         self._note(self.atomics, Past(lanes, 0, site, argument))
         return conflict
+
+    def _load_after_atomic(self, lanes: Touched) -> Conflict | None:
+        """What atomics add up is there once all of them are done."""
+        assert self._touched is not None
+        index, programs = self._fine(lanes)
+        touched = self._touched[index]
+        foreign = (touched == MANY) | ((touched != 0) & (touched != programs))
+        foreign = self._unordered(foreign, touched, np.zeros(1, np.int32), programs, lanes)
+        if self.order.any:
+            foreign &= ~self._all_before(foreign & (touched == MANY), lanes, self.atomics)
+        return self._conflict(foreign, touched, lanes, self.atomics, own=programs) if foreign.any() else None
 
     def _store_after_store(
         self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array]
     ) -> Conflict | None:
-        assert self._writer is not None
-        assert self._stored_at is not None
-        writer = self._writer[index]
-        if not writer.any():
-            return None
-        foreign = (writer != 0) & (writer != programs)
-        if foreign.any():
-            foreign &= self._wide(changed(), lanes)
-        if foreign.any():
-            foreign &= ~self.order.ordered(writer, self._stored_at[np.maximum(writer, 0)], programs)
+        foreign, writer = self._after_store(index, programs, lanes, changed)
         return self._conflict(foreign, writer, lanes, self.stores) if foreign.any() else None
+
+    def _after_store(
+        self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array] | None
+    ) -> tuple[Array, Array]:
+        """Where another program has stored, in no order with this access, and which."""
+        assert self._writer is not None
+        writer = self._writer[index]
+        foreign = (writer != 0) & (writer != programs)
+        if foreign.any() and changed is not None:
+            foreign &= self._wide(changed(), lanes)
+        foreign = self._unordered(foreign, writer, self._stored(index), programs, lanes)
+        if self.order.any:
+            foreign &= ~self._all_before(foreign & (writer == MANY), lanes, self.stores)
+        return foreign, writer
 
     def _store_after_atomic(self, index: Array | slice, programs: Array, lanes: Touched) -> Conflict | None:
         if self._toucher is None:
             return None
         toucher = self._toucher[index]
         foreign = (toucher != 0) & (toucher != programs)
-        if foreign.any():
-            foreign &= ~self.order.ordered(toucher, np.zeros(1, np.int64), programs)
+        foreign = self._unordered(foreign, toucher, np.zeros(1, np.int32), programs, lanes)
         return self._conflict(foreign, toucher, lanes, self.atomics) if foreign.any() else None
 
     def _store_after_load(
@@ -206,26 +181,50 @@ class Shadow:
             foreign &= reader != MANY
         if foreign.any():
             foreign &= self._wide(changed(), lanes)
-        if foreign.any() and self._loaded_at is not None:
-            foreign &= ~self.order.ordered(reader, self._loaded_at[np.maximum(reader, 0)], programs)
-            foreign &= ~self._all_before(foreign & (reader == MANY), lanes)
+        if foreign.any() and self.order.any and self._loaded_at is not None:
+            foreign = self._unordered(foreign, reader, self._loaded_at[np.maximum(reader, 0)], programs, lanes)
+            foreign &= ~self._all_before(foreign, lanes, self.loads)
         return self._conflict(foreign, reader, lanes, self.loads, own=programs) if foreign.any() else None
+
+    def _stored(self, index: Array | slice) -> Array:
+        return np.zeros(1, np.int32) if self._stored_at is None else self._stored_at[index]
+
+    def _unordered(self, foreign: Array, first: Array, since: Array, programs: Array, lanes: Touched) -> Array:
+        """``foreign`` without what ``first`` did, at ``since``, in order with this access by ``programs``."""
+        at = np.flatnonzero(foreign)
+        if not at.size or not self.order.any:
+            return foreign
+        first, since = first[at], since[at] if since.size > 1 else since
+        shared = programs.size == 1 and programs[0] == MANY
+        seconds = lanes.actors[:, None] if shared else [programs[at] if programs.size > 1 else programs]
+        good = np.ones(at.size, np.bool_)
+        for second in seconds:
+            good &= (first == second) | self.order.ordered(first, since, second)
+            if not good.any():
+                return foreign
+        result = foreign.copy()
+        result[at[good]] = False
+        return result
 
     def _fine(self, lanes: Touched) -> tuple[Array | slice, Array]:
         """The lanes' elements in granules, and the program of each granule, int32 (granules,) or (1,)."""
+        self._refine(lanes.itemsize)
         if lanes.itemsize == self.granule:
-            return lanes.index, lanes.programs
-        if lanes.itemsize < self.granule:
-            times = self.granule // lanes.itemsize
-            for name in ("_writer", "_reader", "_toucher"):
-                array = getattr(self, name)
-                if array is not None:
-                    setattr(self, name, np.repeat(array, times))
-            self.elements, self.granule = self.elements * times, lanes.itemsize
             return lanes.index, lanes.programs
         times = lanes.itemsize // self.granule
         programs = lanes.programs
         return self._granules(lanes), np.repeat(programs, times) if programs.size > 1 else programs
+
+    def _refine(self, itemsize: int) -> None:
+        """Remember by smaller elements from now on, if these are smaller."""
+        if itemsize >= self.granule:
+            return
+        times = self.granule // itemsize
+        for name in ("_writer", "_reader", "_toucher", "_touched", "_stored_at"):
+            array = getattr(self, name)
+            if array is not None:
+                setattr(self, name, np.repeat(array, times))
+        self.elements, self.granule = self.elements * times, itemsize
 
     def _granules(self, lanes: Touched) -> Array:
         times = lanes.itemsize // self.granule
@@ -246,17 +245,27 @@ class Shadow:
         if several.any():
             reader[self._granules(lanes)[several]] = MANY
 
-    def _all_before(self, several: Array, lanes: Touched) -> Array:
-        """Of elements that several programs have loaded: whether each of those loads comes before the store now."""
+    def _all_before(self, several: Array, lanes: Touched, accesses: list[Past]) -> Array:
+        """Of the elements ``several``: whether each of those accesses comes before the one now."""
+        programs = self._fine(lanes)[1]
+        if programs.size == 1 and programs[0] == MANY:
+            fine = several
+            for program in lanes.actors:
+                fine = self._all_before_program(fine, lanes, accesses, np.array([program]))
+            return fine
+        return self._all_before_program(several, lanes, accesses, programs)
+
+    def _all_before_program(self, several: Array, lanes: Touched, accesses: list[Past], programs: Array) -> Array:
+        """The same for ``programs``, one of each lane or one of all."""
         fine = several.copy()
         wanted = np.flatnonzero(several)
         if not wanted.size:
             return fine
-        elements, programs = self._granules(lanes), self._fine(lanes)[1]
+        elements = self._granules(lanes)
         storing = np.broadcast_to(programs, elements.shape)[wanted]
         sorting = np.argsort(elements[wanted], kind="stable")
         ordered = elements[wanted][sorting]
-        for past in self.loads:
+        for past in accesses:
             loaded = self._granules(past.lanes)
             at = np.minimum(np.searchsorted(ordered, loaded), ordered.size - 1)
             hits = np.flatnonzero(ordered[at] == loaded)
@@ -290,12 +299,16 @@ class Shadow:
         mine = 0
         if own is not None:
             mine = int(own[positions[0]] if own.size > 1 else own[0])
+            mine = int(lanes.actors[0]) if mine == MANY else mine
         for past in reversed(accesses):
             hit = self._granules(past.lanes) == element
             if not hit.any():
                 continue
             programs = self._fine(past.lanes)[1]
-            who = programs[hit] if programs.size > 1 else programs
+            if programs.size == 1:
+                who = past.lanes.actors if programs[0] == MANY else programs
+            else:
+                who = programs[hit]
             strangers = who[who != mine]
             if strangers.size:
                 if found[0] == MANY:

@@ -116,10 +116,12 @@ class Region:
         if not self.views:
             return None
         if self._own is None or self._own[0] != len(self.views):
-            mask = np.zeros(self.nbytes, np.bool_)
-            for view in self.views:
-                view.mark(mask)
-            self._own = (len(self.views), None if bool(mask.all()) else mask)
+            mask = None
+            if not any(view.whole for view in self.views):
+                mask = np.zeros(self.nbytes, np.bool_)
+                for view in self.views:
+                    view.mark(mask)
+            self._own = (len(self.views), None if mask is None or bool(mask.all()) else mask)
         return self._own[1]
 
 
@@ -134,6 +136,16 @@ class View:
     strides: tuple[int, ...]
     itemsize: int
     dtype: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether the elements fill the region without a gap: a cache of gigabytes needs no mask then."""
+        reach = self.itemsize
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size != 1 and stride * self.itemsize != reach:
+                return False
+            reach *= size
+        return self.start == 0 and reach == self.region.nbytes
 
     def mark(self, mask: Array) -> None:
         """Set the bytes of the view's elements in bool (bytes of the region,)."""
@@ -188,7 +200,7 @@ class Regions:
         view = View(
             name,
             region,
-            int(base.data_ptr()) - address if nbytes else 0,
+            int(base.storage_offset()) * itemsize,
             tuple(base.shape),
             tuple(base.stride()),
             itemsize,

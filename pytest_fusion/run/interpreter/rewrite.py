@@ -38,6 +38,8 @@ class _Transformer(ast.NodeTransformer):
     def __init__(self, framed: bool, file: str) -> None:
         self._file = file
         self.carried: set[str] = set()
+        # Lines of loads whose value the next turn of a loop uses.
+        self.ahead: set[int] = set()
         self._framed = framed
         self._made = 0
         self._loops: list[str | None] = []
@@ -124,6 +126,7 @@ class _Transformer(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST | list[ast.stmt]:
         ranged = isinstance(node.iter, ast.Call) and _is_range(node.iter.func) and not node.orelse
         loop = self._temporary("loop") if ranged else None
+        self.ahead.update(_loads_ahead(node))
         self._loops.append(loop)
         self.generic_visit(node)
         self._loops.pop()
@@ -139,6 +142,7 @@ class _Transformer(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> ast.AST | list[ast.stmt]:
         loop = self._temporary("loop") if not node.orelse else None
+        self.ahead.update(_loads_ahead(node))
         self._loops.append(loop)
         self.generic_visit(node)
         self._loops.pop()
@@ -159,10 +163,9 @@ class _Transformer(ast.NodeTransformer):
 
     def _together(self, node: ast.stmt, what: str) -> ast.AST | list[ast.stmt]:
         loop = self._loops[-1] if self._loops else None
-        if loop is None:
-            return node
-        text = ast.Constant(value=f"`{what}` at line {node.lineno}")
-        return _placed(node, [ast.Expr(_method(loop, "agree", text)), node])
+        text = ast.Constant(value=f"`{what}` at {self._file}:{node.lineno}")
+        check = _call("together", [text]) if loop is None else _method(loop, "agree", text)
+        return _placed(node, [ast.Expr(check), node])
 
     def _turn(self, loop: str, names: list[str], body: list[ast.stmt]) -> list[ast.stmt]:
         """One turn of a loop, with what programs that have left it must keep."""
@@ -195,6 +198,16 @@ def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
             continue
         waiting.extend(ast.iter_child_nodes(node))
     return found
+
+
+def _loads_ahead(loop: ast.For | ast.While) -> set[int]:
+    """Lines of the loop's assignments to names that its body or condition reads: the last turn's is not dead."""
+    read = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    lines: set[int] = set()
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Assign | ast.AugAssign) and _assigned([node]) & read:
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
 
 
 def _returns_inside(statements: Iterable[ast.stmt]) -> bool:
@@ -270,6 +283,10 @@ def _call(method: str, args: list[ast.expr], keywords: list[ast.keyword] | None 
     )
 
 
+# Lines, by file, of loads that are not dead though nothing may have used their value when a launch ends.
+AHEAD: dict[str, set[int]] = {}
+
+
 def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
     """The rewritten statements of a function."""
     framed = _returns_inside(definition.body)
@@ -285,6 +302,7 @@ def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
             continue
         replaced = transformer.visit(statement)
         statements.extend(replaced if isinstance(replaced, list) else [replaced])
+    AHEAD.setdefault(file, set()).update(transformer.ahead)
     if framed:
         statements.append(ast.Return(value=_method(_FRAME, "finish", ast.Constant(value=None))))
     parameters = {a.arg for a in [*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs]}
@@ -336,9 +354,12 @@ def _rewritten_code(function: FunctionType) -> CodeType | None:
     factory = module.body[0]
     assert isinstance(factory, ast.FunctionDef)
     factory.body = [definition]
+    # Under its own name it would be the factory's local, and a function that calls itself would ask for a closure.
+    definition.name = _PREFIX + "function"
     ast.fix_missing_locations(module)
     compiled = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
-    return _nested(_nested(compiled, "_factory"), function.__name__)
+    code = _nested(_nested(compiled, "_factory"), definition.name)
+    return code.replace(co_name=function.__name__, co_qualname=function.__qualname__)
 
 
 def _nested(code: CodeType, name: str) -> CodeType:

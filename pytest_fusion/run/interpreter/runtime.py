@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pytest_fusion.run.interpreter import batch
+from pytest_fusion.run.interpreter.batch import NotBatchedError
 from pytest_fusion.run.interpreter.control import MISSING, NOBODY, NOT_TAKEN, TAKEN, Branch, Frame, Loop, Merger
 from pytest_fusion.run.interpreter.dtypes import Array
 
@@ -26,8 +27,11 @@ class KernelRuntime:
         self.missing = MISSING
 
     def assign(self, value: Any) -> Any:
-        """The value of ``name = value``: Python numbers become tensors, as upstream's own rewriting makes them."""
-        return self._semantic.to_tensor(value, False)
+        """The value of ``name = value``: Python numbers become tensors, those in a tuple too, as when compiled."""
+        if isinstance(value, tuple):
+            parts = [self.assign(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return value if value is None else self._semantic.to_tensor(self._unwrapped(value), False)
 
     def both(self, *operands: Callable[[], Any]) -> Any:
         """``a and b``."""
@@ -117,6 +121,11 @@ class KernelRuntime:
     def loop(self) -> Loop:
         """A ``for`` or ``while`` that is about to begin."""
         return Loop(self._merger)
+
+    def together(self, what: str) -> None:
+        """``break`` or ``continue`` of a loop over compile-time values, which is for all programs at once."""
+        if batch.current.active is not None:
+            raise NotBatchedError(f"{what} in a branch that only some programs take")
 
     def test(self, loop: Loop, condition: Any, where: str) -> bool:
         """The condition of a ``while``."""

@@ -55,6 +55,8 @@ class Arguments:
         if view is not None:
             handle = converted.handle.base if descriptor else converted.handle
             handle.attr["origin"] = frozenset({view})
+            # torch calls the address of an empty tensor 0; what lies around it is of use to a finding.
+            handle.data = np.array([view.region.address + view.start], np.uint64)
         return converted
 
     def _scalar(self, value: bool | float, name: str) -> Any:

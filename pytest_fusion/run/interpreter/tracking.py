@@ -67,14 +67,31 @@ def track_atomic(access: Access, region: Region, view: View | None, lanes: Touch
         _report_mirrored("racing-stores", access, region, view, lanes, conflict)
 
 
-def check_stored(
-    access: Access, region: Region, view: View | None, lanes: Touched, wanted: Array, memory: Array
-) -> None:
-    """After a store: two lanes of it may have stored different values to one element."""
+def lost_before(lanes: Touched, wanted: Array) -> Array | None:
+    """Bool (lanes,): whose value a store of ``wanted`` will lose to another lane of it; ``None`` if nobody's."""
     if isinstance(lanes.index, slice):
-        return
-    lost = memory[lanes.index] != wanted
-    if not lost.any():
+        return None
+    order = np.argsort(lanes.flat, kind="stable")
+    ordered = lanes.flat[order]
+    ends = np.append(ordered[1:] != ordered[:-1], True)
+    # Of equal elements the last lane wins; each lane's run ends there.
+    run = np.cumsum(ends) - ends
+    lost = np.zeros(order.shape, np.bool_)
+    lost[order] = wanted[order] != wanted[order[np.flatnonzero(ends)[run]]]
+    return lost if lost.any() else None
+
+
+def lost_after(lanes: Touched, wanted: Array, memory: Array) -> Array | None:
+    """The same once the store is done, which costs a third of it."""
+    if isinstance(lanes.index, slice):
+        return None
+    lost = np.asarray(memory[lanes.index] != wanted)
+    return lost if lost.any() else None
+
+
+def report_lost(access: Access, region: Region, view: View | None, lanes: Touched, lost: Array | None) -> None:
+    """Two lanes of one store have different values for one element."""
+    if lost is None:
         return
     first = int(np.argmax(lost))
     winner = int(np.flatnonzero(lanes.flat == lanes.flat[first])[-1])

@@ -102,11 +102,14 @@ def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | N
         region.save()
         memory = region.typed(itemsize)
         now.changes += 1
-        if findings.current().tracking:
+        into = findings.current()
+        if into.tracking:
             tracking.track_store(access, region, view, lanes, wanted, memory)
+            if into.immediate:
+                tracking.report_lost(access, region, view, lanes, tracking.lost_before(lanes, wanted))
         memory[lanes.index] = wanted
-        if findings.current().tracking:
-            tracking.check_stored(access, region, view, lanes, wanted, memory)
+        if into.tracking and not into.immediate:
+            tracking.report_lost(access, region, view, lanes, tracking.lost_after(lanes, wanted, memory))
 
 
 Update = Callable[..., tuple[Array, Array]]
@@ -155,8 +158,7 @@ def atomic(
         found[lanes] = old
         batch.current.changes += int(bool(changed.any()))
     if pointers.size == count:
-        now = batch.current
-        actors = now.numbers if now.active is None else now.numbers[now.active]
-        at = pointers.reshape(-1) if now.active is None else pointers.reshape(-1)[now.active]
-        launch().order.atomic(at, actors + 1, acquire=acquire, release=release)
+        lanes = np.ones(count, np.bool_) if access.mask is None else np.broadcast_to(access.mask, shape).reshape(-1)
+        numbers = batch.current.numbers[lanes] + 1
+        launch().order.atomic(pointers.reshape(-1)[lanes], numbers, acquire=acquire, release=release)
     return found

@@ -359,10 +359,6 @@ _INTEGER = ("bitwise", "__or__", "__ior__", "logical", "isin", "bincount", "one_
 ALL = ("float32", "float16", "bfloat16")
 HALVES = ("float16", "bfloat16")
 _CUDA = "refuses tensors that are not on a CUDA device, or hands them to PyTorch, by `device.type`"
-_VALUE = (
-    "a gap of the CPU lane: `get_dtype_max` and `get_dtype_min` read `dtype.value`, as the compiler wraps a dtype that "
-    "is handed to a helper in `tl.constexpr`, and an interpreted helper gets it bare"
-)
 UNDEFINED = (
     "A real bug of FlagGems 5.0.2: lanes that a masked load without `other` leaves undefined are added up. Right only "
     "where they happen to be zero."
@@ -416,10 +412,6 @@ _KNOWN: dict[str, dict[str, str]] = {
         ]
         + ["floor_divide", "floor_divide.Scalar", "floor_divide_.Tensor", "floor_divide_.Scalar"],
         dict.fromkeys(HALVES, _LIBDEVICE),
-    ),
-    **_each(
-        "max min amax argmax argmin max.dim min.dim aminmax cummax cummin max_pool2d_with_indices".split(),
-        dict.fromkeys(ALL, _VALUE),
     ),
     "_upsample_nearest_exact1d": dict.fromkeys(ALL, _EXACT),
     "native_layer_norm": dict.fromkeys(ALL, _FLAT),

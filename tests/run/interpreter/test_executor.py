@@ -161,7 +161,7 @@ def test_break_in_a_divergent_branch_falls_back(where: str, executor: str) -> No
     assert out.tolist() == ([0, 10, 20, 30, 40] if where == "divergent" else [30] * 5)
     (launch,) = session.launches
     line = break_kernel.fn.__code__.co_firstlineno + 6
-    reason = f"`break` at line {line} in a branch that only some programs take" if where == "divergent" else ""
+    reason = f"`break` at {__file__}:{line} in a branch that only some programs take" if where == "divergent" else ""
     assert (launch.executor, launch.reason) == (executor, reason)
 
 

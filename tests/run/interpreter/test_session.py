@@ -141,7 +141,7 @@ def test_a_launch_says_why_it_was_not_batched() -> None:
     (launch,) = session.launches
     assert launch.executor == "serial"
     line = leaving_kernel.fn.__code__.co_firstlineno + 5
-    assert launch.reason == f"`break` at line {line} in a branch that only some programs take"
+    assert launch.reason == f"`break` at {__file__}:{line} in a branch that only some programs take"
     with interpreted(executor="serial") as session:
         leaving_kernel[(3,)](torch.zeros(3))
     assert [(launch.executor, launch.reason) for launch in session.launches] == [("serial", "")]

@@ -39,7 +39,7 @@ def kernel(backward: Callable[[T, T, T], tuple[Any, ...]]) -> Callable[[T, T], T
         def backward(ctx: Any, g: T) -> tuple[Any, ...]:
             return backward(*ctx.saved_tensors, g)
 
-    return Fused.apply
+    return lambda x, w: Fused.apply(x, w)
 
 
 def flat(g: T) -> T:

@@ -18,6 +18,9 @@ from pytest_fusion.run.interpreter.dtypes import Array
 
 # A loop whose memory and variables stay as they are is asked this often before it is called endless.
 _ROUNDS_WITHOUT_CHANGE = 3
+# A loop that counts its turns changes in each: after so many, from which no program has left while others are waiting
+# behind it, it is taken for one that waits for them. If it was not, running alone gives the same.
+_TURNS_WHILE_OTHERS_WAIT = 2_000
 
 
 class _Missing:
@@ -174,6 +177,7 @@ class Loop:
         self._entered = batch.current.active
         self._active = self._entered
         self._unchanged = 0
+        self._turns = 0
         self._changes = -1
         self._before: Variables = ()
 
@@ -207,7 +211,8 @@ class Loop:
                 self._narrow(condition)
         if not again:
             return False
-        if self._unchanged >= _ROUNDS_WITHOUT_CHANGE:
+        stuck = self._turns >= _TURNS_WHILE_OTHERS_WAIT and batch.current.active is not None
+        if self._unchanged >= _ROUNDS_WITHOUT_CHANGE or (stuck and batch.current.count > 1):
             what = f"the loop at {where} waits for what only another program of the launch can do"
             if batch.current.count > 1:
                 raise NotBatchedError(what)
@@ -220,6 +225,7 @@ class Loop:
 
     def turned(self, variables: Variables) -> None:
         """Told at the end of each turn of a ``while``: the variables that the loop assigns."""
+        self._turns += 1
         changes = batch.current.changes
         same = changes == self._changes and _equal(variables, self._before)
         self._unchanged = self._unchanged + 1 if same else 0
@@ -239,6 +245,7 @@ class Loop:
         mask = _both(self._active, np.broadcast_to(condition, (batch.current.count,)))
         self._active = batch.current.active = mask
         self.partial = True
+        self._turns = 0
 
     def _gone(self) -> None:
         """Programs that returned inside the body leave the loop for good."""

@@ -66,7 +66,7 @@ def persistent_layer_norm_backward(memory: Memory) -> Pairs:
 
 
 @triton.jit
-def chain_kernel(x, out, parts, flags, BLOCK: tl.constexpr, N: tl.constexpr):
+def neighbour_kernel(x, out, parts, flags, BLOCK: tl.constexpr, N: tl.constexpr):
     pid = tl.program_id(0)
     tl.store(parts + pid, tl.sum(tl.load(x + pid * BLOCK + tl.arange(0, BLOCK))))
     if pid > 0:
@@ -81,7 +81,7 @@ def chain_kernel(x, out, parts, flags, BLOCK: tl.constexpr, N: tl.constexpr):
 def waiting_for_one_is_waiting_for_all_before_it(memory: Memory) -> Pairs:
     """Each program acquires its neighbour's flag only, and reads what all before have stored: order is transitive."""
     x, out = memory.range(6, 8), torch.empty(6)
-    chain_kernel[(6,)](x, out, torch.empty(6), counters(6), BLOCK=8, N=8)
+    neighbour_kernel[(6,)](x, out, torch.empty(6), counters(6), BLOCK=8, N=8)
     return [(out, x.sum(1).cumsum(0))]
 
 
@@ -201,6 +201,23 @@ def spins_are_counted(memory: Memory) -> Pairs:
     x, out = memory.range(3), memory.zeros(3)
     spinning_kernel[(3,)](x, out, counters())
     return [(out, torch.tensor([1.0, 3.0, 4.0]))]
+
+
+@triton.jit
+def patient_lock_kernel(total, lock, LIMIT: tl.constexpr):
+    spins = 0
+    while (tl.atomic_cas(lock, 0, 1) == 1) & (spins < LIMIT):
+        spins += 1
+    tl.store(total, tl.load(total) + 1)
+    tl.atomic_xchg(lock, 0)
+
+
+@honest()
+def spins_for_a_lock_are_counted(memory: Memory) -> Pairs:
+    """The one that holds the lock waits behind the loop: every turn changes the count, and none would be the last."""
+    total = torch.zeros(1)
+    patient_lock_kernel[(3,)](total, counters(), LIMIT=4000)
+    return [(total, torch.full((1,), 3.0))]
 
 
 @triton.jit

@@ -200,7 +200,7 @@ class Regions:
         view = View(
             name,
             region,
-            int(base.storage_offset()) * itemsize,
+            _start(base, address, itemsize),
             tuple(base.shape),
             tuple(base.stride()),
             itemsize,
@@ -238,6 +238,12 @@ class Regions:
             return self.containing(pointers)
         found.append((None, left))
         return found
+
+
+def _start(tensor: Any, address: int, itemsize: int) -> int:
+    """The byte of the storage at ``address`` where the tensor begins; torch calls the address of an empty one 0."""
+    first = int(tensor.data_ptr())
+    return first - address if first else int(getattr(tensor, "storage_offset", lambda: 0)()) * itemsize
 
 
 def _live_storages() -> Iterator[tuple[int, int]]:

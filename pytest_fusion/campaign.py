@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,8 +22,8 @@ from pytest_fusion.diagnosis.experiments import is_tail_mask
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
-from pytest_fusion.run import interpreter, preload
-from pytest_fusion.run.interpreter import executor
+from pytest_fusion.run import preload
+from pytest_fusion.run.interpreter import executor, observers
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.dtypes import dtype_name
@@ -42,6 +42,8 @@ _MOST_BLOCKS = 3
 # Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
 _PROBE_SIZES = (5, 40)
+
+_Noted = TypeVar("_Noted", str, tuple[str, str])
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ class Campaign:
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         self.bench = Bench(spec, device, extra, programs=_programs(profile, device))
+        # What earlier tests of this process left is theirs.
+        self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
         self.tally = Tally()
         self.limits = limits_of(profile, device)
         forced = searching.forced_seed(outer)
@@ -122,6 +126,7 @@ class Campaign:
 
     def replay(self, case: Case) -> Tally:
         """One case alone, as it stands."""
+        self.bench.complete = True
         self._run(case, again=True)
         return self.finish(shrink=False)
 
@@ -251,13 +256,19 @@ class Campaign:
         tally.coverage = self.pairs.as_json()
         unpriced = sorted(self.bench.fallbacks)
         tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in unpriced]
-        tally.notes += [f"on a GPU this differs: {note}" for note in interpreter.notes()]
-        for kernel, reason in executor.fallbacks().items():
+        noted = _new(self._noted, observers.counted_notes())
+        tally.notes += [f"on a GPU this differs: {note}" for note in noted]
+        reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
+        for kernel, reason in reasons.items():
             tally.notes.append(f"{kernel} ran one program after the other: {reason}")
         if self.bench.unrepeated:
             tally.notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         for name, reason in further.missing(self.spec, self.bench.device).items():
             tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
+        if self.failing is None:
+            for verdict in further.summaries(self.bench):
+                entry = tally.checks.setdefault(verdict.check, {"cases": 0})
+                entry.update(verdict=verdict.status, reason=verdict.reason)
         if self.failing is not None:
             tally.failure = self._minimum(self.failing, shrink=shrink)
         elif tally.judged == 0:
@@ -282,7 +293,9 @@ class Campaign:
             result = shown or result
             return shown is not None
 
-        by_values = first.check in ("values", "repeat") or first.identity == "bounds:surroundings"
+        by_values = first.evidence.get("inner", first.check) in ("values", "repeat", "invariance") or (
+            first.identity.endswith("bounds:surroundings")
+        )
         shrinker = Shrinker(self.plan, found.case, fails, by_values=by_values)
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
@@ -337,6 +350,11 @@ def limits_of(profile: Profile, device: torch.device) -> Limits:
     if device.type == "cpu":
         return Limits(profile.elements, profile.work, profile.programs)
     return Limits(max(profile.elements, 1 << 23), max(profile.work, 1 << 32), profile.programs)
+
+
+def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted]:
+    """What was counted since."""
+    return [key for key, count in now.items() if count > before.get(key, 0)]
 
 
 def _programs(profile: Profile, device: torch.device) -> int:

@@ -31,8 +31,6 @@ from pytest_fusion.verdict.model import CHECKS
 _PATIENCE = 10
 
 _NOT_BUILT = {
-    "invariance": "batch invariance is not checked by this version",
-    "configs": "autotune configs are not checked one by one by this version; the interpreter lane ran the first",
     "launches": "launch counts are not checked by this version",
     "compile": "torch.compile, opcheck and CUDA-graph capture are not checked by this version",
     "device": "streams and second devices are not checked by this version",

@@ -32,6 +32,7 @@ CAUSES: dict[str, str] = {
     "uninitialised-scratch": "the result depends on fresh memory that nothing wrote",
     "unwritten-output": "some elements of the result are never stored",
     "nondeterministic": "two runs on the same inputs differ: a race or an order of atomics",
+    "batch-variant": "a slice's bits depend on how many others there are, on where it lies or on what they hold",
     "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
     "gradient-scale": "the gradient is the right one times a constant",
     "gradient-missing": "an input that the reference differentiates gets no gradient",
@@ -45,6 +46,8 @@ CAUSES: dict[str, str] = {
     "subnormal": "the error needs subnormal values",
     "low-precision": "the error needs a 16-bit dtype and ordinary values: a rounding or accumulation is too coarse",
     "value-range": "the error needs unusual values",
+    "bad-config": "one config of an autotuned kernel is wrong where another is right",
+    "autotune-side-effect": "the call that tunes a kernel gives another result than later ones",
     "vacuous-test": "the test could not have failed",
 }
 
@@ -110,8 +113,12 @@ def _from_check(verdict: Verdict) -> str | None:
             if verdict.identity == "repeat:stale":
                 return "stale-state"
             return _of_access(verdict) or "nondeterministic"
+        case "invariance":
+            return "batch-variant"
         case "gradients":
             return str(verdict.evidence["cause"]) if verdict.evidence.get("cause") in CAUSES else None
+        case "configs":
+            return "autotune-side-effect" if verdict.evidence.get("index") is None else "bad-config"
         case "vacuity":
             return "vacuous-test"
     return None

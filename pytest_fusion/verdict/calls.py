@@ -13,6 +13,7 @@ from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import TooManyProgramsError
 from pytest_fusion.run.clock import Clock
+from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.launch import Launch
@@ -39,6 +40,10 @@ class Bench:
     unrepeated: int = 0
     # How often each check that costs more has run, for those that are to run on a few cases only.
     spent: Counter[str] = field(default_factory=Counter)
+    # What a check keeps from case to case, by its name.
+    kept: dict[str, Any] = field(default_factory=dict)
+    # There will be no other case to leave a part of a check to.
+    complete: bool = False
     # What was first said by each kind of rejection.
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -54,6 +59,8 @@ class CaseResult:
     verdicts: list[Verdict] = field(default_factory=list)
     rejected: str | None = None
     launches: list[Launch] = field(default_factory=list)
+    # The autotuned kernels that any call of this case launched, by identity.
+    tuned: dict[int, Tuned] = field(default_factory=dict)
     # The failing output and the reference's lanes, kept for the error map of the final report only.
     evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor] | None = None
     trace: str = ""

@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import gradients
+from pytest_fusion.verdict import configs, gradients, invariance
+from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.trial import Trial
 
@@ -32,10 +33,15 @@ class Further(Protocol):
         """What it found."""
 
 
-CHECKS: tuple[Further, ...] = (gradients,)
+CHECKS: tuple[Further, ...] = (invariance, gradients, configs)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
     """Why each check of this kind that cannot run for a spec cannot, by name."""
     reasons = {check.NAME: check.missing(spec, device) for check in CHECKS}
     return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def summaries(bench: Bench) -> list[Verdict]:
+    """What the cases of a test add up to, for the checks to which that matters."""
+    return [configs.summary(bench)]

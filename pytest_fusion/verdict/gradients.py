@@ -39,6 +39,8 @@ _UPSTREAM = ("random", "random", "expanded", "zero")
 _LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
 # One case in so many asks for the same gradients twice, by retain_graph and under the other fill.
 _TWICE_EVERY = 4
+# Fresh calls that must agree before a difference between two backwards is no chance.
+_CHANCES = 6
 # A gradient that is the right one times a constant: how constant, and how far from 1.
 _SAME_RATIO, _OTHER_RATIO = 0.02, 0.05
 
@@ -112,7 +114,7 @@ def run(trial: Trial) -> Verdict:
     if not twice:
         return passed(NAME, upstream=kind)
     # Chance first: what varies from call to call says nothing about a graph that is used twice.
-    verdict = _other_fill(trial, reference, first) or _second_backward(trial, first.backward)
+    verdict = _other_fill(trial, reference, first) or _second_backward(trial, reference, first.backward)
     return verdict or passed(NAME, upstream=kind)
 
 
@@ -370,7 +372,7 @@ def _explained(trial: Trial, reference: _Reference, verdict: Verdict, few: Mappi
     return failed(NAME, verdict.reason, identity=verdict.identity, statistical=verdict.statistical, **evidence)
 
 
-def _second_backward(trial: Trial, backward: _Backward) -> Verdict | None:
+def _second_backward(trial: Trial, reference: _Reference, backward: _Backward) -> Verdict | None:
     """The same gradients from a second backward through a retained graph."""
     if backward.again is None:
         return None
@@ -380,12 +382,29 @@ def _second_backward(trial: Trial, backward: _Backward) -> Verdict | None:
     if difference is None or trial.tolerates(difference[0]):
         return None
     name, mask = difference
+    for _ in range(_CHANCES):
+        fresh = _Attempt(trial, reference, FILLS[0])
+        if fresh.backward is None:
+            return _accept(trial, fresh)
+        other = {f"d{n}": g for n, g in fresh.backward.gradients.items() if g is not None}
+        if repeat.first_difference(first, other) is not None:
+            return _varies(name, mask)
     return failed(
         NAME,
         f"a second backward through the retained graph gives another {name} in {int(mask.sum())} of {mask.numel()} "
         "element(s): the first one overwrote what it had saved",
         identity=f"gradients:again:{name}",
         cause="stale-state",
+    )
+
+
+def _varies(name: str, mask: torch.Tensor) -> Verdict:
+    return failed(
+        "repeat",
+        f"{name} differs in {int(mask.sum())} of {mask.numel()} element(s) from one backward to the next; declare "
+        f'deterministic={{"{name}": False}} if its order of additions is meant to vary',
+        identity=f"repeat:{name}",
+        output=name,
     )
 
 
@@ -406,13 +425,7 @@ def _other_fill(trial: Trial, reference: _Reference, first: _Attempt) -> Verdict
         return _accept(trial, same)
     once_more = {f"d{n}": g for n, g in same.backward.gradients.items() if g is not None}
     if repeat.first_difference(before, once_more) is not None:
-        return failed(
-            "repeat",
-            f"{name} differs in {int(mask.sum())} of {mask.numel()} element(s) from one backward to the next; declare "
-            f'deterministic={{"{name}": False}} if its order of additions is meant to vary',
-            identity=f"repeat:{name}",
-            output=name,
-        )
+        return _varies(name, mask)
     return failed(
         "bounds",
         f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what lies around the inputs or in fresh "

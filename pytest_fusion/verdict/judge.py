@@ -5,11 +5,12 @@ from __future__ import annotations
 from pytest_fusion.case import numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
+from pytest_fusion.run.configs import noted
 from pytest_fusion.run.fused import compile_only
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
-from pytest_fusion.verdict import memory
+from pytest_fusion.verdict import configs, memory
 from pytest_fusion.verdict.calls import (
     Bench,
     CaseResult,
@@ -34,6 +35,7 @@ def judge_case(bench: Bench, case: Case, *, again: bool = False) -> CaseResult:
     A purely statistical failure of ``values`` counts only when two cases with fresh values repeat it.
     """
     result = _judge(bench, case, again=again)
+    result = _unless_tuning(bench, result)
     found = result.failure
     if found is None or not found.statistical:
         return result
@@ -61,8 +63,26 @@ def dry_run(bench: Bench, case: Case) -> CaseResult:
     return result
 
 
+def _unless_tuning(bench: Bench, result: CaseResult) -> CaseResult:
+    """A failed case as it stands, unless a call of it tuned a kernel and that is what fails."""
+    found = result.failure
+    if found is None or found.check == configs.NAME or not bench.on(configs.NAME):
+        return result
+    if not any(seen.tuning for seen in result.tuned.values()):
+        return result
+    configs.suspects_tuning(bench, so=True)
+    second = _judge(bench, result.case, again=False)
+    configs.suspects_tuning(bench, so=False)
+    return second if second.failure is not None and second.failure.check == configs.NAME else result
+
+
 def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case)
+    with noted(result.tuned):
+        return _judge_noting(bench, case, result, again=again)
+
+
+def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
     try:
         with bench.clock.phase("make"):
             logical = make_inputs(bench.spec, case, bench.device)

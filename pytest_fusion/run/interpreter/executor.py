@@ -36,7 +36,7 @@ ENVIRONMENT = "PYTEST_FUSION_EXECUTOR"
 
 _mode: Mode | None = None
 _most_alone: int | None = None
-_fallbacks: dict[str, str] = {}
+_fallbacks: dict[tuple[str, str], int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def most_alone(programs: int) -> Iterator[None]:
         _most_alone = before
 
 
-def fallbacks() -> dict[str, str]:
-    """Kernels that could not run as a batch since the process began, with the first reason of each."""
+def fallbacks() -> dict[tuple[str, str], int]:
+    """Kernels that could not run as a batch, with the reason: how often since the process began."""
     return dict(_fallbacks)
 
 
@@ -138,7 +138,8 @@ def run(program: Program) -> None:
             region.restore()
         findings.current().found[:] = before
     if reason:
-        _fallbacks.setdefault(program.kernel, reason)
+        key = (program.kernel, reason)
+        _fallbacks[key] = _fallbacks.get(key, 0) + 1
         if _most_alone is not None and total > _most_alone:
             raise TooManyProgramsError(
                 f"{program.kernel} asks for {total} programs; one by one, this lane runs {_most_alone} ({reason})"

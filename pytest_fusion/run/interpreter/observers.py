@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pytest_fusion.run.launch import Launch
 
 _callbacks: list[Callable[[Launch], None]] = []
-_notes: dict[str, None] = {}
+_notes: dict[str, int] = {}
 
 
 @contextmanager
@@ -33,10 +33,15 @@ def watched() -> bool:
 
 
 def note(text: str) -> None:
-    """Remember once that something was computed otherwise than a GPU computes it."""
-    _notes[text] = None
+    """Remember that something was computed otherwise than a GPU computes it."""
+    _notes[text] = _notes.get(text, 0) + 1
 
 
 def notes() -> tuple[str, ...]:
     """What was computed otherwise than on a GPU since the process began, in the order it was met."""
     return tuple(_notes)
+
+
+def counted_notes() -> dict[str, int]:
+    """How often each was noted: what is new since an earlier answer belongs to what ran since."""
+    return dict(_notes)

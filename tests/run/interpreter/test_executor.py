@@ -86,7 +86,7 @@ def test_a_lock_runs_serially_in_the_order_of_the_grid() -> None:
     assert (launch.executor, launch.grid) == ("serial", (6, 1, 1))
     line = chain_kernel.fn.__code__.co_firstlineno + 5
     assert launch.reason == f"the loop at {__file__}:{line} waits for what only another program of the launch can do"
-    assert fallbacks()["chain_kernel"] == launch.reason
+    assert ("chain_kernel", launch.reason) in fallbacks()
 
 
 def test_what_came_before_a_fallback_happens_once() -> None:

@@ -96,7 +96,7 @@ class Campaign:
         dry: bool = False,
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
-        self.bench = Bench(spec, device, extra, programs=_programs(profile, device))
+        self.bench = Bench(spec, device, extra, programs=_programs(profile, device), deep=profile.name == "deep")
         # What earlier tests of this process left is theirs.
         self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
         self.tally = Tally()

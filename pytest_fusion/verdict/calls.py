@@ -44,6 +44,8 @@ class Bench:
     kept: dict[str, Any] = field(default_factory=dict)
     # There will be no other case to leave a part of a check to.
     complete: bool = False
+    # The profile is `deep`: a nightly run, in which a check may cost what it asks for.
+    deep: bool = False
     # What was first said by each kind of rejection.
     refusals: dict[str, str] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,23 @@ def statistics_of(
         excess = error.abs() - step / 2
         moved = (excess > 6 * before.sqrt()).to(error.dtype).sum(-1) / count
     return Statistics(worst, (square.sum(-1) / count).sqrt(), row, col, scale, flip, moved)
+
+
+def repetition(centre: Tensor, deviation: Tensor) -> float:
+    """How much wider ``scale`` scatters because equal elements are equally wrong; 1 where all ``centre`` differ.
+
+    An elementwise kernel makes the same error wherever it meets the same input, and 16-bit inputs repeat: 2^17 of them
+    are a few thousand different ones. With unit scores that are one within a group of equal exact values the variance
+    of the matched filter grows from ``sum(pull^2)`` to ``sum over groups of (sum of pull)^2``, over the same power.
+    """
+    finite = torch.isfinite(centre)
+    pull = torch.where(finite, centre / deviation, 0.0)
+    power = float(pull.square().sum())
+    if not power:
+        return 1.0
+    values, group = torch.unique(centre[finite], return_inverse=True)
+    together = torch.zeros_like(values).index_add_(0, group, pull[finite])
+    return max(1.0, math.sqrt(float(together.square().sum()) / power))
 
 
 def _slices(square: Tensor, shape: tuple[int, ...], used: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -340,3 +340,21 @@ def test_elements_at_another_neighbour_are_counted(dtype: torch.dtype) -> None:
     assert not verdict.ok
     assert verdict.statistic == "moved"
     assert verdict.mismatched == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_inputs_that_are_equally_wrong_are_no_common_factor(dtype: torch.dtype) -> None:
+    """2^17 bfloat16 numbers are a few thousand different ones: log(1 + exp(-x)) errs alike on each, which is honest."""
+    x = (torch.randn(512, 256, generator=torch.Generator().manual_seed(5)) * 30).to(dtype)
+    wide = x.float()
+    candidate = (wide.clamp_max(0) - torch.log(1 + torch.exp(-wide.abs()))).to(dtype)
+
+    assert judged(candidate, lambda: F.logsigmoid(x.float()).to(dtype)).ok
+
+
+def test_a_common_factor_is_found_among_repeated_values() -> None:
+    """A divisor that is off by 1 % shows although each value occurs 32 times."""
+    values = torch.randn(256, generator=torch.Generator().manual_seed(5)).bfloat16()
+    x = values.repeat(32).reshape(32, 256)
+
+    assert not judged((x.float() * 0.3333 * 1.01).bfloat16(), lambda: (x.float() / 3).to(x.dtype)).ok

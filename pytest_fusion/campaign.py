@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pytest_fusion.case import covering, numbers, regimes
+from pytest_fusion.case import covering, large, numbers, regimes
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import ImpossibleCase
@@ -117,7 +117,11 @@ class Campaign:
         """All phases until the first failure, and its minimum."""
         if searching.wants_phase(self.outer, "explicit"):
             self._pinned()
-        if self.failing is None and searching.wants_phase(self.outer, "generate"):
+        generate = self.failing is None and searching.wants_phase(self.outer, "generate")
+        if self.profile.large:
+            self._far() if generate else None
+            return self.finish()
+        if generate:
             self._probe()
             self._cover()
         if self.failing is None:
@@ -216,6 +220,13 @@ class Campaign:
                 return
             self._attempt(choice, position)
 
+    def _far(self) -> None:
+        """Cases whose offsets do not fit 32 bits, and no others."""
+        for case in large.cases(self.plan, self.base, self.profile.covering):
+            if self._left() <= 0 or self.failing is not None:
+                return
+            self._run(case)
+
     def _covering_choices(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The choices of the covering phase with their positions, from which their seeds follow."""
         for position, choice in enumerate(itertools.islice(covering.rows(self.plan), self.profile.covering)):
@@ -271,6 +282,8 @@ class Campaign:
                 entry.update(verdict=verdict.status, reason=verdict.reason)
         if self.failing is not None:
             tally.failure = self._minimum(self.failing, shrink=shrink)
+        elif tally.judged == 0 and self.profile.large:
+            tally.notes.append(_no_far_case(tally, self.bench.refusals))
         elif tally.judged == 0:
             tally.failure = Failure(_nothing_judged(tally, self.bench.refusals), None)
         elif shrink and self.bench.on("vacuity"):
@@ -363,6 +376,14 @@ def _programs(profile: Profile, device: torch.device) -> int:
 
 def _comparable(t: torch.Tensor) -> torch.Tensor:
     return t.detach() if t.is_complex() else t.detach().to(torch.float64)
+
+
+def _no_far_case(tally: Tally, refusals: Mapping[str, str]) -> str:
+    """Why the profile `large` judged nothing, which says nothing against a kernel that asks for dense inputs."""
+    if not tally.cases:
+        return "no case has offsets beyond 2^31: no input takes a layout with gaps, or dims= leaves no axis of 3 slices"
+    kinds = ", ".join(f"{count} x {kind} ({refusals.get(kind, '')})" for kind, count in sorted(tally.rejected.items()))
+    return f"no case with offsets beyond 2^31 could be judged: {kinds}"
 
 
 def _nothing_judged(tally: Tally, refusals: Mapping[str, str]) -> Verdict:

@@ -20,6 +20,8 @@ class Profile:
     seconds: float
     elements: int = 1 << 17
     work: int = 1 << 21
+    # Only cases whose offsets do not fit 32 bits, `covering` of them.
+    large: bool = False
 
 
 # Interpreted, a program costs about 0.7 ms, so a row-wise kernel's case of 64 rows under two fills costs 0.1 s: these
@@ -28,6 +30,8 @@ PROFILES: dict[str, Profile] = {
     "dev": Profile("dev", covering=130, search=30, programs=2000, seconds=15.0),
     "ci": Profile("ci", covering=150, search=60, programs=4000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),
+    # A case takes a few small launches; on a GPU it needs some 25 GB for a moment.
+    "large": Profile("large", covering=12, search=0, programs=4000, seconds=120.0, large=True),
 }
 
 

@@ -12,6 +12,10 @@ ROW_PAD = 3
 SLICE_BEFORE = 1
 SLICE_AFTER = 2
 ODD_STRIDE = 7
+# Element offsets from here on do not fit a signed 32-bit integer.
+FAR = 1 << 31
+# Rows of real tensors begin at multiples of 16, on which Triton specialises; a kernel may refuse others.
+_PITCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ def variants(kind: str, ndim: int) -> int:
             return 2 if ndim >= 3 else 0
         case "expanded":
             return min(ndim, 2)
+        case "large":
+            return min(ndim, 3)
     return 0
 
 
@@ -59,14 +65,39 @@ def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> list
     return strides
 
 
+def far_axis(shape: tuple[int, ...], variant: int) -> int | None:
+    """The axis along which the layout ``large`` goes far; ``None`` where it has fewer than two elements there.
+
+    Variant 0: the first axis of more than one element; 1: the last axis; 2: the last but one.
+    """
+    long = [axis for axis, size in enumerate(shape) if size > 1]
+    axis = (long[0] if long else -1) if variant == 0 else len(shape) - variant
+    return axis if axis in long and 0 not in shape else None
+
+
+def _far_stride(shape: tuple[int, ...], axis: int) -> int:
+    """The stride that takes the last slice of an axis past ``FAR``, itself short of it, as 32-bit arguments are."""
+    stride = FAR // (shape[axis] - 1) // _PITCH * _PITCH + _PITCH
+    within = math.prod(shape) // shape[axis]
+    return max(min(stride, FAR - _PITCH), -(-within // _PITCH) * _PITCH)
+
+
+def goes_far(shape: tuple[int, ...], layout: Layout) -> bool:
+    """Whether some element lies ``FAR`` or more elements behind the first."""
+    if layout.kind != "large":
+        return False
+    plan = geometry(shape, layout)
+    return plan.storage - plan.offset > FAR
+
+
 def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
     """Where the elements lie.
 
     Kinds: ``contiguous`` (variant 1 gives size-1 axes an odd stride), ``padded`` (rows inside a wider buffer; variant 1
     an interior slice of a tensor larger in every axis), ``transposed`` (variant 1 the whole order reversed),
     ``step`` (last axis strided by 2), ``unflattenable`` (leading axes permuted; variant 1 a gap between matrices),
-    ``expanded`` (stride 0 on the first axis; variant 1 on the last). A layout that the number of dimensions
-    does not admit is contiguous.
+    ``expanded`` (stride 0 on the first axis; variant 1 on the last), ``large`` (one axis so strided that offsets pass
+    ``FAR``, see :func:`far_axis`; the others dense). A layout that the shape does not admit is contiguous.
     """
     ndim = len(shape)
     offset = layout.offset
@@ -99,6 +130,9 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
         case "unflattenable", _:
             wide = (*shape[:-2], shape[-2] + 1, shape[-1])
             strides = _dense(wide)
+        case "large", variant if (far := far_axis(shape, variant)) is not None:
+            strides = _dense(tuple(1 if i == far else size for i, size in enumerate(shape)))
+            strides[far] = _far_stride(shape, far)
         case "expanded", variant:
             axis = 0 if variant == 0 else ndim - 1
             expanded = (axis,)

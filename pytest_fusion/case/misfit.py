@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fusion.case import regimes, sizes
+from pytest_fusion.case import large, regimes, sizes
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import did_you_mean
@@ -61,7 +61,7 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
         return (
             f"{name!r} has the dtype {entry.dtype}{'' if entry.dtype in KNOWN else ', which does not exist'}; {known}"
         )
-    if entry.layout.kind not in ("contiguous", *declared.layouts):
+    if entry.layout.kind not in ("contiguous", large.KIND, *declared.layouts):
         kind = entry.layout.kind
         why = "the spec does not draw" if kind in LAYOUTS else "does not exist"
         return f"{name!r} has the layout {kind!r}, which {why}"

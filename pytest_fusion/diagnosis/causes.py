@@ -6,7 +6,7 @@ where that evidence stands; otherwise there is none.
 
 from __future__ import annotations
 
-from pytest_fusion.case import regimes
+from pytest_fusion.case import large, regimes
 from pytest_fusion.case.model import Case
 from pytest_fusion.verdict.model import Verdict
 
@@ -40,6 +40,7 @@ CAUSES: dict[str, str] = {
     "ignores-strides": "the error needs a tensor that is not contiguous: a stride is assumed",
     "ignores-zero-stride": "the error needs an expanded tensor (stride 0)",
     "ignores-offset": "the error needs a storage offset: alignment or the start of storage is assumed",
+    "int32-overflow": "the error needs offsets beyond 2^31 elements: an index is computed in 32 bits",
     "empty-input": "the error needs a size of 0",
     "non-finite": "NaN or infinity is made, lost or moved to another element",
     "overflow": "the error needs values near the dtype's limit",
@@ -58,6 +59,8 @@ VAGUE: frozenset[str | None] = frozenset({None, "reads-surroundings", "value-ran
 
 def likely_cause(verdict: Verdict, case: Case | None) -> str | None:
     """A slug of :data:`CAUSES`, or ``None`` when the evidence names none."""
+    if case is not None and verdict.check not in _NOT_OF_OFFSETS and large.KIND in _kinds(case):
+        return "int32-overflow"
     direct = _from_check(verdict)
     if direct is not None or case is None:
         return direct
@@ -65,7 +68,7 @@ def likely_cause(verdict: Verdict, case: Case | None) -> str | None:
     # A read of the gaps that needs a layout is an ignored stride, and is named so before what it read.
     if any(size == 0 or (isinstance(size, tuple) and 0 in size) for size in case.sizes.values()):
         return "empty-input"
-    kinds = {tensor.layout.kind for tensor in tensors}
+    kinds = _kinds(case)
     if "expanded" in kinds:
         return "ignores-zero-stride"
     if kinds - {"contiguous"}:
@@ -90,6 +93,14 @@ def likely_cause(verdict: Verdict, case: Case | None) -> str | None:
     if case.dtype in ("float16", "bfloat16"):
         return "low-precision"
     return None
+
+
+# What a kernel says or returns about such a case has other reasons.
+_NOT_OF_OFFSETS = ("error", "structure", "repeat", "compile", "device", "vacuity")
+
+
+def _kinds(case: Case) -> set[str]:
+    return {tensor.layout.kind for tensor in case.tensors.values()}
 
 
 def _from_check(verdict: Verdict) -> str | None:

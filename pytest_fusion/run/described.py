@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from pytest_fusion.run.interpreter.dtypes import Array
-from pytest_fusion.run.interpreter.regions import Facts, memory_at
+from pytest_fusion.run.interpreter.regions import Facts, Owned, memory_at
 from pytest_fusion.run.memory.arena import Arena
+from pytest_fusion.run.memory.far import FarRegion
 from pytest_fusion.run.memory.region import Layout, Region
 from pytest_fusion.run.memory.watch import Watch
 
@@ -65,10 +66,13 @@ def _mark(mask: Array, layout: Layout) -> None:
     np.lib.stride_tricks.as_strided(start, (*layout.shape, layout.itemsize), steps)[...] = True
 
 
-def _own(region: Region) -> Array | None:
+def _own(region: Region) -> Array | Owned | None:
     """Bool (bytes of the storage,): the tensor's own elements; ``None`` if they are all."""
     if region.dense:
         return None
+    if isinstance(region, FarRegion):
+        size = region.dtype.itemsize
+        return Owned([(region.offset * size, region.shape, region.strides, size)])
     mask = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
     _mark(mask, Layout(region.shape, region.strides, region.offset, region.dtype.itemsize))
     return mask

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_fusion.case import numbers
+import torch
+
+from pytest_fusion.case import large, numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.run.configs import noted
 from pytest_fusion.run.fused import compile_only
-from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.memory import FILLS, room
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.verdict import configs, memory
@@ -83,6 +85,19 @@ def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
 
 
 def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
+    if not any(tensor.layout.kind == large.KIND for tensor in case.tensors.values()):
+        return _judge_made(bench, case, result, again=again)
+    lacking = room.lacking(large.far_tensors(bench.spec, case).values(), bench.device)
+    if lacking is not None:
+        return reject(bench, result, "out-of-memory", MemoryError(lacking))
+    try:
+        return _judge_made(bench, case, result, again=again)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        result.verdicts.clear()
+        return reject(bench, result, "out-of-memory", error)
+
+
+def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
     try:
         with bench.clock.phase("make"):
             logical = make_inputs(bench.spec, case, bench.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +12,34 @@ from typing import Any, Protocol
 import numpy as np
 
 from pytest_fusion.run.interpreter.dtypes import Array
+
+# A storage larger than this is mostly gap, or no interpreted kernel would ever be done with it: what is needed of it is
+# computed or kept for the elements alone, since a copy or a mask would take the memory that its pages do not.
+FAR_BYTES = 1 << 30
+
+
+class Owned:
+    """What a mask of bytes would say of a storage too large to have one: indexed by offsets, it answers as that would.
+
+    ``layouts``: first byte, shape, strides in elements, bytes of an element. Strides must pass over all that smaller
+    ones reach.
+    """
+
+    def __init__(self, layouts: Sequence[tuple[int, tuple[int, ...], tuple[int, ...], int]]) -> None:
+        self._layouts = [layout for layout in layouts if 0 not in layout[1]]
+
+    def __getitem__(self, offsets: Array) -> Array:
+        found = np.zeros(np.shape(offsets), np.bool_)
+        for start, shape, strides, itemsize in self._layouts:
+            rest = (np.asarray(offsets).astype(np.int64) - start) // itemsize
+            inside = rest >= 0
+            for stride, size in sorted(zip(strides, shape, strict=True), reverse=True):
+                if stride and size > 1:
+                    index = rest // stride
+                    inside &= index < size
+                    rest = rest - index * stride
+            found |= inside & (rest == 0)
+        return found
 
 
 @dataclass(slots=True)
@@ -22,7 +50,7 @@ class Facts:
     value, ``None`` if all of it does; stores set it.
     """
 
-    own: Array | None = None
+    own: Array | Owned | None = None
     written: Array | None = None
     # Whether the bytes at these offsets (int64) still are what fresh memory held, shape as asked.
     untouched: Callable[[Array], Array] | None = None
@@ -80,9 +108,17 @@ class Region:
     facts: Facts | None
     views: list[View] = field(default_factory=list)
     shadow: Any = None
-    saved: tuple[Array, Array | None] | None = None
+    saved: tuple[list[Array], Array | None] | None = None
     _typed: dict[int, Array] = field(default_factory=dict)
-    _own: tuple[int, Array | None] | None = None
+    _own: tuple[int, Array | Owned | None] | None = None
+
+    @property
+    def far(self) -> bool:
+        """Whether only the elements of its tensors may be touched, not what lies between them."""
+        return self.nbytes > FAR_BYTES and bool(self.views) and not any(view.whole for view in self.views)
+
+    def _content(self) -> list[Array]:
+        return [view.content() for view in self.views] if self.far else [self.typed(1)]
 
     def typed(self, itemsize: int) -> Array:
         """The storage as unsigned integers of ``itemsize`` bytes."""
@@ -97,7 +133,7 @@ class Region:
         """Keep the content as it is before the launch's first store."""
         if self.saved is None:
             written = self.facts.written.copy() if self.facts and self.facts.written is not None else None
-            self.saved = self.typed(1).copy(), written
+            self.saved = [part.copy() for part in self._content()], written
 
     def restore(self) -> None:
         """Put back what ``save`` kept, and forget who accessed it."""
@@ -105,24 +141,30 @@ class Region:
         if self.saved is None:
             return
         content, written = self.saved
-        self.typed(1)[:] = content
+        for part, kept in zip(self._content(), content, strict=True):
+            part[...] = kept
         if written is not None and self.facts is not None and self.facts.written is not None:
             self.facts.written[:] = written
 
-    def own(self) -> Array | None:
+    def own(self) -> Array | Owned | None:
         """Bool (bytes,): what the launch may write; ``None`` if all."""
         if self.facts is not None:
             return self.facts.own
         if not self.views:
             return None
         if self._own is None or self._own[0] != len(self.views):
-            mask = None
-            if not any(view.whole for view in self.views):
-                mask = np.zeros(self.nbytes, np.bool_)
-                for view in self.views:
-                    view.mark(mask)
-            self._own = (len(self.views), None if mask is None or bool(mask.all()) else mask)
+            self._own = (len(self.views), self._owned())
         return self._own[1]
+
+    def _owned(self) -> Array | Owned | None:
+        if any(view.whole for view in self.views):
+            return None
+        if self.far:
+            return Owned([(view.start, view.shape, view.strides, view.itemsize) for view in self.views])
+        mask = np.zeros(self.nbytes, np.bool_)
+        for view in self.views:
+            view.mark(mask)
+        return None if bool(mask.all()) else mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,11 +191,17 @@ class View:
 
     def mark(self, mask: Array) -> None:
         """Set the bytes of the view's elements in bool (bytes of the region,)."""
-        if 0 in self.shape:
-            return
+        if 0 not in self.shape:
+            self._of(mask)[...] = True
+
+    def content(self) -> Array:
+        """The bytes of its elements, uint8 (*shape, itemsize), no copy."""
+        return self._of(self.region.typed(1)) if 0 not in self.shape else np.zeros(0, np.uint8)
+
+    def _of(self, storage: Array) -> Array:
+        """The elements' bytes of an array with an entry per byte of the region."""
         steps = tuple(stride * self.itemsize for stride in self.strides)
-        view = np.lib.stride_tricks.as_strided(mask[self.start :], (*self.shape, self.itemsize), (*steps, 1))
-        view[...] = True
+        return np.lib.stride_tricks.as_strided(storage[self.start :], (*self.shape, self.itemsize), (*steps, 1))
 
     def index(self, byte: int) -> tuple[int, ...] | None:
         """The logical index of the element at ``byte`` of the region; ``None`` where none of the view's is."""

@@ -31,6 +31,8 @@ def own_lanes(
     return np.asarray(~strange if selected is None else selected & ~strange)
 
 
+# Who accessed what is not remembered of a storage of gigabytes: that takes four bytes for each element of its gaps, and
+# the order of accesses does not depend on where the elements lie.
 def track_load(access: Access, region: Region, view: View | None, elements: Array, selected: Array | None) -> None:
     """A load; what races with it is another program's store, before or after."""
     lanes = Touched(elements, selected, access.itemsize)
@@ -38,6 +40,8 @@ def track_load(access: Access, region: Region, view: View | None, elements: Arra
     if own is not None and view is not None and not own[lanes.flat * access.itemsize].all():
         findings.current().gap_reads.setdefault((access.site.file, access.site.line, view.name), access.site)
     _check_written(access, region, view, lanes)
+    if region.far:
+        return
     conflict = _shadow(region, view, access.itemsize).load(lanes, access.site, view)
     if conflict is not None:
         access.report("racing-load", view, region, lanes.at(conflict.lanes), conflict=conflict)
@@ -48,6 +52,8 @@ def track_store(
 ) -> None:
     """A store of ``wanted``, (lanes,), that is about to happen."""
     _mark_written(region, lanes)
+    if region.far:
+        return
     with_store, with_load = _shadow(region, view, access.itemsize).store(
         lanes, lambda: np.asarray(memory[lanes.index] != wanted), access.site, view
     )
@@ -62,6 +68,8 @@ def track_atomic(access: Access, region: Region, view: View | None, lanes: Touch
     """An atomic; what races with it is another program's plain store."""
     _check_written(access, region, view, lanes)
     _mark_written(region, lanes)
+    if region.far:
+        return
     conflict = _shadow(region, view, access.itemsize).atomic(lanes, access.site, view)
     if conflict is not None:
         _report_mirrored("racing-stores", access, region, view, lanes, conflict)

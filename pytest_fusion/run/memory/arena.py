@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.run.memory.damage import Change, Damage
+from pytest_fusion.run.memory.far import FarRegion, goes_far
 from pytest_fusion.run.memory.region import Region, which
 
 
@@ -39,11 +40,14 @@ class Arena:
     ) -> Tensor:
         """A tensor full of the fill, own elements too, in a storage of exactly ``storage_elements`` elements.
 
+        Where they lie gigabytes apart it is full of zeros, and its gaps are neither filled nor looked at.
+
         ``strides`` and ``offset`` are in elements; the storage's address is a multiple of 256.
 
         Raises ``ValueError`` for a layout that leaves the storage, ``MemoryError`` when there is no room.
         """
-        region = Region(
+        kind = FarRegion if goes_far(shape, dtype.itemsize, storage_elements) else Region
+        region = kind(
             name,
             device=self.device,
             dtype=dtype,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
@@ -25,6 +26,11 @@ SLACK_BYTES = 1024 * 1024
 
 # Under "always", the kernel would back such a mapping by zeroed 2 MiB pages: 100 us for a tensor of ten elements.
 _NO_HUGE_PAGES_BELOW = 8 * 1024 * 1024
+
+# From here on address space is asked for without a promise of memory behind it: what is that large is mostly gap, and
+# one page of 2 MiB for each of its elements would be memory after all. Python names the flag from 3.13 on.
+_UNRESERVED_FROM = 1024 * 1024 * 1024
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 
 
 class Backing:
@@ -90,8 +96,10 @@ class Backing:
 def _map(size: int) -> mmap.mmap:
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
-    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size < _NO_HUGE_PAGES_BELOW and hasattr(mmap, "MADV_NOHUGEPAGE"):
+    large = size >= _UNRESERVED_FROM
+    unreserved = _NORESERVE if large and sys.platform.startswith("linux") else 0
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
+    if (large or size < _NO_HUGE_PAGES_BELOW) and hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # kernels built without huge pages refuse the advice, and do not need it
             mapping.madvise(mmap.MADV_NOHUGEPAGE)
     return mapping

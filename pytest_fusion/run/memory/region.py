@@ -93,7 +93,7 @@ class Region:
         self._last = self._first + storage_elements * self._per
         self.own = self._own_words()
         self._saved: Tensor | None = None
-        self._words.fill_(self._value)
+        self._spread()
 
     def tensor(
         self, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int | None = None
@@ -128,14 +128,21 @@ class Region:
     def nbytes(self) -> int:
         return self._backing.memory.nbytes
 
+    def _spread(self) -> None:
+        """Put the fill everywhere, own elements too."""
+        self._words.fill_(self._value)
+
+    def _fill_guards(self) -> None:
+        self._words[: self._first].fill_(self._value)
+        self._words[self._last :].fill_(self._value)
+
     def refill(self, fill: str) -> None:
         """Put another fill into guards and gaps; own elements and addresses stay."""
         self.bits = pattern(self.dtype, fill, self.variant)
         _, self._value = word(self.dtype, fill, self.variant)
         self._backing.forget_strays()
-        if self.dense:
-            self._words[: self._first].fill_(self._value)
-            self._words[self._last :].fill_(self._value)
+        if self.ungapped:
+            self._fill_guards()
             return
         kept = self.own.clone()
         self._words.fill_(self._value)
@@ -147,7 +154,7 @@ class Region:
         intact = [self._backing.holds(start, stop, self.bits) for start, stop in sides]
         if False in intact:
             return True
-        if self.dense:
+        if self.ungapped:
             if None not in intact:
                 return False
             before, after = self._words[: self._first], self._words[self._last :]
@@ -231,6 +238,11 @@ class Region:
             for words in (self._words, expected)
         )
         return found.eq(fill).all(-1)
+
+    @property
+    def ungapped(self) -> bool:
+        """Whether only the guards hold the fill: there is nothing between the own elements, or it is left alone."""
+        return self.dense
 
     @property
     def dense(self) -> bool:

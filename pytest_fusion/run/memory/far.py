@@ -1,0 +1,61 @@
+"""A tensor of few elements that lie gigabytes apart: guarded, and what lies between its elements never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_fusion.run.memory.damage import Damage, Zone
+from pytest_fusion.run.memory.region import Region
+
+# Below this a gap is filled and compared in a fraction of a second.
+_SMALLEST_BYTES = 1 << 30
+_SPARSE = 64
+
+
+def goes_far(shape: Sequence[int], itemsize: int, storage_elements: int) -> bool:
+    """Whether a tensor of this shape fills so little of its storage that this must not be touched as a whole."""
+    elements = 1
+    for size in shape:
+        elements *= size
+    return storage_elements * itemsize >= _SMALLEST_BYTES and storage_elements > _SPARSE * elements
+
+
+class FarRegion(Region):
+    """A :class:`Region` whose gaps are zero and are not looked at.
+
+    On the CPU its pages exist only where somebody writes: 8 GB of address space, some KB of memory. Filling or
+    comparing it would take the memory that it pretends to have. What a kernel writes there the CPU lane sees at the
+    store; on a GPU it is not seen, but an offset that wrapped around lands before the storage anyway.
+    """
+
+    __slots__ = ()
+
+    def _spread(self) -> None:
+        if self._words.device.type != "cpu":
+            self._words.zero_()
+        self._fill_guards()
+
+    @property
+    def ungapped(self) -> bool:
+        return True
+
+    def damage(self) -> list[Damage]:
+        """What changed in the guards and in the slack beyond them; synchronises with the device."""
+        size = self._words.element_size()
+        low, high = self._first, self._last
+        found: dict[Zone, list[tuple[int, int]]] = {"before": [], "after": []}
+        sides: tuple[tuple[Zone, int, int], ...] = (("before", 0, low), ("after", high, self._words.numel()))
+        for zone, start, stop in sides:
+            where = self._words[start:stop].ne(self._value).nonzero().flatten().cpu() + start
+            if where.numel():
+                nearest = low - int(where[-1]) if zone == "before" else int(where[0]) - high + 1
+                found[zone].append((-(-nearest // self._per), size * where.numel()))
+        for start, stop in self._backing.strays():
+            side: Zone = "before" if start < low * size else "after"
+            gap = low * size - (stop - 1) if side == "before" else start - high * size + 1
+            found[side].append((-(-gap // self.dtype.itemsize), stop - start))
+        return [
+            Damage(self.name, zone, min(distance for distance, _ in parts), sum(count for _, count in parts))
+            for zone, parts in found.items()
+            if parts
+        ]

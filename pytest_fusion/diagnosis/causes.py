@@ -49,6 +49,15 @@ CAUSES: dict[str, str] = {
     "value-range": "the error needs unusual values",
     "bad-config": "one config of an autotuned kernel is wrong where another is right",
     "autotune-side-effect": "the call that tunes a kernel gives another result than later ones",
+    "wrong-fake": "an operator's fake implementation says another shape, dtype or strides than it returns",
+    "operator-contract": "an operator does not do what its schema or its registration says",
+    "graph-break": "torch.compile cannot take the call as one graph",
+    "compile-differs": "under torch.compile the call gives another result, or raises",
+    "graph-capture": "the call cannot be captured in a CUDA graph, or a replay gives another result",
+    "recompiles": "more sizes than allowed make a compiler start again",
+    "wrong-stream": "work is not put on the current stream: it runs before its inputs are there, or too late",
+    "wrong-device": "the call goes wrong where its tensors are not on the current device",
+    "hidden-sync": "the call waits for the device",
     "vacuous-test": "the test could not have failed",
 }
 
@@ -126,7 +135,7 @@ def _from_check(verdict: Verdict) -> str | None:
             return _of_access(verdict) or "nondeterministic"
         case "invariance":
             return "batch-variant"
-        case "gradients":
+        case "gradients" | "compile" | "device":
             return str(verdict.evidence["cause"]) if verdict.evidence.get("cause") in CAUSES else None
         case "configs":
             return "autotune-side-effect" if verdict.evidence.get("index") is None else "bad-config"

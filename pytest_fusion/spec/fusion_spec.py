@@ -46,7 +46,11 @@ class FusionSpec:
     clobbers: str | Sequence[str] = ()
     rejects: type[BaseException] | Sequence[type[BaseException]] = ()
     max_launches: int | None = None
+    # Recompilations over a sweep of sizes; asking for a bound switches the check `compile` on.
+    max_recompiles: int | None = None
     compile: bool = False
+    # The call waits for the device, on purpose.
+    syncs: bool = False
     tolerance: str | Tolerance = "auto"
     without: Mapping[str, str] = field(default_factory=dict)
     bench: Sequence[Mapping[str, Any]] = ()
@@ -286,6 +290,8 @@ class FusionSpec:
                 raise SpecError(f"{self.name}: rejects={kind!r} is not an exception type")
         if self.max_launches is not None and self.max_launches < 0:
             raise SpecError(f"{self.name}: max_launches={self.max_launches}; expected 0 or more")
+        if self.max_recompiles is not None and self.max_recompiles < 0:
+            raise SpecError(f"{self.name}: max_recompiles={self.max_recompiles}; expected 0 or more")
 
 
 def _names(value: Any) -> tuple[str, ...]:

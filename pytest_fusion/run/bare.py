@@ -1,0 +1,40 @@
+"""Calls of a kernel whose memory nobody watches: what a compiler, a capture or a stream sees is the kernel alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.run import interpreter
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.interpreter.device import posing_as_cuda
+from pytest_fusion.run.interpreter.findings import Findings, into
+from pytest_fusion.run.isolate import cuda_is_poisoned
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[None]:
+    """Interpreted kernels run as they do under a check, and what is found about their accesses is dropped."""
+    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
+    with into(Findings()), posing:
+        yield
+
+
+def called(
+    fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]
+) -> tuple[Any, Exception | None]:
+    """What one call returned, or raised. Raises ``ContextLost`` where it destroyed the CUDA context."""
+    device = next((t.device for t in arguments.values() if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    try:
+        with bare():
+            result = fused(**arguments, **extra)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return result, None
+    except Exception as error:
+        if device.type == "cuda" and cuda_is_poisoned():
+            raise ContextLost(str(error).strip().partition("\n")[0]) from error
+        return None, error

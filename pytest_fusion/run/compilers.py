@@ -1,0 +1,118 @@
+"""`torch.compile` on its own terms, how often it and Triton compiled, and a CUDA graph of one call."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+# More sizes than this are never swept; beyond torch's own limit of 8 fullgraph=True raises instead of recompiling.
+_RECOMPILES = 256
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Start from an empty compiler, leave one behind; compile in this process, with warnings of torch's own dropped.
+
+    A child that has started CUDA must not fork compile workers.
+    """
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        warnings.simplefilter("ignore")
+        import torch._dynamo
+        from torch._dynamo import config
+
+        name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+        stack.enter_context(config.patch({name: _RECOMPILES}))
+        if torch.cuda.is_available():
+            import torch._inductor.config
+
+            stack.enter_context(torch._inductor.config.patch(compile_threads=1))
+        torch._dynamo.reset()
+        try:
+            yield
+        finally:
+            torch._dynamo.reset()
+
+
+def compiled(fused: Callable[..., Any], backend: str, *, dynamic: bool | None) -> Callable[..., Any]:
+    """The function under ``torch.compile(fullgraph=True)``."""
+
+    def call(**arguments: Any) -> Any:
+        return fused(**arguments)
+
+    return torch.compile(call, fullgraph=True, dynamic=dynamic, backend=backend)
+
+
+def refuses(error: BaseException) -> bool | None:
+    """Whether torch.compile says that it cannot take the function whole; ``None`` for a fault of its own."""
+    from torch._dynamo import exc
+
+    if isinstance(error, exc.InternalTorchDynamoError | exc.BackendCompilerFailed):
+        return None
+    return isinstance(error, exc.TorchDynamoException)
+
+
+def graphs() -> int:
+    """How many graphs torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+@contextlib.contextmanager
+def specialisations() -> Iterator[dict[int, Any]]:
+    """The compiled kernels that are launched inside, by identity, however long ago each was compiled.
+
+    Touches ``triton.runtime.jit.JITFunction.run``, which returns the kernel that it launched (3.6 to 3.9).
+    """
+    seen: dict[int, Any] = {}
+    jit = sys.modules.get("triton.runtime.jit")
+    if jit is None:
+        yield seen
+        return
+    original = jit.JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = original(self, *args, **kwargs)
+        if kernel is not None:
+            seen[id(kernel)] = kernel
+        return kernel
+
+    jit.JITFunction.run = run
+    try:
+        yield seen
+    finally:
+        jit.JITFunction.run = original
+
+
+# Calls before a capture, as torch's own notes on CUDA graphs have it: they tune, compile and fill caches.
+_WARM_UPS = 3
+
+
+class Captured:
+    """A CUDA graph of one call on fixed memory; ``replay`` runs it on what lies there now.
+
+    Raises what the call or the capture raises.
+    """
+
+    def __init__(self, fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                fused(**arguments, **extra)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = fused(**arguments, **extra)
+
+    def replay(self) -> Any:
+        """The result, in the same memory each time."""
+        self._graph.replay()
+        torch.cuda.synchronize()
+        return self._result

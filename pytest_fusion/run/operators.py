@@ -1,0 +1,137 @@
+"""The custom operators that a call goes through, what they made, and which launches happened outside of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.run import interpreter
+from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.tree import leaves
+
+# Namespaces of torch's own operators, which are not on trial.
+_TORCH: Final = frozenset(
+    "aten prim prims rngprims debugprims inductor profiler higher_order quantized mkldnn mkl onednn xnnpack c10d "
+    "_c10d_functional c10d_functional symm_mem _quantized sparse streams bundled image_utils torch".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The form of one tensor that an operator returned; strides in elements."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    device: str
+
+    @classmethod
+    def of(cls, result: Any) -> list[Made]:
+        return [
+            cls(leaf.path, tuple(leaf.value.shape), leaf.value.dtype, leaf.value.stride(), leaf.value.device.type)
+            for leaf in leaves(result)
+            if leaf.is_tensor and leaf.value.layout is torch.strided
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """One call: the overload, its arguments with the values they had, and the form of what it returned."""
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    before: list[torch.Tensor]
+    made: list[Made]
+
+    @property
+    def name(self) -> str:
+        return str(self.operator.name())
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether compilers look inside it, as into ``torch.library.triton_op``."""
+        module = sys.modules.get("torch._library.triton")
+        return self.name in getattr(module, "triton_ops_to_kernels", {})
+
+    def restore(self) -> None:
+        """Put back the values that the arguments had: a second call that writes the same again changes nothing."""
+        with torch.no_grad():
+            for argument, value in zip(_tensors(self.args, self.kwargs), self.before, strict=True):
+                if not any(
+                    stride == 0 and size > 1 for stride, size in zip(argument.stride(), argument.shape, strict=True)
+                ):
+                    argument.copy_(value)
+
+    def fake(self) -> list[Made]:
+        """The form of what the operator makes of fake tensors; raises what its fake implementation does."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode() as mode:
+            args, kwargs = map_tensors((self.args, dict(self.kwargs)), mode.from_tensor)
+            return Made.of(self.operator(*args, **kwargs))
+
+
+@dataclass(slots=True)
+class Log:
+    """What one call did: the first call of each operator, and launches outside of any."""
+
+    calls: dict[str, OperatorCall] = field(default_factory=dict)
+    outside: list[Launch] = field(default_factory=list)
+    inside: int = 0
+
+    def note(self, launch: Launch) -> None:
+        if not self.inside:
+            self.outside.append(launch)
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As in ``memory.watch``: without this the first call imports torch._dynamo."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        log = self._log
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCH:
+            return func(*args, **kwargs)
+        new = str(func) not in log.calls
+        before = [t.detach().clone() for t in _tensors(args, kwargs)] if new else []
+        log.inside += 1
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            log.inside -= 1
+        if new:
+            log.calls[str(func)] = OperatorCall(func, tuple(args), dict(kwargs), before, Made.of(result))
+        return result
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [leaf.value for leaf in leaves((list(args), dict(kwargs))) if leaf.is_tensor]
+
+
+@contextmanager
+def logged() -> Iterator[Log]:
+    """Log the custom operators and launches of what runs inside. Operators called by operators are theirs."""
+    log = Log()
+    with _Mode(log), interpreter.observe(log.note), observe_compiled(log.note):
+        yield log

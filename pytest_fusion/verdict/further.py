@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import compiling, configs, gradients, invariance
+from pytest_fusion.verdict import compiling, configs, device, gradients, invariance
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.trial import Trial
@@ -33,7 +33,7 @@ class Further(Protocol):
         """What it found."""
 
 
-CHECKS: tuple[Further, ...] = (invariance, gradients, configs, compiling)
+CHECKS: tuple[Further, ...] = (invariance, gradients, configs, compiling, device)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
@@ -44,4 +44,5 @@ def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
 
 def summaries(bench: Bench) -> list[Verdict]:
     """What the cases of a test add up to, for the checks to which that matters."""
-    return [configs.summary(bench), compiling.summary(bench)]
+    found = [configs.summary(bench), compiling.summary(bench), device.summary(bench)]
+    return [verdict for verdict in found if verdict is not None]

@@ -1,0 +1,112 @@
+"""A call behind a slow producer on a stream of its own, a call beside another current device, and calls that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.nested import map_tensors
+
+# 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
+_CYCLES = 1 << 26
+_SYNCHRONISING = "called a synchronizing CUDA operation"
+
+
+@dataclass(slots=True)
+class Behind:
+    """What a call behind a slow producer returned. ``late``: the producer was still busy when the call came back."""
+
+    result: Any
+    arguments: dict[str, Any]
+    late: bool
+
+
+def behind_producer(
+    call: Callable[..., Any], arguments: Mapping[str, Any], produce: Callable[[], None], *, wait: bool = False
+) -> Behind:
+    """Call on a new stream, on which ``produce`` (which writes the arguments) is queued behind a long wait.
+
+    A consumer on the same stream copies the results and the arguments at once. ``wait`` lets the producer finish before
+    the call, so that what is wrong then has other reasons. Raises what the call raises.
+    """
+    device = next(t.device for t in arguments.values() if isinstance(t, torch.Tensor))
+    torch.cuda.synchronize(device)
+    stream, produced = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
+        produce()
+        produced.record(stream)
+        if wait:
+            stream.synchronize()
+        result = call(**arguments)
+        late = not produced.query()  # type: ignore[no-untyped-call]
+        # The arguments of kernels that write in place are results too.
+        copies = map_tensors((result, dict(arguments)), lambda t: t.clone())
+    torch.cuda.synchronize(device)
+    return Behind(copies[0], copies[1], late)
+
+
+def settle(device: torch.device) -> None:
+    """Wait for all that is queued on a device."""
+    torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def current_device(device: torch.device) -> Iterator[None]:
+    """Another current device for what runs inside."""
+    with torch.cuda.device(device):
+        yield
+
+
+def other_device(device: torch.device) -> torch.device | None:
+    """A CUDA device that is not ``device``; ``None`` with one GPU."""
+    count = torch.cuda.device_count()
+    return torch.device("cuda", ((device.index or 0) + 1) % count) if count > 1 else None
+
+
+@dataclass(slots=True)
+class Waits:
+    """Where the call waited for the device: ``file.py:line`` and the operation's words, in order."""
+
+    found: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def waits() -> Iterator[Waits]:
+    """Note what inside waits for the device.
+
+    ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations. It does not know explicit calls of
+    ``torch.cuda.synchronize`` and of an event's ``synchronize``, so these are replaced for as long as it lasts.
+    """
+    seen = Waits()
+    synchronize, of_event = torch.cuda.synchronize, torch.cuda.Event.synchronize
+
+    def all_streams(device: Any = None) -> None:
+        seen.found.append("torch.cuda.synchronize()")
+        synchronize(device)
+
+    def event(self: Any) -> None:
+        seen.found.append("torch.cuda.Event.synchronize()")
+        of_event(self)
+
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.synchronize, torch.cuda.Event.synchronize = all_streams, event  # type: ignore[method-assign]
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield seen
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.synchronize, torch.cuda.Event.synchronize = synchronize, of_event  # type: ignore[method-assign]
+            seen.found += [
+                f"{PurePath(warning.filename).name}:{warning.lineno}"
+                for warning in caught
+                if _SYNCHRONISING in str(warning.message)
+            ]

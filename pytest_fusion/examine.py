@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pytest_fusion import crash
+from pytest_fusion import crash, sanitize
 from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.known import Known
@@ -39,6 +39,8 @@ _NOT_BUILT = {
 def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
     """Judge a spec and tell what came of it. Errors of the spec itself are raised; failures are in the record."""
     begun = time.perf_counter()
+    if request.bare is not None and request.given is None:
+        return sanitize.bare(spec, request, extra)
     known = None
     if request.replay is None and request.seed is None:
         known = Known(spec, outer, request.nodeid)
@@ -58,7 +60,10 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     if known is not None:
         found = tally.failure.case if tally.failure is not None else None
         known.update(found, all_ran=found is None or found not in known.cases)
-    return replace(_record(spec, request, tally), seconds=round(time.perf_counter() - begun, 3))
+    record = _record(spec, request, tally)
+    if request.sanitize and request.given is None:
+        record = sanitize.sanitized(spec, request, tally, record)
+    return replace(record, seconds=round(time.perf_counter() - begun, 3))
 
 
 def _isolated(job: Job) -> Tally:

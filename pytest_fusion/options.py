@@ -24,6 +24,7 @@ class Options:
     report: Path | None
     json: Path | None
     replay: Path | None
+    sanitize: bool
 
 
 # name, help, default, choices
@@ -67,6 +68,16 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="Run only the case stored in this file",
     )
+    group.addoption(
+        "--fusion-sanitize",
+        dest="fusion_sanitize",
+        action="store_true",
+        default=None,
+        help="On a GPU, run the smallest cases of each test under compute-sanitizer too",
+    )
+    parser.addini(
+        "fusion_sanitize", "Run small cases under compute-sanitizer; as --fusion-sanitize", type="bool", default=False
+    )
     parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
 
 
@@ -85,6 +96,7 @@ def resolve(config: pytest.Config) -> Options:
         report=_path(config, "report"),
         json=_path(config, "json"),
         replay=_path(config, "replay"),
+        sanitize=bool(config.getoption("fusion_sanitize", None) or config.getini("fusion_sanitize")),
     )
 
 

@@ -202,6 +202,8 @@ def _request(item: pytest.Item) -> Request:
         start=config.invocation_params.dir,
         replay=None if replay is None else replay.case,
         shown=_from_start(config, item.nodeid),
+        sanitize=options.sanitize,
+        bare=Path(bare) if (bare := os.environ.get("PYTEST_FUSION_BARE")) else None,
     )
 
 

@@ -31,3 +31,6 @@ class Request:
     known: tuple[Case, ...] = ()
     shown: str = ""
     given: Mapping[str, Any] | None = None
+    # Ask compute-sanitizer afterwards; under it, call the kernel on the cases of this file and judge nothing.
+    sanitize: bool = False
+    bare: Path | None = None

@@ -1,0 +1,144 @@
+"""NVIDIA's compute-sanitizer: where it is, how it is called, and what its output says.
+
+The formats are those of its documentation (12.x: ``at kernel(int *)+0x70 in file.cu:6``, 11.x: ``at 0x70 in
+file.cu:6:kernel(int *)``), read by their form: a report is a line behind ``=========`` and the indented ones below it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+TOOLS: tuple[str, ...] = ("memcheck", "synccheck", "initcheck", "racecheck")
+INSTALL = (
+    "compute-sanitizer was not found: it comes with the CUDA toolkit (Debian and Ubuntu: cuda-sanitizer-<version>, "
+    "conda: cuda-sanitizer-api); put it on PATH, or set CUDA_HOME"
+)
+# Printed by the sanitized process before each case, so that a report can be given to one.
+MARK = "#pytest-fusion-case"
+
+_HOMES = ("CUDA_HOME", "CUDA_PATH")
+_BELOW = ("bin/compute-sanitizer", "compute-sanitizer/compute-sanitizer")
+_PREFIX = "========="
+_NEW = re.compile(r"at (?P<kernel>.+?)\+0x[0-9a-f]+(?: in (?P<file>.+?):(?P<line>\d+))?(?: \[\d+ hazards?\])?$")
+_OLD = re.compile(r"at 0x[0-9a-f]+ in (?:(?P<file>.+?):(?P<line>\d+):)?(?P<kernel>.+?)(?: \[\d+ hazards?\])?$")
+_THREAD = re.compile(r"by thread \((?P<thread>[\d,]+)\) in block \((?P<block>[\d,]+)\)")
+_RACE = re.compile(
+    r"^(?:(?P<level>\w+): )?(?P<what>Race reported between (?P<access>\w+) access) (?P<at>at .+)$", re.IGNORECASE
+)
+# Kernels of torch and of libraries, by the namespaces that stand in their names.
+_LIBRARIES = re.compile(
+    r"\b(at|c10|cub|thrust|cutlass|cudnn|cublas\w*|nccl\w*)(::|_|<)|^(sm\d+_|ampere_|volta_|turing_)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report: the tool, its words, and the line of the kernel where it has one (``line`` 0 otherwise).
+
+    ``case`` counts from 0 in the order in which cases ran, -1 before the first. ``mild``: the tool calls it a warning.
+    """
+
+    tool: str
+    what: str
+    kernel: str = ""
+    file: str = ""
+    line: int = 0
+    thread: str = ""
+    block: str = ""
+    details: tuple[str, ...] = ()
+    case: int = -1
+    mild: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether the kernel may be the candidate's: torch's own and libraries' are not."""
+        return bool(self.kernel) and _LIBRARIES.search(self.kernel) is None
+
+    @property
+    def where(self) -> str:
+        """Kernel and line in words."""
+        return self.kernel + (f" at {Path(self.file).name}:{self.line}" if self.line else "")
+
+    def __str__(self) -> str:
+        program = f", program ({self.block})" if self.block else ""
+        more = f": {'; '.join(self.details)}" if self.details else ""
+        return f"{self.tool}: {self.what} in {self.where}{program}{more}"
+
+
+def find(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The path of compute-sanitizer, on PATH or in a CUDA toolkit; ``None`` where there is none."""
+    found = shutil.which("compute-sanitizer", path=environment.get("PATH"))
+    if found is not None:
+        return found
+    homes = [environment[name] for name in _HOMES if environment.get(name)]
+    for home in (*homes, "/usr/local/cuda", "/opt/cuda"):
+        for below in _BELOW:
+            path = Path(home) / below
+            if path.is_file() and os.access(path, os.X_OK):
+                return str(path)
+    return None
+
+
+def command(executable: str, tool: str, program: Sequence[str]) -> list[str]:
+    """The call of one tool on a program and on the processes that it starts."""
+    return [executable, "--tool", tool, "--target-processes", "all", "--print-limit", "100", *program]
+
+
+def parse(tool: str, output: str) -> list[Report]:
+    """The reports in a tool's output, in order, each distinct place once; anything else in it is ignored."""
+    found: dict[tuple[str, ...], Report] = {}
+    head, below, case = "", list[str](), -1
+
+    def close() -> None:
+        report = _report(tool, head, below)
+        if report is not None:
+            found.setdefault((report.what, report.where), replace(report, case=case))
+
+    for line in output.splitlines():
+        if line.startswith(MARK):
+            close()
+            head, below, case = "", [], int(line.removeprefix(MARK).strip() or -1)
+            continue
+        if not line.startswith(_PREFIX):
+            continue
+        text = line.removeprefix(_PREFIX).rstrip()
+        if text.startswith("     "):
+            below.append(text.strip())
+            continue
+        close()
+        head, below = text.strip(), []
+    close()
+    return list(found.values())
+
+
+def _report(tool: str, head: str, below: Iterable[str]) -> Report | None:
+    """A report, or ``None`` where the lines are none: banners, summaries, errors of API calls, notes of the tool."""
+    race = _RACE.match(head)
+    if race is not None:
+        report = _located(
+            Report(tool, race["what"], mild=(race["level"] or "").lower() in ("warning", "info")), race["at"]
+        )
+        return replace(report, details=tuple(line for line in below if line.startswith("and "))) if report else None
+    report, details = None, []
+    for line in below:
+        if report is None:
+            report = _located(Report(tool, head), line)
+        elif (by := _THREAD.search(line)) is not None:
+            report = replace(report, thread=by["thread"], block=by["block"])
+        elif line.startswith(("Address", "and is", "Access")):
+            details.append(line)
+    return replace(report, details=tuple(details)) if report is not None else None
+
+
+def _located(report: Report, text: str) -> Report | None:
+    """The report with the place that a line ``at ...`` tells; ``None`` for any other line."""
+    at = _NEW.match(text) or _OLD.match(text)
+    if at is None:
+        return None
+    kernel = at["kernel"].partition("(")[0].strip()
+    return replace(report, kernel=kernel, file=at["file"] or "", line=int(at["line"] or 0))

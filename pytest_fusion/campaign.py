@@ -119,7 +119,8 @@ class Campaign:
             self._pinned()
         generate = self.failing is None and searching.wants_phase(self.outer, "generate")
         if self.profile.large:
-            self._far() if generate else None
+            if generate:
+                self._far()
             return self.finish()
         if generate:
             self._probe()

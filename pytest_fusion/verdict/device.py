@@ -170,6 +170,7 @@ class _Parts:
         placed = self.place()
         _blank(placed)
         result, error = self.guarded(lambda: self.fused(**placed.arguments))
+        streams.settle(self.bench.device)
         return error is None and judged(self.trial, result, placed) is not None
 
     def behind(self, *, wait: bool) -> tuple[streams.Behind | None, Verdict | None]:

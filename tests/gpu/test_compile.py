@@ -54,7 +54,6 @@ def test_launched_directly(x):
 def test_in_an_operator(x):
     return right(x)
 
-@few
 @fused_equivalent(doubled, compile=True, **SPEC)
 def test_wrong_fake(x):
     return strides(x)

@@ -57,4 +57,4 @@ def test_a_read_that_changes_nothing_is_found(pytester: pytest.Pytester) -> None
     assert any(note.startswith("compute-sanitizer memcheck") for note in right["notes"]), right["notes"]
     assert (wrong["verdict"], wrong["failed_check"], wrong["cause"]) == ("fail", "bounds", "reads-out-of-bounds")
     assert wrong["checks"]["bounds"]["kernel"] == "_double"
-    assert wrong["checks"]["bounds"]["line"] == 9, wrong["checks"]["bounds"]
+    assert wrong["checks"]["bounds"]["line"] == 8, wrong["checks"]["bounds"]

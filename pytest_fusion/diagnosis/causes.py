@@ -36,6 +36,7 @@ CAUSES: dict[str, str] = {
     "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
     "gradient-scale": "the gradient is the right one times a constant",
     "gradient-missing": "an input that the reference differentiates gets no gradient",
+    "stale-memory": "the result depends on what an earlier call left in memory that is kept between calls",
     "stale-state": "the kernel keeps an answer or state from an earlier call",
     "ignores-strides": "the error needs a tensor that is not contiguous: a stride is assumed",
     "ignores-zero-stride": "the error needs an expanded tensor (stride 0)",
@@ -132,6 +133,8 @@ def _from_check(verdict: Verdict) -> str | None:
         case "repeat":
             if verdict.identity == "repeat:stale":
                 return "stale-state"
+            if verdict.evidence.get("cause") in CAUSES:
+                return str(verdict.evidence["cause"])
             return _of_access(verdict) or "nondeterministic"
         case "invariance":
             return "batch-variant"

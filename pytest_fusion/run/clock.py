@@ -1,18 +1,32 @@
-"""Where the seconds of a test went: kernel, reference and lanes, making tensors, the plugin itself."""
+"""Where the seconds of a test went: kernel, reference and lanes, making tensors, the plugin; and for which check."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+# What a case costs before any check asks for more: one call, the reference with its lanes, and their comparison.
+FIRST = "values"
+
+
+@dataclass(slots=True)
+class Share:
+    """What one check cost: wall ``seconds`` and ``calls`` of the kernel, backward passes included."""
+
+    seconds: float = 0.0
+    calls: int = 0
 
 
 class Clock:
-    """Adds up wall seconds per phase; a phase inside another is taken out of the outer one."""
+    """Adds up wall seconds per phase and per check; what is inside another is taken out of the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.checks: dict[str, Share] = {}
         self._inner: list[float] = []
+        self._check = FIRST
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -24,5 +38,18 @@ class Clock:
             spent = time.perf_counter() - begun
             own = spent - self._inner.pop()
             self.seconds[name] = self.seconds.get(name, 0.0) + own
+            share = self.checks.setdefault(self._check, Share())
+            share.seconds += own
+            share.calls += name == "fused"
             if self._inner:
                 self._inner[-1] += spent
+
+    @contextmanager
+    def check(self, name: str) -> Iterator[None]:
+        """What happens inside is done for this check; a check inside another has its own share."""
+        before, self._check = self._check, name
+        try:
+            with self.phase("plugin"):
+                yield
+        finally:
+            self._check = before

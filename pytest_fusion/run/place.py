@@ -54,12 +54,15 @@ def _own_geometry(values: torch.Tensor) -> Geometry:
     return Geometry(tuple(values.shape), strides, offset, storage, expanded)
 
 
-def place(logical: Mapping[str, Any], case: Case, device: torch.device, fill: str) -> Placed:
+def place(
+    logical: Mapping[str, Any], case: Case, device: torch.device, fill: str, guard_bytes: int | None = None
+) -> Placed:
     """Put every tensor among the inputs, nested ones too, into guarded memory on ``device``.
 
-    Those that the case gives no layout (constants, a caller's own) keep theirs.
+    Those that the case gives no layout (constants, a caller's own) keep theirs. ``guard_bytes``, left out, is what the
+    device affords; a multiple of 256 moves every address by as much.
     """
-    arena = Arena(device, fill)
+    arena = Arena(device, fill, guard_bytes)
     placed = Placed({}, arena)
 
     def put(name: str, values: torch.Tensor, layout: Layout | None) -> torch.Tensor:

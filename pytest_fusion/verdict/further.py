@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import compiling, configs, device, gradients, invariance
+from pytest_fusion.verdict import compiling, configs, device, gradients, invariance, repetition
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.trial import Trial
@@ -33,7 +33,7 @@ class Further(Protocol):
         """What it found."""
 
 
-CHECKS: tuple[Further, ...] = (invariance, gradients, configs, compiling, device)
+CHECKS: tuple[Further, ...] = (repetition, invariance, gradients, configs, compiling, device)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:

@@ -387,18 +387,8 @@ def _odd_one(t: torch.Tensor | None, axis: int) -> int | None:
 
 
 def _most_ulp(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> int | None:
-    """Units in the last place between differing elements; ``None`` where they have none."""
-    if not a.is_floating_point():
-        return None
-    finite = [torch.isfinite(t.float() if t.element_size() == 1 else t) for t in (a, b)]
-    if not bool((finite[0] & finite[1])[mask].all()):
-        return None
-    word = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    i, j = (t.contiguous().view(word)[mask].to(torch.int64) for t in (a, b))
-    magnitude = (1 << (8 * a.element_size() - 1)) - 1
-    p, q = i & magnitude, j & magnitude
-    distance = torch.where((i < 0) == (j < 0), (p - q).abs().double(), p.double() + q.double())
-    return int(distance.max())
+    found = repeat.distances(a, b, mask)
+    return None if found is None else int(found.max())
 
 
 def _name_of_one(dim: str, number: int) -> str:

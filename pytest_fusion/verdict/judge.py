@@ -127,5 +127,7 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
         if result.failure is not None or result.rejected is not None:
             break
         if bench.on(check.NAME) and check.missing(bench.spec, bench.device) is None and check.due(trial):
-            conclude(bench, result, check.run(trial))
+            with bench.clock.check(check.NAME):
+                verdict = check.run(trial)
+            conclude(bench, result, verdict)
     return result

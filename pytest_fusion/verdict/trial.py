@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -62,6 +63,8 @@ class Trial:
         self.reference, self.expected = reference, expected
         self.spec = bench.spec
         self.order = list(expected.tensors)
+        # Copies of the outputs, where later calls of the case are to be compared with the first.
+        self.bits: dict[str, torch.Tensor] = {}
         self._lanes: dict[tuple[int, str], list[OutputLanes]] = {}
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
@@ -87,7 +90,8 @@ class Trial:
             return
         if note(memory.check_damage(first.damage)):
             return
-        second, other = call(self.bench, self.result.case, self.logical, FILLS[1])
+        with self.bench.clock.check("unwritten"):
+            second, other = call(self.bench, self.result.case, self.logical, FILLS[1])
         if second.error is not None:
             self.stop(second)
             return
@@ -100,16 +104,19 @@ class Trial:
             return
         difference = repeat.first_difference(got.tensors, again_got.tensors)
         if difference is None:
-            note(repeat.check_repeat(None, 2))
+            note(repeat.check_repeat([], 2))
         elif self.explain_difference(got, again_got):
             return
         verdicts = self.judge(got, grade=again)
         if note(values.as_verdict(verdicts)):
             self.keep(got, verdicts)
             return
-        self.observe_vacuity()
+        with self.bench.clock.check("vacuity"):
+            self.observe_vacuity()
         if again:
-            self.call_again(got, other)
+            self.bits = {name: t.detach().clone() for name, t in got.tensors.items()}
+            with self.bench.clock.check("repeat"):
+                self.call_again(got, other)
 
     def note(self, verdict: Verdict) -> bool:
         return conclude(self.bench, self.result, verdict)
@@ -175,7 +182,8 @@ class Trial:
             now = self.collect(outcome, placed)
             while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
                 if not self.tolerates(same[0]):
-                    return self.note(repeat.check_repeat(same, 3))
+                    varied = repeat.variations(self.steady(before), [self.steady(now)])
+                    return self.note(repeat.check_repeat(varied, 3))
                 chance.add(same[0])
         difference = repeat.first_difference(_without(got, chance), other.tensors)
         if difference is None:
@@ -209,10 +217,17 @@ class Trial:
         )
 
     def tolerates(self, output: str) -> bool:
+        """Whether ``deterministic=`` lets this output vary: ``out[1]``, ``out['dq']`` or plain ``dq``."""
         declared = self.spec.deterministic
         if isinstance(declared, bool):
             return not declared
-        return not declared.get(output, declared.get(output.removesuffix(" (in place)"), True))
+        last = re.search(r"(?:\.|\[')(\w+)(?:'\])?$", output)
+        names = (output, output.removesuffix(" (in place)"), last[1] if last else output)
+        return not next((declared[name] for name in names if name in declared), True)
+
+    def steady(self, outputs: Outputs) -> dict[str, torch.Tensor]:
+        """The outputs that may not vary."""
+        return {name: t for name, t in outputs.tensors.items() if not self.tolerates(name)}
 
     def fresh_lanes(self, index: int, count: int, kind: Literal["E", "F"]) -> OutputLanes:
         """Lanes of one output from another run of the reference, which serves all outputs."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.verdict.repeat import check_repeat, differing, first_difference
+from pytest_fusion.verdict.repeat import check_repeat, differing, first_difference, variations
 
 T = torch.Tensor
 
@@ -126,7 +126,7 @@ def test_an_honest_kernel_passes(judge_one: Any) -> None:
 
     result = judge_one(fused, double, again=True)
     assert result.failure is None
-    assert [v.status for v in result.verdicts if v.check == "repeat"] == ["pass"]
+    assert {v.status for v in result.verdicts if v.check == "repeat"} == {"pass"}
 
 
 DTYPES = "float32 float16 bfloat16 float64 float8_e4m3fn float8_e5m2 int8 int64 uint8 uint16 uint32 uint64 bool".split()
@@ -161,8 +161,53 @@ def test_nan_equals_nan_and_zeros_have_signs() -> None:
 def test_a_changed_shape_is_a_difference_of_all_elements() -> None:
     """An output whose shape varies differs, an empty one too."""
     for a, b in ((torch.ones(2), torch.ones(3)), (torch.ones(0), torch.ones(3)), (torch.ones(3), torch.ones(0))):
-        found = first_difference({"out": a}, {"out": b})
-        assert found is not None
-        assert check_repeat(found, 2).failed
+        assert first_difference({"out": a}, {"out": b}) is not None
+        assert check_repeat(variations({"out": a}, [{"out": b}]), 2).failed
     assert first_difference({"out": torch.ones(2)}, {}) is not None
     assert first_difference({"out": torch.ones(2)}, {"out": torch.ones(2)}) is None
+
+
+def test_what_varies_is_told_in_full() -> None:
+    """Every output with its elements that differ in any run, and their distances in units in the last place."""
+    one = torch.ones(4)
+    up = torch.nextafter(one, torch.tensor(2.0))
+    three = torch.nextafter(torch.nextafter(up, torch.tensor(2.0)), torch.tensor(2.0))
+    base = {"out[0]": one, "out[1]": one, "out[2]": torch.zeros(2, dtype=torch.int32)}
+    runs = [
+        {"out[0]": torch.stack([up[0], one[0], one[0], one[0]]), "out[1]": one, "out[2]": base["out[2]"]},
+        {"out[0]": torch.stack([one[0], three[0], one[0], one[0]]), "out[1]": one, "out[2]": base["out[2]"] + 1},
+    ]
+    floats, integers = variations(base, runs)
+    assert (floats.output, floats.count, floats.total, floats.first) == ("out[0]", 2, 4, [0])
+    assert (floats.median_ulp, floats.most_ulp) == (1.0, 3.0)
+    assert (integers.output, integers.count, integers.most_ulp) == ("out[2]", 2, None)
+    verdict = check_repeat([floats, integers], 3)
+    assert "2 of 4 element(s) of out[0] (by 1 ulp, at most 3)" in verdict.reason
+    assert "so do 2 of 2 element(s) of out[2]" in verdict.reason
+    assert 'deterministic={"out[0]": False, "out[2]": False}' in verdict.reason
+    (half,) = variations({"out": torch.tensor([-1.0]).half()}, [{"out": torch.tensor([1.0]).half()}])
+    assert half.most_ulp == 2 * 0x3C00
+
+
+@pytest.mark.parametrize("name", ["out['dq']", "dq"])
+def test_an_output_in_a_container_is_declared_by_its_key(judge_one: Any, name: str) -> None:
+    """``deterministic={"dq": False}`` means the output of that name, whatever holds it; others still count."""
+    unsteady = Unsteady()
+    both = lambda x: {"dq": double(x), "dk": double(x)}  # noqa: E731
+    fused = lambda x: {"dq": unsteady(x), "dk": double(x)}  # noqa: E731
+    assert judge_one(fused, both, deterministic={name: False}).failure is None
+    assert judge_one(fused, both, deterministic={"dk": False}).failure.identity == "repeat:out['dq']"
+
+
+def test_an_input_written_in_place_is_declared_by_its_name(judge_one: Any) -> None:
+    """An unsteady in-place output fails by default and passes once named."""
+    unsteady = Unsteady()
+
+    def fused(x: T) -> None:
+        x.copy_(unsteady(x))
+
+    def in_place(x: T) -> None:
+        x.mul_(2)
+
+    assert judge_one(fused, in_place, mutates="x").failure.identity == "repeat:x (in place)"
+    assert judge_one(fused, in_place, mutates="x", deterministic={"x": False}).failure is None

@@ -22,6 +22,8 @@ from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.regions import Regions
 
 Mode = Literal["batched", "serial"]
+# In which order programs take their turns: as launched, the last one first, or shuffled by a seed.
+Order = Literal["launched", "reversed"] | int
 
 # The first batch of a launch. What is learned from it, the widest block, decides about the others, and nothing that
 # earlier launches showed: one launch must take its atomics in one order always.
@@ -35,6 +37,7 @@ _MOST = 1 << 14
 ENVIRONMENT = "PYTEST_FUSION_EXECUTOR"
 
 _mode: Mode | None = None
+_order: Order = "launched"
 _most_alone: int | None = None
 _fallbacks: dict[tuple[str, str], int] = {}
 
@@ -61,6 +64,20 @@ def executing(wanted: Mode) -> Iterator[None]:
         yield
     finally:
         _mode = before
+
+
+@contextmanager
+def ordered(wanted: Order) -> Iterator[None]:
+    """Run the programs of each launch in this order. A device promises none.
+
+    A kernel that waits for programs with lower ids may raise when they come later.
+    """
+    global _order
+    before, _order = _order, wanted
+    try:
+        yield
+    finally:
+        _order = before
 
 
 @contextmanager
@@ -172,6 +189,7 @@ def _one_by_one(total: int) -> Generator[tuple[int, int], int, None]:
 
 def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None:
     widest = 1
+    turns = _turns(program.grid[0] * program.grid[1] * program.grid[2])
     with ExitStack() as stack:
         stack.enter_context(access.launching(program.regions, program.grid))
         stack.enter_context(findings.launching(program.kernel))
@@ -180,7 +198,7 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
         part = next(parts, None)
         while part is not None:
             first, count = part
-            ids = _ids(program.grid, first, count)
+            ids = _ids(program.grid, turns[first : first + count])
             with batch.running(Batch(ids, first)):
                 try:
                     program.function(**program.arguments)
@@ -195,7 +213,14 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
                 return
 
 
-def _ids(grid: tuple[int, int, int], first: int, count: int) -> Array:
-    numbers = np.arange(first, first + count, dtype=np.int64)
+def _turns(total: int) -> Array:
+    """The programs, numbered as launched, in the order of their turns."""
+    if isinstance(_order, int):
+        return np.random.default_rng(_order).permutation(total)
+    numbers = np.arange(total, dtype=np.int64)
+    return numbers[::-1] if _order == "reversed" else numbers
+
+
+def _ids(grid: tuple[int, int, int], numbers: Array) -> Array:
     _, y, z = grid
     return np.stack([numbers // (y * z), numbers // z % y, numbers % z])

@@ -70,6 +70,10 @@ class Arena:
         """Addresses of the guarded blocks."""
         return frozenset(region.block for region in self._regions)
 
+    def sizes(self) -> list[int]:
+        """Bytes of the guarded blocks."""
+        return [region.nbytes for region in self._regions]
+
     def damage(self) -> list[Damage]:
         """What was written outside the tensors' own elements since the last fill; one synchronisation when nothing was.
 

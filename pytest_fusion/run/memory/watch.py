@@ -132,6 +132,10 @@ class Watch:
         """Addresses of the guarded blocks."""
         return frozenset(region.block for region, _, _ in self._regions.values())
 
+    def sizes(self) -> list[int]:
+        """Bytes of the guarded blocks."""
+        return [region.nbytes for region, _, _ in self._regions.values()]
+
     def close(self) -> None:
         """Let go of all regions; tensors still in use keep their memory."""
         self._regions.clear()

@@ -1,0 +1,265 @@
+"""The part of check `repeat` that costs more calls: the same inputs again and again while everything else changes.
+
+Every case is called twice, under two fills, so a test compares hundreds of pairs of calls; what comes by chance shows
+there. Left for a few cases is what needs more than two calls of one case or other circumstances: state that a third
+or a tenth call meets, other addresses and dirty fresh memory, other work on the device, programs in another order
+(which the CPU lane can choose and a GPU does not promise), and calls of other sizes in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from pytest_fusion.case import numbers
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.model import Case
+from pytest_fusion.case.plan import Limits, cost, refit
+from pytest_fusion.run.company import competing
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.interpreter import installed
+from pytest_fusion.run.interpreter.executor import Order, ordered
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES
+from pytest_fusion.run.memory.decoys import Decoys
+from pytest_fusion.run.place import Placed, place
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict import memory, repeat
+from pytest_fusion.verdict.calls import allows_chance, call, error_verdict, rejection
+from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
+from pytest_fusion.verdict.trial import Trial
+
+NAME = "repeat"
+
+# Counted by these names: cases that were asked more, and findings, after which all cases are those of a shrinking.
+_SPENT, _FOUND = "repetition", "repetition found"
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """How many cases are asked, how often each is called (both fills' first calls included), in which orders."""
+
+    cases: int
+    calls: int
+    orders: tuple[Order, ...]
+
+
+# Five calls meet what every second to fourth call does, at 10 ms each; a longer period takes the nightly run.
+_USUAL = _Effort(cases=3, calls=5, orders=("reversed",))
+_DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
+
+
+def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
+    """It can always run."""
+    return None
+
+
+def due(trial: Trial) -> bool:
+    """A few thorough cases with an output that may not vary; every case where a finding is being shrunk."""
+    bench = trial.bench
+    if not trial.steady(trial.got):
+        return False
+    if bench.spent[_FOUND] or bench.complete:
+        return True
+    return trial.thorough and bench.spent[_SPENT] < _effort(trial).cases
+
+
+def _effort(trial: Trial) -> _Effort:
+    return _DEEP if trial.bench.deep else _USUAL
+
+
+def run(trial: Trial) -> Verdict:
+    """More calls of the case; the first thing that varies."""
+    trial.bench.spent[_SPENT] += 1
+    again = _Again(trial)
+    try:
+        verdict = again.under_pressure() or again.in_other_orders() or again.between_other_sizes()
+    except _Ended as ended:
+        verdict = ended.verdict
+    if verdict is not None and verdict.failed:
+        trial.bench.spent[_FOUND] += 1
+    return verdict or passed(NAME, runs=again.calls, orders=again.orders, sizes=again.sizes)
+
+
+class _Ended(Exception):
+    """A repeated call did something else than to return other bits."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
+@dataclass(slots=True)
+class _Again:
+    """Further calls of one case, compared with its first."""
+
+    trial: Trial
+    calls: int = 2
+    orders: list[str] = field(default_factory=list)
+    sizes: list[Mapping[str, object]] = field(default_factory=list)
+    base: dict[str, torch.Tensor] = field(init=False)
+    _decoys: Decoys = field(init=False)
+
+    def __post_init__(self) -> None:
+        trial = self.trial
+        copies = trial.bits or {name: t.detach().clone() for name, t in trial.got.tensors.items()}
+        self.base = {name: t for name, t in copies.items() if not trial.tolerates(name)}
+        sizes = [t.nbytes for t in self.base.values()]
+        self._decoys = Decoys(trial.bench.device, sizes, seed=trial.result.case.seed)
+
+    def under_pressure(self) -> Verdict | None:
+        """Other addresses, dirty memory and, every other time, a busy device."""
+        count = _effort(self.trial).calls - 2
+        runs = [self._call(turn) for turn in range(count)]
+        varied = repeat.variations(self.base, runs)
+        if not varied:
+            return None
+        later = len(runs) > 1 and not repeat.variations(runs[0], runs[1:])
+        if later and all(repeat.first_difference(self.base, run) is not None for run in runs):
+            return repeat.varies(
+                varied, f"between the first call on these inputs and each of {count} later ones", runs=count + 2
+            )
+        return repeat.check_repeat(varied, count + 2)
+
+    def in_other_orders(self) -> Verdict | None:
+        """Programs in another order, where this process chooses it: what depends on it depends on chance on a GPU."""
+        trial = self.trial
+        if trial.bench.device.type != "cpu" or not installed():
+            return None
+        if not any(launch.programs > 2 for launch in trial.result.launches):
+            return None  # two terms have one sum, and of one program there is no order
+        for order in _effort(trial).orders:
+            got = self._in_order(order)
+            if got is None:
+                continue
+            self.orders.append(str(order))
+            varied = repeat.variations(self.base, [got])
+            # Chance has had its calls; once more as launched, in case it needed one more.
+            if not varied or repeat.variations(self.base, [self._call(0)]):
+                continue
+            return repeat.varies(
+                varied,
+                f"when the programs of a launch run in another order ({_named(order)}), which a GPU chooses as it "
+                "likes: atomics on floats, or a race",
+                order=str(order),
+            )
+        return None
+
+    def between_other_sizes(self) -> Verdict | None:
+        """The case once more after calls of smaller and larger inputs, which leave workspaces and caches behind."""
+        others = list(_others(self.trial))
+        if not others or (changed := self._after(others)) is None:
+            return None
+        self.sizes = [dict(case.sizes) for case, _ in others]
+        varied = repeat.variations(self.base, [changed])
+        if not varied:
+            return None
+        plain = [self._call(turn) for turn in range(2)]
+        again = self._after(others)
+        stays = bool(repeat.variations(self.base, plain[:1])) and not repeat.variations(plain[0], plain[1:])
+        steady = not repeat.variations(self.base, plain)
+        if again is None or not (stays or (steady and repeat.variations(self.base, [again]))):
+            return repeat.check_repeat(repeat.variations(self.base, [changed, *plain]), self.calls)
+        between = " and ".join(_sized(case) for case, _ in others)
+        worst = varied[0]
+        return failed(
+            NAME,
+            f"{worst} differ after calls of other sizes ({between}), the first at {worst.first}: something kept "
+            "between calls, a workspace or a cache, is not made ready for this size",
+            identity="repeat:sizes",
+            cause="stale-memory",
+            output=worst.output,
+            count=worst.count,
+            total=worst.total,
+            first=worst.first,
+            others=self.sizes,
+        )
+
+    def _call(self, turn: int) -> dict[str, torch.Tensor]:
+        """One more call as the case has it, at other addresses. Raises ``_Ended``."""
+        trial, bench = self.trial, self.trial.bench
+        self._decoys.shuffle()
+        company: AbstractContextManager[None] = competing(bench.device) if turn % 2 else nullcontext()
+        outcome, placed = self._placed_call(FILLS[turn % len(FILLS)], shift=1 + 2 * (turn % 4), around=company)
+        if outcome.error is not None:
+            if rejection(trial.spec, outcome.error) is not None:
+                refused = type(outcome.error).__name__
+                raise _Ended(unknown(NAME, f"a repeated call was refused ({refused}) though the first was not"))
+            trial.result.trace = outcome.trace
+            raise _Ended(error_verdict(outcome))
+        for found in (
+            memory.check_access(outcome, chance=allows_chance(trial.spec)),
+            memory.check_damage(outcome.damage),
+        ):
+            if found is not None and found.failed:
+                raise _Ended(found)
+        assert outcome.watch is not None
+        sizes = [*placed.arena.sizes(), *outcome.watch.sizes()]
+        if self.calls == 2:
+            self._decoys = Decoys(bench.device, sizes, seed=trial.result.case.seed)
+        self.calls += 1
+        return _copies(trial, outcome, placed)
+
+    def _placed_call(self, fill: str, *, shift: int, around: AbstractContextManager[None]) -> tuple[Outcome, Placed]:
+        """A call whose inputs begin ``shift`` alignments further than usual, so at no multiple of 512 bytes."""
+        trial, bench = self.trial, self.trial.bench
+        usual = CPU_GUARD_BYTES if bench.device.type == "cpu" else DEVICE_GUARD_BYTES
+        with bench.clock.phase("make"):
+            guard = usual + shift * ALIGNMENT
+            placed = place(trial.logical, trial.result.case, bench.device, fill, guard)
+        with bench.clock.phase("fused"), around:
+            return run_fused(bench.spec.fused, placed, bench.extra, programs=bench.programs), placed
+
+    def _in_order(self, order: Order) -> dict[str, torch.Tensor] | None:
+        """``None`` where the programs wait for each other in the order of the launch, as a tile that comes late."""
+        trial = self.trial
+        with ordered(order):
+            outcome, placed = call(trial.bench, trial.result.case, trial.logical, FILLS[0])
+        return None if outcome.error is not None else _copies(trial, outcome, placed)
+
+    def _after(self, others: list[tuple[Case, Mapping[str, object]]]) -> dict[str, torch.Tensor] | None:
+        """The case's outputs after calls of the others; ``None`` where none of those was accepted."""
+        accepted = 0
+        for case, logical in others:
+            outcome, _ = call(self.trial.bench, case, logical, FILLS[0])
+            accepted += outcome.error is None
+        return self._call(0) if accepted else None
+
+
+def _copies(trial: Trial, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
+    return {name: t.detach().clone() for name, t in trial.steady(trial.collect(outcome, placed)).items()}
+
+
+def _others(trial: Trial) -> Iterator[tuple[Case, Mapping[str, object]]]:
+    """The case with all sizes halved, and with all doubled and one more, as far as bounds and cost admit them."""
+    case, spec = trial.result.case, trial.spec
+    for smaller in (True, False):
+        sizes = {
+            name: tuple(_other(s, smaller=smaller) for s in size)
+            if isinstance(size, tuple)
+            else _other(size, smaller=smaller)
+            for name, size in case.sizes.items()
+        }
+        try:
+            other = case.with_(sizes=refit(spec, sizes), seed=numbers.mix(case.seed, _SPENT, smaller) >> 1)
+            elements, work = cost(spec, other)
+            if other.sizes == case.sizes or elements > Limits().elements or work > Limits().work:
+                continue
+            yield other, make_inputs(spec, other, trial.bench.device)
+        except (ImpossibleCase, InputFailed):
+            continue
+
+
+def _other(size: int, *, smaller: bool) -> int:
+    return (size + 1) // 2 if smaller else 2 * size + 1
+
+
+def _named(order: Order) -> str:
+    return "the last one first" if order == "reversed" else f"shuffled by seed {order}"
+
+
+def _sized(case: Case) -> str:
+    return ", ".join(f"{name}={size}" for name, size in case.sizes.items())

@@ -1,0 +1,205 @@
+"""The part of check ``repeat`` that costs more calls: state, addresses, orders of programs, other sizes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.run import interpreter
+from pytest_fusion.run.interpreter.executor import Order, ordered
+from pytest_fusion.run.memory.decoys import Decoys
+from pytest_fusion.verdict import repetition
+
+interpreter.enable()
+triton = pytest.importorskip("triton")
+tl = triton.language
+interpreted = pytest.mark.skipif(not interpreter.installed(), reason=str(interpreter.problem()))
+
+T = torch.Tensor
+
+
+def double(x: T) -> T:
+    return x * 2
+
+
+def off_by_one_ulp(y: T) -> T:
+    y.view(-1)[0] = torch.nextafter(y.view(-1)[0], torch.tensor(9.0))
+    return y
+
+
+class Counting:
+    """Doubles; what ``wrong`` says of the number of the call decides about the first element."""
+
+    def __init__(self, wrong: Callable[[int], bool]) -> None:
+        self.calls, self.wrong = 0, wrong
+
+    def __call__(self, x: T) -> T:
+        self.calls += 1
+        y = x * 2
+        return off_by_one_ulp(y) if self.wrong(self.calls) else y
+
+
+def test_state_that_only_a_later_call_meets_fails(judge_one: Any) -> None:
+    """Two calls agree and the fifth differs: found in a case that more is asked of, with what differs."""
+    failure = judge_one(Counting(lambda call: call >= 5), double, again=True).failure
+    assert failure.identity == "repeat:out"
+    assert failure.evidence["most_ulp"] == 1.0
+    assert judge_one(Counting(lambda call: call >= 5), double).failure is None
+
+
+def test_a_long_period_takes_the_deep_profile(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every eighteenth call does differently is not met by a few calls, but by twenty."""
+    rare = lambda call: call % 18 == 0  # noqa: E731
+    assert judge_one(Counting(rare), double, again=True).failure is None
+    monkeypatch.setattr(repetition, "_USUAL", repetition._DEEP)
+    assert judge_one(Counting(rare), double, again=True).failure.identity == "repeat:out"
+
+
+def test_a_result_that_depends_on_addresses_fails(judge_one: Any) -> None:
+    """Inputs lie elsewhere in each further call, at no multiple of 512 bytes."""
+
+    def fused(x: T) -> T:
+        y = x * 2
+        return y if x.data_ptr() % 512 == 0 else off_by_one_ulp(y)
+
+    assert judge_one(fused, double).failure is None
+    assert judge_one(fused, double, again=True).failure.identity == "repeat:out"
+
+
+class Workspace:
+    """Sums rows through a workspace that is kept between calls and grows; ``clears`` says what is made ready."""
+
+    def __init__(self, clears: Callable[[T, T], Any]) -> None:
+        self.kept, self.clears = torch.zeros(0), clears
+
+    def __call__(self, x: T) -> T:
+        if self.kept.numel() < x.shape[-1]:
+            self.kept = torch.zeros(x.shape[-1])
+        self.clears(self.kept, x)
+        self.kept[: x.shape[-1]] = x[-1] if len(x) else 0.0
+        return x.sum(-1) * 0 + self.kept.sum()
+
+
+def last_row(x: T) -> T:
+    return x.sum(-1) * 0 + (x[-1].sum() if len(x) else 0.0)
+
+
+def test_what_other_sizes_leave_behind_fails(judge_one: Any) -> None:
+    """A workspace that a larger input grew and filled is read beyond this input's end."""
+    result = judge_one(Workspace(lambda kept, x: None), last_row, again=True)
+    assert result.failure.identity == "repeat:sizes"
+    assert likely_cause(result.failure, result.case) == "stale-memory"
+    assert "rows=11, hidden=15" in result.failure.reason
+
+
+def test_a_workspace_that_is_made_ready_passes(judge_one: Any) -> None:
+    """The same workspace, cleared by each call, is nobody's loss."""
+    result = judge_one(Workspace(lambda kept, x: kept.zero_()), last_row, again=True)
+    assert result.failure is None
+    assert [v.evidence["sizes"] for v in result.verdicts if v.check == "repeat" and "sizes" in v.evidence] == [
+        [{"rows": 3, "hidden": 4}, {"rows": 11, "hidden": 15}]
+    ]
+
+
+def test_few_cases_are_asked_and_declared_outputs_never(examine: Any, judge_one: Any) -> None:
+    """A dozen cases cost few calls more; where every output may vary there is nothing to ask."""
+    fused = Counting(lambda call: False)
+    assert examine(fused, double, cases=12).verdict == "pass"
+    repeated = fused.calls
+    assert judge_one(Counting(lambda call: call >= 5), double, again=True, deterministic=False).failure is None
+    plain = Counting(lambda call: False)
+    assert examine(plain, double, cases=12, deterministic=False).verdict == "pass"
+    assert 0 < repeated - plain.calls <= 3 * 8
+
+
+def test_a_refusal_of_a_repeated_call_is_unknown(judge_one: Any) -> None:
+    """A declared refusal that comes with a later call alone proves nothing about bits."""
+    calls = []
+
+    def fused(x: T) -> T:
+        calls.append(x)
+        if len(calls) >= 4:
+            raise ValueError("too many")
+        return x * 2
+
+    result = judge_one(fused, double, again=True, rejects=ValueError)
+    assert result.failure is None
+    assert ("repeat", "unknown") in [(v.check, v.status) for v in result.verdicts]
+
+
+@triton.jit
+def sum_by_atomics(x, out, columns, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    tl.atomic_add(out + at, tl.load(x + row * stride + at, mask=at < columns), mask=at < columns)
+
+
+@triton.jit
+def ticket(x, out, counter, columns, stride, BLOCK: tl.constexpr):
+    row = tl.atomic_add(counter, 1)
+    at = tl.arange(0, BLOCK)
+    tl.store(out + row * columns + at, 2 * tl.load(x + row * stride + at, mask=at < columns), mask=at < columns)
+
+
+def column_sum(x: T) -> T:
+    out = torch.zeros(x.shape[1])
+    if x.numel():
+        sum_by_atomics[(x.shape[0],)](x, out, x.shape[1], x.stride(0), BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+
+
+def doubled_by_ticket(x: T) -> T:
+    out, counter = torch.empty(x.shape), torch.zeros(1, dtype=torch.int32)
+    if x.numel():
+        ticket[(x.shape[0],)](x, out, counter, x.shape[1], x.stride(0), BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+
+
+@interpreted
+def test_sums_by_atomics_fail_unless_declared(judge_one: Any) -> None:
+    """Float atomics add in the order in which programs come, which the CPU lane turns round."""
+    failure = judge_one(column_sum, lambda x: x.sum(0), again=True).failure
+    assert failure.identity == "repeat:out"
+    assert failure.evidence["order"] == "reversed"
+    assert judge_one(column_sum, lambda x: x.sum(0), again=True, deterministic=False).failure is None
+
+
+@interpreted
+def test_programs_that_draw_their_rows_pass(judge_one: Any) -> None:
+    """A kernel whose programs take tickets gives the same bits in every order."""
+    result = judge_one(doubled_by_ticket, double, again=True)
+    assert result.failure is None
+    assert any(v.evidence.get("orders") == ["reversed"] for v in result.verdicts)
+
+
+@triton.jit
+def arrivals(seen, counter):
+    tl.store(seen + tl.atomic_add(counter, 1), tl.program_id(0))
+
+
+@interpreted
+@pytest.mark.parametrize("order", ["launched", "reversed", 5])
+def test_programs_run_in_the_order_asked_for(order: Order) -> None:
+    """Each program runs once, over several batches too, in the order of the launch unless told otherwise."""
+    total = 300
+    seen, counter = torch.full((total,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with ordered(order):
+        arrivals[(total,)](seen, counter)
+    came = seen.tolist()
+    assert sorted(came) == list(range(total))
+    assert (came == sorted(came)) is (order == "launched")
+    assert (came == sorted(came, reverse=True)) is (order == "reversed")
+
+
+def test_decoys_move_what_comes_next() -> None:
+    """The same allocation lands elsewhere when blocks of its size were taken in between."""
+    decoys = Decoys(torch.device("cpu"), [1 << 16, 1 << 40, 0], seed=3)
+    seen = set()
+    for _ in range(8):
+        seen.add(torch.empty(1 << 16, dtype=torch.uint8).data_ptr())
+        decoys.shuffle()
+    assert len(seen) > 1

@@ -275,6 +275,7 @@ class Campaign:
             tally.notes.append(f"{kernel} ran one program after the other: {reason}")
         if self.bench.unrepeated:
             tally.notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
+        tally.notes += further.notes(self.bench)
         for name, reason in further.missing(self.spec, self.bench.device).items():
             tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
         if self.failing is None:

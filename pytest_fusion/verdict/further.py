@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import compiling, configs, device, gradients, invariance, repetition
+from pytest_fusion.verdict import autograd, compiling, configs, device, gradients, invariance, repetition
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.trial import Trial
@@ -46,3 +46,8 @@ def summaries(bench: Bench) -> list[Verdict]:
     """What the cases of a test add up to, for the checks to which that matters."""
     found = [configs.summary(bench), compiling.summary(bench), device.summary(bench)]
     return [verdict for verdict in found if verdict is not None]
+
+
+def notes(bench: Bench) -> list[str]:
+    """What the checks saw that is no failure and that the report tells."""
+    return autograd.notes(bench)

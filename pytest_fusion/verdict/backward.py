@@ -1,0 +1,215 @@
+"""One forward and backward of the kernel in guarded memory, and what backward left changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.model import Case, Layout, TensorCase
+from pytest_fusion.run import graph
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.place import Placed, place
+from pytest_fusion.verdict import memory, repeat, structure, values
+from pytest_fusion.verdict.calls import allows_chance, error_verdict, precision, rejection
+from pytest_fusion.verdict.model import Verdict, failed, passed
+from pytest_fusion.verdict.outputs import Outputs, collect
+from pytest_fusion.verdict.trial import Trial
+from pytest_fusion.verdict.upstream import NoGraph, Upstream
+
+NAME = "gradients"
+
+Gradients = Mapping[str, torch.Tensor | None]
+
+
+@dataclass(slots=True)
+class Backward:
+    """Gradients by input (``None`` where there is none), and what else a backward showed.
+
+    ``again`` is a second backward's, where one was asked for and not refused. ``saved`` names the tensors kept for
+    backward whose bits it changed, ``outputs`` those of forward's results that it changed, with the mask of elements.
+    ``overwritten`` are the gradients of the first backward that the second one changed. ``direct`` names the inputs
+    whose ``.grad`` or ``requires_grad`` the kernel set by itself.
+    """
+
+    gradients: Gradients
+    again: Gradients | None = None
+    saved: list[str] = field(default_factory=list)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    overwritten: dict[str, torch.Tensor] = field(default_factory=dict)
+    direct: list[str] = field(default_factory=list)
+
+
+class Attempt:
+    """One forward and backward of the kernel; ``backward`` is ``None`` where it did not come to that."""
+
+    def __init__(
+        self, trial: Trial, upstream: Upstream, fill: str, *, twice: bool = False, contiguous: bool = False
+    ) -> None:
+        bench = trial.bench
+        with bench.clock.phase("make"):
+            self.placed, self.upstream = prepared(trial, upstream, fill, contiguous=contiguous)
+        self._trial, self._wanted, self._twice = trial, upstream.wanted, twice
+        self.backward: Backward | None = None
+        # Copies of forward's results.
+        self.forward: dict[str, torch.Tensor] = {}
+        with bench.clock.phase("fused"):
+            self.outcome: Outcome = run_fused(self._call, self.placed, bench.extra, programs=bench.programs)
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """The gradients that came back, by the names under which ``deterministic=`` knows them."""
+        return {} if self.backward is None else named(self.backward.gradients)
+
+    def _call(self, **arguments: Any) -> Any:
+        spec = self._trial.spec
+        result = spec.fused(**arguments)
+        outputs = collect(result, arguments, spec.mutates).tensors
+        self.forward = {name: t.detach().clone() for name, t in outputs.items()}
+        ends = connected(outputs, self.upstream)
+        kept = {name: t.detach() for name, t in graph.saved(ends).items()}
+        before = {name: t.clone() for name, t in kept.items()}
+        gradients = self._backward(arguments, ends, keep=self._twice)
+        found = self.backward = Backward(gradients)
+        found.saved = [name for name, t in kept.items() if not _released(t) and _differ(t, before[name])]
+        found.outputs = self._changed(outputs, arguments)
+        found.direct = self._set_directly(arguments)
+        if self._twice:
+            copies = {name: t.clone() if t is not None else None for name, t in gradients.items()}
+            try:
+                found.again = self._backward(arguments, ends, keep=False)
+            except Exception:  # noqa: BLE001
+                return result  # a clear refusal of a second backward is an answer
+            for name, t in gradients.items():
+                copy = copies[name]
+                if t is not None and copy is not None and bool((mask := repeat.differing(t, copy)).any()):
+                    found.overwritten[name] = mask
+            found.gradients = copies
+        return result
+
+    def _backward(self, arguments: Mapping[str, Any], ends: list[torch.Tensor], *, keep: bool) -> Gradients:
+        leaves = [arguments[name] for name in self._wanted]
+        given = list(self.upstream.tensors.values())
+        found = torch.autograd.grad(ends, leaves, given, allow_unused=True, retain_graph=keep)
+        return dict(zip(self._wanted, found, strict=True))
+
+    def _changed(self, outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Results that backward changed, but for those that lie in an input that it may overwrite."""
+        spec = self._trial.spec
+        given_up = [t for name in (*spec.mutates, *spec.clobbers) if isinstance(t := arguments.get(name), torch.Tensor)]
+        masks = {
+            name: repeat.differing(t.detach(), self.forward[name])
+            for name, t in outputs.items()
+            if not _released(t) and not any(structure.overlap(t, other) for other in given_up)
+        }
+        return {name: mask for name, mask in masks.items() if bool(mask.any())}
+
+    def _set_directly(self, arguments: Mapping[str, Any]) -> list[str]:
+        return [
+            name
+            for name, t in arguments.items()
+            if isinstance(t, torch.Tensor)
+            and t.is_leaf
+            and name not in self._trial.spec.mutates
+            and (t.grad is not None or t.requires_grad != (name in self._wanted))
+        ]
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(repeat.differing(a, b).any())
+
+
+def _released(t: torch.Tensor) -> bool:
+    """Whether its memory was given back by force (``storage.resize_(0)``), so that there is nothing to look at."""
+    return t.numel() > 0 and t.untyped_storage().nbytes() == 0
+
+
+def named(gradients: Gradients) -> dict[str, torch.Tensor]:
+    """``dx`` for the gradient of ``x``."""
+    return {f"d{name}": t for name, t in gradients.items() if t is not None}
+
+
+def prepared(trial: Trial, upstream: Upstream, fill: str, *, contiguous: bool = False) -> tuple[Placed, Placed]:
+    """The inputs, those wanted requiring grad, and the upstream gradients, in their layouts and guarded memory."""
+    case, device = trial.result.case, trial.bench.device
+    placed = place(trial.logical, case, device, fill)
+    given = {name: upstream.upstream[name] for name in upstream.used}
+    # An expanded one is given no layout, so that it keeps its own: a single element of storage.
+    tensors = {
+        name: TensorCase(str(gradient.dtype).removeprefix("torch."), Layout() if contiguous else upstream.layout[name])
+        for name, gradient in given.items()
+        if contiguous or upstream.layout[name].kind != "expanded"
+    }
+    above = place(given, Case(case.sizes, case.dtype, tensors, seed=case.seed), device, fill)
+    for name in upstream.wanted:
+        placed.arguments[name].requires_grad_(True)
+    placed.arena.snapshot()
+    above.arena.snapshot()
+    return placed, above
+
+
+def connected(outputs: Mapping[str, torch.Tensor], upstream: Placed) -> list[torch.Tensor]:
+    """The outputs that get an upstream gradient. Raises ``NoGraph`` for one that does not require grad."""
+    for name in upstream.tensors:
+        if name not in outputs or not outputs[name].requires_grad:
+            raise NoGraph(name)
+    return [outputs[name] for name in upstream.tensors]
+
+
+def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed) -> Verdict | None:
+    """What ends the check before any gradient is looked at; ``None`` if nothing does."""
+    spec = trial.spec
+    if isinstance(outcome.error, NoGraph):
+        return failed(
+            NAME,
+            f"{outcome.error} does not require grad though the reference's does: it is not connected to the inputs "
+            "(computed under no_grad, detached, or an autograd.Function that was bypassed)",
+            identity="gradients:missing:graph",
+            cause="gradient-missing",
+        )
+    if outcome.error is not None:
+        if rejection(spec, outcome.error) is not None:
+            return passed(NAME, refused=type(outcome.error).__name__)
+        trial.result.trace = outcome.trace
+        return error_verdict(outcome)
+    accessed = memory.check_access(outcome, chance=allows_chance(spec))
+    if accessed is not None:
+        return accessed
+    hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
+    if hurt.failed:
+        return hurt
+    changes = memory.check_inputs(placed.arena.changed(), (*spec.mutates, *spec.clobbers))
+    if changes.failed:
+        return changes
+    for change in upstream.arena.changed():
+        return failed(
+            NAME,
+            f"backward changed {change.count} element(s) of the upstream gradient of {change.name}, the first at "
+            f"{list(change.first)}: autograd hands the same tensor to other branches of the graph",
+            identity=f"gradients:upstream:{change.name}",
+            cause="mutates-input",
+        )
+    return None
+
+
+def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, slug: str) -> Verdict | None:
+    """The failure of forward's results in other circumstances than the case's own; ``None`` where they are right."""
+    lacking = [name for name in trial.order if name not in results]
+    if lacking:
+        return failed(NAME, f"{when}, the kernel returns no {lacking[0]}", identity=f"gradients:{slug}:nesting")
+    got = Outputs({name: results[name] for name in trial.order}, trial.expected.plain, trial.expected.shape)
+    verdict = structure.check_structure(
+        got, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(trial.logical)
+    )
+    if not verdict.failed:
+        verdict = values.as_verdict(trial.judge(got))
+    if not verdict.failed:
+        return None
+    return failed(
+        NAME,
+        f"{when}, the kernel's results are wrong: {verdict.reason}",
+        identity=f"gradients:{slug}:{verdict.identity}",
+        statistical=verdict.statistical,
+        **verdict.evidence,
+    )

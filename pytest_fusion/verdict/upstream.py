@@ -1,0 +1,153 @@
+"""The reference's backward pass, and the upstream gradients that it and the kernel get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import numbers
+from pytest_fusion.case.layouts import choices
+from pytest_fusion.case.model import Layout
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.lanes.shadow import run_lanes
+from pytest_fusion.run.reference import ReferenceFailed, copies, takes
+from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.verdict.outputs import collect
+from pytest_fusion.verdict.trial import Trial
+
+# Never all ones, which hides a gradient that is forgotten as a factor; `expanded` is what sum().backward() sends.
+KINDS = ("random", "random", "random", "expanded", "expanded", "negative", "zero")
+_LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
+# A slice begins somewhere: with the gradient of a concatenation, in the middle of the whole one.
+_OFFSETS = (0, 0, 0, 1, 3)
+# Of several outputs, one alone has an upstream gradient in one case of so many.
+_ONE_ALONE_EVERY = 3
+
+
+class NoGraph(Exception):
+    """An output that must be differentiable is not connected to any input; the message is its name."""
+
+
+def differentiable(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The floating outputs that autograd can be asked about."""
+    return {name: t for name, t in outputs.items() if t.dtype.is_floating_point and t.requires_grad}
+
+
+class Upstream:
+    """Upstream gradients of one case, and what the reference's own backward makes of them.
+
+    ``wanted`` are the inputs that require grad. ``kind``, ``upstream`` and ``layout`` (by output) follow from the
+    case's seed. After ``lanes``, ``used`` names the outputs that got a gradient, ``present`` the inputs that have one.
+    """
+
+    def __init__(self, trial: Trial, wanted: Sequence[str]) -> None:
+        self.trial, self.wanted = trial, list(wanted)
+        seed = trial.result.case.seed
+        self.kind = KINDS[numbers.mix(seed, "upstream kind") % len(KINDS)]
+        floating = {n: t for n, t in trial.expected.tensors.items() if t.dtype.is_floating_point}
+        # Made outside of the lanes, which would take the rounding of random numbers for the reference's own.
+        self.upstream = {name: self._gradient(name, t) for name, t in floating.items()}
+        self.layout = {name: self._layout(name, t) for name, t in floating.items()}
+        self.used: list[str] = []
+        self.present: list[str] = []
+        self.native: dict[str, torch.Tensor] = {}
+
+    def lanes(self, count: int) -> dict[str, OutputLanes]:
+        """Lanes of every gradient that the reference has; with a fixed tolerance only its native values count.
+
+        Raises ``NoGraph`` where no output depends on the inputs, ``ReferenceFailed`` where the reference raises.
+        """
+        trial = self.trial
+        fixed = isinstance(trial.spec.tolerance, Tolerance)
+        seed = numbers.mix(trial.result.case.seed, "gradient lanes", count)
+        with trial.bench.clock.phase("reference"):
+            run = run_lanes(self._backward, lanes=1 if fixed else count, kind="E", seed=seed)
+        self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
+        return dict(zip(self.present, run.outputs, strict=True))
+
+    def second(self, of: Mapping[str, torch.Tensor]) -> dict[str, OutputLanes]:
+        """The gradients of the sum of ``gradient * of[input]`` over the inputs in ``of``: one row each of the Hessian.
+
+        Raises ``ReferenceFailed`` where the reference cannot be differentiated twice.
+        """
+        names: list[str] = []
+
+        def backward() -> list[torch.Tensor]:
+            arguments, found = self._first(twice=True)
+            ends = {name: gradient for name, gradient in found.items() if gradient is not None and name in of}
+            ends = {name: gradient for name, gradient in ends.items() if gradient.requires_grad}
+            leaves = [arguments[name] for name in self.wanted]
+            again: Sequence[torch.Tensor | None] = [None] * len(leaves)
+            if ends:
+                again = _ask(list(ends.values()), leaves, [of[name] for name in ends])
+            names[:] = self.wanted
+            zeros = [torch.zeros_like(self.trial.logical[name]) for name in self.wanted]
+            return [t if t is not None else zero for t, zero in zip(again, zeros, strict=True)]
+
+        with self.trial.bench.clock.phase("reference"):
+            run = run_lanes(backward, lanes=1, kind="E", seed=0)
+        return dict(zip(names, run.outputs, strict=True))
+
+    def _backward(self) -> list[torch.Tensor]:
+        _, found = self._first(twice=False)
+        self.present = [name for name, gradient in found.items() if gradient is not None]
+        return [gradient for gradient in found.values() if gradient is not None]
+
+    def _first(self, *, twice: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
+        spec, bench = self.trial.spec, self.trial.bench
+        arguments = copies(self.trial.logical)
+        for name in self.wanted:
+            arguments[name] = arguments[name].detach().requires_grad_(True)
+        try:
+            result = spec.reference(**arguments, **takes(spec.reference, bench.extra))
+            outputs = differentiable(collect(result, arguments, spec.mutates).tensors)
+        except Exception as error:
+            raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
+        if not outputs:
+            raise NoGraph
+        self.used = self._part(list(outputs))
+        leaves = [arguments[name] for name in self.wanted]
+        ends, given = [outputs[name] for name in self.used], [self.upstream[name] for name in self.used]
+        found = _ask(ends, leaves, given, create_graph=twice)
+        return arguments, dict(zip(self.wanted, found, strict=True))
+
+    def _part(self, outputs: list[str]) -> list[str]:
+        """The outputs that get an upstream gradient: all, or one alone as where only a loss is used."""
+        seed = self.trial.result.case.seed
+        if len(outputs) == 1 or numbers.mix(seed, "one alone?") % _ONE_ALONE_EVERY:
+            return outputs
+        return [outputs[numbers.mix(seed, "one alone") % len(outputs)]]
+
+    def _gradient(self, name: str, output: torch.Tensor) -> torch.Tensor:
+        device, dtype = output.device, output.dtype
+        generator = torch.Generator(device)
+        generator.manual_seed(numbers.mix(self.trial.result.case.seed, "upstream", name) >> 1)
+        if self.kind == "zero":
+            return torch.zeros(output.shape, dtype=dtype, device=device)
+        if self.kind == "expanded":
+            return torch.randn((), generator=generator, device=device).to(dtype).expand(output.shape)
+        drawn = torch.randn(output.shape, generator=generator, device=device)
+        return (-drawn.abs() if self.kind == "negative" else drawn).to(dtype)
+
+    def _layout(self, name: str, output: torch.Tensor) -> Layout:
+        if self.kind == "expanded" and output.dim():
+            return Layout("expanded")
+        seed = self.trial.result.case.seed
+        allowed = choices(_LAYOUTS, output.dim())
+        kind, variant = allowed[numbers.mix(seed, "upstream layout", name) % len(allowed)]
+        return Layout(kind, _OFFSETS[numbers.mix(seed, "upstream offset", name) % len(_OFFSETS)], variant)
+
+
+def _ask(
+    ends: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
+    *,
+    create_graph: bool = False,
+) -> Sequence[torch.Tensor | None]:
+    try:
+        return torch.autograd.grad(ends, leaves, given, create_graph=create_graph, allow_unused=True)
+    except Exception as error:
+        raise ReferenceFailed(f"{type(error).__name__}: {error}") from error

@@ -259,9 +259,9 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
         once = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None and g.requires_grad}
         asked.extend(once)
         if once:
-            weights = [of[name] for name in once]
-            twice = torch.autograd.grad(list(once.values()), leaves, weights, allow_unused=True)
-            found.update(zip(wanted, twice, strict=True))
+            # Not `grad`, which leaves out nodes that lead to none of the inputs: the one that refuses is such a node.
+            torch.autograd.backward(list(once.values()), [of[name] for name in once])
+            found.update((name, arguments[name].grad) for name in wanted)
 
     with bench.clock.phase("fused"):
         outcome = run_fused(call, placed, bench.extra, programs=bench.programs)

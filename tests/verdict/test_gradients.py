@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.inputs import tensor
@@ -162,8 +163,6 @@ def test_unknown_where_nobody_asks_or_nothing_can_be_differentiated(examine: Any
 
 def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a few dozen seeds: expanded, zero, and every layout of a matrix."""
-    from pytest_fusion.case.model import Case, TensorCase
-
     seen: set[tuple[str, str]] = set()
     original = Upstream.lanes
 
@@ -183,3 +182,234 @@ def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.Monk
     layouts = {layout for kind, layout in seen if kind == "random"}
     assert kinds == {"random", "expanded", "negative", "zero"}
     assert layouts == {"contiguous", "transposed", "step", "padded"}
+
+
+def test_gaps_of_the_upstream_gradient_hold_nan(examine: Any) -> None:
+    """A backward that multiplies what lies beside its rows by zero still depends on it."""
+
+    def backward(y: T, w: T, g: T) -> tuple[Any, ...]:
+        dx, dw = right(y, w, g)
+        wide = g.dim() == 2 and g.stride(1) == 1 and g.stride(0) > g.shape[1] > 0 and len(g) > 1
+        return (dx + 0 * g.as_strided((1, 1), (1, 1), g.storage_offset() + g.shape[1]), dw) if wide else (dx, dw)
+
+    record = examine(kernel(backward), reference, INPUTS, cases=60, grad=True)
+    assert record.failed_check in ("gradients", "bounds"), record.message
+
+
+def test_each_subset_of_the_inputs_is_asked_for(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three inputs that may require grad: all seven subsets are met within the default profile."""
+    asked: set[tuple[str, ...]] = set()
+    original = Upstream.__init__
+
+    def init(self: Any, trial: Any, wanted: Any) -> None:
+        asked.add(tuple(wanted))
+        original(self, trial, wanted)
+
+    monkeypatch.setattr(Upstream, "__init__", init)
+
+    def affine(x: T, w: T, b: T) -> T:
+        return x * w + b
+
+    inputs = {"x": tensor("rows columns"), "w": tensor("columns"), "b": tensor("columns")}
+    assert examine(affine, affine, inputs, cases=150, grad=True).verdict == "pass"
+    assert len(asked) == 7
+
+
+class Frozen(torch.autograd.Function):
+    """Works out gradients only where all of them are asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, w: T) -> T:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        (g,), (x, w) = gradients, ctx.saved_tensors
+        if not ctx.needs_input_grad[1]:
+            return None, None
+        return g * w, (g * x).sum(0)
+
+
+def frozen(x: T, w: T) -> T:
+    return Frozen.apply(x, w)
+
+
+def of_x(function: Any) -> Callable[[T], Any]:
+    """By position: torch 2.11 takes no names in ``apply``."""
+
+    def fused(x: T) -> Any:
+        return function.apply(x)
+
+    return fused
+
+
+def test_a_frozen_weight_takes_no_gradient_from_the_others(examine: Any) -> None:
+    """A gradient that is lost where another input is frozen is missing."""
+    record = examine(frozen, lambda x, w: x * w, INPUTS, cases=60, grad=True)
+    assert (record.failed_check, record.cause) == ("gradients", "gradient-missing"), record.message
+
+
+class Keeping(torch.autograd.Function):
+    """``tanh(x)`` whose backward does ``spoil`` to one of: what it saved for itself, its result, its buffer."""
+
+    spoil = ""
+    buffer: T
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        y = torch.tanh(x)
+        own = y.clone()
+        ctx.save_for_backward(y)
+        ctx.own, ctx.used = own, False
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        if ctx.used and Keeping.spoil == "own, once":
+            raise RuntimeError("backward a second time: what it needs was used up")
+        ctx.used = True
+        (y,), (g,) = ctx.saved_tensors, gradients
+        dx = (1 - ctx.own * ctx.own) * g
+        if Keeping.spoil.startswith("own"):
+            ctx.own.data.mul_(0.5)
+        if Keeping.spoil == "result":
+            y.data.mul_(0.5)
+        if Keeping.spoil == "buffer":
+            if not hasattr(ctx, "buffer"):
+                ctx.buffer = torch.zeros_like(dx)
+            return ctx.buffer.add_(dx) if ctx.buffer.any() else ctx.buffer.copy_(dx)
+        return dx
+
+
+@pytest.mark.parametrize(
+    ("spoil", "identity", "words"),
+    [
+        ("own", "gradients:again:dx", "ctx.own"),
+        ("result", "gradients:output:out", "its caller still holds"),
+        ("buffer", "gradients:again:dx", "second backward"),
+    ],
+)
+def test_what_backward_spoils_is_named(
+    judge_one: Any, monkeypatch: pytest.MonkeyPatch, spoil: str, identity: str, words: str
+) -> None:
+    """What it had saved shows in a second backward, whether or not the case asks for one; its result at once."""
+    monkeypatch.setattr(Keeping, "spoil", spoil)
+    failures = [judge_one(of_x(Keeping), torch.tanh, grad=True, case=case).failure for case in plain_cases(8)]
+    found = [failure for failure in failures if failure is not None]
+    assert found
+    assert {failure.identity for failure in found} == {identity}
+    assert words in found[0].reason
+    if spoil == "own":
+        assert len(found) >= 6, "but where the upstream gradient is zero"
+
+
+def test_a_buffer_that_is_used_up_may_be_refused_a_second_time(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only backward itself sees it may overwrite if a second backward then says so."""
+    for spoil in ("own, once", ""):
+        monkeypatch.setattr(Keeping, "spoil", spoil)
+        for case in plain_cases(8):
+            assert judge_one(of_x(Keeping), torch.tanh, grad=True, case=case).failure is None
+
+
+def plain_cases(count: int) -> list[Case]:
+    sizes = {"rows": 3, "hidden": 4}
+    return [Case(sizes, "float32", {"x": TensorCase("float32")}, seed=seed) for seed in range(count)]
+
+
+def test_a_returned_gradient_that_the_next_backward_overwrites_fails(judge_one: Any) -> None:
+    """One buffer for the gradients of all backward passes, each of them right when it is returned."""
+
+    class Shared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> T:
+            ctx.buffer = torch.zeros_like(x, memory_format=torch.contiguous_format)
+            ctx.turn = 0
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: T) -> Any:
+            ctx.turn += 1
+            return ctx.buffer.copy_(gradients[0] * 3)
+
+    class Late(Shared):
+        @staticmethod
+        def backward(ctx: Any, *gradients: T) -> Any:
+            ctx.turn += 1
+            ctx.buffer.data.fill_(7.0)
+            return gradients[0] * 3 if ctx.turn > 1 else ctx.buffer.data.copy_(gradients[0] * 3)
+
+    for case in plain_cases(8):
+        assert judge_one(of_x(Shared), lambda x: x * 3, grad=True, case=case).failure is None
+    found = [judge_one(of_x(Late), lambda x: x * 3, grad=True, case=c).failure for c in plain_cases(8)]
+    assert {f.identity for f in found if f is not None} == {"gradients:overwritten:x"}
+
+
+def test_forward_is_judged_while_it_records_a_graph(judge_one: Any) -> None:
+    """A training path with right gradients and wrong results fails; one that rounds otherwise is right."""
+
+    class Training(torch.autograd.Function):
+        off = 0.0
+
+        @staticmethod
+        def forward(_: Any, x: T) -> T:
+            return x * 2 + Training.off
+
+        @staticmethod
+        def backward(_: Any, *gradients: T) -> Any:
+            return gradients[0] * 2
+
+    def fused(x: T) -> T:
+        return Training.apply(x) if x.requires_grad else x * 2
+
+    assert judge_one(fused, lambda x: x * 2, grad=True).failure is None
+    Training.off = 0.5
+    failure = judge_one(fused, lambda x: x * 2, grad=True).failure
+    assert failure.identity.startswith("gradients:forward:values")
+    assert judge_one(fused, lambda x: x * 2).failure is None
+    exp = lambda x: torch.exp(x.double()).float() if x.requires_grad else torch.exp(x)  # noqa: E731
+    assert judge_one(exp, torch.exp, grad=True).failure is None
+
+
+def test_a_gradient_that_the_kernel_stores_by_itself_is_one_too_many(judge_one: Any) -> None:
+    """Setting ``.grad`` in backward, or ``requires_grad`` of an input, is autograd's business."""
+
+    class Storing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> T:
+            ctx.x = x
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: T) -> Any:
+            ctx.x.grad = gradients[0] * 2
+            return gradients[0] * 2
+
+    failure = judge_one(of_x(Storing), lambda x: x * 2, grad=True).failure
+    assert failure.identity == "gradients:extra:x"
+
+
+def test_one_of_several_outputs_may_be_used_alone(judge_one: Any) -> None:
+    """A backward that needs the gradient of every output fails where the others have none."""
+
+    class Pair(torch.autograd.Function):
+        whole = True
+
+        @staticmethod
+        def forward(ctx: Any, x: T) -> Any:
+            ctx.set_materialize_grads(False)
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(_: Any, *gradients: T) -> Any:
+            a, b = gradients
+            if Pair.whole or (a is not None and b is not None):
+                return a * 2 + b * 3
+            return a * 2 if a is not None else b * 3
+
+    two = lambda x: (x * 2, x * 3)  # noqa: E731
+    failures = [judge_one(of_x(Pair), two, grad=True, case=case).failure for case in plain_cases(12)]
+    assert {f.check for f in failures if f is not None} == {"error"}
+    Pair.whole = False
+    for case in plain_cases(12):
+        assert judge_one(of_x(Pair), two, grad=True, case=case).failure is None

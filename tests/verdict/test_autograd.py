@@ -1,0 +1,252 @@
+"""The part of check ``gradients`` that costs more calls: modes, a second branch, second derivatives, orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+from pytest_fusion.case.model import Case, TensorCase
+from pytest_fusion.run import graph, interpreter
+from pytest_fusion.verdict import autograd
+from pytest_fusion.verdict.judge import Bench, CaseResult
+
+interpreter.enable()
+triton = pytest.importorskip("triton")
+tl = triton.language
+interpreted = pytest.mark.skipif(not interpreter.installed(), reason=str(interpreter.problem()))
+
+T = torch.Tensor
+CASES = [Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=seed) for seed in range(8)]
+
+
+def of_x(function: Any) -> Callable[[T], T]:
+    """By position: torch 2.11 takes no names in ``apply``."""
+
+    def fused(x: T) -> T:
+        result: T = function.apply(x)
+        return result
+
+    return fused
+
+
+def evidence(result: CaseResult) -> dict[str, Any]:
+    """What ``gradients`` saw of a case that passed."""
+    assert result.failure is None, result.failure
+    (verdict,) = [v for v in result.verdicts if v.check == "gradients"]
+    return verdict.evidence
+
+
+def silu(x: T) -> T:
+    return x * torch.sigmoid(x)
+
+
+class Silu(torch.autograd.Function):
+    """With a backward that torch can follow: it is computed from the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return gradients[0] * s * (1 + x * (1 - s))
+
+
+class Partial(Silu):
+    """With one factor from an intermediate result that autograd does not know."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        s = torch.sigmoid(x)
+        ctx.save_for_backward(x, s)
+        return x * s
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        x, s = ctx.saved_tensors
+        return gradients[0] * s * (1 + x * (1 - s))
+
+
+class Refusing(Partial):
+    """The same, which says that it cannot be differentiated again."""
+
+    backward = staticmethod(once_differentiable(Partial.backward))
+
+
+class Detached(Partial):
+    """With a backward by a kernel that autograd knows nothing of, as Triton launches are."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        with torch.no_grad():
+            return Partial.backward(ctx, *gradients)
+
+
+def test_a_second_derivative_that_lacks_a_term_fails(judge_one: Any) -> None:
+    """A number is returned and it is wrong: nobody would notice."""
+    failures = [judge_one(of_x(Partial), silu, grad=True, again=True, case=case).failure for case in CASES]
+    found = [failure for failure in failures if failure is not None]
+    assert {failure.identity for failure in found} == {"gradients:second:x"}
+    assert "once_differentiable" in found[0].reason
+
+
+@pytest.mark.parametrize(("function", "second"), [(Silu, "right"), (Refusing, "refused"), (Detached, "missing")])
+def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, second: str) -> None:
+    """All terms, an error, and a gradient without a graph, for which torch itself raises, are answers."""
+    seen = {
+        evidence(judge_one(of_x(function), silu, grad=True, again=True, case=case))["second_derivative"]
+        for case in CASES
+    }
+    assert seen == {second, "not asked"}, "not asked where the upstream gradient is zero"
+
+
+def test_what_is_not_connected_is_noted(examine: Any) -> None:
+    """The report tells of gradients whose graph leads nowhere, and of nothing else."""
+    for function in (Detached, Silu, Refusing):
+        notes = examine(of_x(function), silu, grad=True).notes
+        assert any("create_graph" in note for note in notes) is (function is Detached)
+
+
+def test_sixteen_bits_are_too_few_to_judge_a_second_derivative(judge_one: Any) -> None:
+    """Half precision is not asked: its rounding is as large as small terms are."""
+    half = Case({"rows": 5, "hidden": 7}, "float16", {"x": TensorCase("float16")}, seed=1)
+    result = judge_one(of_x(Partial), silu, grad=True, again=True, case=half, tolerance="auto")
+    assert evidence(result)["second_derivative"] == "not asked"
+
+
+def test_results_are_right_in_every_mode(judge_one: Any) -> None:
+    """Right under ``no_grad`` and ``inference_mode``, where bits may differ from those of training."""
+    seen = evidence(judge_one(of_x(Silu), silu, grad=True, again=True))
+    assert (seen["no_grad"], seen["inference_mode"]) == ("same bits", "same bits")
+
+    def otherwise(x: T) -> T:
+        return silu(x.double()).float() if not torch.is_grad_enabled() else silu(x)
+
+    seen = evidence(judge_one(otherwise, silu, grad=True, again=True))
+    assert (seen["no_grad"], seen["inference_mode"]) == ("other bits", "other bits")
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_a_mode_that_breaks_the_kernel_fails(judge_one: Any, mode: str) -> None:
+    """Wrong results, an exception, or a graph all the same."""
+    applies = torch.is_inference_mode_enabled if mode == "inference_mode" else lambda: not torch.is_grad_enabled()
+
+    def wrong(x: T) -> T:
+        return silu(x) * 1.5 if x.requires_grad and applies() else silu(x)
+
+    def raises(x: T) -> T:
+        if x.requires_grad and applies():
+            raise RuntimeError("no graph to keep this for")
+        return silu(x)
+
+    failure = judge_one(wrong, silu, grad=True, again=True).failure
+    assert failure.identity.startswith("gradients:")
+    assert "results are wrong" in failure.reason
+    failure = judge_one(raises, silu, grad=True, again=True).failure
+    assert (failure.check, failure.evidence["error"]) == ("error", "RuntimeError")
+    assert judge_one(raises, silu, grad=True, again=True, rejects=RuntimeError).failure is None
+
+    def with_graph(x: T) -> T:
+        with torch.enable_grad():
+            return silu(x)
+
+    assert judge_one(with_graph, silu, grad=True, again=True).failure.identity == "gradients:no_grad:graph"
+    assert judge_one(with_graph, with_graph, grad=True, again=True).failure is None
+
+
+class OfLeaf(Silu):
+    """Adds its gradient to the leaf's own where it believes to see one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        ctx.leaf = x.is_leaf
+        return Silu.forward(ctx, x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        dx = Silu.backward(ctx, *gradients)
+        return dx if ctx.leaf else dx * 2
+
+
+def test_an_input_that_is_a_result_and_used_twice_gets_the_right_sum(judge_one: Any) -> None:
+    """A kernel that is right for leaves alone fails; composed ones that read their input several times pass."""
+    failure = judge_one(of_x(OfLeaf), silu, grad=True, again=True, case=CASES[3]).failure
+    assert failure.identity == "gradients:branch:dx"
+
+    def thrice(x: T) -> T:
+        return x * torch.sigmoid(x) + x * 0.1 + torch.tanh(x) * x
+
+    for case in CASES:
+        evidence(judge_one(thrice, thrice, grad=True, again=True, case=case))
+
+
+def test_few_cases_are_asked(judge_one: Any) -> None:
+    """Only those that more is asked of anyway; the check itself passes without."""
+    assert "no_grad" not in evidence(judge_one(of_x(Silu), silu, grad=True))
+    assert judge_one(of_x(Partial), silu, grad=True).failure is None
+
+
+def test_saved_tensors_are_found_behind_other_nodes() -> None:
+    """Those of every ``autograd.Function`` in the graph and what it keeps on ``ctx``, none of torch's own."""
+    x = torch.ones(3, requires_grad=True)
+    y = Partial.apply(Silu.apply(x * 2)) + 1
+    assert sorted(graph.saved([y])) == [
+        "Partial: saved_tensors[0]",
+        "Partial: saved_tensors[1]",
+        "Silu: saved_tensors[0]",
+    ]
+    assert graph.saved([x]) == {}
+    y.sum().backward()
+    assert graph.saved([y]) == {}, "freed"
+
+
+def test_notes_need_evidence() -> None:
+    """Of a test without gradients there is nothing to tell."""
+    assert autograd.notes(Bench(None, torch.device("cpu"))) == []  # type: ignore[arg-type]
+
+
+@triton.jit
+def weight_gradient(g, out, columns, stride, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.atomic_add(out + at, tl.load(g + row * stride + at, mask=at < columns), mask=at < columns)
+
+
+class Bias(torch.autograd.Function):
+    """``x + b`` whose bias gradient is added up by atomics."""
+
+    @staticmethod
+    def forward(_: Any, x: T, b: T) -> T:
+        return x + b
+
+    @staticmethod
+    def backward(_: Any, *gradients: T) -> Any:
+        g = gradients[0].contiguous()
+        db = torch.zeros(g.shape[1])
+        if g.numel():
+            weight_gradient[(len(g),)](g, db, g.shape[1], g.stride(0), BLOCK=triton.next_power_of_2(g.shape[1]))
+        return g, db
+
+
+@interpreted
+def test_gradients_by_atomics_fail_unless_declared(examine: Any) -> None:
+    """The order of additions shows in the gradient, by the name under which it may be declared."""
+    from pytest_fusion.spec.inputs import tensor
+
+    inputs = {"x": tensor("rows columns"), "b": tensor("columns")}
+
+    def fused(x: T, b: T) -> T:
+        result: T = Bias.apply(x, b)
+        return result
+
+    record = examine(fused, lambda x, b: x + b, inputs, cases=30, grad=True)
+    assert (record.failed_check, record.cause) == ("repeat", "nondeterministic"), record.message
+    assert 'deterministic={"db": False}' in record.message
+    record = examine(fused, lambda x, b: x + b, inputs, cases=30, grad=True, deterministic={"db": False})
+    assert record.verdict == "pass", record.message

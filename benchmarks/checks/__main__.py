@@ -1,0 +1,66 @@
+"""What each check costs: ``python -m benchmarks.checks [--device cpu|cuda:0] [--profile dev|ci|deep] [--cases N]``.
+
+Row-wise kernels with ``grad=True`` and ``invariant="rows"`` through a whole test, in this process. ``values`` is what
+every case costs first: one call, the reference with its lanes, their comparison; ``structure``, ``inputs`` and
+``bounds`` come with it. ``unwritten`` is the second call, under the other fill, by which ``bounds`` and ``repeat`` are
+judged too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from pytest_fusion import lane
+
+_ALSO = {"values": "values (structure, inputs, bounds)", "unwritten": "unwritten (bounds, repeat)"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checks", description=__doc__)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--profile", default="dev")
+    parser.add_argument("--cases", type=int)
+    given = parser.parse_args()
+    device = lane.choose(given.device)
+    lane.prepare(device)
+    import torch
+
+    from benchmarks.checks.kernels import specs
+    from pytest_fusion.campaign import Campaign
+    from pytest_fusion.case import search
+    from pytest_fusion.profiles import profile
+
+    print(f"torch {torch.__version__}, device {device}, profile {given.profile}")
+    for name, spec in specs().items():
+
+        def outer() -> None: ...
+
+        search.adopt(outer, outer)
+        campaign = Campaign(
+            spec,
+            device=torch.device(device),
+            profile=profile(given.profile),
+            outer=outer,
+            nodeid=f"checks::{name}",
+            extra={},
+            seed=0,
+            max_cases=given.cases,
+        )
+        begun = time.perf_counter()
+        tally = campaign.run()
+        seconds = time.perf_counter() - begun
+        if tally.failure is not None:
+            raise SystemExit(f"{name} failed, so its times mean nothing: {tally.failure.verdict.reason}")
+        shares = campaign.bench.clock.checks
+        calls = sum(share.calls for share in shares.values())
+        print(f"\n{name}: {tally.cases} cases, {calls} calls, {seconds:.1f} s\n")
+        print("| check | calls | s | share |")
+        print("|---|---|---|---|")
+        for check, share in sorted(shares.items(), key=lambda pair: -pair[1].seconds):
+            label = _ALSO.get(check, check)
+            print(f"| {label} | {share.calls} | {share.seconds:.2f} | {share.seconds / seconds:.0%} |")
+
+
+if __name__ == "__main__":
+    main()

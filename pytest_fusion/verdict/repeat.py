@@ -9,6 +9,9 @@ import torch
 
 from pytest_fusion.verdict.model import Verdict, failed, passed
 
+# Where later calls agree: what the first one left, a cache or a workspace, decides about them.
+FIRST = "between the first call on these inputs and later ones, which agree"
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

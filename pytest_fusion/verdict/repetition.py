@@ -119,9 +119,7 @@ class _Again:
             return None
         later = len(runs) > 1 and not repeat.variations(runs[0], runs[1:])
         if later and all(repeat.first_difference(self.base, run) is not None for run in runs):
-            return repeat.varies(
-                varied, f"between the first call on these inputs and each of {count} later ones", runs=count + 2
-            )
+            return repeat.varies(varied, repeat.FIRST, runs=count + 2)
         return repeat.check_repeat(varied, count + 2)
 
     def in_other_orders(self) -> Verdict | None:

@@ -183,6 +183,8 @@ class Trial:
             while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
                 if not self.tolerates(same[0]):
                     varied = repeat.variations(self.steady(before), [self.steady(now)])
+                    if before is got and not repeat.variations(self.steady(other), [self.steady(now)]):
+                        return self.note(repeat.varies(varied, repeat.FIRST, runs=3))
                     return self.note(repeat.check_repeat(varied, 3))
                 chance.add(same[0])
         difference = repeat.first_difference(_without(got, chance), other.tensors)

@@ -51,6 +51,16 @@ def test_state_that_only_a_later_call_meets_fails(judge_one: Any) -> None:
     assert judge_one(Counting(lambda call: call >= 5), double).failure is None
 
 
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_first_call_that_differs_from_all_later_ones_is_told_so(judge_one: Any, last: int) -> None:
+    """What the first call of a case does otherwise is told from chance, whether or not the second still does it."""
+    failure = judge_one(Counting(lambda call: call > last), double, again=True).failure
+    assert failure.identity == "repeat:out"
+    assert "between the first call on these inputs and later ones" in failure.reason
+    failure = judge_one(Counting(lambda call: call % 2 == 0), double, again=True).failure
+    assert "between the first call" not in failure.reason
+
+
 def test_a_long_period_takes_the_deep_profile(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every eighteenth call does differently is not met by a few calls, but by twenty."""
     rare = lambda call: call % 18 == 0  # noqa: E731

@@ -1,0 +1,47 @@
+"""Seconds and calls, by phase and by check."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_fusion.run import clock
+from pytest_fusion.run.clock import FIRST, Clock
+
+
+def test_what_is_inside_is_taken_out_of_what_is_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second belongs to one phase and one check; calls of the kernel are counted for the check that made them."""
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+    watch = Clock()
+
+    def spend(seconds: float) -> None:
+        now[0] += seconds
+
+    with watch.phase("plugin"):
+        spend(1)
+        with watch.phase("fused"):
+            spend(2)
+        with watch.check("gradients"):
+            spend(4)
+            with watch.phase("fused"):
+                spend(8)
+            with watch.check("repeat"), watch.phase("fused"):
+                spend(16)
+        spend(32)
+
+    assert watch.seconds == {"plugin": 37, "fused": 26}
+    assert {name: (share.seconds, share.calls) for name, share in watch.checks.items()} == {
+        FIRST: (35, 1),
+        "gradients": (12, 1),
+        "repeat": (16, 1),
+    }
+
+
+def test_a_check_that_raises_is_left_again() -> None:
+    """What follows an exception counts for the check around it."""
+    watch = Clock()
+    with pytest.raises(ValueError, match="planned"), watch.check("gradients"):
+        raise ValueError("planned")
+    with watch.phase("fused"):
+        pass
+    assert watch.checks[FIRST].calls == 1

@@ -30,7 +30,7 @@ from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
-# Five calls a case; what they find does not depend on sizes or values.
+# Four calls a case; what they find does not depend on sizes or values.
 _MOST_CASES, _MOST_CASES_DEEP = 3, 20
 _SPENT = "autograd"
 _MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {

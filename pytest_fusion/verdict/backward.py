@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,7 @@ class Attempt:
         with bench.clock.phase("make"):
             self.placed, self.upstream = prepared(trial, upstream, fill, contiguous=contiguous)
         self._trial, self._wanted, self._twice = trial, upstream.wanted, twice
+        self._leaves: dict[str, torch.Tensor] = {}
         self.backward: Backward | None = None
         # Copies of forward's results.
         self.forward: dict[str, torch.Tensor] = {}
@@ -64,13 +65,17 @@ class Attempt:
 
     def _call(self, **arguments: Any) -> Any:
         spec = self._trial.spec
+        self._leaves = {name: arguments[name] for name in self._wanted}
+        for name in overwritten(self._trial, self._wanted):
+            self._leaves[name] = torch.zeros_like(self._trial.logical[name]).requires_grad_(True)
+            arguments[name] = _Handed.apply(self._leaves[name], [arguments[name]])  # type: ignore[no-untyped-call]
         result = spec.fused(**arguments)
         outputs = collect(result, arguments, spec.mutates).tensors
         self.forward = {name: t.detach().clone() for name, t in outputs.items()}
         ends = connected(outputs, self.upstream)
         kept = {name: t.detach() for name, t in graph.saved(ends).items()}
         before = {name: t.clone() for name, t in kept.items()}
-        gradients = self._backward(arguments, ends, keep=self._twice)
+        gradients = self._backward(ends, keep=self._twice)
         found = self.backward = Backward(gradients)
         found.saved = [name for name, t in kept.items() if not _released(t) and _differ(t, before[name])]
         found.outputs = self._changed(outputs, arguments)
@@ -78,7 +83,7 @@ class Attempt:
         if self._twice:
             copies = {name: t.clone() if t is not None else None for name, t in gradients.items()}
             try:
-                found.again = self._backward(arguments, ends, keep=False)
+                found.again = self._backward(ends, keep=False)
             except Exception:  # noqa: BLE001
                 return result  # a clear refusal of a second backward is an answer
             for name, t in gradients.items():
@@ -88,8 +93,8 @@ class Attempt:
             found.gradients = copies
         return result
 
-    def _backward(self, arguments: Mapping[str, Any], ends: list[torch.Tensor], *, keep: bool) -> Gradients:
-        leaves = [arguments[name] for name in self._wanted]
+    def _backward(self, ends: list[torch.Tensor], *, keep: bool) -> Gradients:
+        leaves = [self._leaves[name] for name in self._wanted]
         given = list(self.upstream.tensors.values())
         found = torch.autograd.grad(ends, leaves, given, allow_unused=True, retain_graph=keep)
         return dict(zip(self._wanted, found, strict=True))
@@ -125,6 +130,23 @@ def _released(t: torch.Tensor) -> bool:
     return t.numel() > 0 and t.untyped_storage().nbytes() == 0
 
 
+class _Handed(torch.autograd.Function):
+    """Makes the tensor in a list a result of ``leaf``: autograd lets nobody overwrite a leaf, or a view of one."""
+
+    @staticmethod
+    def forward(_: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
+        return holder[0]
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], None
+
+
+def overwritten(trial: Trial, wanted: Iterable[str]) -> list[str]:
+    """Those of the inputs that require grad which the kernel may overwrite, in forward or backward."""
+    return [name for name in wanted if name in trial.spec.clobbers]
+
+
 def named(gradients: Gradients) -> dict[str, torch.Tensor]:
     """``dx`` for the gradient of ``x``."""
     return {f"d{name}": t for name, t in gradients.items() if t is not None}
@@ -143,7 +165,7 @@ def prepared(trial: Trial, upstream: Upstream, fill: str, *, contiguous: bool = 
     }
     above = place(given, Case(case.sizes, case.dtype, tensors, seed=case.seed), device, fill)
     for name in upstream.wanted:
-        placed.arguments[name].requires_grad_(True)
+        placed.arguments[name].requires_grad_(name not in trial.spec.clobbers)
     placed.arena.snapshot()
     above.arena.snapshot()
     return placed, above

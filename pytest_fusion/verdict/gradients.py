@@ -24,7 +24,7 @@ from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import autograd, memory, repeat, values
-from pytest_fusion.verdict.backward import NAME, Attempt, Backward, ended, named, wrong_results
+from pytest_fusion.verdict.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import NoGraph, Upstream
@@ -67,13 +67,12 @@ def wanted(trial: Trial) -> list[str]:
     """
     spec, case = trial.spec, trial.result.case
     among = list(trial.logical) if spec.grad is True else list(_names(spec.grad))
-    taken = {*spec.mutates, *spec.clobbers}
     able = [
         name
         for name in among
         if isinstance(value := trial.logical.get(name), torch.Tensor)
         and value.dtype.is_floating_point
-        and name not in taken
+        and name not in spec.mutates
     ]
     if len(able) < 2 or numbers.mix(case.seed, "subset?") % _PART_EVERY:
         return able
@@ -103,7 +102,9 @@ def _run(trial: Trial) -> Verdict:
         return unknown(NAME, "the reference's outputs do not depend on the inputs in a way that autograd knows")
     except ReferenceFailed as error:
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
-    twice = numbers.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
+    # What may be overwritten is there for one backward, and for no other use.
+    once = bool(overwritten(trial, upstream.wanted))
+    twice = not once and numbers.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
     first = Attempt(trial, upstream, FILLS[0], twice=twice)
     verdict = _ended(trial, first) or _forward(trial, first)
     if verdict is not None:
@@ -115,7 +116,7 @@ def _run(trial: Trial) -> Verdict:
     verdict = _left_alone(first.backward)
     if verdict is not None:
         return verdict
-    if first.backward.saved and not twice:
+    if first.backward.saved and not twice and not once:
         # What backward keeps for itself it may use up, if a second one is then refused or right all the same.
         first, twice = Attempt(trial, upstream, FILLS[0], twice=True), True
         verdict = _ended(trial, first)
@@ -125,7 +126,7 @@ def _run(trial: Trial) -> Verdict:
     found = trial.bench.spent[_FOUND] > 0
     verdict = verdict or _in_other_order(trial, upstream, first, always=found)
     evidence: dict[str, Any] = {}
-    if verdict is None and autograd.due(trial, always=found):
+    if verdict is None and not once and autograd.due(trial, always=found):
         verdict, evidence = autograd.examined(trial, upstream, first)
     return verdict or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted, **evidence)
 

@@ -235,6 +235,10 @@ def frozen(x: T, w: T) -> T:
     return Frozen.apply(x, w)
 
 
+def tanh(x: T) -> T:
+    return torch.tanh(x)
+
+
 def of_x(function: Any) -> Callable[[T], Any]:
     """By position: torch 2.11 takes no names in ``apply``."""
 
@@ -413,3 +417,30 @@ def test_one_of_several_outputs_may_be_used_alone(judge_one: Any) -> None:
     Pair.whole = False
     for case in plain_cases(12):
         assert judge_one(of_x(Pair), two, grad=True, case=case).failure is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_inputs_that_may_be_overwritten_have_gradients_too(examine: Any, where: str, factor: float) -> None:
+    """``clobbers=``: a kernel that stores its gradient into its input is judged like any other."""
+
+    class InPlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> T:
+            y = torch.tanh(x)
+            ctx.save_for_backward(y)
+            ctx.x = x.detach()
+            if where == "forward":
+                ctx.x.zero_()
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: T) -> Any:
+            (y,) = ctx.saved_tensors
+            dx = factor * (1 - y * y) * gradients[0]
+            return ctx.x.copy_(dx) if where == "backward" else dx
+
+    plain = {"x": tensor("rows columns", layouts=("contiguous", "step"))}
+    record = examine(of_x(InPlace), tanh, plain, cases=30, grad=True, clobbers="x")
+    assert record.verdict == ("pass" if factor == 1.0 else "fail"), record.message
+    assert record.checks["gradients"]["cases"] > (10 if factor == 1.0 else 0)

@@ -45,7 +45,8 @@ def _parse() -> argparse.Namespace:
 def main() -> int:
     options = _parse()
     workers.quiet()
-    from tests.quality.honest import HONEST
+    from tests.quality import measure
+    from tests.quality.honest import HONEST, NEEDS
     from tests.quality.plants import BEYOND, PLANTS
 
     wrong = 0
@@ -54,11 +55,12 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=workers.quiet) as pool:
         if options.seeds is not None:
-            plants = [plant for plant in PLANTS if options.only in plant.name and plant.name not in BEYOND]
+            named = [plant for plant in PLANTS if options.only in plant.name and plant.name not in BEYOND]
+            plants = [plant for plant in named if not measure.lacking(plant)]
             jobs = [(plant.name, seed) for plant in plants for seed in options.seeds]
             rows: list[tuple[str, ...]] = _table(
-                ("class", "plant", "seed", "caught", "check", "cause", "s", "dims", "trouble"),
-                (5, 40, 4, 6, 10, 24, 5, 44, 0),
+                ("class", "plant", "seed", "caught", "check", "cause", "is", "s", "dims", "trouble"),
+                (5, 40, 4, 6, 10, 26, 36, 5, 44, 0),
                 pool.map(workers.plant_row, jobs),
             )
             bad = [row for row in rows if row[-1]]
@@ -67,15 +69,22 @@ def main() -> int:
             classes = {plant.bug_class for plant in plants}
             print(
                 f"{len(plants)} bugs of {len(classes)} classes, {len(rows)} runs: {caught} caught, "
-                f"{len(bad)} with trouble, slowest {max(float(row[6]) for row in rows):.1f} s"
+                f"{len(bad)} with trouble, slowest {max(float(row[7]) for row in rows):.1f} s"
             )
+            share = measure.share_of_right_causes(row[6] == "right" for row in rows)
+            print(f"right cause: {share:.1%}")
+            for plant in named:
+                if why := measure.lacking(plant):
+                    print(f"not run: {plant.bug_class} {plant.name}: {why}")
         if options.honest is not None:
-            names = [name for name in HONEST if options.only in name]
-            share = -(-options.honest // len(names))
+            names = [
+                name for name in HONEST if options.only in name and not measure.lacking_device(NEEDS.get(name, ""))
+            ]
+            each = -(-options.honest // len(names))
             found: list[tuple[str, ...]] = _table(
                 ("kernel", "cases", "alarms", "s", ""),
                 (44, 6, 6, 6, 0),
-                pool.map(workers.honest_row, [(name, share, options.seed) for name in names]),
+                pool.map(workers.honest_row, [(name, each, options.seed) for name in names]),
             )
             alarms = sum(int(row[2]) for row in found)
             wrong += alarms

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_fusion import examine as examining
+from pytest_fusion import lane
+from pytest_fusion.profiles import PROFILES
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.testing import examine
 from tests.quality.honest import HONEST
-from tests.quality.plants import PLANTS, Plant
+from tests.quality.plant import Plant
+from tests.quality.plants import PLANTS
 
 BY_NAME: Mapping[str, Plant] = {plant.name: plant for plant in PLANTS}
+DEVICE = lane.choose("auto")
 # What a planted bug may take to find and to shrink, in seconds on one core.
 TIME_LIMIT = 10.0
+# How often the cause must be one that a knowledgeable person would give.
+RIGHT_CAUSES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,14 @@ class Finding:
     def dims(self) -> Mapping[str, int]:
         return _dims(self.record)
 
+    @property
+    def cause(self) -> str:
+        return self.record.cause or "unexplained"
+
+    @property
+    def cause_is_right(self) -> bool:
+        return self.record.verdict == "fail" and self.cause in self.plant.causes
+
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
@@ -39,6 +54,28 @@ class Alarms:
     cases: int
     seconds: float
     accusations: tuple[TestRecord, ...]
+
+
+def lacking(plant: Plant) -> str:
+    """Why a bug cannot be shown here; empty where it can."""
+    if plant.profile not in PROFILES:
+        return f"there is no profile {plant.profile!r}"
+    unbuilt = getattr(examining, "_NOT_BUILT", {})
+    if plant.expect_checks <= set(unbuilt):
+        return "; ".join(sorted(unbuilt[check] for check in plant.expect_checks))
+    return lacking_device(plant.needs)
+
+
+def lacking_device(needs: str) -> str:
+    """Why what needs ``"cuda"`` or ``"two GPUs"`` cannot run here; empty where it can."""
+    least = {"": 0, "cuda": 1, "two GPUs": 2}[needs]
+    return "" if lane.cuda_devices() >= least else f"needs {needs}"
+
+
+def share_of_right_causes(right: Iterable[bool]) -> float:
+    """The share of runs with a right cause; 1 where there was none."""
+    told = list(right)
+    return sum(told) / len(told) if told else 1.0
 
 
 def _dims(record: TestRecord) -> Mapping[str, int]:
@@ -58,16 +95,23 @@ def _trouble(plant: Plant, record: TestRecord) -> str:
 def examine_plant(name: str, seed: int) -> Finding:
     plant = BY_NAME[name]
     with tempfile.TemporaryDirectory() as folder:
-        record = examine(plant.make_spec(), seed=seed, root=Path(folder))
+        record = examine(plant.make_spec(), seed=seed, profile=plant.profile, device=DEVICE, root=Path(folder))
     return Finding(plant, seed, record, _trouble(plant, record))
 
 
-def examine_honest(name: str, cases: int, seed: int = 0) -> Alarms:
+def examine_honest(name: str, cases: int, seed: int = 0, *, profile: str = "dev") -> Alarms:
     """Seeds from ``seed`` on until ``cases`` cases were judged."""
     done, seconds, accusations = 0, 0.0, []
     while done < cases:
         with tempfile.TemporaryDirectory() as folder:
-            record = examine(HONEST[name](), seed=seed, max_cases=cases - done, root=Path(folder))
+            record = examine(
+                HONEST[name](),
+                seed=seed,
+                profile=profile,
+                device=DEVICE,
+                max_cases=cases - done,
+                root=Path(folder),
+            )
         seconds += record.seconds
         if record.verdict != "pass":
             accusations.append(record)

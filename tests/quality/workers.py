@@ -9,15 +9,14 @@ import warnings
 
 
 def quiet() -> None:
-    """One thread, no warnings, and the interpreter lane before anything imports Triton."""
+    """One thread, no warnings, and the lane of this machine before anything imports Triton."""
+    from pytest_fusion import lane
+
+    lane.prepare(lane.choose("auto"))
     import torch
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        from pytest_fusion.run import interpreter
-
-        interpreter.enable()
 
 
 def plant_row(job: tuple[str, int]) -> tuple[str, ...]:
@@ -34,7 +33,8 @@ def plant_row(job: tuple[str, int]) -> tuple[str, ...]:
         str(seed),
         "no" if record.verdict != "fail" else "yes",
         record.failed_check or "",
-        record.cause or "",
+        finding.cause,
+        "right" if finding.cause_is_right else "not " + "|".join(sorted(finding.plant.causes)),
         f"{record.seconds:.1f}",
         ", ".join(f"{key}={value}" for key, value in finding.dims.items()),
         "; ".join(filter(None, [finding.trouble, late])),

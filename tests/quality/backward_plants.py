@@ -31,7 +31,10 @@ BACKWARD: tuple[Plant, ...] = (
         ("detached-weight", "E3", None, GRADIENTS, "gradient-missing", [(1, 1)]),
         ("no-weight-gradient", "E3", 132, GRADIENTS, "gradient-missing", [(1, 1)]),
         ("no-shared-term", "E4", None, GRADIENTS, "unexplained", [(1, 1)]),
-    ], slow="upstream-contiguous mean-over-block one-short detached-weight no-shared-term"),
+    ], slow=(
+        "upstream-like-input sum-in-input-dtype whole-strides-only upstream-contiguous mean-over-block one-short "
+        "detached-weight no-shared-term"
+    )),
     *group("layer_norm_grad", layer_norm_grad.make_spec, "rows hidden", [
         ("first-rows-only", "A3", 24, GRADIENTS | HOLES, "wrong-index-map unwritten-output", [(5, 1)]),
         ("collapses-rows", "B1", 28, GRADIENTS, "wrong-index-map batch-variant", [(2, 1)]),
@@ -44,7 +47,7 @@ BACKWARD: tuple[Plant, ...] = (
         ("unweighted-branch", "E4", 137, GRADIENTS, "unexplained", [(1, 1)]),
         ("mean-not-subtracted", "E4", None, GRADIENTS, "unexplained", [(1, 1)]),
         ("stores-sums", "F1", 138, GRADIENTS | {"repeat"}, "racing-stores nondeterministic block-limit", [(5, 2)]),
-    ], slow="floor-grid mean-not-subtracted starts-from-anything needs-weight"),
+    ], slow="collapses-rows floor-grid mean-not-subtracted starts-from-anything needs-weight"),
     *group("rope_grad", rope_grad.make_spec, "seq heads half", [
         ("guard-not-called", "A2", 12, BACKWARD_READS, "gradient-layout out-of-bounds", [(1, 2, 1), (2, 1, 1)]),
         ("first-head", "A3", 9, GRADIENTS | HOLES, "wrong-index-map unwritten-output", [(1, 2, 1)]),
@@ -63,7 +66,7 @@ BACKWARD: tuple[Plant, ...] = (
         ("overwrites-saved", "E2", 125, frozenset({"inputs"}), "mutates-input", [(1, 1)]),
         ("only-both", "E3", 126, GRADIENTS, "gradient-missing", [(1, 1)]),
         ("silu-slope-for-both", "E4", None, GRADIENTS, "unexplained", [(1, 1)]),
-    ], slow="output-tile floor-blocks only-both"),
+    ], slow="activation-rounded output-row output-tile floor-blocks only-both"),
     # Labels are drawn anew for each number of rows, and about half of the draws of one row ignore it.
     *group("loss_grad", loss_grad.make_spec, "rows vocab", [
         ("upstream-pitch", "A2", None, BACKWARD_READS, "gradient-layout out-of-bounds", [(2, 1)]),
@@ -77,14 +80,14 @@ BACKWARD: tuple[Plant, ...] = (
         ("no-grad-unbound", "E3", 126, RAISES, "raises", [(0, 1)]),
         ("forgets-target", "E4", None, GRADIENTS, "unexplained", [(5, 1)]),
         ("divides-by-all", "H5", 191, GRADIENTS, "gradient-scale", [(5, 2)]),
-    ], slow="forgets-target scales-twice gradient-into-logits no-grad-unbound"),
+    ], slow="divides-by-all forgets-target scales-twice gradient-into-logits no-grad-unbound"),
     *group("gated_norm", gated_norm.make_spec, "rows hidden", [
         ("gate-of-first-row", "A3", 17, GRADIENTS, "wrong-index-map ignores-strides", [(2, 2)]),
         ("gate-required", "E3", 132, RAISES, "raises", [(1, 1)]),
         ("weight-before-gate", "E4", 133, GRADIENTS, "unexplained", [(1, 1)]),
         ("no-else", "E4", 137, GRADIENTS, "unexplained", [(1, 2)]),
         ("sigmoid-slope", "E4", None, GRADIENTS, "unexplained", [(1, 1)]),
-    ], slow="gate-required sigmoid-slope"),
+    ], slow="gate-of-first-row gate-required sigmoid-slope"),
     *group("softplus_grad", softplus_grad.make_spec, "rows heads", [
         ("wrong-else", "E4", 135, GRADIENTS, "unexplained", [(1, 2)]),
         ("threshold-cuts", "E4", None, GRADIENTS, "unexplained", [(1, 1)]),
@@ -95,7 +98,7 @@ BACKWARD: tuple[Plant, ...] = (
         ("sums-in-table-dtype", "D1", 88, GRADIENTS, "low-precision-accumulation", [(4, 4, 16), (2, 2, 32)]),
         ("stores", "F1", 140, GRADIENTS | {"repeat"}, "racing-stores nondeterministic", [(2, 1, 4)]),
         ("pads-too", "H5", None, GRADIENTS, "unexplained", [(1, 1, 1)]),
-    ], slow="no-mask starts-from-anything"),
+    ], slow="sums-in-table-dtype no-mask starts-from-anything"),
     *group("embedding_grad", embedding_grad.make_spec, "vocab width tokens", [
         ("undeclared", "F2", 147, frozenset({"repeat"}), "nondeterministic", []),
     ], needs="cuda"),
@@ -108,5 +111,5 @@ BACKWARD: tuple[Plant, ...] = (
         ("size-before-flattening", "B3", 38, HOLES, "unwritten-output wrong-index-map", [(1, 1, 2, 1)]),
         ("small-buffer", "B3", 38, BACKWARD_WRITES | RAISES, "raises out-of-bounds", [(1, 1, 2, 1)]),
         ("sums-rounded", "D1", 88, GRADIENTS, "low-precision-accumulation cast-order", [(2, 1, 2, 4), (4, 2, 1, 2)]),
-    ], slow="upstream-contiguous padded-variance channel-of-first-group"),
+    ], slow="sums-rounded mean-over-channels upstream-contiguous padded-variance channel-of-first-group"),
 )  # fmt: skip

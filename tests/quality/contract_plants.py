@@ -29,7 +29,7 @@ CONTRACT: tuple[Plant, ...] = (
         ("residual-pitch", "A3", 17, READS, "ignores-strides", [(2, 1), (2, 2)]),
         ("residual-not-written", "B5", None, HOLES, "unwritten-output unexplained", [(1, 1)]),
         ("adds-again", "E4", None, VALUES, "unexplained", [(1, 1)]),
-    ], slow="adds-again"),
+    ], slow="residual-not-written adds-again"),
     *group("residual_norm_wide", residual_norm.make_spec, "rows hidden", [
         ("block-by-rows", "F3", 148, INVARIANCE, "batch-variant", [(3, 64)]),
     ], least=64),
@@ -42,7 +42,7 @@ CONTRACT: tuple[Plant, ...] = (
         ("one-too-few", "B5", 114, HOLES, "off-by-one-mask unwritten-output", [(1, 4)]),
         ("other-path", "F3", 152, VALUES | INVARIANCE, "batch-variant", [(8, 4)]),
         ("drops-ties", "H6", 195, VALUES, "unexplained", [(1, 4)]),
-    ], slow="pads-with-zero drops-ties"),
+    ], slow="one-too-few pads-with-zero drops-ties"),
     *group("conv1d", conv1d.make_spec, "batch channels seq width", [
         ("weight-of-first-channel", "A3", 17, VALUES, "wrong-index-map", [(1, 2, 1, 1)]),
         ("reads-before-start", "B1", 30, READS, "out-of-bounds reads-padding", [(1, 1, 1, 2)]),
@@ -59,7 +59,7 @@ CONTRACT: tuple[Plant, ...] = (
         ("log-of-probability", "D2", 95, VALUES, "missing-max-subtraction", [(1, 2)]),
         ("ignores-keep", "H5", 192, VALUES, "unexplained", [(1, 2)]),
         ("divides-by-rows", "H5", 191, VALUES, "unexplained", [(3, 2)]),
-    ], slow="teacher-pitch tail-counts no-clamp ignores-keep"),
+    ], slow="sums-in-input-dtype teacher-pitch tail-counts no-clamp ignores-keep"),
     *group("adam", adam.make_spec, "n", [
         ("moment-pitch", "A3", 17, WRITES, "ignores-strides", [(2,)]),
         ("second-not-kept", "B5", None, HOLES, "unwritten-output unexplained", [(1,)]),
@@ -67,7 +67,7 @@ CONTRACT: tuple[Plant, ...] = (
         ("eps-inside", "D4", 104, VALUES, "eps-misplaced", [(1,)]),
         ("decoupled", "H7", 196, VALUES, "unexplained", [(1,)]),
         ("counts-from-zero", "H7", None, VALUES, "unexplained", [(1,)]),
-    ], slow="second-not-kept moment-rounded"),
+    ], slow="counts-from-zero second-not-kept moment-rounded"),
     *group("leaky_tuned", tuned.make_leaky_spec, "n", [
         ("no-restore", "G1", 162, CONFIGS, "autotune-side-effect", [(1,)]),
     ]),

@@ -39,7 +39,7 @@ FORWARD: tuple[Plant, ...] = (
         ("sum-in-input-dtype", "D1", 86, VALUES, "low-precision-accumulation", [(1, 1)]),
         ("eps-outside", "D4", 104, VALUES, "eps-misplaced", [(1, 1)]),
         ("weight-before-cast", "D4", 99, VALUES, "cast-order", []),
-    ]),
+    ], slow="ignores-column-stride width-cap"),
     *group("rms_norm_gemma", rms_norm.make_spec, "rows hidden", [
         ("cast-before-weight", "D4", 100, VALUES, "cast-order", [(8, 8), (1, 64)]),
     ], gemma=True),
@@ -53,7 +53,7 @@ FORWARD: tuple[Plant, ...] = (
         ("load-without-other", "B2", None, READS, "wrong-neutral-element reads-padding tail-mask", [(1, 3)]),
         ("naive-variance", "D1", None, VALUES, "low-precision-accumulation", [(1, 2)]),
         ("bias-twice-rounded", "D4", None, VALUES, "cast-order", [(2, 8), (4, 2)]),
-    ]),
+    ], slow="rstd-slot sums-all-rows"),
     *group("softmax", softmax.make_spec, "rows cols", [
         ("mask-pitch", "A3", 20, READS, "ignores-strides", [(2, 1)]),
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 3)]),
@@ -61,7 +61,7 @@ FORWARD: tuple[Plant, ...] = (
         ("width-cap", "C3", 73, HOLES, "block-limit unwritten-output", [(1, 513)]),
         ("no-max", "D2", 93, VALUES, "missing-max-subtraction", [(1, 1)]),
         ("masked-row", "D3", 96, VALUES, "unexplained", [(1, 1)]),
-    ]),
+    ], slow="mask-pitch"),
     *group("softmax_online", softmax.make_spec, "rows cols", [
         ("no-rescale", "D2", None, VALUES, "block-limit", [(1, 65)]),
     ], online=True),
@@ -72,7 +72,7 @@ FORWARD: tuple[Plant, ...] = (
         ("column-mask-only", "B1", 28, WRITES, "out-of-bounds tail-mask", [(1, 1)]),
         ("no-mask", "B3", 39, WRITES, "out-of-bounds tail-mask", [(1, 1)]),
         ("activation-rounded", "D4", None, VALUES, "cast-order", [(8, 8), (1, 64), (64, 1)]),
-    ]),
+    ], slow="activation-rounded output-row column-mask-only"),
     *group("geglu", glu.make_geglu_spec, "rows cols", [
         ("tanh-for-erf", "E4", None, VALUES, "unexplained", [(1, 1)]),
     ]),
@@ -80,7 +80,7 @@ FORWARD: tuple[Plant, ...] = (
         ("flat-on-any-layout", "A1", 6, READS, "ignores-strides", [(1, 2), (2, 1)]),
         ("off-by-one-mask", "B3", None, WRITES, "off-by-one-mask out-of-bounds", [(1, 1)]),
         ("floor-grid", "B5", None, HOLES, "tail-mask unwritten-output", [(1, 1)]),
-    ]),
+    ], slow="floor-grid"),
     *group("affine_relu", affine.make_spec, "rows cols", [
         ("bias-first-tile", "A3", 17, READS, "wrong-index-map block-limit", [(1, 65)]),
         ("squeezes", "C5", None, frozenset({"structure"}), "wrong-structure", [(1, 1)]),
@@ -88,7 +88,7 @@ FORWARD: tuple[Plant, ...] = (
         ("writes-input", "E2", 122, frozenset({"inputs"}), "mutates-input", [(1, 1)]),
         ("keeps-float32", "dtype", None, frozenset({"structure"}), "wrong-dtype", [(1, 1)]),
         ("caches-bias", "stale", None, VALUES | {"honesty", "repeat"}, "cached-answer", [(1, 1)]),
-    ]),
+    ], slow="bias-first-tile"),
     *group("affine", affine.make_spec, "rows cols", [
         ("returns-input", "alias", None, frozenset({"structure"}), "aliasing", [(1, 1)]),
     ], relu=False),
@@ -112,7 +112,7 @@ FORWARD: tuple[Plant, ...] = (
         ("mean-over-all", "H5", 191, VALUES, "unexplained", [(2, 2)]),
         ("no-clamp", "H5", 192, VALUES, "zero-size", [(0, 1)]),
         ("hard-coded-ignore", "H5", 192, READS | {"crash"}, "out-of-bounds crash unexplained", [(1, 1)]),
-    ]),
+    ], slow="floor-blocks no-max no-clamp"),
     *group("rope", rope.make_spec, "batch seq heads features", [
         ("ignores-pitch", "A1", 5, READS, "ignores-strides", [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1)]),
         ("first-batch-positions", "A3", 17, VALUES, "wrong-index-map", [(2, 1, 1, 4)]),
@@ -121,7 +121,7 @@ FORWARD: tuple[Plant, ...] = (
         ("overwrites-input", "E2", 122, frozenset({"structure", "inputs"}), "aliasing mutates-input", [(1, 1, 1, 1)]),
         ("interleaved", "H1", None, VALUES, "wrong-index-map", [(1, 1, 1, 8)]),
         ("hard-coded-theta", "H1", 183, VALUES, "unexplained", [(1, 1, 1, 8)]),
-    ]),
+    ], slow="no-pass-through hard-coded-theta"),
     *group("rope_sectioned", rope.make_sectioned_spec, "batch seq heads features", [
         ("one-section", "H1", 182, VALUES, "wrong-index-map", [(1, 1, 1, 8)]),
     ]),
@@ -132,11 +132,11 @@ FORWARD: tuple[Plant, ...] = (
         ("low-precision-accumulator", "D1", 88, VALUES, "low-precision-accumulation",
          [(1, 1, 17), (1, 17, 4), (2, 8, 4)]),
         ("bf16-operands", "D1", None, VALUES, "low-precision-accumulation cast-order", [(1, 1, 1)]),
-    ]),
+    ], slow="floor-steps store-columns"),
     *group("linear_split", linear.make_spec, "rows cols inner", [
         ("floor-chunk", "B1", None, VALUES, "tail-mask", [(1, 1, 17)]),
         ("bias-in-each-split", "E4", None, VALUES, "block-limit", [(1, 1, 17)]),
-    ], split=True),
+    ], split=True, slow="floor-chunk"),
     *group("attention", attention.make_spec, "kv_heads heads queries keys features", [
         ("head-by-row-pitch", "A1", 9, READS | {"error"}, "wrong-index-map ignores-strides", [(1, 2, 1, 2, 1)]),
         ("scale-of-padded", "A3", None, VALUES, "tail-mask", [(1, 1, 1, 2, 1)]),
@@ -145,7 +145,7 @@ FORWARD: tuple[Plant, ...] = (
         ("masked-query", "D3", 96, VALUES, "zero-size unexplained", [(1, 1, 1, 0, 1)]),
         ("top-left", "H2", 184, VALUES, "off-by-one-mask wrong-index-map", [(1, 1, 1, 2, 1)]),
         ("modulo-group", "H4", 190, VALUES, "wrong-index-map", [(2, 4, 1, 1, 1)]),
-    ]),
+    ], slow="tail-tile scale-of-padded"),
     *group("attention_window", attention.make_spec, "kv_heads heads queries keys features", [
         ("window-inclusive", "H3", 187, VALUES, "off-by-one-mask", [(1, 1, 1, 5, 1)]),
     ], window=4),
@@ -155,7 +155,7 @@ FORWARD: tuple[Plant, ...] = (
          [(1, 1, 1, 0, 17)]),
         ("value-tail", "B4", 45, READS, "reads-padding tail-mask nan-swallowed", [(1, 1, 2, 1, 1)]),
         ("zero-length", "C4", 81, HOLES, "zero-size unwritten-output", [(1, 1, 1, 0, 1)]),
-    ]),
+    ], slow="table-pitch output-tile"),
     *group("cache_write", cache_write.make_spec, "blocks page tokens features", [
         ("ignores-row-stride", "A1", 5, READS, "ignores-strides", [(2, 1, 2, 1), (1, 2, 2, 1)]),
         ("allocator-page", "B3", 44, WRITES, "wrong-index-map out-of-bounds", [(2, 1, 1, 1), (1, 5, 1, 1)]),
@@ -163,18 +163,18 @@ FORWARD: tuple[Plant, ...] = (
         ("pairs-of-odd-width", "J1", 201, VALUES, "tail-mask needs-alignment", [(1, 1, 1, 1)]),
         ("pairs-of-odd-pitch", "J1", None, WRITES, "misaligned-access needs-alignment ignores-strides",
          [(2, 1, 1, 2), (1, 2, 1, 2)]),
-    ]),
+    ], slow="ignores-row-stride writes-skipped"),
     *group("quant_int8", quant.make_spec, "rows groups", [
         ("scale-slot", "A3", None, WRITES, "wrong-index-map racing-stores unwritten-output", [(2, 2)]),
         ("truncates", "D1", None, VALUES, "unexplained", [(1, 1)]),
         ("no-floor", "D5", 105, VALUES, "unexplained", [(1, 1)]),
         ("floors-scale", "D5", 107, VALUES, "unexplained", [(1, 1)]),
         ("signed-max", "D5", None, VALUES, "unexplained", [(1, 1)]),
-    ]),
+    ], slow="floors-scale signed-max truncates"),
     *group("quant_fp8", quant.make_spec, "rows groups", [
         ("rounds-twice", "D1", None, VALUES, "cast-order", [(1, 1)]),
         ("no-floor", "D5", 105, VALUES, "unexplained", [(1, 1)]),
-    ], fp8=True),
+    ], fp8=True, slow="rounds-twice no-floor"),
     *group("quant_static", quant.make_static_spec, "n", [
         ("no-clamp", "D5", None, VALUES, "unexplained", [(1,)]),
     ]),
@@ -183,12 +183,12 @@ FORWARD: tuple[Plant, ...] = (
         ("nan-sentinel", "D6", 112, VALUES, "nan-swallowed", [(1, 2)]),
         ("second-slot", "D6", 114, HOLES, "unwritten-output stale-memory", [(1, 2)]),
         ("drops-ties", "H6", 195, VALUES, "unexplained", [(1, 2)]),
-    ]),
+    ], slow="pads-with-zero"),
     *group("argmax", order.make_argmax_spec, "rows cols", [
         ("tile-local-index", "A3", 25, VALUES, "wrong-index-map block-limit", [(1, 65)]),
         ("ignores-nan", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
         ("last-of-equals", "H6", None, VALUES, "unexplained", [(1, 2)]),
-    ]),
+    ], slow="tile-local-index last-of-equals"),
     *group("cummax", order.make_cummax_spec, "rows cols", [
         ("ignores-nan", "D6", 110, VALUES, "nan-swallowed", [(1, 1)]),
     ]),
@@ -197,7 +197,7 @@ FORWARD: tuple[Plant, ...] = (
         ("empty-bag", "C4", None, VALUES, "zero-size", [(1, 1, 0, 1)]),
         ("sums-in-table-dtype", "D1", 92, VALUES, "low-precision-accumulation", [(4, 8, 16, 2), (2, 2, 32, 1)]),
         ("counts-padding", "H5", None, VALUES, "unexplained", [(2, 1, 2, 1)]),
-    ]),
+    ], slow="sums-in-table-dtype empty-bag last-bag"),
     *group("cumsum", scan.make_spec, "rows cols", [
         ("no-carry", "C3", None, VALUES, "block-limit", [(1, 33)]),
         ("rows-by-division", "C4", 76, RAISES, "zero-size", [(0, 0)]),
@@ -215,5 +215,5 @@ FORWARD: tuple[Plant, ...] = (
         ("row-mask-only", "B1", 32, WRITES, "out-of-bounds tail-mask", [(1, 1)]),
         ("atomic-without-mask", "B3", None, WRITES, "out-of-bounds tail-mask", [(1, 1)]),
         ("starts-from-anything", "B5", None, HOLES | {"bounds"}, "stale-memory", [(0, 1)]),
-    ], atomic=True),
+    ], atomic=True, slow="row-mask-only"),
 )  # fmt: skip

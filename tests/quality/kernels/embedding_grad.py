@@ -92,7 +92,7 @@ def make_spec(bug: str = "") -> FusionSpec:
             "table": tensor("vocab width"),
             "token": tensor("tokens", dtype=torch.int64, values=values.indices("vocab")),
         },
-        dims={"vocab": dim(1, 40), "width": dim(0, 48), "tokens": dim(0, 60)},
+        dims={"vocab": dim(1, 40), "width": dim(0, 48), "tokens": dim(0, 4000 if bug == "undeclared" else 60)},
         grad="table",
         deterministic=bug == "undeclared" or {"dtable": False},
     )

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ GROUPS = 2
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    xf = x.float().reshape(x.shape[0], GROUPS, -1)
+    xf = x.float().reshape(x.shape[0], GROUPS, math.prod(x.shape[1:]) // GROUPS)
     centred = xf - xf.mean(-1, keepdim=True)
     normed = (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)).reshape(x.shape)
     return (normed * weight.float()[:, None, None] + bias.float()[:, None, None]).to(x.dtype)

@@ -41,6 +41,8 @@ def add_norm_kernel(
             tl.store(at, total, mask=c < hidden)
         square += total.to(tl.float32) * total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(square, axis=0) / hidden + eps)
+    # The sums come back from memory, maybe to other threads than those that stored them.
+    tl.debug_barrier()
     for start in range(0, hidden, BLOCK):
         c = start + tl.arange(0, BLOCK)
         source = residual + row * residual_row + c * residual_col

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from pytest_fusion import FusionSpec, dim, tensor
 
+BLOCK = 64
+
 
 def reference(gate: Tensor, up: Tensor, plain: bool) -> Tensor:
     g = gate.float()
@@ -74,8 +76,8 @@ class SwiGLU(torch.autograd.Function):
         rows, cols = gate.shape
         out = torch.empty((rows, cols), dtype=gate.dtype, device=gate.device)
         if out.numel():
-            forward_kernel[(rows, triton.cdiv(cols, 64))](
-                gate, up, out, cols, *gate.stride(), *up.stride(), PLAIN=plain, BLOCK=64
+            forward_kernel[(rows, triton.cdiv(cols, BLOCK))](
+                gate, up, out, cols, *gate.stride(), *up.stride(), PLAIN=plain, BLOCK=BLOCK
             )
         ctx.save_for_backward(gate, up)
         ctx.plain, ctx.bug = plain, bug
@@ -92,11 +94,11 @@ class SwiGLU(torch.autograd.Function):
         if bug == "upstream-row-pitch-only":
             pitches = (dy.stride(0), 1)
         if dup.numel():
-            blocks = cols // 64 if bug == "floor-blocks" else triton.cdiv(cols, 64)
+            blocks = cols // BLOCK if bug == "floor-blocks" else triton.cdiv(cols, BLOCK)
             if blocks:
                 backward_kernel[(rows, blocks)](
                     dy, gate, up, dgate, dup, cols, *pitches, *gate.stride(), *up.stride(), *dgate.stride(),
-                    PLAIN=ctx.plain, BLOCK=64, BUG=bug,
+                    PLAIN=ctx.plain, BLOCK=BLOCK, BUG=bug,
                 )  # fmt: skip
         if bug == "only-both":
             # Both or none, though either may be frozen.

@@ -51,7 +51,9 @@ BACKWARD: tuple[Plant, ...] = (
     *group("rope_grad", rope_grad.make_spec, "seq heads half", [
         ("guard-not-called", "A2", 12, BACKWARD_READS, "gradient-layout out-of-bounds", [(1, 2, 1), (2, 1, 1)]),
         ("first-head", "A3", 9, GRADIENTS | HOLES, "wrong-index-map unwritten-output", [(1, 2, 1)]),
-        ("turns-in-place", "E2", 122, GRADIENTS, "mutates-input", [(1, 1, 1)]),
+        # An expanded upstream gradient is one element that all programs read and write.
+        ("turns-in-place", "E2", 122, GRADIENTS | {"repeat"}, "mutates-input racing-load racing-stores",
+         [(1, 1, 1), (2, 1, 1)]),
         ("raw-kernel", "E3", 129, GRADIENTS, "gradient-missing", [(0, 0, 0)]),
         ("turns-forward", "H1", None, GRADIENTS, "unexplained", [(1, 1, 1)]),
     ], slow="turns-in-place raw-kernel"),
@@ -73,7 +75,7 @@ BACKWARD: tuple[Plant, ...] = (
         ("leaves-ignored", "B5", 51, BACKWARD_READS | HOLES, "unwritten-output stale-memory", [(2, 1)]),
         ("first-upstream", "E1", 118, GRADIENTS, "gradient-scale wrong-index-map", [(3, 2)]),
         ("ignores-upstream", "E1", 121, GRADIENTS, "gradient-scale", [(2, 2)]),
-        ("forgets-mean", "E1", None, GRADIENTS, "gradient-scale", [(3, 2)]),
+        ("forgets-mean", "E1", None, GRADIENTS, "gradient-scale", [(5, 2)]),
         ("scales-twice", "E1", None, GRADIENTS, "gradient-scale", [(2, 2)]),
         ("scales-in-place", "E2", 125, GRADIENTS, "mutates-input cached-answer stale-memory", [(2, 2)]),
         ("gradient-into-logits", "E2", 122, frozenset({"inputs"}), "mutates-input", [(2, 1)]),
@@ -95,7 +97,8 @@ BACKWARD: tuple[Plant, ...] = (
     *group("embedding_grad", embedding_grad.make_spec, "vocab width tokens", [
         ("no-mask", "B1", 32, BACKWARD_WRITES, "out-of-bounds tail-mask", [(1, 3, 1)]),
         ("starts-from-anything", "B5", None, BACKWARD_READS | HOLES, "stale-memory", [(1, 1, 0)]),
-        ("sums-in-table-dtype", "D1", 88, GRADIENTS, "low-precision-accumulation", [(4, 4, 16), (2, 2, 32)]),
+        ("sums-in-table-dtype", "D1", 88, GRADIENTS, "low-precision-accumulation",
+         [(4, 4, 16), (2, 2, 32), (8, 1, 32)]),
         ("stores", "F1", 140, GRADIENTS | {"repeat"}, "racing-stores nondeterministic", [(2, 1, 4)]),
         ("pads-too", "H5", None, GRADIENTS, "unexplained", [(1, 1, 1)]),
     ], slow="sums-in-table-dtype no-mask starts-from-anything"),
@@ -110,6 +113,6 @@ BACKWARD: tuple[Plant, ...] = (
         ("padded-variance", "B1", 26, VALUES, "tail-mask wrong-neutral-element", [(1, 1, 1, 3)]),
         ("size-before-flattening", "B3", 38, HOLES, "unwritten-output wrong-index-map", [(1, 1, 2, 1)]),
         ("small-buffer", "B3", 38, BACKWARD_WRITES | RAISES, "raises out-of-bounds", [(1, 1, 2, 1)]),
-        ("sums-rounded", "D1", 88, GRADIENTS, "low-precision-accumulation cast-order", [(2, 1, 2, 4), (4, 2, 1, 2)]),
+        ("sums-rounded", "D1", 88, GRADIENTS, "low-precision-accumulation cast-order", [(2, 1, 2, 4), (2, 1, 8, 2)]),
     ], slow="sums-rounded mean-over-channels upstream-contiguous padded-variance channel-of-first-group"),
 )  # fmt: skip

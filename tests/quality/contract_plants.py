@@ -35,7 +35,7 @@ CONTRACT: tuple[Plant, ...] = (
     ], least=64),
     *group("batch_linear", batch_linear.make_spec, "rows cols inner", [
         ("splits-by-rows", "F3", 150, INVARIANCE, "batch-variant", [(3, 1, 33)]),
-        ("scale-of-the-batch", "F3", None, INVARIANCE, "batch-variant", [(2, 1, 32)]),
+        ("scale-of-the-batch", "F3", None, INVARIANCE, "batch-variant", [(2, 2, 32)]),
     ]),
     *group("top_k", top_k.make_spec, "rows cols", [
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 5)]),

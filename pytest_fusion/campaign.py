@@ -17,14 +17,13 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
 from pytest_fusion.diagnosis.causes import VAGUE, likely_cause
-from pytest_fusion.diagnosis.error_map import cells, error_map
+from pytest_fusion.diagnosis.error_map import picture
 from pytest_fusion.diagnosis.experiments import is_tail_mask
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
 from pytest_fusion.run import preload
 from pytest_fusion.run.interpreter import executor, observers
-from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.dtypes import dtype_name
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -33,7 +32,6 @@ from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict import further
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict, failed
-from pytest_fusion.verdict.tolerance import offending
 
 # A launch constant below this is a flag or a count of warps, not a block size.
 _SMALLEST_BLOCK = 8
@@ -316,21 +314,14 @@ class Campaign:
             shrinker.run()
         verdict = result.failure
         assert verdict is not None
-        picture = None
+        found_map = None
         if result.evidence is not None:
-            _, candidate, lanes = result.evidence
-            if isinstance(lanes, OutputLanes):
-                mask = offending(candidate, lanes)
-            else:
-                assert isinstance(self.spec.tolerance, Tolerance)
-                rtol, atol = self.spec.tolerance.rtol, self.spec.tolerance.atol
-                mask = ~torch.isclose(_comparable(candidate), _comparable(lanes), rtol, atol, equal_nan=True)
-            picture = {**error_map(mask), "cells": cells(mask), "caption": f"wrong elements of {result.evidence[0]}"}
+            found_map = picture(result.evidence, self.spec.tolerance)
         cause = likely_cause(verdict, result.case)
         if verdict.check in ("values", "bounds") and cause in VAGUE and self._is_tail_mask(result, first):
             cause = "tail-mask"
         described = describe(self.spec, result.case)
-        return Failure(verdict, result.case, described, picture, result.trace, shrinker.runs, cause)
+        return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, cause)
 
     def _is_tail_mask(self, result: CaseResult, first: Verdict) -> bool:
         # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
@@ -374,10 +365,6 @@ def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted
 
 def _programs(profile: Profile, device: torch.device) -> int:
     return profile.programs if device.type == "cpu" else 2**62
-
-
-def _comparable(t: torch.Tensor) -> torch.Tensor:
-    return t.detach() if t.is_complex() else t.detach().to(torch.float64)
 
 
 def _no_far_case(tally: Tally, refusals: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
 from pytest_fusion.errors import FusionError, FusionFailure, ReplayError
 from pytest_fusion.job import Job
@@ -137,6 +138,7 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
         described,
         cause=cause,
         where=failure.map["where"] if failure.map else None,
+        drawn=drawing(failure.map) if failure.map else (),
         command=replay_command(request.shown or request.nodeid, path) if path else None,
         trace=trace.rstrip(),
         found_after=found if searched else "",

@@ -1,4 +1,4 @@
-"""Where in the output the errors sit: per axis, in words and as data."""
+"""Where in the output the errors sit and how large they are: per axis, in words, and as cells of a picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import itertools
 from typing import Any
 
 import torch
+
+from pytest_fusion.diagnosis.heat import SCALE
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.verdict.tolerance import excess, excess_plain
 
 _MAX_LISTED = 6
 
@@ -51,15 +56,45 @@ def error_map(mask: torch.Tensor) -> dict[str, Any]:
     where = "; ".join(f"axis {i}: {text}" for i, text in enumerate(axes)) or "the only element"
     if count == total:
         where = "everywhere"
+    elif not count:
+        where = "no single element is beyond what one may be off; all of them together are"
     return {"count": count, "total": total, "axes": axes, "where": where}
 
 
-def cells(mask: torch.Tensor, side: int = 48) -> list[list[float]]:
-    """The share of wrong elements per cell of a picture at most ``side`` square: rows by the last axis."""
-    if mask.numel() == 0:
+def cells(share: torch.Tensor, side: int = 48) -> list[list[float]]:
+    """The largest of ``share`` in each cell of a picture at most ``side`` square: rows by the last axis.
+
+    Three significant digits: the picture is on a logarithmic scale. Infinity stays infinity.
+    """
+    if share.numel() == 0:
         return []
-    flat = mask.detach().to("cpu", torch.float64).reshape(-1, mask.shape[-1] if mask.dim() else 1)
-    picture = flat[None, None]
+    flat = share.detach().to("cpu", torch.float64).reshape(-1, share.shape[-1] if share.dim() else 1)
     size = (min(side, flat.shape[0]), min(side, flat.shape[1]))
-    pooled = torch.nn.functional.adaptive_avg_pool2d(picture, size)[0, 0]
-    return [[round(float(value), 4) for value in row] for row in pooled]
+    pooled = torch.nn.functional.adaptive_max_pool2d(flat[None, None], size)[0, 0]
+    return [[float(f"{float(value):.3g}") for value in row] for row in pooled]
+
+
+def picture(
+    evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor], tolerance: str | Tolerance
+) -> dict[str, Any]:
+    """Where and how far off a failing output is, in JSON types (infinity apart).
+
+    ``evidence`` is the output's name, the tensor that the kernel returned, and the reference's lanes, or its tensor
+    where ``tolerance`` is fixed. To the keys of :func:`error_map` come ``cells`` (rows of the largest error over what
+    is allowed of one element, in each cell), ``scale`` (what the cells are), ``shape`` (rows and columns of the output
+    as a matrix: what one cell stands for) and ``caption``.
+    """
+    name, candidate, right = evidence
+    if isinstance(right, OutputLanes):
+        share = excess(candidate, right)
+    else:
+        assert isinstance(tolerance, Tolerance)
+        share = excess_plain(candidate, right, tolerance.rtol, tolerance.atol)
+    columns = share.shape[-1] if share.dim() else 1
+    return {
+        **error_map(share > 1),
+        "cells": cells(share),
+        "scale": SCALE,
+        "shape": [share.numel() // columns if columns else 0, columns],
+        "caption": f"errors of {name}",
+    }

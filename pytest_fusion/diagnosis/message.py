@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_fusion.diagnosis.causes import CAUSES
@@ -31,6 +32,7 @@ def compose(
     *,
     cause: str | None = None,
     where: str | None = None,
+    drawn: Sequence[str] = (),
     command: str | None = None,
     trace: str = "",
     found_after: str = "",
@@ -39,6 +41,7 @@ def compose(
     lines = [f"{name}: {verdict.check} failed", f"  {verdict.reason}"]
     if where:
         lines.append(f"  where: {where}")
+    lines += [f"    {line}" for line in drawn]
     if case is not None:
         dims = " ".join(f"{key}={value}" for key, value in case["dims"].items())
         if case.get("given"):

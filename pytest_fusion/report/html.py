@@ -85,6 +85,7 @@ def render(
         cases=phrases.plural(sum(record.cases for record in records), "case"),
         seconds=phrases.duration(sum(record.seconds for record in records)),
         environment=_environment(environment),
+        number=phrases.number,
         rows=[_row(record, is_open=any(record is failure for failure in failures)) for record in ordered],
     )
 

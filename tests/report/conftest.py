@@ -47,9 +47,17 @@ def failing() -> Make:
     """A tail-mask bug with its smallest case, error map and replay file; keywords replace fields."""
 
     def make(**changes: Any) -> TestRecord:
-        cells = [[0.0] * 15 + [1.0 if row % 2 else 0.5] for row in range(6)]
+        cells = [[0.25] * 15 + [2380.0 if row % 2 else 40.0] for row in range(6)]
         axes = ["every index", "index 128 of 129 (the last)"]
-        wrong = {"cells": cells, "count": 2, "total": 258, "axes": axes}
+        wrong = {
+            "cells": cells,
+            "scale": "error over allowed",
+            "shape": [6, 129],
+            "count": 2,
+            "total": 258,
+            "axes": axes,
+            "caption": "errors of out",
+        }
         fields: dict[str, Any] = {
             "nodeid": "tests/test_softmax.py::test_softmax[causal]",
             "verdict": "fail",

@@ -128,5 +128,20 @@ def test_maps_of_any_making_are_drawn_or_left_out() -> None:
     drawn = heat_map([[float("nan"), 2, -1, 0.5]])
     assert drawn is not None
     assert drawn.cells == ((1.0, 1.0, 0.0, 0.5),)
+    assert [mark.x for mark in drawn.marks()] == [0, 1, 3]
     no_maps: list[Any] = [None, "", [], [[]], 7, [["a"]], [[0.0] * 1000], [[1.0]], {"cells": None}, {"axes": []}]
     assert [found for found in no_maps if heat_map(found) is not None] == []
+
+
+def test_a_map_of_errors_is_drawn_on_a_logarithmic_scale() -> None:
+    """Cells within the allowed error are blank, larger ones darker by their logarithm, infinite ones apart."""
+    drawn = heat_map(
+        {"cells": [[0.5, 2.0, 1e3], [1.0, 1e6, "inf"]], "scale": "error over allowed", "shape": [2, 30]},
+    )
+    assert drawn is not None
+    marks = {(mark.x, mark.y): mark for mark in drawn.marks()}
+    assert set(marks) == {(1, 0), (2, 0), (1, 1), (2, 1)}
+    assert marks[1, 0].shade < marks[2, 0].shade < marks[1, 1].shade
+    assert [place for place, mark in marks.items() if mark.hard] == [(2, 1)]
+    assert marks[2, 0].said == "row 0, column 20 to 29: 1,000 times the allowed error"
+    assert drawn.hard

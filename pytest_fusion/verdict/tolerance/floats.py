@@ -235,8 +235,11 @@ def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
     return index[::-1]
 
 
-def offending_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
-    """Bool, of the candidate's shape: elements that no honest rounding explains."""
+def excess_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
+    """float64, of the candidate's shape: each element's error over what honest rounding explains of it.
+
+    Infinite where NaN or infinity stands in the wrong place.
+    """
     got = candidate.detach().to(D).reshape(-1)
     spread = spread_of(lanes)
     wrong = ~allowed_classes(got, lanes, spread)
@@ -245,4 +248,5 @@ def offending_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
     used = torch.isfinite(got) & torch.isfinite(spread.centre)
     error = torch.where(used, got - spread.centre, 0.0)
     error = _excused(error, got, spread, deviation, limits, native)
-    return (wrong | (error.abs() > limits.size["max"] * deviation.single)).reshape(candidate.shape)
+    share = torch.where(error == 0, 0.0, error.abs() / (limits.size["max"] * deviation.single))
+    return torch.where(wrong, math.inf, share).reshape(candidate.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.run.lanes.model import OutputLanes
-from pytest_fusion.run.lanes.rounding import GRIDS
+from pytest_fusion.run.lanes.rounding import GRIDS, D
 from pytest_fusion.verdict.tolerance.codes import judge_codes, offending_codes
-from pytest_fusion.verdict.tolerance.floats import judge_floats, offending_floats
+from pytest_fusion.verdict.tolerance.floats import excess_floats, judge_floats
 from pytest_fusion.verdict.tolerance.model import ValuesVerdict
-from pytest_fusion.verdict.tolerance.plain import judge_plain, mismatched_shape
+from pytest_fusion.verdict.tolerance.plain import excess_plain, judge_plain, mismatched_shape
 
 
 def judge_output(
@@ -60,14 +61,22 @@ def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> 
 
 
 @torch.no_grad()
+def excess(candidate: Tensor, lanes: OutputLanes) -> Tensor:
+    """float64, of the candidate's shape: each element's error over what is allowed of a single element.
+
+    Infinite where nothing is allowed: NaN or infinity in the wrong place, a code that no lane has, another shape.
+    """
+    if candidate.shape != lanes.native.shape:
+        return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
+    if not candidate.numel():
+        return torch.zeros(candidate.shape, dtype=D, device=candidate.device)
+    if lanes.native.dtype in GRIDS:
+        return excess_floats(candidate, lanes)
+    if lanes.native.dtype.is_complex:
+        return excess_plain(candidate, lanes.native, 1e-5, 1e-8)
+    return torch.where(offending_codes(candidate, lanes), math.inf, 0.0).to(D)
+
+
 def offending(candidate: Tensor, lanes: OutputLanes) -> Tensor:
     """Bool, of the candidate's shape: the elements beyond what is allowed of a single element."""
-    if candidate.shape != lanes.native.shape:
-        return torch.ones_like(candidate, dtype=torch.bool)
-    if not candidate.numel():
-        return torch.zeros_like(candidate, dtype=torch.bool)
-    if lanes.native.dtype in GRIDS:
-        return offending_floats(candidate, lanes)
-    if lanes.native.dtype.is_complex:
-        return ~torch.isclose(candidate, lanes.native, equal_nan=True)
-    return offending_codes(candidate, lanes)
+    return excess(candidate, lanes) > 1

@@ -54,6 +54,22 @@ def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> 
     )
 
 
+@torch.no_grad()
+def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> Tensor:
+    """float64, of the candidate's shape: ``|got - expected| / (atol + rtol * |expected|)`` of each element.
+
+    Infinite where NaN or infinity stands in the wrong place, and where nothing is allowed and something is off.
+    """
+    if candidate.shape != native.shape:
+        return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
+    wide = torch.complex128 if native.dtype.is_complex else D
+    got, want = candidate.detach().to(wide), native.detach().to(wide)
+    finite = torch.isfinite(got) & torch.isfinite(want)
+    same = (got == want) | (torch.isnan(got) & torch.isnan(want))
+    share = (got - want).abs() / (atol + rtol * want.abs())
+    return torch.where(same, 0.0, torch.where(finite, share, math.inf))
+
+
 def mismatched_shape(candidate: Tensor, native: Tensor) -> ValuesVerdict:
     """The failure of a candidate that cannot be compared at all."""
     reason = (

@@ -40,6 +40,8 @@ _MOST_BLOCKS = 3
 # Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
 _PROBE_SIZES = (5, 40)
+# The identity of the failure that is none on a single case: nothing was asked of the kernel.
+NOTHING_JUDGED = "error:nothing-judged"
 
 _Noted = TypeVar("_Noted", str, tuple[str, str])
 
@@ -61,6 +63,8 @@ class Tally:
     statistics: dict[str, Any] | None = None
     failure: Failure | None = None
     imported: tuple[str, ...] = ()
+    # The pinned replay that failed, as its file is shown.
+    pinned: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +388,9 @@ def _nothing_judged(tally: Tally, refusals: Mapping[str, str]) -> Verdict:
         "error",
         f"no case could be judged ({kinds or 'none could be drawn'}); a kernel that refuses everything is not right: "
         "check rejects=, dims= and that the reference accepts these inputs",
-        identity="error:nothing-judged",
+        identity=NOTHING_JUDGED,
         rejected=dict(tally.rejected),
+        kinds=kinds,
     )
 
 

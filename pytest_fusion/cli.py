@@ -1,34 +1,65 @@
-"""The command line `pytest-fusion`: replay a failing case, render a report from JSON."""
+"""The command line `pytest-fusion`: replay a failing case, pin it for ever, render a report from JSON."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_fusion.errors import FusionError, ReplayError
+
+_EXITS = "exit status: 0 it passes now, 1 it still fails, 2 it could not be judged here"
+# Of this package, which this command had to import first; an error where the project makes errors of warnings.
+_IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
+# What a command that is no replay leaves for an error of use, as pytest does.
+_USAGE = 4
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pytest-fusion", description="Judge fused kernels against their references.")
     commands = parser.add_subparsers(dest="command", required=True)
-    replay = commands.add_parser("replay", help="run the case of a replay file again")
+    replay = commands.add_parser("replay", help="run the case of a replay file again", epilog=_EXITS)
     replay.add_argument("file", type=Path)
     replay.add_argument("pytest_args", nargs="*", help="further arguments for pytest, after --")
+    pin = commands.add_parser("pin", help="keep a replay file beside its test, which runs it first from then on")
+    pin.add_argument("file", type=Path)
     report = commands.add_parser("report", help="make an HTML report from a --fusion-json file")
     report.add_argument("json", type=Path)
     report.add_argument("html", type=Path)
     return parser
 
 
+class _Records:
+    """A pytest plugin that keeps what was recorded of the replayed test."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.found.extend(getattr(report, "fusion", ()))
+
+
 def _replay(file: Path, more: Sequence[str]) -> int:
+    """0 where the case passes now, 1 where it fails, 2 where nobody could tell. Raises ``ReplayError``."""
     import pytest
 
-    from pytest_fusion.diagnosis.replay import owner
+    from pytest_fusion.diagnosis.replay import lane_of, owner
 
-    return int(pytest.main([_locate(owner(file), file), "--fusion-replay", str(file), *more]))
+    records = _Records()
+    # A failure of the CPU lane is replayed there, on a machine with a GPU too, unless another device is named.
+    named = any(argument.startswith("--fusion-device") for argument in more)
+    device = ["--fusion-device=cpu"] if lane_of(file) == "cpu-interpreter" and not named else []
+    options = ["--fusion-replay", str(file), *device, "-W", _IMPORTED, *more]
+    code = int(pytest.main([_locate(owner(file), file), *options], [records]))
+    verdicts = {record["verdict"] for record in records.found}
+    # pytest's own status says less: 1 is a fixture that raises too, 0 a test that was skipped.
+    if "fail" in verdicts:
+        return 1
+    return 0 if verdicts == {"pass"} and code in (0, 1) else 2
 
 
 def _locate(nodeid: str, file: Path) -> str:
@@ -40,12 +71,28 @@ def _locate(nodeid: str, file: Path) -> str:
     path, _, name = nodeid.partition("::")
     here, there = Path.cwd(), file.resolve().parent
     for folder in (here, *here.parents, *there.parents):
-        if (folder / path).is_file():
+        if name and (folder / path).is_file():
             return f"{os.path.relpath(folder / path)}::{name}"
+    if not name:
+        raise ReplayError(f"{file} belongs to the spec {nodeid!r}, which no test file made; judge that spec again")
     raise ReplayError(
         f"{file} belongs to {nodeid}, and neither {here} nor {there} lies in a project with the file {path}; "
         "run this in the project's folder"
     )
+
+
+def _pin(file: Path) -> int:
+    from pytest_fusion.diagnosis.replay import owner
+    from pytest_fusion.pinned import FOLDER
+
+    folder = Path(_locate(owner(file), file).partition("::")[0]).parent / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+        target = Path(shutil.copyfile(file, folder / file.name))
+    except OSError as error:
+        raise ReplayError(f"cannot copy {file} to {folder} ({error.strerror or error})") from None
+    sys.stdout.write(f"pinned: {target}\ncommit it; its test runs it first from now on\n")
+    return 0
 
 
 def _report(source: Path, target: Path) -> int:
@@ -59,15 +106,15 @@ def _report(source: Path, target: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; 4, as pytest, for an error of use, else what the command returns."""
+    """Entry point. ``replay`` leaves 0, 1 or 2 (see ``--help``); the others 0, or 4 for an error of use, as pytest."""
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":
             return _replay(given.file, given.pytest_args)
-        return _report(given.json, given.html)
+        return _pin(given.file) if given.command == "pin" else _report(given.json, given.html)
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")
-        return 4
+        return 2 if given.command == "replay" else _USAGE
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def hangs(job: Job, crash: Crash) -> bool:
 def tally_of(job: Job, crash: Crash) -> Tally:
     """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
     note = crash.last_note or {}
-    tally = Tally(cases=int(note.get("cases", 0)))
+    tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
     found = _case_of(note)
     if found is None:
         verdict = _verdict(crash)
@@ -66,7 +66,11 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
         last = outcome
         return True
 
-    if request.replay is not None or not (crash.kind == "timeout" or dies(found)):
+    if (
+        request.replay is not None
+        or "pinned" in (crash.last_note or {})
+        or not (crash.kind == "timeout" or dies(found))
+    ):
         return found, last, 0
     limits = limits_of(request.profile, torch.device(request.device))
     plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_fusion import crash, sanitize
-from pytest_fusion.campaign import Failure, Tally
+from pytest_fusion.campaign import NOTHING_JUDGED, Failure, Tally
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.known import Known
 from pytest_fusion.case.misfit import misfit
@@ -20,6 +20,7 @@ from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
 from pytest_fusion.errors import FusionError, FusionFailure, ReplayError
 from pytest_fusion.job import Job
+from pytest_fusion.report import environment
 from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
@@ -30,6 +31,9 @@ from pytest_fusion.verdict.model import CHECKS
 
 # How much longer a case may take after the first that was only slow.
 _PATIENCE = 10
+
+# What one case of a GPU may cost when it is replayed on the CPU lane.
+_PROGRAMS, _SECONDS = 70_000, 120.0
 
 _NOT_BUILT = {
     "launches": "launch counts are not checked by this version",
@@ -42,12 +46,14 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     begun = time.perf_counter()
     if request.bare is not None and request.given is None:
         return sanitize.bare(spec, request, extra)
-    known = None
+    known, elsewhere = None, None
     if request.replay is None and request.seed is None:
         known = Known(spec, outer, request.nodeid)
         request = replace(request, known=known.cases)
     elif request.replay is not None and request.given is None:
         _must_fit(spec, request.replay)
+        elsewhere = replays.elsewhere(request.made, environment.describe(request.device))
+        request = _with_patience(request)
     job = Job(spec, request, outer, extra)
     reason = _why_not_isolated(request)
     if reason is None:
@@ -58,10 +64,11 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
         tally.checks["crash"] = {"verdict": "unknown", "reason": f"not isolated: {reason}", "cases": 0}
         tally.notes.append(f"ran in this process, so a crash would have ended it: {reason}")
     searching.publish_statistics(tally.statistics)
-    if known is not None:
+    if known is not None and tally.pinned is None:
         found = tally.failure.case if tally.failure is not None else None
         known.update(found, all_ran=found is None or found not in known.cases)
-    record = _record(spec, request, tally)
+    tally.notes += [elsewhere] if elsewhere else []
+    record = _record(spec, request, tally, elsewhere or "")
     if request.sanitize and request.given is None:
         record = sanitize.sanitized(spec, request, tally, record)
     return replace(record, seconds=round(time.perf_counter() - begun, 3))
@@ -91,6 +98,15 @@ def _must_fit(spec: FusionSpec, case: Case) -> None:
         )
 
 
+def _with_patience(request: Request) -> Request:
+    """A case that a GPU ran in no time may need ten thousands of interpreted programs, and minutes for them."""
+    if request.made.get("lane") != "cuda" or request.device != "cpu":
+        return request
+    profile = request.profile
+    more = replace(profile, programs=max(profile.programs, _PROGRAMS), seconds=max(profile.seconds, _SECONDS))
+    return replace(request, profile=more)
+
+
 def _why_not_isolated(request: Request) -> str | None:
     if request.isolate == "off":
         return "--fusion-isolate off"
@@ -103,7 +119,7 @@ def _why_not_isolated(request: Request) -> str | None:
     return reason
 
 
-def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
+def _record(spec: FusionSpec, request: Request, tally: Tally, elsewhere: str) -> TestRecord:
     checks = _all_checks(spec, tally)
     failure = tally.failure
     record = TestRecord(
@@ -122,8 +138,12 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
     if failure is None:
         return record
     verdict = failure.verdict
+    if verdict.identity == NOTHING_JUDGED and request.replay is not None and request.given is None:
+        checks["error"] = {"verdict": "unknown", "reason": verdict.reason, "cases": 0}
+        said = f"the case cannot be judged here: {verdict.evidence['kinds']}" + (f" ({elsewhere})" if elsewhere else "")
+        return replace(record, message=said, checks=checks)
     cause = failure.cause or likely_cause(verdict, failure.case)
-    path = _write_replay(spec, request, failure, cause)
+    path = tally.pinned or _write_replay(spec, request, failure, cause)
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": checks.get(verdict.check, {}).get("cases", 0)}
     checks[verdict.check] = {**entry, **verdict.evidence, **({"error_map": failure.map} if failure.map else {})}
     trace = failure.trace if verdict.check in ("error", "crash") else ""
@@ -131,6 +151,8 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
     found = f"found in case {tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}"
     if failure.case in request.known and not failure.shrink_runs:
         found = "failed in an earlier run too, and was tried first"
+    if tally.pinned is not None:
+        found = f"pinned replay {tally.pinned} fails again: a bug that was mended is back"
     searched = failure.case is not None and request.replay is None
     message = compose(
         spec.name,
@@ -141,7 +163,7 @@ def _record(spec: FusionSpec, request: Request, tally: Tally) -> TestRecord:
         drawn=drawing(failure.map) if failure.map else (),
         command=replay_command(request.shown or request.nodeid, path) if path else None,
         trace=trace.rstrip(),
-        found_after=found if searched else "",
+        found_after=found if searched else elsewhere,
     )
     return replace(
         record,
@@ -172,7 +194,8 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
 def _write_replay(spec: FusionSpec, request: Request, failure: Failure, cause: str | None) -> str | None:
     if failure.case is None or request.given is not None:
         return None
-    replay = replays.Replay(request.nodeid, spec.name, failure.verdict.check, cause, failure.case)
+    made = replays.made_here(environment.describe(request.device))
+    replay = replays.Replay(request.nodeid, spec.name, failure.verdict.check, cause, failure.case, made)
     try:
         path = replays.write(replay, request.root)
     except OSError:

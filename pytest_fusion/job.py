@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.campaign import Campaign, Tally
+from pytest_fusion.campaign import NOTHING_JUDGED, Campaign, Tally
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import UnsupportedTritonError
 from pytest_fusion.prefetch import cache_is_empty, compiling_ahead
@@ -76,15 +76,37 @@ class Job:
         return tally
 
     def _all_cases(self, note: Note) -> Tally:
-        """The one case asked for, else the failures of earlier runs and then all phases."""
+        """The one case asked for, else pinned ones, the failures of earlier runs, and then all phases."""
         if self.request.replay is not None:
             return self.campaign(note).replay(self.request.replay)
+        pinned, said = self._pinned(note)
+        if pinned is not None:
+            return pinned
         for case in self.request.known:
+            if any(case == pin.case for pin in self.request.pinned):
+                continue
             tally = self.campaign(note).replay(case)
             if tally.failure is not None and tally.failure.case is not None:
                 tally.notes.append("this case failed in an earlier run and was tried first")
                 return tally
-        return self.campaign(note).run()
+        tally = self.campaign(note).run()
+        tally.notes += said
+        return tally
+
+    def _pinned(self, note: Note) -> tuple[Tally | None, list[str]]:
+        """The tally of the first pinned case that fails again, if one does; and what is to be told of the others."""
+        said, passed = [], 0
+        for pin in self.request.pinned:
+            tally = self.campaign(lambda data, pin=pin: note({**data, "pinned": pin.path})).replay(pin.case)  # type: ignore[misc]
+            failure = tally.failure
+            if failure is None:
+                passed += 1
+            elif failure.verdict.identity == NOTHING_JUDGED:
+                said.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
+            else:
+                tally.pinned = pin.path
+                return tally, []
+        return None, [*([f"{passed} pinned replay(s) were run first and pass"] if passed else []), *said]
 
     def in_child(
         self, seconds: float, *, forward: bool = True, on_compilation: Callable[[], None] | None = None

@@ -11,6 +11,7 @@ from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
     from pytest_fusion.diagnosis.replay import Replay
+    from pytest_fusion.pinned import Pin
 
 options = pytest.StashKey[Options]()
 device = pytest.StashKey[str]()
@@ -18,5 +19,8 @@ records = pytest.StashKey[list[TestRecord]]()
 own_records = pytest.StashKey[list[TestRecord]]()
 # The content of the replay file, where there is one, read after the tests that it may refer to are imported.
 replay: pytest.StashKey[Replay] = pytest.StashKey()
+# What lies in folders of pinned replays, and a sentence for each file there that no test runs.
+pins: pytest.StashKey[list[Pin]] = pytest.StashKey()
+orphans: pytest.StashKey[list[str]] = pytest.StashKey()
 # Why a report could not be written at the end.
 unwritten = pytest.StashKey[str]()

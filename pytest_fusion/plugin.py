@@ -19,7 +19,7 @@ from pytest_fusion.options import Options, add_options, resolve
 from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
-    from pytest_fusion.request import Request
+    from pytest_fusion.request import Pinned, Request
 
 __all__ = ["fusion", "fusion_device"]
 
@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTEST_FUSION_EXECUTOR"] = "serial"
     config.stash[keys.options] = options
     config.stash[keys.records] = []
+    config.stash[keys.orphans] = []
     config.pluginmanager.register(_Collector(config.stash[keys.records]), "fusion-records")
 
 
@@ -68,6 +69,37 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._records.extend(TestRecord.from_json(data) for data in getattr(report, "fusion", ()))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Pinned replays are looked up once, before -k and -m take tests away."""
+        _find_pins(config, [item for item in items if _is_fused(item)])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """What a worker of pytest-xdist found, told by the process that prints."""
+        found = getattr(node, "workeroutput", {}).get("fusion_orphans", [])
+        known = node.config.stash[keys.orphans]
+        known += [said for said in found if said not in known]
+
+
+def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
+    """Raises ``UsageError`` for a file in a folder of pinned replays that is none."""
+    config.stash[keys.pins] = []
+    if not tests or config.stash[keys.options].replay is not None:
+        return
+    from pytest_fusion.pinned import described, find, orphans, shown_orphans
+
+    try:
+        pins = config.stash[keys.pins] = find([item.path.parent for item in tests], config.rootpath)
+    except FusionError as error:
+        raise pytest.UsageError(str(error)) from None
+    if any("::" in argument for argument in config.args):
+        return  # parts of files were asked for, so what is missing may well be there
+    lost = orphans(pins, described(tests), config.rootpath)
+    config.stash[keys.orphans] += shown_orphans(lost, config.invocation_params.dir)
+    if _is_worker(config):
+        config.workeroutput["fusion_orphans"] = config.stash[keys.orphans]  # type: ignore[attr-defined]
 
 
 def _check_paths(config: pytest.Config, options: Options) -> None:
@@ -132,12 +164,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if path is None:
         return
     from pytest_fusion.diagnosis.replay import read
+    from pytest_fusion.pinned import same_test
 
     try:
         replay = config.stash[keys.replay] = read(path)
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
-    chosen = [item for item in items if _same_test(item.nodeid, replay.nodeid)]
+    chosen = [item for item in items if same_test(item.nodeid, replay.nodeid)]
     if not chosen:
         raise pytest.UsageError(
             f"the replay file {path} belongs to {replay.nodeid}, which was not collected; "
@@ -145,14 +178,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
-
-
-def _same_test(a: str, b: str) -> bool:
-    """Equal node ids; their paths may start at different folders when the root differs."""
-    (file_a, _, name_a), (file_b, _, name_b) = a.partition("::"), b.partition("::")
-    parts_a, parts_b = Path(file_a).parts, Path(file_b).parts
-    common = min(len(parts_a), len(parts_b))
-    return name_a == name_b and parts_a[-common:] == parts_b[-common:]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -201,10 +226,23 @@ def _request(item: pytest.Item) -> Request:
         root=config.rootpath,
         start=config.invocation_params.dir,
         replay=None if replay is None else replay.case,
+        made={} if replay is None else replay.made,
+        pinned=_pinned(item),
         shown=_from_start(config, item.nodeid),
         sanitize=options.sanitize,
         bare=Path(bare) if (bare := os.environ.get("PYTEST_FUSION_BARE")) else None,
     )
+
+
+def _pinned(item: pytest.Item) -> tuple[Pinned, ...]:
+    pins = item.config.stash.get(keys.pins, [])
+    if not pins or not _is_fused(item):
+        return ()
+    from pytest_fusion.pinned import load
+
+    spec = item.obj.fusion_spec  # type: ignore[attr-defined]
+    own = [pin for pin in pins if pin.belongs_to(item.nodeid, spec.name, item.path.parent, item.config.rootpath)]
+    return tuple(load(pin, spec, _shown(item.config, pin.path)) for pin in own)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -278,6 +316,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     # As seen from where pytest was started, so that the printed commands run there.
     records = [replace(r, nodeid=_from_start(config, r.nodeid)) for r in config.stash[keys.records]]
     lines = summary(records, verbosity=config.get_verbosity(), written=written)
+    lines = [*((said, {"yellow": True}) for said in config.stash[keys.orphans]), *lines]
     if failed is not None:
         lines.append((failed, {"red": True, "bold": True}))
     if not lines:

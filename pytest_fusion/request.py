@@ -12,11 +12,21 @@ from pytest_fusion.profiles import PROFILES, Profile
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """A case from a folder ``fusion_replays``: its file as seen from where pytest was started, and where it failed."""
+
+    path: str
+    case: Case
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """How a test is to be run; resolved from options by the plugin.
 
     Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder
     that pytest was started in. ``given`` describes the caller's own arguments where there is nothing to generate.
+    ``made`` tells where the case ``replay`` failed; ``pinned`` cases run before all others.
     """
 
     nodeid: str
@@ -28,6 +38,8 @@ class Request:
     seed: int | None = None
     max_cases: int | None = None
     replay: Case | None = None
+    made: Mapping[str, Any] = field(default_factory=dict)
+    pinned: tuple[Pinned, ...] = ()
     known: tuple[Case, ...] = ()
     shown: str = ""
     given: Mapping[str, Any] | None = None

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,22 @@ from pytest_fusion.errors import ReplayError
 SCHEMA = 1
 FOLDER = Path(".fusion") / "failures"
 _TOOL = "pytest-fusion"
+# Of an environment, what may decide whether a failure shows: where it ran, and on which versions.
+_MADE = ("lane", "device", "device_name", "torch", "triton", "cuda", "python", "pytest_fusion")
+_MADE_ON = "the replay was made on"
+_LANES = {"cpu-interpreter": "the CPU lane (interpreted Triton)", "cuda": "a GPU"}
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay file holds."""
+    """What a replay file holds. ``made`` tells on which device and versions the case failed; old files lack it."""
 
     nodeid: str
     spec: str
     check: str
     cause: str | None
     case: Case
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -38,13 +44,56 @@ class Replay:
             "check": self.check,
             "cause": self.cause,
             "case": self.case.as_json(),
+            **({"made": dict(self.made)} if self.made else {}),
         }
+
+
+def made_here(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a report's environment that a replay file keeps."""
+    return {key: environment.get(key) for key in _MADE if environment.get(key) is not None}
+
+
+def elsewhere(made: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """How the place where a case failed differs from this one, as a sentence; ``None`` where it does not.
+
+    A GPU's name counts, a processor's does not: the interpreter computes the same on each.
+    """
+    lane, ours = made.get("lane"), here.get("lane")
+    keys = ["torch", "triton"]
+    if lane == ours == "cuda":
+        keys.insert(0, "device_name")
+    other = [key for key in keys if made.get(key) is not None and made.get(key) != here.get(key)]
+    if (lane is None or lane == ours) and not other:
+        return None
+    there = [_place(made)] if lane != ours else []
+    now = [_place(here)] if lane != ours else []
+    there += [_named(key, made.get(key)) for key in other]
+    now += [_named(key, here.get(key)) for key in other]
+    return f"{_MADE_ON} {', '.join(there)}; here it runs on {', '.join(now)}"
+
+
+def elsewhere_said(note: str) -> bool:
+    """Whether a record's note is one of :func:`elsewhere`."""
+    return note.startswith(_MADE_ON)
+
+
+def _place(found: Mapping[str, Any]) -> str:
+    lane = str(found.get("lane"))
+    name = found.get("device_name") if lane == "cuda" else None
+    return f"{_LANES.get(lane, lane)}{f' ({name})' if name else ''}"
+
+
+def _named(key: str, value: Any) -> str:
+    if key == "device_name":
+        return str(value or "another GPU")
+    return f"{key} {value}" if value else f"no {key}"
 
 
 def file_name(replay: Replay) -> str:
     """Stable for equal failures of one test, so that repeated runs overwrite instead of piling up."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", replay.nodeid.rpartition("/")[2]).strip("-")[:80]
-    digest = hashlib.sha256(json.dumps(replay.as_json(), sort_keys=True).encode()).hexdigest()[:8]
+    known = {key: value for key, value in replay.as_json().items() if key != "made"}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
     return f"{stem}-{digest}.json"
 
 
@@ -56,26 +105,46 @@ def write(replay: Replay, root: Path) -> Path:
     if not ignore.exists():
         ignore.write_text("# Failing cases of this machine's runs; copy one elsewhere to keep it.\n*\n")
     path = folder / file_name(replay)
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    with os.fdopen(handle, "w") as stream:
-        json.dump(replay.as_json(), stream, indent=2, sort_keys=True, allow_nan=False)
-        stream.write("\n")
-    Path(temporary).replace(path)
+    write_whole(path, json.dumps(replay.as_json(), indent=2, sort_keys=True, allow_nan=False) + "\n")
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace ``path`` so that a reader sees the old file or the new one; raises ``OSError``."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    Path(temporary).replace(path)
 
 
 def read(path: Path) -> Replay:
     """Raises ``ReplayError`` naming what is wrong with the file. Drawn functions and enums of the case are imported."""
     data = _load(path)
+    made = data.get("made")
     try:
-        return Replay(data["nodeid"], data["spec"], data["check"], data["cause"], Case.from_json(data["case"]))
+        case = Case.from_json(data["case"])
     except ReplayError as error:
         raise ReplayError(f"the replay file {path}: {error}") from None
+    return Replay(
+        data["nodeid"], data["spec"], data["check"], data["cause"], case, made if isinstance(made, dict) else {}
+    )
+
+
+def names(path: Path) -> tuple[str, str]:
+    """Node id and spec of the file's test. Raises ``ReplayError``; imports nothing that the case names."""
+    data = _load(path)
+    return str(data["nodeid"]), str(data["spec"])
 
 
 def owner(path: Path) -> str:
     """The node id of the test that the file belongs to. Raises ``ReplayError``; imports nothing that the case names."""
-    return str(_load(path)["nodeid"])
+    return names(path)[0]
+
+
+def lane_of(path: Path) -> str | None:
+    """``"cuda"`` or ``"cpu-interpreter"``, where the file tells on which lane its case failed. Raises as ``owner``."""
+    made = _load(path).get("made")
+    return str(made["lane"]) if isinstance(made, dict) and made.get("lane") else None
 
 
 def _load(path: Path) -> dict[str, Any]:

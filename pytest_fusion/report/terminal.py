@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from pytest_fusion.diagnosis.replay import elsewhere_said
 from pytest_fusion.report.phrases import (
     by_urgency,
     case_sentence,
@@ -62,6 +63,12 @@ def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
         return _failure(record)
     if failures_only or outcome(record) == "xfail":
         return []
+    moved = [(f"{outcome(record)} {record.nodeid}: {note}", _YELLOW) for note in record.notes if elsewhere_said(note)]
+    return moved + _doubts(record)
+
+
+def _doubts(record: TestRecord) -> list[Line]:
+    """What is to be known of a test that did not fail, in one line at most."""
     if record.verdict == "unknown":
         return [(f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW)]
     weak = thin(record)

@@ -182,12 +182,68 @@ def test_a_file_of_another_spec_is_refused(change: str, line: str | None, failed
 
 
 def test_the_command_line_says_what_is_wrong(project: Project) -> None:
-    """`pytest-fusion replay` of a missing file, or of a project that is not here, is one sentence and exit 4."""
+    """`pytest-fusion replay` of a missing file, or of a project that is not here, is one sentence and exit 2."""
     project.pytester.makefile(".json", bad=json.dumps({"schema": 1, "tool": "pytest-fusion", "nodeid": "gone.py::t"}))
     data = {"schema": 1, "tool": "pytest-fusion", "nodeid": "gone.py::t", "spec": "t", "check": "values"}
     project.pytester.makefile(".json", lost=json.dumps({**data, "cause": None, "case": {}}))
 
     for name, line in (("absent", "*cannot read*"), ("bad", "*has no 'spec'*"), ("lost", "*with the file gone.py*")):
         result = project.pytester.run(sys.executable, "-m", "pytest_fusion.cli", "replay", f"{name}.json")
-        assert result.ret == 4
+        assert result.ret == 2
         result.stderr.fnmatch_lines([f"pytest-fusion: {line[1:]}" if line[1:].startswith("cannot") else line])
+
+
+def _replay_of(project: Project, file: Path, *options: str) -> pytest.RunResult:
+    command = (sys.executable, "-m", "pytest_fusion.cli", "replay", str(file), "--", "-p", "no:cacheprovider", *options)
+    return project.pytester.run(*command)
+
+
+def test_the_exit_status_says_what_became_of_the_failure(failed: Project) -> None:
+    """0 when the case passes now, 1 while it fails, 2 when it cannot be judged: a spec that changed, a skipped test."""
+    replay = _replays(failed.pytester.path)["test_function"]
+
+    assert _replay_of(failed, replay).ret == 1
+    failed.write(BUGGY.replace("wrong(x)", "relu(x)"))
+    assert _replay_of(failed, replay).ret == 0
+    failed.write(BUGGY.replace("inputs=X)\ndef test_f", 'inputs={"y": tensor("rows")})\ndef test_f'))
+    assert _replay_of(failed, replay).ret == 2
+    failed.write(BUGGY.replace("inputs=X)\ndef test_f", 'inputs=X, requires="no_such_package")\ndef test_f'))
+    assert _replay_of(failed, replay).ret == 2
+
+
+def _as_made_on_a_gpu(replay: Path) -> None:
+    data = json.loads(replay.read_text())
+    data["made"] = {"lane": "cuda", "device": "cuda:0", "device_name": "NVIDIA H200", "torch": "2.11.0"}
+    replay.write_text(json.dumps(data))
+
+
+def test_a_replay_of_a_gpu_says_so_here(failed: Project) -> None:
+    """The note on the other device and versions stands with the failure, and with the pass once it is mended."""
+    replay = _replays(failed.pytester.path)["test_function"]
+    _as_made_on_a_gpu(replay)
+    note = "*the replay was made on a GPU (NVIDIA H200), torch 2.11.0*; here it runs on the CPU lane*"
+
+    result = failed.run("--fusion-replay", str(replay))
+    result.assert_outcomes(failed=1, deselected=3)
+    result.stdout.fnmatch_lines([note])
+    failed.write(BUGGY.replace("wrong(x)", "relu(x)"))
+    _as_made_on_a_gpu(replay)
+    result = failed.run("--fusion-replay", str(replay))
+    result.assert_outcomes(passed=1, deselected=3)
+    result.stdout.fnmatch_lines([f"pass test_it.py::test_function: {note}"])
+
+
+def test_a_case_that_cannot_be_judged_here_is_no_verdict(failed: Project) -> None:
+    """A kernel that refuses the case here is neither a pass nor a failure, and the reason is told."""
+    replay = _replays(failed.pytester.path)["test_function"]
+    refusing = BUGGY.replace("inputs=X)", "inputs=X, rejects=ValueError)").replace(
+        "    return wrong(x)", "    raise ValueError('only on sm_90')"
+    )
+    failed.write(refusing)
+
+    result = failed.run("--fusion-replay", str(replay))
+
+    result.assert_outcomes(skipped=1, deselected=3)
+    result.stdout.fnmatch_lines(["*cannot be judged here: 1 x ValueError, as in 'only on sm_90'*"])
+    assert failed.verdicts == {"test_function": "unknown"}
+    assert _replay_of(failed, replay).ret == 2

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from pytest_fusion import crash, sanitize
 from pytest_fusion.campaign import NOTHING_JUDGED, Failure, Tally
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.known import Known
+from pytest_fusion.case.make import ImpossibleCase, InputFailed
 from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import replay as replays
+from pytest_fusion.diagnosis import script as scripts
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
@@ -25,9 +31,9 @@ from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
 from pytest_fusion.run import preload
-from pytest_fusion.run.isolate import Crash, can_fork
+from pytest_fusion.run.isolate import Channel, ChildError, Crash, can_fork, run_isolated
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.model import CHECKS
+from pytest_fusion.verdict.model import CHECKS, Verdict
 
 # How much longer a case may take after the first that was only slow.
 _PATIENCE = 10
@@ -68,7 +74,7 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
         found = tally.failure.case if tally.failure is not None else None
         known.update(found, all_ran=found is None or found not in known.cases)
     tally.notes += [elsewhere] if elsewhere else []
-    record = _record(spec, request, tally, elsewhere or "")
+    record = _record(job, tally, elsewhere or "")
     if request.sanitize and request.given is None:
         record = sanitize.sanitized(spec, request, tally, record)
     return replace(record, seconds=round(time.perf_counter() - begun, 3))
@@ -119,7 +125,8 @@ def _why_not_isolated(request: Request) -> str | None:
     return reason
 
 
-def _record(spec: FusionSpec, request: Request, tally: Tally, elsewhere: str) -> TestRecord:
+def _record(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
+    spec, request = job.spec, job.request
     checks = _all_checks(spec, tally)
     failure = tally.failure
     record = TestRecord(
@@ -143,7 +150,8 @@ def _record(spec: FusionSpec, request: Request, tally: Tally, elsewhere: str) ->
         said = f"the case cannot be judged here: {verdict.evidence['kinds']}" + (f" ({elsewhere})" if elsewhere else "")
         return replace(record, message=said, checks=checks)
     cause = failure.cause or likely_cause(verdict, failure.case)
-    path = tally.pinned or _write_replay(spec, request, failure, cause)
+    written = _write_replay(job, failure, cause, pinned=tally.pinned)
+    path = written.replay
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": checks.get(verdict.check, {}).get("cases", 0)}
     checks[verdict.check] = {**entry, **verdict.evidence, **({"error_map": failure.map} if failure.map else {})}
     trace = failure.trace if verdict.check in ("error", "crash") else ""
@@ -162,6 +170,7 @@ def _record(spec: FusionSpec, request: Request, tally: Tally, elsewhere: str) ->
         where=failure.map["where"] if failure.map else None,
         drawn=drawing(failure.map) if failure.map else (),
         command=replay_command(request.shown or request.nodeid, path) if path else None,
+        script=written.said,
         trace=trace.rstrip(),
         found_after=found if searched else elsewhere,
     )
@@ -172,6 +181,7 @@ def _record(spec: FusionSpec, request: Request, tally: Tally, elsewhere: str) ->
         cause=cause,
         case=described,
         replay=path,
+        script=written.script,
         checks=checks,
         message=message,
     )
@@ -191,16 +201,55 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _write_replay(spec: FusionSpec, request: Request, failure: Failure, cause: str | None) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Paths of what was written for a failure, as seen from pytest's own folder; ``said`` is told of the script."""
+
+    replay: str | None = None
+    script: str | None = None
+    said: str = ""
+
+
+def _write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> _Written:
+    """The replay file, unless the case comes from one that is pinned, and the stand-alone script."""
+    request = job.request
     if failure.case is None or request.given is not None:
-        return None
+        return _Written()
     made = replays.made_here(environment.describe(request.device))
-    replay = replays.Replay(request.nodeid, spec.name, failure.verdict.check, cause, failure.case, made)
+    replay = replays.Replay(request.nodeid, job.spec.name, failure.verdict.check, cause, failure.case, made)
     try:
-        path = replays.write(replay, request.root)
+        path = None if pinned else os.path.relpath(replays.write(replay, request.root), request.start)
+        file = replays.folder(request.root) / Path(replays.file_name(replay)).with_suffix(".py")
+        shown = os.path.relpath(file, request.start)
+        script = _script(job, replay, failure.verdict, shown)
+        if isinstance(script, str):
+            return _Written(pinned or path, None, f"none could be written: {script}")
+        replays.write_whole(file, script.text)
     except OSError:
-        return None  # a read-only checkout must not hide the failure itself
-    return os.path.relpath(path, request.start)
+        return _Written(pinned)  # a read-only checkout must not hide the failure itself
+    lacks = "; ".join(f"{what}: {why}" for what, why in script.missing.items())
+    return _Written(pinned or path, shown, f"python {shlex.quote(shown)}{f' (not complete, {lacks})' if lacks else ''}")
+
+
+def _script(job: Job, replay: replays.Replay, verdict: Verdict, shown: str) -> scripts.Script | str:
+    """The script, or why there is none. Makes the inputs again, in a child where there was one."""
+    request = job.request
+
+    def work(_: Channel | None) -> scripts.Script:
+        device = torch.device(request.device)
+        return scripts.compose(
+            job.spec, replay, verdict, device=device, extra=job.extra, root=request.root, shown=shown
+        )
+
+    if _why_not_isolated(request) is None:
+        outcome = run_isolated(work, time_limit_s=_SECONDS, forward=False)
+        if isinstance(outcome, Crash):
+            return f"making the inputs again ended the process ({outcome.detail})"
+        return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
+    try:
+        return work(None)
+    except (FusionError, InputFailed, ImpossibleCase, RuntimeError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def failure_of(record: TestRecord) -> FusionFailure:

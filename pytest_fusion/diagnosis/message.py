@@ -34,6 +34,7 @@ def compose(
     where: str | None = None,
     drawn: Sequence[str] = (),
     command: str | None = None,
+    script: str = "",
     trace: str = "",
     found_after: str = "",
 ) -> str:
@@ -59,4 +60,6 @@ def compose(
         lines += [f"    {line}" for line in trace.rstrip().splitlines()]
     if command:
         lines.append(f"  replay: {command}")
+    if script:
+        lines.append(f"  script: {script}")
     return "\n".join(lines)

@@ -65,8 +65,8 @@ def elsewhere(made: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     other = [key for key in keys if made.get(key) is not None and made.get(key) != here.get(key)]
     if (lane is None or lane == ours) and not other:
         return None
-    there = [_place(made)] if lane != ours else []
-    now = [_place(here)] if lane != ours else []
+    there = [place(made)] if lane != ours else []
+    now = [place(here)] if lane != ours else []
     there += [_named(key, made.get(key)) for key in other]
     now += [_named(key, here.get(key)) for key in other]
     return f"{_MADE_ON} {', '.join(there)}; here it runs on {', '.join(now)}"
@@ -77,7 +77,8 @@ def elsewhere_said(note: str) -> bool:
     return note.startswith(_MADE_ON)
 
 
-def _place(found: Mapping[str, Any]) -> str:
+def place(found: Mapping[str, Any]) -> str:
+    """Where a case failed, in words: the lane, and the GPU's name."""
     lane = str(found.get("lane"))
     name = found.get("device_name") if lane == "cuda" else None
     return f"{_LANES.get(lane, lane)}{f' ({name})' if name else ''}"
@@ -99,14 +100,19 @@ def file_name(replay: Replay) -> str:
 
 def write(replay: Replay, root: Path) -> Path:
     """Write the file under ``root/.fusion/failures`` at once or not at all; raises ``OSError``."""
-    folder = root / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("# Failing cases of this machine's runs; copy one elsewhere to keep it.\n*\n")
-    path = folder / file_name(replay)
+    path = folder(root) / file_name(replay)
     write_whole(path, json.dumps(replay.as_json(), indent=2, sort_keys=True, allow_nan=False) + "\n")
     return path
+
+
+def folder(root: Path) -> Path:
+    """``root/.fusion/failures``, made where it is not there, and hidden from git; raises ``OSError``."""
+    made = root / FOLDER
+    made.mkdir(parents=True, exist_ok=True)
+    ignore = made / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("# Failing cases of this machine's runs; copy one elsewhere to keep it.\n*\n")
+    return made
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -51,6 +52,7 @@ class TestRow:
     headline: str
     message: str
     replay: str
+    script: str
     tables: tuple[Table, ...]
     maps: tuple[HeatMap, ...]
     checks: tuple[CheckRow, ...]
@@ -120,6 +122,7 @@ def _row(record: TestRecord, *, is_open: bool) -> TestRow:
         headline=_headline(record),
         message=record.message.strip("\n"),
         replay=phrases.replay_command(record),
+        script=f"python {shlex.quote(record.script)}" if record.script else "",
         tables=case_tables(plain(record.case)) if record.case else (),
         maps=_maps(record),
         checks=tuple(_check(name, entry) for name, entry in phrases.in_order(record.checks)),

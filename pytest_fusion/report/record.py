@@ -19,7 +19,8 @@ class TestRecord:
     ``{"pairs", "covered", "share"}``; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the largest error
     against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
-    ``expected`` tells that ``pytest.mark.xfail`` announced the failure.
+    ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
+    script of the failing case.
     """
 
     __test__ = False  # a record, not a test class
@@ -42,6 +43,7 @@ class TestRecord:
     phases: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     expected: bool = False
+    script: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The test's entry in ``--fusion-json``."""

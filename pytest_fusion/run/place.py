@@ -35,7 +35,7 @@ def write(target: torch.Tensor, values: torch.Tensor) -> None:
     target.copy_(values)
 
 
-def _own_geometry(values: torch.Tensor) -> Geometry:
+def own_geometry(values: torch.Tensor) -> Geometry:
     """The layout that a tensor has already; of a large storage offset only what decides alignment is kept.
 
     Where elements overlap other than by a stride of 0 (a sliding window) it is contiguous: nothing can be copied in.
@@ -66,7 +66,7 @@ def place(
     placed = Placed({}, arena)
 
     def put(name: str, values: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-        plan = _own_geometry(values) if layout is None else geometry(tuple(values.shape), layout)
+        plan = own_geometry(values) if layout is None else geometry(tuple(values.shape), layout)
         target = arena.tensor(
             name,
             shape=plan.shape,

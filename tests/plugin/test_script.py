@@ -1,0 +1,193 @@
+"""The script beside a replay file shows the failure with torch and the user's modules alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fusion.case.make import InputFailed
+from tests.plugin.conftest import Project
+
+KERNELS = """
+import os
+import torch
+
+WRONG = "MENDED" not in os.environ
+
+def double(x):
+    if WRONG and x.numel():
+        return 2 * x.as_strided(x.shape, x.new_empty(x.shape).stride(), x.storage_offset()) if fits(x) else 2 * x
+    return 2 * x
+
+def fits(x):
+    return x.numel() + x.storage_offset() <= x.untyped_storage().nbytes() // x.itemsize
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return (3 if WRONG else 2) * dy * ctx.saved_tensors[0]
+
+def part(x):
+    out = torch.empty_like(x)
+    out.view(-1)[: x.numel() - WRONG] = 2 * x.reshape(-1)[: x.numel() - WRONG]
+    return out
+
+def clamp(x):
+    out = 2 * x
+    if WRONG:
+        x.zero_()
+    return out
+
+def refuse(x):
+    if WRONG and x.numel() > 1:
+        raise RuntimeError("no kernel for this size")
+    return 2 * x
+"""
+TESTS = """
+import kernels
+from pytest_fusion import derived
+
+TWICE = lambda x: 2 * x
+SHAPE = {"x": tensor("rows hidden")}
+
+class TestMethods:
+    @pytest.mark.parametrize("times", [1, 2])
+    @fused_equivalent(lambda x, times: TWICE(x) * times, inputs=SHAPE)
+    def test_strides(self, x, times, tmp_path):
+        return kernels.double(x) * times
+
+@fused_equivalent(lambda x: x * x, inputs=SHAPE, grad=True)
+def test_gradient(x):
+    return kernels.Square.apply(x)
+
+@settings(max_examples=30)
+@fused_equivalent(TWICE, inputs=SHAPE)
+def test_part(x):
+    return kernels.part(x)
+
+@fused_equivalent(TWICE, inputs=SHAPE)
+def test_input(x):
+    return kernels.clamp(x)
+
+@fused_equivalent(TWICE, inputs=SHAPE)
+def test_refuse(x):
+    return kernels.refuse(x)
+
+SPEC = FusionSpec(fused=lambda x: kernels.double(x), reference=TWICE, inputs=SHAPE, name="spec")
+test_spec = settings(max_examples=60)(SPEC.test())
+
+@fused_equivalent(TWICE, inputs=SHAPE)
+def test_fixture(x, monkeypatch):
+    return 3 * x
+"""
+# Runs scripts one after the other in one process, which is to know nothing of this package in the end.
+RUN = """
+import contextlib, io, json, runpy, sys
+codes = {}
+for script in sys.argv[1:]:
+    sys.argv[1:], said = [], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        codes[script] = (end.code, said.getvalue())
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "Finder"]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("pytest_fusion", "kernels", "test_it")]:
+        assert "StandIn" in type(sys.modules.pop(name)).__name__ or not name.startswith("pytest_fusion"), name
+print(json.dumps(codes))
+"""
+
+
+def _run(scripts: list[Path], folder: Path, **more: str) -> dict[str, tuple[int, str]]:
+    environment = {**os.environ, **more}
+    command = [sys.executable, "-c", RUN, *map(str, scripts)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == len(scripts), done.stderr
+    return {Path(script).stem: tuple(result) for script, result in found.items()}
+
+
+def test_scripts_show_what_failed_and_that_it_is_mended(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder, without this package: each failure shows, none does once the kernels are mended."""
+    monkeypatch.delenv("MENDED", raising=False)
+    project.pytester.makepyfile(kernels=KERNELS)
+    project.write(TESTS)
+    project.run("--fusion-report", "page.html").assert_outcomes(failed=8)
+
+    scripts = {name: project.pytester.path / test["script"] for name, test in project.tests.items()}
+    assert all(script.is_file() for script in scripts.values())
+    page = (project.pytester.path / "page.html").read_text()
+    assert all(script.name in page for script in scripts.values())
+    (incomplete,) = [scripts.pop(name) for name in list(scripts) if name == "test_fixture"]
+    checks = {name: test["failed_check"] for name, test in project.tests.items()}
+    assert set(checks.values()) >= {"gradients", "unwritten", "inputs", "error"}
+
+    broken = _run([*scripts.values(), incomplete], tmp_path)
+    codes = {name: broken[script.stem][0] for name, script in scripts.items()}
+    assert codes == dict.fromkeys(scripts, 1), broken
+    code, said = broken[incomplete.stem]
+    assert code == 2
+    assert "fixture monkeypatch: a MonkeyPatch is neither plain data" in said
+    assert "not complete, fixture monkeypatch" in project.tests["test_fixture"]["message"]
+    assert "the input x was changed" in broken[scripts["test_input"].stem][1]
+    assert "the kernel raised RuntimeError" in broken[scripts["test_refuse"].stem][1]
+
+    mended = _run(list(scripts.values()), tmp_path, MENDED="1")
+    codes = {name: mended[script.stem][0] for name, script in scripts.items()}
+    assert codes == dict.fromkeys(scripts, 0), mended
+
+
+def test_a_script_away_from_its_project_says_so(project: Project, tmp_path: Path) -> None:
+    """Copied to where the test's file cannot be found, it names the file and leaves 2."""
+    project.write("@fused_equivalent(relu_reference, inputs=X)\ndef test_function(x):\n    return wrong(x)\n")
+    project.run().assert_outcomes(failed=1)
+    script = project.pytester.path / project.tests["test_function"]["script"]
+    away = tmp_path / "case.py"
+    away.write_text(script.read_text())
+
+    done = subprocess.run([sys.executable, away], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "test_it.py is neither below" in done.stdout
+    assert "run this in the project's folder" in done.stdout
+
+
+def _die(*_: Any, **__: Any) -> Any:
+    os._exit(9)
+
+
+def _raise(*_: Any, **__: Any) -> Any:
+    raise InputFailed("values= of input 'x' raised")
+
+
+@pytest.mark.parametrize(("compose", "said"), [(_die, "ended the process"), (_raise, "InputFailed: values= of input")])
+@pytest.mark.parametrize("isolate", ["on", "off"])
+def test_inputs_that_cannot_be_made_again_do_not_hide_the_failure(
+    compose: Any, said: str, isolate: str, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where making the inputs once more ends the process or raises, the failure stands and tells of it."""
+    if isolate == "off" and compose is _die:
+        pytest.skip("without a child the process that ends is this one")
+    monkeypatch.setattr("pytest_fusion.diagnosis.script.compose", compose)
+    project.write("@fused_equivalent(relu_reference, inputs=X)\ndef test_function(x):\n    return wrong(x)\n")
+
+    project.run("--fusion-isolate", isolate).assert_outcomes(failed=1)
+
+    test = project.tests["test_function"]
+    assert (test["verdict"], test["failed_check"], test["script"]) == ("fail", "values", None)
+    assert test["replay"] is not None
+    assert said in test["message"].partition("script: none could be written: ")[2]

@@ -56,6 +56,9 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
 
     searching.adopt(outer, outer)
     record = run(spec, request, outer=outer, extra={})
+    # It was not the caller who switched this check off.
+    vacuity = {"verdict": "unknown", "reason": _ONE_CALL, "cases": 0}
+    record = replace(record, off={}, checks={**record.checks, "vacuity": vacuity})
     if any(kind.startswith("reference ") for kind in record.rejected):
         reference_call(**{name: map_tensors(value, torch.Tensor.clone) for name, value in inputs.items()})
     if running is not None:

@@ -65,13 +65,13 @@ def drawing(found: Mapping[str, Any]) -> list[str]:
         return []
     rows, columns = found.get("shape") or (len(every), len(every[0]))
     bars = [f"|{''.join(CHARACTERS[value] for value in row)}|" for row in levels]
-    return [f"{rows:,} x {columns:,} elements, the worst of each cell: {_legend(used, top)}", *bars]
+    return [f"{rows:,} x {columns:,}, worst of each cell: {_legend(used, top)}", *bars]
 
 
 def _legend(used: set[int], top: float) -> str:
-    said = ["blank within the allowed error"] if 0 in used else []
+    said = ["blank allowed"] if 0 in used else []
     if used & set(range(1, TOP)):
-        said.append(f"'{CHARACTERS[1]}' beyond it to '{CHARACTERS[TOP - 1]}' {top:,.3g} times it (log scale)")
+        said.append(f"'{CHARACTERS[1]}' to '{CHARACTERS[TOP - 1]}' 1 to {top:,.3g} times the allowed (log)")
     if TOP in used:
-        said.append(f"'{CHARACTERS[TOP]}' where none is allowed (NaN, infinity, an exact value)")
+        said.append(f"'{CHARACTERS[TOP]}' none allowed (NaN, inf, exact)")
     return ", ".join(said)

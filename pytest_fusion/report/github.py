@@ -10,6 +10,7 @@ from pytest_fusion.errors import FusionError
 from pytest_fusion.report.phrases import (
     by_urgency,
     counts,
+    evidence,
     one_line,
     outcome,
     plural,
@@ -77,16 +78,21 @@ def _to_know(record: TestRecord) -> str:
         said = [f"**{_text(record.failed_check or '')}**"]
         if record.cause:
             said.append(f"cause: {_text(record.cause)}")
+        if evidence(record):
+            said.append(_text(one_line("; ".join(evidence(record)))))
         if record.message:
             said.append(_text(one_line(record.message)))
         if record.replay:
             said.append(f"`{_code(replay_command(record))}`")
-        return "<br>".join(said)
+        return "<br>".join([*said, *_off(record)])
     said = [_text(reason) for reason in thin(record)] if record.verdict == "pass" else []
     missing = unknown_checks(record)
     said += [f"not judged: {_text(', '.join(missing))}"] if missing else []
-    said += [f"{_text(name)} off: {_text(one_line(reason))}" for name, reason in record.off.items()]
-    return "<br>".join(said)
+    return "<br>".join([*said, *_off(record)])
+
+
+def _off(record: TestRecord) -> list[str]:
+    return [f"{_text(name)} off: {_text(one_line(reason))}" for name, reason in record.off.items()]
 
 
 def _environment(environment: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.report import phrases
 from pytest_fusion.report.case_table import Table, case_tables
 from pytest_fusion.report.heat_map import HeatMap, heat_map
@@ -51,6 +52,8 @@ class TestRow:
     seconds: str
     headline: str
     message: str
+    evidence: tuple[str, ...]
+    ruled_out: tuple[str, ...]
     replay: str
     script: str
     tables: tuple[Table, ...]
@@ -120,7 +123,9 @@ def _row(record: TestRecord, *, is_open: bool) -> TestRow:
         grade_means=phrases.GRADES.get(record.grade or "", ""),
         seconds=phrases.duration(record.seconds),
         headline=_headline(record),
-        message=record.message.strip("\n"),
+        message=_message(record),
+        evidence=tuple(phrases.evidence(record)),
+        ruled_out=tuple(phrases.ruled_out(record)),
         replay=phrases.replay_command(record),
         script=f"python {shlex.quote(record.script)}" if record.script else "",
         tables=case_tables(plain(record.case)) if record.case else (),
@@ -143,6 +148,13 @@ def _headline(record: TestRecord) -> str:
         reasons = phrases.unknown_checks(record)
         return phrases.one_line(record.message) or ", ".join(reasons) or "no reason given"
     return "; ".join(phrases.thin(record))
+
+
+def _message(record: TestRecord) -> str:
+    """The finding without a map in characters, which is drawn below and would break in a narrow window."""
+    maps = [entry["error_map"] for entry in record.checks.values() if isinstance(entry.get("error_map"), Mapping)]
+    drawn = {f"    {line}" for found in maps for line in drawing(found)}
+    return "\n".join(line for line in record.message.strip("\n").split("\n") if line not in drawn)
 
 
 def _check(name: str, entry: Mapping[str, Any]) -> CheckRow:

@@ -20,5 +20,6 @@ def properties(record: TestRecord) -> list[tuple[str, str | int | float]]:
         "fusion_worst_ratio": worst_ratio(record),
         "fusion_grade": record.grade,
         "fusion_replay": record.replay,
+        "fusion_off": ", ".join(record.off) or None,
     }
     return [(name, value) for name, value in found.items() if value is not None]

@@ -132,6 +132,21 @@ def unknown_checks(record: TestRecord) -> dict[str, str]:
     }
 
 
+def evidence(record: TestRecord) -> list[str]:
+    """What experiments on the failing case showed, as sentences."""
+    return _sentences(record.diagnosis.get("evidence"))
+
+
+def ruled_out(record: TestRecord) -> list[str]:
+    """Causes that experiments on the failing case excluded."""
+    return _sentences(record.diagnosis.get("ruled_out"))
+
+
+def _sentences(found: Any) -> list[str]:
+    listed = [found] if isinstance(found, str) else found
+    return [str(said) for said in listed if said] if isinstance(listed, list | tuple) else []
+
+
 def in_order(checks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Checks in the order of judgement; ones that this version does not know come last."""
     rank = {name: index for index, name in enumerate(CHECKS)}

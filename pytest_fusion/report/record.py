@@ -20,7 +20,8 @@ class TestRecord:
     against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
     ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
-    script of the failing case.
+    script of the failing case; ``diagnosis`` has ``{"cause", "evidence", "ruled_out"}``, the last two lists of
+    sentences, where experiments on the failing case say something.
     """
 
     __test__ = False  # a record, not a test class
@@ -44,6 +45,7 @@ class TestRecord:
     notes: list[str] = field(default_factory=list)
     expected: bool = False
     script: str | None = None
+    diagnosis: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The test's entry in ``--fusion-json``."""

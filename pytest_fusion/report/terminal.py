@@ -11,6 +11,7 @@ from pytest_fusion.report.phrases import (
     case_sentence,
     counts,
     duration,
+    evidence,
     one_line,
     outcome,
     plural,
@@ -50,6 +51,7 @@ def summary(
         for record in ordered:
             lines += attention(record, failures_only=verbosity < 0)
     if verbosity >= 0:
+        lines += _switched_off(records) if verbosity == 0 else []
         lines += _not_judged(records) if verbosity == 0 else _reasons(records)
     if lines and verbosity >= 0:
         lines.append(total(records))
@@ -58,7 +60,7 @@ def summary(
 
 
 def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
-    """One test in at most three lines: what failed and how to see it again, or why its verdict is worth little."""
+    """One test in a few lines: what failed and how to see it again, or why its verdict is worth little."""
     if outcome(record) == "fail":
         return _failure(record)
     if failures_only or outcome(record) == "xfail":
@@ -114,6 +116,9 @@ def _failure(record: TestRecord) -> list[Line]:
     case = case_sentence(record.case)
     if case:
         lines.append((f"  smallest case: {case}", _PLAIN))
+    said = evidence(record)
+    if said:
+        lines.append((f"  evidence: {one_line('; '.join(said))}", _PLAIN))
     if record.replay:
         lines.append((f"  replay: {replay_command(record)}", _BOLD))
     return lines
@@ -125,6 +130,15 @@ def _why_unknown(record: TestRecord) -> str:
         return one_line(record.message)
     reasons = [f"{name}: {reason}" for name, reason in unknown_checks(record).items()]
     return one_line(reasons[0]) if reasons else "no reason given"
+
+
+def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
+    """What users took out of the judgement, each check and reason once; at -v it stands with its test."""
+    tests = Counter((name, one_line(reason)) for record in records for name, reason in record.off.items())
+    return [
+        (f"switched off in {plural(count, 'test')}: {name} ({reason})", _YELLOW)
+        for (name, reason), count in tests.items()
+    ]
 
 
 def _not_judged(records: Iterable[TestRecord]) -> list[Line]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ class Share:
     seconds: float = 0.0
     calls: int = 0
 
+from pytest_fusion.run.genuine import perf_counter
+
 
 class Clock:
     """Adds up wall seconds per phase and per check; what is inside another is taken out of the outer one."""
@@ -30,12 +31,12 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        begun = time.perf_counter()
+        begun = perf_counter()
         self._inner.append(0.0)
         try:
             yield
         finally:
-            spent = time.perf_counter() - begun
+            spent = perf_counter() - begun
             own = spent - self._inner.pop()
             self.seconds[name] = self.seconds.get(name, 0.0) + own
             share = self.checks.setdefault(self._check, Share())

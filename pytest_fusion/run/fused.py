@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.errors import TooManyProgramsError, UnsupportedTritonError
-from pytest_fusion.run import interpreter
+from pytest_fusion.run import genuine, interpreter
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.described import Described
 from pytest_fusion.run.interpreter.device import posing_as_cuda
@@ -95,9 +95,10 @@ def run_fused(
     outcome.watch = watch
     try:
         with _launches(outcome.launches, programs), _accesses(outcome.findings, placed.arena, watch), watch:
-            outcome.result = fused(**placed.arguments, **extra)
+            with genuine.watched():
+                outcome.result = fused(**placed.arguments, **extra)
             if placed.arena.device.type == "cuda":
-                torch.cuda.synchronize(placed.arena.device)
+                genuine.synchronize(placed.arena.device)
     except UnsupportedTritonError:
         raise  # the installation's fault, not the kernel's
     except Exception as error:

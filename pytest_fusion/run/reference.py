@@ -11,6 +11,7 @@ import torch
 
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import SpecError
+from pytest_fusion.run import genuine
 from pytest_fusion.run.lanes import LaneRun, OutputLanes, run_lanes
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -85,7 +86,7 @@ def run_reference(
         run.fallbacks = shadow.fallbacks
     else:
         run.native = list(call())
-        random = not torch.equal(before, torch.get_rng_state())
+        random = not genuine.equal(before, torch.get_rng_state())
     if random:
         raise SpecError(
             f"{spec.name}: the reference consumes random numbers, so it has no single right answer; pass the noise, "
@@ -100,7 +101,7 @@ def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapp
         after = arguments[name]
         if name in spec.mutates or name in spec.clobbers or not isinstance(before, torch.Tensor):
             continue
-        if before.numel() and not torch.equal(_bits(before), _bits(after)):
+        if before.numel() and not genuine.equal(_bits(before), _bits(after)):
             raise SpecError(
                 f"{spec.name}: the reference writes into its input {name!r}; clone it first, or declare "
                 f"mutates={name!r} if the kernel is meant to write it too"

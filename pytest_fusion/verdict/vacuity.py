@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from pytest_fusion.run import genuine
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 
 # Significand bits, hidden one included, of the next lower precision: float32 and float16 -> bfloat16's (float16's 11
@@ -74,7 +75,7 @@ class Vacuity:
             return None
         wrong = round_significand(right, bits)
         # Outputs such as masks and small integers are exact in any precision: rounding them is no wrong answer.
-        return None if torch.equal(wrong.nan_to_num(), right.nan_to_num()) else wrong
+        return None if genuine.equal(wrong.nan_to_num(), right.nan_to_num()) else wrong
 
     def conclude(self, judged: int, *, fixed: bool = False) -> Verdict:
         """The verdict over the whole run.

@@ -34,6 +34,17 @@ _EMPTY: Final = frozenset(
     }
 )
 
+_COPIES: Final = frozenset(
+    {
+        _aten.clone.default,
+        _aten.copy_.default,
+        _aten._to_copy.default,
+        _aten.lift_fresh.default,
+        _aten.set_.source_Storage_storage_offset,
+        _aten.set_.source_Tensor,
+    }
+)
+
 # Kernels of torch's own are not on trial: what they allocate inside stays theirs.
 _TORCH_NAMESPACES: Final = frozenset({"aten", "prim", "prims", "inductor", "profiler", "higher_order"})
 
@@ -69,6 +80,7 @@ class Watch:
         self._mode: _Mode | None = None
         self._depth = 0
         self._made = 0
+        self._computed = 0
         self._held = 0
         self._regions: dict[int, tuple[Region, StorageWeakRef, bool]] = {}
         self._settled: list[Damage] = []
@@ -94,6 +106,11 @@ class Watch:
     def allocations(self) -> int:
         """How many allocations were guarded so far."""
         return self._made
+
+    @property
+    def computed(self) -> int:
+        """How many operators ran that did more than allocate, copy or look at memory in another way."""
+        return self._computed
 
     def damage(self) -> list[Damage]:
         """What was written around the watched allocations; one synchronisation when nothing was."""
@@ -242,6 +259,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
+        self._watch._computed += _computes(func)
         if func._schema.is_mutable:
             return self._mutate(func, types, args, kwargs)
         if not _makes_a_tensor(func):
@@ -295,6 +313,11 @@ def _kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: M
     if name is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), name):
         return None
     return getattr(torch._C.DispatchKey, name)
+
+
+@lru_cache(maxsize=4096)
+def _computes(func: Any) -> bool:
+    return not (func in _EMPTY or func in _COPIES or func.is_view)
 
 
 @lru_cache(maxsize=4096)

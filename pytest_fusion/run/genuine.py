@@ -1,0 +1,240 @@
+"""What judging stands on, kept as it was when this module was imported, and who replaced any of it.
+
+A kernel shares its process with whoever judges it, so it can replace ``torch.equal``, a timer, ``synchronize``, or the
+functions of this package. Whatever a call leaves replaced is put back at once, so that no judgement is made with it, and
+is a finding. A patch that stood before the call is nobody's fault (a frozen clock, a fixture, a library's import). A
+program with the whole process at its command can still do what is not looked for here: change constants inside code
+objects of C extensions, memory, or this module.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+import statistics
+import sys
+import time
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+perf_counter = time.perf_counter
+equal = torch.equal
+_synchronize = torch.cuda.synchronize
+
+# What a comparison, a wait or a timing is made of. torch.manual_seed is missing on purpose: the first torch.compile of a
+# process replaces it (torch/_dynamo/__init__.py).
+_BUILTINS = "abs all any bool float getattr int isinstance len max min sorted sum type zip"
+_TIME = "monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns sleep time time_ns"
+_STATISTICS = "fmean geometric_mean mean median quantiles stdev variance"
+_MATH = "frexp isclose isfinite isinf isnan ldexp log2 sqrt"
+_TORCH = (
+    "Tensor abs all allclose amax amin any arange as_strided cat clone empty empty_like empty_permuted empty_strided eq "
+    "equal frexp from_dlpack full full_like ge gt isclose isfinite isin isinf isnan ldexp le logical_and logical_or lt "
+    "max maximum mean min minimum ne nonzero ones ones_like rand randn round searchsorted stack sub sum tensor where "
+    "zeros zeros_like no_grad get_rng_state"
+)
+_TENSOR = (
+    "__add__ __and__ __array__ __bool__ __eq__ __float__ __ge__ __getitem__ __gt__ __int__ __invert__ __le__ __lt__ "
+    "__mul__ __ne__ __or__ __setitem__ __sub__ __torch_function__ abs all allclose amax any as_strided bool clone "
+    "contiguous copy_ count_nonzero cpu data data_ptr detach double dtype element_size eq equal fill_ flatten float "
+    "isclose isfinite isinf isnan item layout logical_and max mean min nan_to_num narrow ne new_empty nonzero numel "
+    "numpy reshape resolve_neg shape storage_offset stride sub sum to tolist type untyped_storage view view_as_real "
+    "zero_"
+)
+_CUDA = "Event Stream current_stream default_stream is_available max_memory_allocated memory_allocated synchronize"
+_EVENT = "elapsed_time query record synchronize wait"
+_OPTIONAL = {
+    "torch.testing": "assert_allclose assert_close",
+    "numpy": "all allclose any array_equal frombuffer isclose isfinite isnan",
+    "numpy.testing": "assert_allclose assert_array_equal",
+    "triton.testing": "assert_close do_bench do_bench_cudagraph",
+    "timeit": "default_timer",
+}
+# Of this package, what calls and decides.
+_OWN = tuple(
+    f"pytest_fusion.{name}"
+    for name in ("verdict.", "run.fused", "run.genuine", "run.lanes", "run.memory", "run.place", "run.reference")
+)
+# Where functions come from that this package imports by name; others were put there by somebody.
+_FAMILIAR = frozenset({"pytest_fusion", "torch", "numpy", "triton", "hypothesis", *sys.stdlib_module_names})
+_ABSENT = object()
+
+_found: dict[str, None] = {}
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all work queued on a CUDA device, on whatever stream."""
+    _synchronize(device)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Undo what the body leaves replaced and remember its names for ``take``."""
+    watch = _watch()
+    watch.renew()
+    try:
+        yield
+    finally:
+        for name in watch.undo():
+            _found[name] = None
+
+
+def take() -> list[str]:
+    """What watched code replaced since this was asked last, as dotted names."""
+    names = list(_found)
+    _found.clear()
+    return names
+
+
+def found() -> bool:
+    """Whether ``take`` has something to tell."""
+    return bool(_found)
+
+
+def foreign() -> list[str]:
+    """Functions that stand in this package's modules and come from somewhere else."""
+    return sorted(
+        f"{module}.{name}"
+        for module, facts in _own_modules()
+        for name, value in vars(facts).items()
+        if isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] not in _FAMILIAR
+    )
+
+
+class _Space:
+    """A module or a class, and what it held; names that are added later do not matter."""
+
+    __slots__ = ("held", "names", "owner", "where")
+
+    def __init__(self, where: str, owner: Any) -> None:
+        self.where, self.owner = where, owner
+        self.renew()
+
+    def renew(self) -> None:
+        self.names, self.held = list(vars(self.owner)), list(vars(self.owner).values())
+
+    def intact(self) -> bool:
+        """By identity: an impostor may claim to be equal. Replaced values keep their place in a dict."""
+        return all(map(operator.is_, self.held, vars(self.owner).values()))
+
+    def undo(self) -> list[str]:
+        now = vars(self.owner)
+        replaced = {name: v for name, v in zip(self.names, self.held, strict=True) if now.get(name, _ABSENT) is not v}
+        for name, value in replaced.items():
+            setattr(self.owner, name, value)
+        return [f"{self.where}.{name}" for name in replaced]
+
+
+class _Watch:
+    """The places, what stands there, and the code objects of this package's functions."""
+
+    def __init__(self) -> None:
+        self._named = _named_places()
+        self._own = _own_spaces()
+        functions = {
+            f"{space.where}.{name}": function
+            for space in self._own
+            for name, value in vars(space.owner).items()
+            if (function := _function_in(value)) is not None and function.__module__.startswith("pytest_fusion")
+        }
+        self._functions = list(functions.values())
+        self._names = list(functions)
+        self._codes = list(map(_CODE, self._functions))
+        self.modules = len(sys.modules)
+
+    def renew(self) -> None:
+        """What stands there now counts as what ought to."""
+        for _, owner, kept in self._named:
+            now = vars(owner)
+            for name, value in kept.items():
+                if now.get(name, _ABSENT) is not value:
+                    kept[name] = now.get(name, _ABSENT)
+        for space in self._own:
+            if not space.intact():
+                space.renew()
+        self._codes = list(map(_CODE, self._functions))
+
+    def undo(self) -> list[str]:
+        """Put back what was replaced since ``renew``, and name it."""
+        changed: list[str] = []
+        for where, owner, kept in self._named:
+            now = vars(owner)
+            for name, value in kept.items():
+                if now.get(name, _ABSENT) is not value:
+                    changed.append(f"{where}.{name}")
+                    _put(owner, name, value)
+        for space in self._own:
+            if not space.intact():
+                changed += space.undo()
+        if not all(map(operator.is_, map(_CODE, self._functions), self._codes)):
+            for name, function, code in zip(self._names, self._functions, self._codes, strict=True):
+                if function.__code__ is not code:
+                    changed.append(name)
+                    function.__code__ = code
+        return changed
+
+
+_CODE = operator.attrgetter("__code__")
+_current: list[_Watch] = []
+
+
+def _watch() -> _Watch:
+    """The watch over what is imported by now."""
+    if not _current or _current[0].modules != len(sys.modules):
+        _current[:] = [_Watch()]
+    return _current[0]
+
+
+def _named_places() -> list[tuple[str, Any, dict[str, Any]]]:
+    """Where, its owner, and the named attributes; ``_ABSENT`` marks what a base class holds and a patch would hide."""
+    places: list[tuple[str, Any, str]] = [
+        ("builtins", builtins, _BUILTINS),
+        ("time", time, _TIME),
+        ("statistics", statistics, _STATISTICS),
+        ("math", math, _MATH),
+        ("torch", torch, _TORCH),
+        ("torch.Tensor", torch.Tensor, _TENSOR),
+        ("torch.cuda", torch.cuda, _CUDA),
+        ("torch.cuda.Event", torch.cuda.Event, _EVENT),
+    ]
+    places += [(name, sys.modules[name], listed) for name, listed in _OPTIONAL.items() if name in sys.modules]
+    return [
+        (where, owner, {name: vars(owner).get(name, _ABSENT) for name in listed.split() if hasattr(owner, name)})
+        for where, owner, listed in places
+    ]
+
+
+def _own_modules() -> list[tuple[str, types.ModuleType]]:
+    return [
+        (name, module)
+        for name, module in list(sys.modules.items())
+        if name.startswith(_OWN) and isinstance(module, types.ModuleType)
+    ]
+
+
+def _own_spaces() -> list[_Space]:
+    """This package's modules and the classes that they define."""
+    spaces: list[_Space] = []
+    for name, module in _own_modules():
+        spaces.append(_Space(name, module))
+        for inner, value in list(vars(module).items()):
+            if isinstance(value, type) and value.__module__ == name:
+                spaces.append(_Space(f"{name}.{inner}", value))
+    return spaces
+
+
+def _function_in(value: Any) -> types.FunctionType | None:
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)

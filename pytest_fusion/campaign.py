@@ -22,7 +22,7 @@ from pytest_fusion.diagnosis.experiments import is_tail_mask
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
-from pytest_fusion.run import preload
+from pytest_fusion.run import genuine, preload
 from pytest_fusion.run.interpreter import executor, observers
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.dtypes import dtype_name
@@ -100,6 +100,7 @@ class Campaign:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         self.bench = Bench(spec, device, extra, programs=_programs(profile, device), deep=profile.name == "deep")
         # What earlier tests of this process left is theirs.
+        genuine.take()
         self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
         self.tally = Tally()
         self.limits = limits_of(profile, device)

@@ -37,6 +37,10 @@ CAUSES: dict[str, str] = {
     "gradient-scale": "the gradient is the right one times a constant",
     "gradient-missing": "an input that the reference differentiates gets no gradient",
     "stale-memory": "the result depends on what an earlier call left in memory that is kept between calls",
+    "cached-answer": "the kernel returns an answer that it computed for an earlier call",
+    "late-work": "a result still changes after it was returned: work is left on another thread or stream",
+    "tampers": "a call replaces functions of torch, of a timer or of the judge",
+    "detects-test": "the answer is right only where a test calls",
     "stale-state": "the kernel keeps an answer or state from an earlier call",
     "ignores-strides": "the error needs a tensor that is not contiguous: a stride is assumed",
     "ignores-zero-stride": "the error needs an expanded tensor (stride 0)",
@@ -132,13 +136,13 @@ def _from_check(verdict: Verdict) -> str | None:
             return "uninitialised-scratch" if verdict.identity == "unwritten:scratch" else "unwritten-output"
         case "repeat":
             if verdict.identity == "repeat:stale":
-                return "stale-state"
+                return "cached-answer" if verdict.evidence.get("cause") == "cached-answer" else "stale-state"
             if verdict.evidence.get("cause") in CAUSES:
                 return str(verdict.evidence["cause"])
             return _of_access(verdict) or "nondeterministic"
         case "invariance":
             return "batch-variant"
-        case "gradients" | "compile" | "device":
+        case "gradients" | "compile" | "device" | "honesty":
             return str(verdict.evidence["cause"]) if verdict.evidence.get("cause") in CAUSES else None
         case "configs":
             return "autotune-side-effect" if verdict.evidence.get("index") is None else "bad-config"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,8 +95,26 @@ def place(
 
 def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
     """New values at the same addresses; the inputs must have the same structure."""
+    _filled(placed, logical)
+
+
+def renewed(arena: Arena, names: Iterable[str], logical: Mapping[str, Any]) -> Placed:
+    """Other tensor objects with new values at the addresses of ``arena``'s, as an allocator makes them of freed memory.
+
+    They have as many writes behind them as those that ``place`` made. ``names`` are those of all tensors placed there,
+    and the inputs must have the same structure.
+    """
+    fresh = Placed({}, arena, {name: arena.again(name) for name in names})
+    fresh.arguments = _filled(fresh, logical)
+    return fresh
+
+
+def _filled(placed: Placed, logical: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that hold ``logical`` in the tensors of ``placed``."""
+    arguments: dict[str, Any] = {}
     for name, value in logical.items():
         if isinstance(value, torch.Tensor):
+            arguments[name] = placed.tensors[name]
             write(placed.tensors[name], value)
         else:
             count = iter(range(1_000_000))
@@ -106,4 +124,5 @@ def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
                 write(target, tensor)
                 return target
 
-            map_tensors(value, nested)
+            arguments[name] = map_tensors(value, nested)
+    return arguments

@@ -75,6 +75,16 @@ def check_structure(
         )
     for name, expected in reference.tensors.items():
         got = fused.tensors[name]
+        posing = _posing(got, expected)
+        if posing is not None:
+            return failed(
+                "structure",
+                f"{name} is {posing}; return a plain tensor that holds the answer",
+                identity=f"structure:{name}:type",
+                output=name,
+                fused=type(got).__name__,
+                reference=type(expected).__name__,
+            )
         for what, found, allowed in (
             ("shape", tuple(got.shape), tuple(expected.shape)),
             ("dtype", got.dtype, expected.dtype),
@@ -107,6 +117,17 @@ def check_structure(
             other=y,
         )
     return passed("structure")
+
+
+def _posing(got: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """What makes it more than a tensor of numbers: a subclass or methods of its own decide what comparisons see.
+
+    A subclass that the reference returns too is meant (quantised tensors), and a parameter is a plain tensor.
+    """
+    if type(got) not in (torch.Tensor, torch.nn.Parameter, type(expected)):
+        return f"a {type(got).__name__}, the reference's is a {type(expected).__name__}"
+    hidden = sorted(name for name in vars(got) if hasattr(torch.Tensor, name)) if hasattr(got, "__dict__") else []
+    return f"a tensor whose {hidden[0]} is its own" if hidden else None
 
 
 def _same_plain(got: object, expected: object, precision: float) -> bool:

@@ -63,6 +63,10 @@ class Arena:
         self._regions.append(region)
         return region.tensor()
 
+    def again(self, name: str) -> Tensor:
+        """Another tensor object in the memory of the tensor of that name, with a version counter of its own."""
+        return next(region for region in self._regions if region.name == name).tensor()
+
     def region(self, address: int) -> Region | None:
         """The region whose storage begins at ``address``."""
         return next((region for region in self._regions if region.address == address), None)

@@ -1,0 +1,108 @@
+"""A call that shows no test: on the stack of a plain thread, without pytest in the environment or among the imports.
+
+A kernel that asks who calls it (``sys._getframe``, ``PYTEST_CURRENT_TEST``, ``"pytest" in sys.modules``, ``sys.argv``)
+finds nothing in it. What else tells a kernel that it is on trial (this package among the imports, the poison in gaps and
+fresh memory, many small odd shapes) stays visible.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+# Longer than any case may take in the profiles that are not for the night.
+_PATIENCE_S = 60.0
+_HIDDEN_MODULES = ("pytest", "_pytest")
+_HIDDEN_VARIABLES = "PYTEST"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a frame shows to who inspects it."""
+
+    filename: str
+    function: str
+    module: str
+
+
+def stack() -> list[Frame]:
+    """The caller's stack, outermost frame first."""
+    frames = [_seen(frame) for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    return frames[::-1]
+
+
+def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence[Frame] = ()) -> Any:
+    """The result of ``call`` in a thread of its own, below stand-ins for ``frames``; what it raises is raised here.
+
+    Without ``frames`` nothing shows pytest, with them nothing is hidden. ``prepare`` runs in the thread before that
+    (devices are chosen by thread). Raises ``TimeoutError`` when there is no end.
+    """
+    for frame in reversed(frames):
+        call = partial(_stand_in(frame), call)
+    box: dict[str, Any] = {}
+    thread = threading.Thread(target=_worker(), args=(prepare, call, box), daemon=True)
+    with _nothing() if frames else _hidden():
+        thread.start()
+        thread.join(_PATIENCE_S)
+    if thread.is_alive():
+        raise TimeoutError(f"no end after {_PATIENCE_S:g} s in another thread")
+    if "error" in box:
+        raise box["error"]
+    return box["result"]
+
+
+def _seen(frame: FrameType) -> Frame:
+    return Frame(frame.f_code.co_filename, frame.f_code.co_name, str(frame.f_globals.get("__name__")))
+
+
+def _stand_in(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
+    """A function that calls its argument and looks like ``frame`` meanwhile."""
+    space: dict[str, Any] = {"__name__": frame.module}
+    exec(compile("def call(inner):\n    return inner()\n", frame.filename, "exec"), space)
+    function: Any = space["call"]
+    if frame.function.isidentifier():
+        function.__code__ = function.__code__.replace(co_name=frame.function)
+    return function  # type: ignore[no-any-return]
+
+
+def _worker() -> Callable[..., None]:
+    """The thread's own function, compiled as if from nowhere: a frame of this file would give the test away."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    source = (
+        "def work(prepare, call, box):\n"
+        "    try:\n"
+        "        prepare()\n"
+        "        box['result'] = call()\n"
+        "    except BaseException as error:\n"
+        "        box['error'] = error\n"
+    )
+    exec(compile(source, "<thread>", "exec"), space)
+    return space["work"]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
+    """No pytest among the imports, in the environment and on the command line; submodules stay, so none loads twice."""
+    modules = {name: sys.modules.pop(name) for name in _HIDDEN_MODULES if name in sys.modules}
+    names = [name for name in os.environ if name.startswith(_HIDDEN_VARIABLES)]
+    variables = {name: os.environ.pop(name) for name in names}
+    arguments, sys.argv = sys.argv, ["python"]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        os.environ.update(variables)
+        sys.modules.update(modules)

@@ -1,10 +1,10 @@
 """What judging stands on, kept as it was when this module was imported, and who replaced any of it.
 
 A kernel shares its process with whoever judges it, so it can replace ``torch.equal``, a timer, ``synchronize``, or the
-functions of this package. Whatever a call leaves replaced is put back at once, so that no judgement is made with it, and
-is a finding. A patch that stood before the call is nobody's fault (a frozen clock, a fixture, a library's import). A
-program with the whole process at its command can still do what is not looked for here: change constants inside code
-objects of C extensions, memory, or this module.
+functions of this package. Whatever a call leaves replaced is put back at once, so that no judgement is made with it,
+and is a finding. A patch that stood before the call is nobody's fault (a frozen clock, a fixture, a library's import).
+A program that has the whole process at its command can still do what is not looked for here: write to memory below
+Python, or to this module's own lists.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ perf_counter = time.perf_counter
 equal = torch.equal
 _synchronize = torch.cuda.synchronize
 
-# What a comparison, a wait or a timing is made of. torch.manual_seed is missing on purpose: the first torch.compile of a
-# process replaces it (torch/_dynamo/__init__.py).
+# What a comparison, a wait or a timing is made of. torch.manual_seed is missing on purpose: the first torch.compile of
+# a process replaces it (torch/_dynamo/__init__.py).
 _BUILTINS = "abs all any bool float getattr int isinstance len max min sorted sum type zip"
 _TIME = "monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns sleep time time_ns"
 _STATISTICS = "fmean geometric_mean mean median quantiles stdev variance"
 _MATH = "frexp isclose isfinite isinf isnan ldexp log2 sqrt"
 _TORCH = (
-    "Tensor abs all allclose amax amin any arange as_strided cat clone empty empty_like empty_permuted empty_strided eq "
-    "equal frexp from_dlpack full full_like ge gt isclose isfinite isin isinf isnan ldexp le logical_and logical_or lt "
-    "max maximum mean min minimum ne nonzero ones ones_like rand randn round searchsorted stack sub sum tensor where "
-    "zeros zeros_like no_grad get_rng_state"
+    "Tensor abs all allclose amax amin any arange as_strided cat clone empty empty_like empty_permuted empty_strided "
+    "eq equal frexp from_dlpack full full_like ge gt isclose isfinite isin isinf isnan ldexp le logical_and logical_or "
+    "lt max maximum mean min minimum ne nonzero ones ones_like rand randn round searchsorted stack sub sum tensor "
+    "where zeros zeros_like no_grad get_rng_state"
 )
 _TENSOR = (
     "__add__ __and__ __array__ __bool__ __eq__ __float__ __ge__ __getitem__ __gt__ __int__ __invert__ __le__ __lt__ "

@@ -1,12 +1,14 @@
 """A call that shows no test: on the stack of a plain thread, without pytest in the environment or among the imports.
 
 A kernel that asks who calls it (``sys._getframe``, ``PYTEST_CURRENT_TEST``, ``"pytest" in sys.modules``, ``sys.argv``)
-finds nothing in it. What else tells a kernel that it is on trial (this package among the imports, the poison in gaps and
-fresh memory, many small odd shapes) stays visible.
+finds nothing in it. What else tells a kernel that it is on trial (this package among the imports, the poison in gaps
+and fresh memory, many small odd shapes) stays visible.
 """
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import os
 import sys
 import threading
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 # Longer than any case may take in the profiles that are not for the night.
@@ -49,7 +51,7 @@ def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence
         call = partial(_stand_in(frame), call)
     box: dict[str, Any] = {}
     thread = threading.Thread(target=_worker(), args=(prepare, call, box), daemon=True)
-    with _nothing() if frames else _hidden():
+    with contextlib.nullcontext() if frames else _hidden():
         thread.start()
         thread.join(_PATIENCE_S)
     if thread.is_alive():
@@ -65,32 +67,30 @@ def _seen(frame: FrameType) -> Frame:
 
 def _stand_in(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
     """A function that calls its argument and looks like ``frame`` meanwhile."""
-    space: dict[str, Any] = {"__name__": frame.module}
-    exec(compile("def call(inner):\n    return inner()\n", frame.filename, "exec"), space)
-    function: Any = space["call"]
-    if frame.function.isidentifier():
-        function.__code__ = function.__code__.replace(co_name=frame.function)
-    return function  # type: ignore[no-any-return]
+    return _disguised(_call, frame)
 
 
 def _worker() -> Callable[..., None]:
-    """The thread's own function, compiled as if from nowhere: a frame of this file would give the test away."""
-    space: dict[str, Any] = {"__name__": "__main__"}
-    source = (
-        "def work(prepare, call, box):\n"
-        "    try:\n"
-        "        prepare()\n"
-        "        box['result'] = call()\n"
-        "    except BaseException as error:\n"
-        "        box['error'] = error\n"
-    )
-    exec(compile(source, "<thread>", "exec"), space)
-    return space["work"]  # type: ignore[no-any-return]
+    """The thread's own function, as if from nowhere: a frame of this file would give the test away."""
+    return _disguised(_work, Frame("<thread>", "work", "__main__"))
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+def _disguised(function: Callable[..., Any], frame: Frame) -> Callable[..., Any]:
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_filename=frame.filename, co_name=frame.function, co_qualname=frame.function)
+    return FunctionType(code, {"__name__": frame.module, "__builtins__": builtins})
+
+
+def _call(inner: Callable[[], Any]) -> Any:
+    return inner()
+
+
+def _work(prepare: Callable[[], Any], call: Callable[[], Any], box: dict[str, Any]) -> None:
+    try:
+        prepare()
+        box["result"] = call()
+    except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        box["error"] = error
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from pytest_fusion.run.memory.arena import Arena
 
 # Of a storage offset, what is left after whole cache lines of the smallest elements decides how rows are aligned.
 _ALIGNMENT = 128
+# Objects of one type that Python may place elsewhere before it uses the memory of one that is gone; 1 us each.
+_TRIES = 4000
 
 
 @dataclass(slots=True)
@@ -98,15 +100,26 @@ def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
     _filled(placed, logical)
 
 
-def renewed(arena: Arena, names: Iterable[str], logical: Mapping[str, Any]) -> Placed:
+def renewed(arena: Arena, numbers: Mapping[str, int], logical: Mapping[str, Any]) -> Placed:
     """Other tensor objects with new values at the addresses of ``arena``'s, as an allocator makes them of freed memory.
 
-    They have as many writes behind them as those that ``place`` made. ``names`` are those of all tensors placed there,
-    and the inputs must have the same structure.
+    They have as many writes behind them as those that ``place`` made, and where Python allows the ``id``s of those,
+    given in ``numbers`` for all tensors placed there. The inputs must have the same structure.
     """
-    fresh = Placed({}, arena, {name: arena.again(name) for name in names})
+    fresh = Placed({}, arena, {name: _reborn(arena, name, number) for name, number in numbers.items()})
     fresh.arguments = _filled(fresh, logical)
     return fresh
+
+
+def _reborn(arena: Arena, name: str, number: int) -> torch.Tensor:
+    """The tensor as a new object with that ``id``: other places are filled until one comes to lie there."""
+    others: list[torch.Tensor] = []
+    while len(others) < _TRIES:
+        others.append(torch.empty(0))
+        if id(others[-1]) == number:
+            del others[-1]  # the place that became free last is taken first
+            break
+    return arena.again(name)
 
 
 def _filled(placed: Placed, logical: Mapping[str, Any]) -> dict[str, Any]:

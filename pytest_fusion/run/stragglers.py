@@ -19,8 +19,8 @@ _CYCLES = 20_000_000
 def delayed(device: torch.device) -> Iterator[None]:
     """Every other stream of ``device`` that the body turns to begins with a pause; nothing happens off CUDA.
 
-    A stream is met when ``torch.cuda.set_stream`` (so ``with torch.cuda.stream``) or a Triton launch selects it; one that
-    only C++ knows is not.
+    A stream is met when ``torch.cuda.set_stream`` (so ``with torch.cuda.stream``) or a Triton launch selects it; one
+    that only C++ knows is not.
     """
     if device.type != "cuda":
         yield
@@ -33,7 +33,7 @@ def delayed(device: torch.device) -> Iterator[None]:
         if stream == home or stream.cuda_stream in met or torch.cuda.is_current_stream_capturing():
             return
         met.add(stream.cuda_stream)
-        torch.cuda._sleep(_CYCLES)
+        torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
 
     def set_stream(stream: Any) -> None:
         upstream(stream)

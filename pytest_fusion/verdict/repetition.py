@@ -105,7 +105,7 @@ class _Again:
 
     def __post_init__(self) -> None:
         trial = self.trial
-        copies = trial.bits or {name: t.detach().clone() for name, t in trial.got.tensors.items()}
+        copies = trial.judged or {name: t.detach().clone() for name, t in trial.got.tensors.items()}
         self.base = {name: t for name, t in copies.items() if not trial.tolerates(name)}
         sizes = [t.nbytes for t in self.base.values()]
         self._decoys = Decoys(trial.bench.device, sizes, seed=trial.result.case.seed)

@@ -1,0 +1,64 @@
+"""Of check `honesty`: whether a kernel is right only where a test calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from pytest_fusion.run import incognito
+from pytest_fusion.run.fused import run_fused
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.place import place
+from pytest_fusion.verdict import repeat
+from pytest_fusion.verdict.model import Verdict, failed
+from pytest_fusion.verdict.outputs import collect
+from pytest_fusion.verdict.trial import Trial
+
+
+def judge(trial: Trial, right: Mapping[str, torch.Tensor]) -> Verdict | str | None:
+    """A failure; why nothing can be told; ``None`` where the answer is ``right``, the case's own, for any caller.
+
+    A thread has its own autocast, default device and locals, so the call that shows no test is compared with one in a
+    thread that does: only where that is right, and the other wrong twice, the caller makes the difference.
+    """
+    frames: list[incognito.Frame] = []
+    wrong = _wrong(trial, right, frames, hidden=True)
+    if wrong is None:
+        return None
+    if _wrong(trial, right, frames, hidden=False) is not None or _wrong(trial, right, [], hidden=True) is None:
+        return "the answer is another one in another thread, whoever calls"
+    return failed(
+        "honesty",
+        f"{wrong} when nothing shows that a test calls: without pytest on the stack, among the imports, on the command "
+        "line and in the environment",
+        identity="honesty:caller",
+        cause="detects-test",
+    )
+
+
+def _wrong(
+    trial: Trial, right: Mapping[str, torch.Tensor], frames: list[incognito.Frame], *, hidden: bool
+) -> str | None:
+    """What is wrong with a call in a thread. The first notes its stack in ``frames``, for the one that shows it."""
+    spec, bench = trial.spec, trial.bench
+    prepare: Callable[[], Any] = partial(torch.set_grad_enabled, torch.is_grad_enabled())
+    if bench.device.type == "cuda":
+        prepare = partial(torch.cuda.set_device, bench.device)
+    shown = [] if hidden else list(frames)
+
+    def fused(**arguments: Any) -> Any:
+        frames[:] = frames or incognito.stack()[:-1]
+        return incognito.called(partial(spec.fused, **arguments), prepare, shown)
+
+    with bench.clock.phase("make"):
+        placed = place(trial.logical, trial.result.case, bench.device, FILLS[0])
+    with bench.clock.phase("fused"):
+        outcome = run_fused(fused, placed, bench.extra, programs=bench.programs)
+    if outcome.error is not None:
+        return f"the kernel raises {type(outcome.error).__name__}"
+    outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
+    different = repeat.first_difference(right, outputs)
+    return None if different is None else f"{different[0]} is another one"

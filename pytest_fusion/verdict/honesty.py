@@ -26,6 +26,8 @@ _MOST_CASES, _ANY_CASES, _DEEP_CASES = 3, 2, 24
 _OBSERVED_CASES = 2
 # Counted where a finding was made: from then on the cases are those of its shrinking.
 _FOUND = "honesty found"
+# How long a result that is not right when it is returned is waited for, to tell unfinished work from a wrong answer.
+_PATIENCE_S, _WHILE_SHRINKING_S = 1.0, 0.05
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -71,7 +73,8 @@ def summary(bench: Bench) -> list[Verdict]:
 
 
 def _judge(trial: Trial) -> Verdict:
-    calls = later.LaterCalls(trial)
+    patience_s = _WHILE_SHRINKING_S if trial.bench.spent[_FOUND] else _PATIENCE_S
+    calls = later.LaterCalls(trial, patience_s=patience_s)
     if not calls.names:
         return unknown(NAME, "every output may vary from run to run, as deterministic= allows")
     verdict = calls.judge()

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fusion.case.layouts import choices, geometry
 from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.run.place import place, rewrite
+from pytest_fusion.run.place import place, renewed, rewrite
 from pytest_fusion.spec.inputs import LAYOUTS
 
 CPU = torch.device("cpu")
@@ -89,3 +89,20 @@ def test_rewriting_puts_new_values_at_the_same_addresses() -> None:
     assert x.unique().tolist() == [7]
     assert y.tolist() == [8, 8]
     assert placed.arena.damage() == []
+
+
+def test_renewed_tensors_look_like_the_ones_that_are_gone() -> None:
+    """Address, strides, version and, where Python allows, the number are those of the old objects."""
+    case = with_layout(Layout("padded"))
+    placed = place({"x": torch.ones(2, 3), "n": 4, "rest": [torch.zeros(2)]}, case, CPU, "nan")
+    old = {name: (t.data_ptr(), t.stride(), t._version) for name, t in placed.tensors.items()}
+    numbers = {name: id(t) for name, t in placed.tensors.items()}
+    placed.arguments.clear()
+    placed.tensors.clear()
+    values = {"x": torch.full((2, 3), 7.0), "n": 4, "rest": [torch.ones(2)]}
+    fresh = renewed(placed.arena, numbers, values)
+    assert {name: (t.data_ptr(), t.stride(), t._version) for name, t in fresh.tensors.items()} == old
+    assert any(id(t) == numbers[name] for name, t in fresh.tensors.items())
+    assert fresh.arguments["x"].tolist() == [[7.0] * 3] * 2
+    assert fresh.arguments["n"] == 4
+    assert fresh.arguments["rest"][0].tolist() == [1.0, 1.0]

@@ -26,6 +26,16 @@ class Pair(NamedTuple):
     lse: T
 
 
+class Sub(T):
+    """A tensor that may compute what it likes when it is looked at."""
+
+
+def own_method(x: T) -> T:
+    out = x + 1
+    out.eq = lambda other: torch.ones(())  # type: ignore[method-assign]
+    return out
+
+
 WRONG: dict[str, tuple[Callable[[T], Any], Callable[[T], Any], str]] = {
     "shape": (lambda x: x.sum(-1), lambda x: x.sum(-1, keepdim=True), "shape"),
     "dtype": (lambda x: x.double(), lambda x: x + 1, "dtype"),
@@ -36,6 +46,8 @@ WRONG: dict[str, tuple[Callable[[T], Any], Callable[[T], Any], str]] = {
     "float": (lambda x: (x + 1, 0.5), lambda x: (x + 1, 0.51), "out[1] is 0.5"),
     "alias of an input": (lambda x: x, lambda x: x.clone(), "shares memory with x"),
     "view of an input": (lambda x: x[:, :2], lambda x: x[:, :2].clone(), "shares memory with x"),
+    "subclass": (lambda x: (x + 1).as_subclass(Sub), lambda x: x + 1, "out is a Sub, the reference's is a Tensor"),
+    "method of its own": (own_method, lambda x: x + 1, "out is a tensor whose eq is its own"),
     "two outputs": (lambda x: (x + 1,) * 2, lambda x: (x + 1, x + 1), "out[0] shares memory with out[1]"),
 }
 

@@ -438,3 +438,14 @@ def test_higher_order_operators() -> None:
         out = torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (X,))
 
     assert torch.equal(out, X + 1)
+
+
+def test_only_what_computes_is_counted() -> None:
+    """Allocations, copies, casts and views are no work; an operator that computes is, custom ones too."""
+    with Watch(CPU, "nan") as watch:
+        torch.empty_like(X).copy_(X).clone().view(12)[3:].t().detach().double().contiguous()
+        assert watch.computed == 0
+        X + 1
+        X.sum(0)
+        torch.empty_like(X).fill_(3)
+        assert watch.computed == 3

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pytest_fusion.run.genuine import perf_counter
+
 # What a case costs before any check asks for more: one call, the reference with its lanes, and their comparison.
 FIRST = "values"
 
@@ -16,8 +18,6 @@ class Share:
 
     seconds: float = 0.0
     calls: int = 0
-
-from pytest_fusion.run.genuine import perf_counter
 
 
 class Clock:

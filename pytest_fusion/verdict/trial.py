@@ -65,7 +65,6 @@ class Trial:
         self.reference, self.expected = reference, expected
         self.spec = bench.spec
         self.order = list(expected.tensors)
-        # Copies of the outputs, where later calls of the case are to be compared with the first.
         self._lanes: dict[tuple[int, str], list[OutputLanes]] = {}
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:

@@ -60,7 +60,7 @@ def test_a_refusal_that_depends_on_the_values_is_forgiven_in_every_call(judge_on
         return x * 2
 
     result = judge_one(fused, double, rejects=ValueError, again=True)
-    assert calls >= 3
+    assert calls > 3
     assert result.failure is None
 
 

@@ -340,7 +340,7 @@ def test_a_test_pays_for_few_cases_of_a_dozen_calls(judge_one: Any, examine: Any
         (("rows", "tokens"), CASE.with_(sizes={"rows": 3, "tokens": 4, "heads": 2, "hidden": 9}), inputs),
     ):
         calls.clear()
-        result = judge_one(fused, reference, given, case=case, invariant=named)
+        result = judge_one(fused, reference, given, case=case, invariant=named, without={"honesty": "calls again"})
         own = calls[2:]
         assert 8 <= len(own) <= 12
         assert {1, 257} <= set(own)

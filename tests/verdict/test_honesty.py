@@ -220,6 +220,21 @@ def test_weights_packed_once_are_honest(examine: Any, weakly: bool) -> None:
     assert record.checks["honesty"]["verdict"] == "pass"
 
 
+def test_an_address_whose_tensor_is_kept_alive_is_honest(judge_one: Any) -> None:
+    """No other tensor can come to lie where one is that the cache holds, so none is put there."""
+    kept: dict[Any, tuple[T, T]] = {}
+
+    def fused(x: T) -> T:
+        at = x.data_ptr(), x._version
+        if at not in kept:
+            kept[at] = x, x + x
+        return kept[at][1].clone()
+
+    result = judge_one(fused, double, again=True)
+    assert result.failure is None
+    assert "alive" in honesty(result).evidence["not_run"]["address"]
+
+
 def test_a_table_that_depends_on_sizes_may_be_shared(examine: Any) -> None:
     """An output that is the same for all values may be one memory for all calls."""
     record = examine(table_by_shape(), table_reference)

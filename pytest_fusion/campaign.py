@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -16,9 +16,10 @@ from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
-from pytest_fusion.diagnosis.causes import VAGUE, likely_cause
+from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.error_map import picture
-from pytest_fusion.diagnosis.experiments import is_tail_mask
+from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
@@ -77,7 +78,7 @@ class Failure:
     map: dict[str, Any] | None = None
     trace: str = ""
     shrink_runs: int = 0
-    cause: str | None = None
+    diagnosis: Diagnosis | None = None
 
 
 class Campaign:
@@ -322,18 +323,21 @@ class Campaign:
         found_map = None
         if result.evidence is not None:
             found_map = picture(result.evidence, self.spec.tolerance)
-        cause = likely_cause(verdict, result.case)
-        if verdict.check in ("values", "bounds") and cause in VAGUE and self._is_tail_mask(result, first):
-            cause = "tail-mask"
         described = describe(self.spec, result.case)
-        return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, cause)
+        diagnosis = diagnose(self._lab(result))
+        return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
 
-    def _is_tail_mask(self, result: CaseResult, first: Verdict) -> bool:
+    def _lab(self, result: CaseResult) -> Lab:
+        verdict = result.failure
+        assert verdict is not None
         # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
         blocks = self.tally.blocks or sorted(_blocks(result.launches))[:_MOST_BLOCKS]
-        return is_tail_mask(
-            self.plan, result.case, tuple(blocks), lambda other: self._showing(other, first) is not None
-        )
+        found = {"verdict": asdict(verdict), "case": result.case.as_json()}
+
+        def note(case: Case) -> None:
+            self.note({"case": case.as_json(), "cases": self.tally.cases, "found": found})
+
+        return Lab(self.bench, self.plan, result.case, verdict, blocks=blocks, note=note)
 
     def _showing(self, case: Case, first: Verdict) -> CaseResult | None:
         """The result of a case that shows the same bug; chance gets three tries, since a race may win one."""

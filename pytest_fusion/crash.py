@@ -12,6 +12,9 @@ from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import make_plan
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.diagnosis.stack import last_words
 from pytest_fusion.errors import ReplayError
@@ -28,6 +31,8 @@ _HANG_SECONDS = 4.0
 def hangs(job: Job, crash: Crash) -> bool:
     """Whether the case that ran out of time does so again alone, with twice as much: a loaded machine is no hang."""
     case = _case_of(crash.last_note or {})
+    if "found" in (crash.last_note or {}):
+        return True  # the finding stands; only its diagnosis did not end
     if case is None or job.request.replay is not None:
         return True
     outcome = job.alone(case).in_child(2 * job.request.profile.seconds, forward=False)
@@ -38,6 +43,8 @@ def tally_of(job: Job, crash: Crash) -> Tally:
     """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
+    if "found" in note:
+        return _undiagnosed(job, crash, tally, note["found"])
     found = _case_of(note)
     if found is None:
         verdict = _verdict(crash)
@@ -49,6 +56,18 @@ def tally_of(job: Job, crash: Crash) -> Tally:
     tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
     described = describe(job.spec, smallest)
     tally.failure = Failure(verdict, smallest, described, trace=last_words(last.stderr_tail), shrink_runs=runs)
+    return tally
+
+
+def _undiagnosed(job: Job, crash: Crash, tally: Tally, found: Mapping[str, Any]) -> Tally:
+    """The failure that was being diagnosed when an experiment killed the child."""
+    verdict = Verdict(**found["verdict"])
+    tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
+    case = _case_of(found)
+    described = describe(job.spec, case) if case is not None else None
+    said = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
+    diagnosis = Diagnosis(likely_cause(verdict) or UNEXPLAINED, [], [said])
+    tally.failure = Failure(verdict, case, described, diagnosis=diagnosis)
     return tally
 
 

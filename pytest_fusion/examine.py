@@ -23,7 +23,9 @@ from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.diagnosis import script as scripts
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.heat import drawing
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.message import compose, replay_command
+from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.errors import FusionError, FusionFailure, ReplayError
 from pytest_fusion.job import Job
 from pytest_fusion.report import environment
@@ -148,7 +150,8 @@ def _record(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         checks["error"] = {"verdict": "unknown", "reason": verdict.reason, "cases": 0}
         said = f"the case cannot be judged here: {verdict.evidence['kinds']}" + (f" ({elsewhere})" if elsewhere else "")
         return replace(record, message=said, checks=checks)
-    cause = failure.cause or likely_cause(verdict, failure.case)
+    diagnosis = failure.diagnosis or Diagnosis(likely_cause(verdict) or UNEXPLAINED)
+    cause = diagnosis.cause
     written = _write_replay(job, failure, cause, pinned=tally.pinned)
     path = written.replay
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": checks.get(verdict.check, {}).get("cases", 0)}
@@ -165,7 +168,7 @@ def _record(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         spec.name,
         verdict,
         described,
-        cause=cause,
+        diagnosis=diagnosis,
         where=failure.map["where"] if failure.map else None,
         drawn=drawing(failure.map) if failure.map else (),
         command=replay_command(request.shown or request.nodeid, path) if path else None,
@@ -178,6 +181,7 @@ def _record(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         verdict="fail",
         failed_check=verdict.check,
         cause=cause,
+        diagnosis=diagnosis.as_json(),
         case=described,
         replay=path,
         script=written.script,

@@ -46,6 +46,8 @@ def variants(kind: str, ndim: int) -> int:
             return min(ndim, 2)
         case "large":
             return min(ndim, 3)
+        case "pitched":
+            return 1 << 16 if ndim >= 2 else 0
     return 0
 
 
@@ -97,7 +99,9 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
     an interior slice of a tensor larger in every axis), ``transposed`` (variant 1 the whole order reversed),
     ``step`` (last axis strided by 2), ``unflattenable`` (leading axes permuted; variant 1 a gap between matrices),
     ``expanded`` (stride 0 on the first axis; variant 1 on the last), ``large`` (one axis so strided that offsets pass
-    ``FAR``, see :func:`far_axis`; the others dense). A layout that the shape does not admit is contiguous.
+    ``FAR``, see :func:`far_axis`; the others dense), and, drawn for no case but a diagnosis's own, ``pitched`` (rows that
+    begin at multiples of ``variant`` elements, with a gap behind each). A layout that the shape does not admit is
+    contiguous.
     """
     ndim = len(shape)
     offset = layout.offset
@@ -133,6 +137,10 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
         case "large", variant if (far := far_axis(shape, variant)) is not None:
             strides = _dense(tuple(1 if i == far else size for i, size in enumerate(shape)))
             strides[far] = _far_stride(shape, far)
+        case "pitched", pitch:
+            wide = (*shape[:-1], (shape[-1] // max(pitch, 1) + 1) * max(pitch, 1))
+            strides = _dense(wide)
+            trailing = wide[-1] - shape[-1]
         case "expanded", variant:
             axis = 0 if variant == 0 else ndim - 1
             expanded = (axis,)

@@ -1,46 +1,247 @@
-"""Experiments on the smallest case that tell causes apart: change one thing, run the kernel again, see."""
+"""The laboratory: runs a kernel on variants of a failing case, each once, and says what became of the failure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
 
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.model import Case
-from pytest_fusion.case.plan import Plan, refit
+from pytest_fusion.case.model import Case, Layout
+from pytest_fusion.case.plan import Plan, cost, refit
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.errors import SpecError
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.spec.dims import Size
+from pytest_fusion.verdict import gradients
+from pytest_fusion.verdict.calls import Bench
+from pytest_fusion.verdict.model import Verdict
+from pytest_fusion.verdict.probe import Probe, probe, wrong_elements
+
+# At 5 to 30 ms a run a diagnosis takes one to three seconds; a slow kernel has the second limit. It counts seconds of
+# this process, so that a loaded machine names the same cause.
+MAX_RUNS = 160
+MAX_SECONDS = 8.0
+_SEEDS = 3
+# Roundings are far below this share of the largest element, another element's value is of its size.
+_FAR = 0.02
+
+Status = Literal["right", "alike", "otherwise", "impossible"]
 
 
-def _power_of_two(size: int) -> int:
-    return 1 << max(size - 1, 1).bit_length()
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A failing output: its name, what the kernel gave, its exact value, and which elements are wrong."""
+
+    name: str
+    got: torch.Tensor
+    right: torch.Tensor
+    mask: torch.Tensor
+
+    @property
+    def far_off(self) -> bool:
+        """Whether an error is of the elements' own size, which no rounding is; integers are always far off."""
+        if not self.got.is_floating_point():
+            return True
+        got, right = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (self.got, self.right))
+        return float((got - right).abs().max()) > _FAR * float(right.abs().max())
 
 
-def is_tail_mask(plan: Plan, case: Case, blocks: tuple[int, ...], fails: Callable[[Case], bool]) -> bool:
-    """Whether some dim is right at whole tiles and wrong one past them: the last, partial tile is mishandled.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of the failure: gone, there alike, another one, or the variant cannot be run (or no longer may)."""
 
-    Tiles are the learned block sizes or, where a kernel pads a row to one tile, powers of two. Each answer must be the
-    same for three seeds, since a bug of values passes or fails by chance too. Costs at most nine runs a dim and tile.
+    status: Status
+    probe: Probe | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.status == "right"
+
+    @property
+    def wrong(self) -> bool:
+        return self.status in ("alike", "otherwise")
+
+
+_IMPOSSIBLE = Answer("impossible")
+
+
+class Lab:
+    """Experiments on one failure. ``base`` is the plainest case known that fails alike; rules may find a plainer one.
+
+    ``note`` is told each case before it runs.
     """
 
-    def always(candidates: list[Case | None], failing: bool) -> bool:
-        known = [c for c in candidates if c is not None]
-        return len(known) == len(candidates) and all(
-            fails(c.with_(seed=seed)) is failing for c in known for seed in (0, 1, 2)
+    def __init__(
+        self,
+        bench: Bench,
+        plan: Plan,
+        case: Case,
+        verdict: Verdict,
+        *,
+        blocks: Iterable[int] = (),
+        note: Callable[[Case], None] = lambda _: None,
+        max_runs: int = MAX_RUNS,
+        max_seconds: float = MAX_SECONDS,
+        clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self.bench, self.plan, self.spec, self.base, self.verdict = bench, plan, plan.spec, case, verdict
+        self.blocks = tuple(blocks)
+        self.ruled_out: list[str] = []
+        self.runs = 0
+        self._note, self._max_runs, self._clock = note, max_runs, clock
+        self._until = clock() + max_seconds
+        self._known: dict[tuple[str, str, str], Answer] = {}
+        self.check = _check_of(verdict)
+        # What a backward does wrong beside its gradients is told by another check, and shows in no forward.
+        if self.spec.grad and self.check != gradients.NAME and not self.ask(case).wrong:
+            self.check = gradients.NAME
+            self._known.clear()
+
+    def ask(self, case: Case | None, *, laid: Case | None = None, edit: Edit | None = None) -> Answer:
+        """Run the kernel on the values of ``case``, changed by ``edit``, in the layout of ``laid``; memoised."""
+        if case is None:
+            return _IMPOSSIBLE
+        key = (case.key(), laid.key() if laid is not None else "", edit.name if edit is not None else "")
+        if key not in self._known:
+            if self.spent:
+                return _IMPOSSIBLE
+            self.runs += 1
+            self._note(laid or case)
+            self._known[key] = self._run(case, laid, edit)
+        return self._known[key]
+
+    @property
+    def spent(self) -> bool:
+        return self.runs >= self._max_runs or self._clock() > self._until
+
+    def _run(self, case: Case, laid: Case | None, edit: Edit | None) -> Answer:
+        try:
+            with self.bench.clock.phase("diagnosis"):
+                found = probe(
+                    self.bench,
+                    case,
+                    self.check,
+                    laid=laid,
+                    edit=edit.apply if edit is not None else None,
+                    again=self.verdict.identity == "repeat:stale",
+                )
+        except (SpecError, ImpossibleCase):
+            return _IMPOSSIBLE
+        if found.result.rejected is not None:
+            return _IMPOSSIBLE
+        failure = found.failure
+        if failure is None:
+            return Answer("right", found)
+        return Answer("alike" if failure.identity == self.verdict.identity else "otherwise", found)
+
+    def seeds(self, case: Case | None = None, count: int = _SEEDS) -> list[int]:
+        """The case's own seed and others that ask for the same things."""
+        own = (case or self.base).seed
+        found = [own]
+        for seed in range(200):
+            if len(found) == count:
+                break
+            if seed != own and (self.check != gradients.NAME or gradients.asks_plainly(seed)):
+                found.append(seed)
+        return found
+
+    def always_right(self, case: Case | None, *, edit: Edit | None = None) -> bool:
+        """Right for every one of a few seeds."""
+        return case is not None and all(
+            self.ask(case.with_(seed=seed), edit=edit).right for seed in self.seeds(case, _SEEDS + 1)
         )
 
-    for name, size in case.sizes.items():
-        if not isinstance(size, int) or size == 0:
-            continue
-        for tile in dict.fromkeys((*blocks, _power_of_two(size))):
-            past = [_resized(plan, case, name, tile + 1)]
-            whole = [_resized(plan, case, name, count * tile) for count in (1, 2)]
-            if always(past, True) and always(whole, False):
+    def mostly_wrong(self, case: Case | None, *, edit: Edit | None = None) -> bool:
+        """Wrong for three seeds of at most six; drawn inputs may leave some with nothing to show."""
+        if case is None:
+            return False
+        wrong = right = 0
+        for seed in self.seeds(case, 2 * _SEEDS):
+            answer = self.ask(case.with_(seed=seed), edit=edit)
+            wrong += answer.wrong
+            right += not answer.wrong
+            if wrong == _SEEDS:
                 return True
-    return False
+            if right > min(wrong + 1, _SEEDS):
+                return False
+        return False
 
+    def resized(self, sizes: Mapping[str, Size], case: Case | None = None) -> Case | None:
+        """The case with just these sizes; ``None`` where bounds or limits forbid them."""
+        case = case or self.base
+        try:
+            fitted = refit(self.spec, {**case.sizes, **sizes})
+            resized = case.with_(sizes=fitted)
+            elements, work = cost(self.spec, resized)
+        except ImpossibleCase:
+            return None
+        if elements > self.plan.limits.elements or work > self.plan.limits.work:
+            return None
+        return resized if all(fitted[name] == size for name, size in sizes.items()) else None
 
-def _resized(plan: Plan, case: Case, name: str, size: int) -> Case | None:
-    """The case with one size changed, or ``None`` where bounds forbid it."""
-    try:
-        fitted = refit(plan.spec, {**case.sizes, name: size})
-    except ImpossibleCase:
+    def plain_sizes(self) -> dict[str, int]:
+        """The dims of the base that are one number each."""
+        return {name: size for name, size in self.base.sizes.items() if isinstance(size, int)}
+
+    def grown(self, case: Case | None = None, at_least: Iterable[int] = (5, 7, 3, 4, 6)) -> Case:
+        """The case with sizes of at least these, different from dim to dim, where bounds admit them."""
+        case = case or self.base
+        wanted = list(at_least)
+        for position, (name, size) in enumerate(case.sizes.items()):
+            least = wanted[position % len(wanted)]
+            if isinstance(size, int) and size < least:
+                for candidate in (least, least + 1, least - 1, 2):
+                    fitted = self.resized({name: candidate}, case) if candidate > size else None
+                    if fitted is not None:
+                        case = fitted
+                        break
+        return case
+
+    def wrong_of(self, answer: Answer) -> Wrong | None:
+        """The failing output of an answer, or the first one of which some elements are wrong."""
+        found = answer.probe
+        if found is None:
+            return None
+        evidence = found.result.evidence
+        names = [evidence[0]] if evidence is not None else list(found.got)
+        for name in names:
+            got, against = found.got.get(name), found.lanes.get(name)
+            if got is None or against is None:
+                continue
+            right = against.oracle if isinstance(against, OutputLanes) else against
+            if got.shape != right.shape:
+                continue
+            mask = wrong_elements(got, against, self.spec.tolerance)
+            if bool(mask.any()):
+                # torch computes little with float8.
+                small = got.is_floating_point() and got.element_size() == 1
+                values = got.detach().float() if small else got.detach()
+                return Wrong(name, values, right.detach().to(torch.float64 if small else right.dtype), mask)
         return None
-    return case.with_(sizes=fitted) if fitted[name] == size else None
+
+
+def contiguous(case: Case, names: Iterable[str] | None = None) -> Case:
+    """The case with these tensors, or all, contiguous at the start of their storage."""
+    for name in case.tensors if names is None else names:
+        case = case.with_tensor(name, layout=Layout())
+    return case
+
+
+def ordinary(case: Case, names: Iterable[str]) -> Case:
+    """The case with ordinary values in these tensors."""
+    for name in names:
+        case = case.with_tensor(name, regime="unit")
+    return case
+
+
+def _check_of(verdict: Verdict) -> str:
+    """The check that shows the failure by the fewest calls."""
+    inner: Any = verdict.evidence.get("inner", verdict.check)
+    if inner in ("values", gradients.NAME, "error"):
+        return str(inner)
+    never_written = verdict.check == "unwritten" and verdict.identity != "unwritten:scratch"
+    return "values" if "access" in verdict.evidence or never_written else "all"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_fusion.diagnosis.causes import CAUSES
+from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.verdict.model import Verdict
 
 
@@ -25,12 +26,21 @@ def _tensor_line(name: str, entry: dict[str, Any], absent: bool) -> str:
     return text + f", values {entry['values']}"
 
 
+def _why(diagnosis: Diagnosis) -> list[str]:
+    """The cause with what speaks for it; what was ruled out is told only where nothing else is."""
+    lines = [f"  likely cause: {diagnosis.cause} ({CAUSES[diagnosis.cause]})"]
+    lines += [f"    {sentence}" for sentence in diagnosis.evidence]
+    if diagnosis.cause == "unexplained":
+        lines += [f"    not {sentence}" for sentence in diagnosis.ruled_out]
+    return lines
+
+
 def compose(
     name: str,
     verdict: Verdict,
     case: dict[str, Any] | None,
     *,
-    cause: str | None = None,
+    diagnosis: Diagnosis | None = None,
     where: str | None = None,
     drawn: Sequence[str] = (),
     command: str | None = None,
@@ -51,8 +61,8 @@ def compose(
             lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
         lines += [_tensor_line(key, entry, key in case["absent"]) for key, entry in case["inputs"].items()]
         lines += [f"    {key} = {value!r}" for key, value in case["drawn"].items()]
-    if cause:
-        lines.append(f"  likely cause: {cause} ({CAUSES[cause]})")
+    if diagnosis is not None:
+        lines += _why(diagnosis)
     if found_after:
         lines.append(f"  {found_after}")
     if trace:

@@ -20,8 +20,8 @@ class TestRecord:
     against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
     ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
-    script of the failing case; ``diagnosis`` has ``{"cause", "evidence", "ruled_out"}``, the last two lists of
-    sentences, where experiments on the failing case say something.
+    script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``, the second
+    and third lists of sentences, the last how often the kernel ran for it.
     """
 
     __test__ = False  # a record, not a test class
@@ -32,6 +32,7 @@ class TestRecord:
     rejected: dict[str, int] = field(default_factory=dict)
     failed_check: str | None = None
     cause: str | None = None
+    diagnosis: dict[str, Any] = field(default_factory=dict)
     case: dict[str, Any] | None = None
     replay: str | None = None
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,7 +46,6 @@ class TestRecord:
     notes: list[str] = field(default_factory=list)
     expected: bool = False
     script: str | None = None
-    diagnosis: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The test's entry in ``--fusion-json``."""

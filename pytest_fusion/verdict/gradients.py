@@ -27,9 +27,9 @@ from pytest_fusion.verdict import autograd, memory, repeat, values
 from pytest_fusion.verdict.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
-from pytest_fusion.verdict.upstream import NoGraph, Upstream
+from pytest_fusion.verdict.upstream import KINDS, NoGraph, Upstream
 
-__all__ = ["NAME", "due", "missing", "run", "wanted"]
+__all__ = ["NAME", "asks_plainly", "due", "missing", "run", "wanted"]
 
 # Values whose gradients depend on how a formula is written: 0 * inf, inf - inf.
 _WILD = frozenset({"nan", "inf", "huge"})
@@ -80,6 +80,12 @@ def wanted(trial: Trial) -> list[str]:
         chosen = 1 + numbers.mix(case.seed, "subset") % (2 ** len(able) - 2)
         return [name for i, name in enumerate(able) if chosen >> i & 1]
     return [name for name in able if numbers.mix(case.seed, "subset", name) % 2] or able[:1]
+
+
+def asks_plainly(seed: int) -> bool:
+    """Whether a case of this seed asks for the gradients of all inputs at once, with a random upstream gradient."""
+    kind = KINDS[numbers.mix(seed, "upstream kind") % len(KINDS)]
+    return kind == "random" and numbers.mix(seed, "subset?") % _PART_EVERY != 0
 
 
 def _names(grad: Any) -> Sequence[str]:
@@ -203,6 +209,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
                 trial.spec.tolerance,
             )
         if not judged.ok:
+            trial.result.evidence = (f"d{name}", got.detach(), few[name])
             kind = "nonfinite" if judged.statistic == "nonfinite" else "finite"
             evidence = values.evidence_of(f"d{name}", judged)
             ratio = _constant_ratio(got, few[name].oracle)
@@ -272,7 +279,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
             f"a second backward through the retained graph gives another {name} in {int(mask.sum())} of "
             f"{mask.numel()} element(s): the first one overwrote what it had saved{kept}",
             identity=f"gradients:again:{name}",
-            cause="stale-state",
+            cause="mutates-input",
         )
     for name, mask in backward.overwritten.items():
         return failed(
@@ -280,7 +287,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
             f"a second backward changed {int(mask.sum())} of {mask.numel()} element(s) of the d{name} that the first "
             f"one had returned: both are one buffer{kept}",
             identity=f"gradients:overwritten:{name}",
-            cause="stale-state",
+            cause="mutates-input",
         )
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_fusion.diagnosis.message import compose, replay_command
+from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.verdict.model import failed
 
 CASE = {
@@ -26,7 +27,7 @@ def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> 
         "test_norm",
         failed("values", "out: 3 elements are off"),
         CASE,
-        cause="tail-write",
+        diagnosis=Diagnosis("tail-mask", ["right at hidden=64 and 128, wrong at 65"], ["layout: not needed"]),
         where="axis 1: index 128 of 129 (the last)",
         command=replay_command("tests/test_k.py::test_norm[a b]", ".fusion/failures/x.json"),
         trace="Traceback\n  line",
@@ -40,7 +41,8 @@ def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> 
         "x: bfloat16 [3, 129], padded/1, strides [132, 1], storage offset 4, values nan",
         "bias: None",
         "eps = 0.5",
-        "likely cause: tail-write",
+        "likely cause: tail-mask (",
+        "right at hidden=64 and 128, wrong at 65",
         "found after 12",
         "Traceback",
         "replay: pytest 'tests/test_k.py::test_norm[a b]' --fusion-replay .fusion/failures/x.json",
@@ -52,3 +54,11 @@ def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> 
 def test_a_message_leaves_out_what_it_does_not_know() -> None:
     """Without case, cause, place and command there are two lines."""
     assert compose("test_norm", failed("vacuity", "proves nothing"), None).count("\n") == 1
+
+
+def test_an_unexplained_failure_tells_what_was_ruled_out() -> None:
+    """With a cause, what was ruled out on the way is left to the report."""
+    ruled_out = ["layout: wrong on contiguous copies too"]
+    verdict = failed("values", "off")
+    assert "not layout: wrong" in compose("k", verdict, None, diagnosis=Diagnosis("unexplained", [], ruled_out))
+    assert "layout" not in compose("k", verdict, None, diagnosis=Diagnosis("tail-mask", ["x"], ruled_out))

@@ -84,7 +84,7 @@ def test_every_test_gets_its_verdict(workers: tuple[str, ...], project: Project)
         "test_first_healthy": (None, None),
         "test_dies": ("crash", "crash"),
         "test_hangs": ("crash", "hang"),
-        "test_wrong": ("values", None),
+        "test_wrong": ("values", "unexplained"),
         "test_last_healthy": (None, None),
     }
     for name in ("test_dies", "test_hangs", "test_wrong"):

@@ -59,7 +59,7 @@ def test_unknown(x):
     assert {"torch", "triton", "device", "python", "profile"} <= set(report["environment"])
     fails = project.tests["test_fails"]
     assert {key: type(fails[key]) for key in PROMISED} == PROMISED
-    assert (fails["verdict"], fails["failed_check"], fails["cause"]) == ("fail", "structure", "wrong-structure")
+    assert (fails["verdict"], fails["failed_check"], fails["cause"]) == ("fail", "structure", "zero-size")
     assert set(fails["checks"]) == set(CHECKS)
     assert {check["verdict"] for check in fails["checks"].values()} <= {"pass", "fail", "unknown"}
     assert "atomics" in fails["checks"]["repeat"]["reason"]

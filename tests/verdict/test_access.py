@@ -77,15 +77,15 @@ PADDED = Case({"rows": 5, "columns": 7}, "float32", {"x": TensorCase("float32", 
 @pytest.mark.parametrize(
     ("wrong", "slug", "code"),
     [
-        ({"loaded": 1}, "reads-out-of-bounds", "value = tl.load(x + i"),
-        ({"stored": 1}, "tail-write", "tl.store(out + i"),
+        ({"loaded": 1}, "out-of-bounds", "value = tl.load(x + i"),
+        ({"stored": 1}, "out-of-bounds", "tl.store(out + i"),
     ],
 )
 def test_an_access_out_of_bounds_fails_at_its_line(judge_one: Any, wrong: Any, slug: str, code: str) -> None:
     """One element too many fails ``bounds``, whatever becomes of the result, and names statement and argument."""
     failure = judge_one(lambda x: double(x, **wrong), double, {"x": tensor("n")}, case=CASE).failure
     assert failure.check == "bounds"
-    assert likely_cause(failure, CASE) == slug
+    assert likely_cause(failure) == slug
     assert f"`{code}" in failure.reason
     assert failure.evidence["kernel"] == "double_kernel"
     assert failure.evidence["argument"] == ("x" if "loaded" in wrong else "out")
@@ -101,7 +101,7 @@ def test_a_lost_update_fails_repeat(judge_one: Any) -> None:
     """Programs that add up by load and store race; with an atomic they do not."""
     failure = judge_one(lambda x: total(x, atomic=False), total, {"x": tensor("n")}, case=CASE).failure
     assert failure.check == "repeat"
-    assert likely_cause(failure, CASE) in {"racing-stores", "racing-load"}
+    assert likely_cause(failure) in {"racing-stores", "racing-load"}
     assert "tl.store(out, tl.load(out) + part)" in failure.reason
     assert judge_one(total, total, {"x": tensor("n")}, case=CASE).failure is None
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pytest_fusion.case.model import Case, TensorCase
-from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.verdict.upstream import Upstream
@@ -73,7 +72,7 @@ WRONG: dict[str, tuple[Callable[[T, T, T], tuple[Any, ...]], str, str | None]] =
     "overwrites what it saved": (
         lambda y, w, g: (right(y, w, g), y.data.mul_(0.5))[0],
         "gradients",
-        "stale-state",
+        "mutates-input",
     ),
     "raises": (lambda y, w, g: (g.view(-1)[::2].reshape(g.shape), None), "error", "raises"),
 }
@@ -177,7 +176,6 @@ def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.Monk
         case = Case({"rows": 3, "columns": 4}, "float32", tensors, seed=seed)
         result = judge_one(kernel(right), reference, INPUTS, case=case, grad=True)
         assert result.failure is None, (seed, result.failure)
-        assert likely_cause(result.failure, case) is None if result.failure else True
     kinds = {kind for kind, _ in seen}
     layouts = {layout for kind, layout in seen if kind == "random"}
     assert kinds == {"random", "expanded", "negative", "zero"}

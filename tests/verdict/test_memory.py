@@ -70,10 +70,10 @@ def test_a_nested_input_is_watched_under_its_index(judge_one: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("element", "zone", "cause"),
-    [(-1, "before", "head-write"), (5 * 10 - 3, "after", "tail-write"), (7, "between", "gap-write")],
+    ("element", "zone"),
+    [(-1, "before"), (5 * 10 - 3, "after"), (7, "between")],
 )
-def test_a_write_outside_the_elements_fails_by_zone(judge_one: Any, element: int, zone: str, cause: str) -> None:
+def test_a_write_outside_the_elements_fails_by_zone(judge_one: Any, element: int, zone: str) -> None:
     """One element before, behind or between the rows of a padded matrix is found and named."""
 
     def fused(x: T) -> T:
@@ -84,7 +84,7 @@ def test_a_write_outside_the_elements_fails_by_zone(judge_one: Any, element: int
     assert result.failure.check == "bounds"
     assert result.failure.evidence["zone"] == zone
     assert result.failure.evidence["elements"] in (1, -1)
-    assert likely_cause(result.failure, result.case) == cause
+    assert likely_cause(result.failure) == "out-of-bounds"
 
 
 def test_a_write_outside_an_output_fails(judge_one: Any) -> None:

@@ -101,7 +101,7 @@ def test_what_other_sizes_leave_behind_fails(judge_one: Any) -> None:
     """A workspace that a larger input grew and filled is read beyond this input's end."""
     result = judge_one(Workspace(own=False), last_row, again=True)
     assert result.failure.identity == "repeat:sizes"
-    assert likely_cause(result.failure, result.case) == "stale-memory"
+    assert likely_cause(result.failure) == "stale-memory"
     assert "rows=11, hidden=15" in result.failure.reason
 
 

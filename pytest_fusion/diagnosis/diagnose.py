@@ -1,0 +1,106 @@
+"""From a failure on its smallest case to a cause: rules ask the laboratory, in order, until one of them is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_fusion.diagnosis import extents, indices, numerics, strides
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.model import Diagnosis, Found
+
+UNEXPLAINED = "unexplained"
+
+Rule = Callable[[Lab], Found | None]
+
+# What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
+_OF_VALUES: tuple[Rule, ...] = (
+    extents.zero,
+    strides.layout,
+    indices.cached,
+    numerics.special,
+    numerics.overflow,
+    numerics.rounding,
+    numerics.epsilon,
+    extents.tail,
+    extents.last_index,
+    indices.moved,
+    indices.misread,
+    extents.limit,
+    indices.mixed,
+    numerics.digits,
+    indices.indifferent,
+)
+_OF_HOLES: tuple[Rule, ...] = (extents.zero, strides.layout, extents.last_index, indices.moved, extents.limit)
+_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, extents.one_past)
+_OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
+# Where nothing more can be learned, the check has said all there is.
+_RULES: dict[str, tuple[Rule, ...]] = {
+    "values": _OF_VALUES,
+    "gradients": _OF_VALUES,
+    "unwritten": _OF_HOLES,
+    "bounds": _OF_BOUNDS,
+    "error": (extents.zero,),
+    "structure": (extents.zero,),
+}
+_FIRM = frozenset({"aliasing", "wrong-dtype", "use-after-free", "misaligned-access", "false-hint"})
+
+
+def diagnose(lab: Lab) -> Diagnosis:
+    """The cause of the lab's failure, or ``unexplained`` with what was ruled out."""
+    direct = likely_cause(lab.verdict)
+    if direct == "gradient-scale" and not _scales_everywhere(lab):
+        lab.ruled_out.append("a constant factor: other inputs have none")
+        direct = None
+    rules = _rules(lab, direct)
+    if rules and not lab.ask(lab.base).wrong:
+        lab.ruled_out.append("the failure did not show again when its case was run once more")
+        rules = ()
+    for rule in rules:
+        try:
+            found = rule(lab)
+        except Exception as error:  # noqa: BLE001 - a failure that was found must not be lost to its explanation
+            lab.ruled_out.append(f"{rule.__name__}: could not be asked ({type(error).__name__}: {error})")
+            continue
+        if found is not None:
+            return Diagnosis(found.cause, found.evidence, lab.ruled_out, lab.runs)
+    if lab.spent:
+        lab.ruled_out.append(f"the budget of experiments was spent after {lab.runs} runs")
+    return Diagnosis(direct or UNEXPLAINED, _said(lab), lab.ruled_out, lab.runs)
+
+
+def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
+    check = lab.verdict.check
+    if direct in _FIRM or (check == "gradients" and direct is not None):
+        return ()
+    if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch"):
+        return _OF_PLACE
+    if check == "repeat":
+        return (indices.moved, indices.mixed) if "access" in lab.verdict.evidence else ()
+    return _RULES.get(check, ())
+
+
+def _scales_everywhere(lab: Lab) -> bool:
+    """Whether the gradient is the right one times a constant, not 0, for other values and sizes too."""
+    cases = [lab.base, lab.grown(), lab.grown(None, (17, 19, 18, 21))]
+    for case in {case.key(): case for case in cases}.values():
+        for seed in lab.seeds(case):
+            answer = lab.ask(case.with_(seed=seed))
+            evidence = answer.probe.failure.evidence if answer.probe and answer.probe.failure else {}
+            if not answer.wrong or evidence.get("cause") != "gradient-scale" or not evidence.get("ratio_to_right"):
+                return False
+    return True
+
+
+def _said(lab: Lab) -> list[str]:
+    """What the check itself saw, where it is the cause."""
+    evidence = lab.verdict.evidence
+    if evidence.get("cause") == "gradient-scale" and "ratio_to_right" in evidence:
+        return [f"{float(evidence['ratio_to_right']):.4g} times the right one, for other values and sizes alike"]
+    if lab.verdict.check != "bounds":
+        return []
+    if "zone" in evidence:
+        return [f"bytes {evidence['zone']} the elements of {evidence.get('tensor')} changed"]
+    if "access" in evidence:
+        return [f"{evidence['access']} in line {evidence.get('line')} of {evidence.get('kernel')}"]
+    return ["the result changes with the bytes that no tensor owns"]

@@ -1,0 +1,144 @@
+"""Named changes of the logical inputs of a case: what an experiment does that no case can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.case.plan import regimes_of
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import ConstantSpec, StrategySpec, TensorSpec, unwrap
+
+_COARSE = frozenset({torch.float16, torch.bfloat16})
+# 1e-3 is the largest epsilon of a published normalisation (batch norm in Keras); rates, momenta and scales are more.
+_LARGEST_EPSILON = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of the inputs, and its name, which no other change has."""
+
+    name: str
+    apply: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def free(spec: FusionSpec, case: Case) -> list[str]:
+    """The floating tensors whose values nothing narrows, so that other values are as good."""
+    return [
+        name
+        for name, tensor in case.tensors.items()
+        if name not in case.absent
+        and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
+        and regimes_of(inner, covered=False)
+        and tensor.dtype.startswith(("float", "bfloat"))
+    ]
+
+
+def epsilons(spec: FusionSpec, case: Case) -> list[str]:
+    """Inputs that are small positive numbers."""
+    return [
+        name
+        for name, declared in spec.inputs.items()
+        if isinstance(value := _number(unwrap(declared), case.drawn.get(name)), float) and 0 < value <= _LARGEST_EPSILON
+    ]
+
+
+def _number(inner: Any, drawn: Any) -> Any:
+    if isinstance(inner, ConstantSpec):
+        return inner.value
+    return drawn if isinstance(inner, StrategySpec) else None
+
+
+def on(names: Iterable[str], what: str, function: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
+    """An edit of tensors in float64, back to their dtypes inside its range."""
+    chosen = tuple(names)
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(logical)
+        for name in chosen:
+            t = logical[name]
+            limit = float(torch.finfo(t.dtype).max)
+            made = function(t.to(torch.float64))
+            changed[name] = torch.where(torch.isfinite(made), made.clamp(-limit, limit), made).to(t.dtype)
+        return changed
+
+    return Edit(f"{what} of {', '.join(chosen)}", apply)
+
+
+def finite(names: Iterable[str], value: float = 0.5) -> Edit:
+    """A number in place of NaN and infinities."""
+    return on(names, f"{value:g} for NaN", lambda t: torch.where(torch.isfinite(t), t, value))
+
+
+def scaled(names: Iterable[str], power: int) -> Edit:
+    return on(names, f"2^{power} times", lambda t: t * 2.0**power)
+
+
+def shifted(names: Iterable[str], by: float) -> Edit:
+    return on(names, f"{by:+g} added to values", lambda t: t + by)
+
+
+def positive(names: Iterable[str]) -> Edit:
+    return on(names, "magnitudes plus 1", lambda t: t.abs() + 1)
+
+
+def negative(names: Iterable[str]) -> Edit:
+    return on(names, "minus magnitudes minus 1", lambda t: -t.abs() - 1)
+
+
+def centred(names: Iterable[str]) -> Edit:
+    """Each row minus its mean."""
+    return on(names, "centred rows", lambda t: t - t.mean(-1, keepdim=True) if t.dim() and t.shape[-1] else t)
+
+
+def whole(names: Iterable[str]) -> Edit:
+    """Whole numbers from -4 to 4: sums and products of a few of them are exact in every floating dtype."""
+    return on(names, "small whole numbers instead", lambda t: torch.remainder((t.nan_to_num() * 7).round(), 9) - 4)
+
+
+def rising(names: Iterable[str]) -> Edit:
+    """Positive values that grow sixteenfold along each axis, so that what comes late is largest."""
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        made = 1 + 0.01 * t.nan_to_num(0.0, 0.0, 0.0).clamp(-1.0, 1.0)
+        for axis, size in enumerate(t.shape):
+            ramp = torch.linspace(1.0, 16.0, size, dtype=torch.float64, device=t.device)
+            made = made * ramp.reshape(-1, *[1] * (t.dim() - axis - 1))
+        return made
+
+    return on(names, "rising magnitudes", function)
+
+
+def repeated(places: Iterable[tuple[str, int]]) -> Edit:
+    """The first index of an axis, at all of its indices; each place is an input's name and an axis."""
+    chosen = tuple(places)
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(logical)
+        for name, axis in chosen:
+            t = changed[name]
+            changed[name] = t.narrow(axis, 0, 1).expand(t.shape).contiguous() if t.shape[axis] else t
+        return changed
+
+    return Edit("repeated " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
+
+
+def upcast() -> Edit:
+    """The same numbers, 16-bit tensors as float32."""
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.to(torch.float32) if isinstance(value, torch.Tensor) and value.dtype in _COARSE else value
+            for name, value in logical.items()
+        }
+
+    return Edit("float32 instead of 16 bits", apply)
+
+
+def number(name: str, value: float) -> Edit:
+    """Another number for an input that is one."""
+    return Edit(f"{name}={value:g}", lambda logical: {**logical, name: value})

@@ -1,0 +1,222 @@
+"""Causes in how much there is: nothing, a partial tile, more than a block holds, one index too few or too many."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.spec.dims import Size
+
+# Less is no block: a vector, a group, a window.
+_SMALLEST_LIMIT = 8
+# A shift by this makes a padded 0 weigh nothing in a softmax of float32, with scores scaled down tenfold too.
+_SHIFT = 1000.0
+_SEEDS, _MANY_SEEDS = 4, 6
+# 16 bytes of a 16-bit dtype, and a multiple of the two or four parts into which work is often split.
+_VECTOR = 8
+
+
+def zero(lab: Lab) -> Found | None:
+    """Wrong where a size is 0, right with 1 in its place and with more."""
+    filled: dict[str, Size] = {}
+    for name, size in lab.base.sizes.items():
+        if size == 0 or (isinstance(size, tuple) and 0 in size):
+            filled[name] = tuple(max(n, 1) for n in size) if isinstance(size, tuple) else 1
+    if not filled:
+        return None
+    case = lab.resized(filled)
+    if case is None:
+        return None
+    larger = lab.grown(case)
+    for other in (case, larger):
+        if any(lab.ask(other.with_(seed=seed)).wrong for seed in lab.seeds(other, _SEEDS)):
+            lab.ruled_out.append("size 0: wrong without one too")
+            lab.base = other
+            return None
+    if not all(lab.ask(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
+        return None
+    shown = ", ".join(filled)
+    return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
+
+
+def tail(lab: Lab) -> Found | None:
+    """Right at whole tiles, wrong one past them, whatever the seed; the last, partial tile is mishandled."""
+    # Where one row shows the error by luck, a few show it always.
+    for base in dict.fromkeys((lab.base.key(), lab.grown().key())):
+        case = lab.base if base == lab.base.key() else lab.grown()
+        for name, size in lab.plain_sizes().items():
+            found = next(filter(None, (_tail(lab, case, name, tile) for tile in _tiles(lab, size))), None)
+            if found is not None:
+                return found
+    lab.ruled_out.append("partial tile: no size of a dim is right at whole tiles and wrong one past them")
+    return None
+
+
+def _tail(lab: Lab, base: Case, name: str, tile: int) -> Found | None:
+    past = lab.resized({name: tile + 1}, base)
+    whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
+    if past is None or len(whole) < 2 or whole[0].sizes[name] != tile:
+        return None
+    names = edits.free(lab.spec, past)
+    # A wrong 0 wins a maximum only where all else is below it, a minimum only above.
+    one_sided = (edits.negative(names), edits.positive(names)) if names and lab.ask(past).wrong else ()
+    for edit in (None, *one_sided):
+        if not lab.mostly_wrong(past, edit=edit):
+            continue
+        if not all(lab.always_right(case, edit=edit) for case in whole):
+            return None
+        sizes = " and ".join(str(case.sizes[name]) for case in whole)
+        evidence = [f"right at {name}={sizes}, wrong at {tile + 1}" + (f", given {edit.name}" if edit else "")]
+        return _neutral(lab, past, evidence) or Found("tail-mask", evidence)
+    return None
+
+
+def _tiles(lab: Lab, size: int) -> Iterator[int]:
+    """Learned block sizes, the power of two that a kernel which pads a row to one tile would take, and a vector's."""
+    yield from dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
+
+
+def _neutral(lab: Lab, past: Case, evidence: list[str]) -> Found | None:
+    """The partial tile is right once the values make what pads it weigh nothing."""
+    names = edits.free(lab.spec, past)
+    for chosen in ([name] for name in names):
+        changes: list[tuple[Edit, str]] = [
+            (edits.positive(chosen), "where every value is above 0"),
+            (edits.negative(chosen), "where every value is below 0"),
+            (edits.shifted(chosen, _SHIFT), "where every value is far above 0"),
+            (edits.shifted(chosen, -_SHIFT), "where every value is far below 0"),
+            (edits.centred(chosen), "where rows have a mean of 0"),
+        ]
+        for edit, when in changes:
+            if lab.always_right(past, edit=edit) and _still_tells(lab, past, edit):
+                return Found("wrong-neutral-element", [*evidence, f"right there too {when} ({chosen[0]})"])
+    return None
+
+
+def _still_tells(lab: Lab, case: Case, edit: Edit) -> bool:
+    """Whether the changed values leave a result in which an error could be seen: not all zero, equal or non-finite."""
+    found = lab.ask(case, edit=edit).probe
+    if found is None:
+        return False
+    for right in found.expected.values():
+        if right.numel() and right.is_floating_point():
+            values = right.double()
+            if bool(torch.isfinite(values).all()) and bool((values != 0).any()):
+                return True
+    return False
+
+
+def limit(lab: Lab) -> Found | None:
+    """Right up to a size and wrong at every one above it, whole multiples too."""
+    names = edits.free(lab.spec, lab.base)
+    # A carry or a rescaling that is left out needs values that grow on the way.
+    changes = (None, edits.rising(names)) if names else (None,)
+    for name, size in lab.plain_sizes().items():
+        for most, edit in itertools.product(dict.fromkeys((size - 1, *lab.blocks)), changes):
+            if most < _SMALLEST_LIMIT:
+                continue
+            below = [lab.resized({name: n}) for n in (most, most // 2)]
+            above = [case for n in (most + 1, 2 * most, 3 * most) if (case := lab.resized({name: n}))]
+            if None in below or len(above) < 2 or not all(_fails(lab, case, edit, most) for case in above):
+                continue
+            if all(lab.always_right(case, edit=edit) for case in below):
+                when = " where values grow along the way" if edit is not None else ""
+                evidence = [f"right up to {name}={most}, wrong at {most + 1}, {2 * most} and more{when}"]
+                where = _all_past(lab, lab.ask(above[1], edit=edit), most)
+                return Found("block-limit", [*evidence, where] if where else evidence)
+    lab.ruled_out.append("block limit: no dim is right up to a size and wrong at every larger one")
+    return None
+
+
+def _fails(lab: Lab, case: Case, edit: Edit | None, most: int) -> bool:
+    """Wrong mostly; past a block's size it is enough to be far off at times, which no rounding is."""
+    if lab.mostly_wrong(case, edit=edit):
+        return True
+    if most not in lab.blocks:
+        return False
+    wrongs = [lab.wrong_of(lab.ask(case.with_(seed=seed), edit=edit)) for seed in lab.seeds(case, _MANY_SEEDS)]
+    return any(wrong.far_off for wrong in wrongs if wrong is not None)
+
+
+def _all_past(lab: Lab, answer: Answer, most: int) -> str:
+    wrong = lab.wrong_of(answer)
+    if wrong is None:
+        return ""
+    for axis, size in enumerate(wrong.mask.shape):
+        if size >= 2 * most and not bool(wrong.mask.narrow(axis, 0, most).any()):
+            return f"every wrong element of {wrong.name} lies past the first {most} along axis {axis}"
+    return ""
+
+
+def last_index(lab: Lab) -> Found | None:
+    """Only the first or the last index along an axis is wrong, at every size."""
+    for name in lab.plain_sizes():
+        places: set[str] = set()
+        cases = [lab.resized({name: n}, lab.grown()) for n in (5, 8, 13)]
+        if any(case is None for case in cases):
+            continue
+        for case in cases:
+            assert case is not None
+            places.add(_end(lab, lab.ask(case), int(str(case.sizes[name]))))
+            if len(places) > 1 or "" in places:
+                break
+        else:
+            if all(lab.mostly_wrong(case) for case in cases[1:]):
+                place = places.pop()
+                return Found("off-by-one-mask", [f"at {name}=5, 8 and 13 only the {place} index is wrong"])
+    return None
+
+
+def _end(lab: Lab, answer: Answer, size: int) -> str:
+    """Whether all wrong elements have the last, or the first, index along an axis of this size."""
+    found = answer.probe
+    if found is None or not answer.wrong:
+        return ""
+    wrong = lab.wrong_of(answer)
+    masks = [found.unwritten[name] for name in found.unwritten] or ([wrong.mask] if wrong is not None else [])
+    for mask in masks:
+        for axis in (axis for axis, length in enumerate(mask.shape) if length == size):
+            if not bool(mask.narrow(axis, 0, size - 1).any()):
+                return "last"
+            if not bool(mask.narrow(axis, 1, size - 1).any()):
+                return "first"
+    return ""
+
+
+def one_past(lab: Lab) -> Found | None:
+    """An access reaches exactly one element past a tensor, at every size."""
+    for name in lab.plain_sizes():
+        cases = [lab.resized({name: n}) for n in (5, 8, 12)]
+        if any(case is None for case in cases) or not all(_is_one_past(lab.ask(case)) for case in cases):
+            continue
+        # A tensor that does not follow the dim would say the same thing three times.
+        if len({_extent(lab.ask(case)) for case in cases}) == len(cases):
+            return Found("off-by-one-mask", [f"exactly one element past the end at {name}=5, 8 and 12"])
+    return None
+
+
+def _extent(answer: Answer) -> str:
+    failure = answer.probe.failure if answer.probe is not None else None
+    if failure is None or answer.probe is None:
+        return ""
+    shape = failure.evidence.get("shape")
+    return str(shape if shape is not None else {name: t.shape for name, t in answer.probe.got.items()})
+
+
+def _is_one_past(answer: Answer) -> bool:
+    failure = answer.probe.failure if answer.probe is not None else None
+    if failure is None or failure.check != "bounds":
+        return False
+    evidence = failure.evidence
+    if "access" in evidence:
+        shape = evidence.get("shape") or ()
+        return evidence.get("count") == 1 and evidence.get("offset") == math.prod(shape)
+    return evidence.get("zone") == "after" and evidence.get("elements") == 1 and int(evidence.get("bytes", 99)) <= 8

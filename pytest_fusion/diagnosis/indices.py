@@ -1,0 +1,374 @@
+"""Causes in which element belongs where: results at other indices, inputs read at others, slices mixed up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, contiguous, ordinary
+from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+from pytest_fusion.verdict import probe as probing
+from pytest_fusion.verdict.slices import Unsliceable, input_axes, selected, unsliceable
+
+# Two float32 numbers of one distribution agree to 5 digits once in some ten thousand pairs.
+_SAME = 2e-5
+_FEWEST = 3
+_SMALL = 1e-3
+_SHARE = 0.9
+# References that one diagnosis may evaluate on other inputs, at about a millisecond each.
+_MOST_REFERENCES = 150
+_SEEDS = 2
+_MOST_CASES = 2
+
+
+def moved(lab: Lab) -> Found | None:
+    """Wrong elements are right ones of other indices, in every one of two inputs."""
+    for case in _cases(lab):
+        wrongs = [_wrong(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _SEEDS)]
+        if any(wrong is None for wrong in wrongs):
+            continue
+        told = [_moved(wrong, unwritten) for wrong, unwritten in filter(None, wrongs)]
+        if all(told):
+            return Found("wrong-index-map", [str(told[0])])
+        tile = _whole_tiles_off(lab, [wrong for wrong, _ in filter(None, wrongs)])
+        if tile:
+            return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
+    lab.ruled_out.append("other indices: the wrong elements are not right ones of other places")
+    return None
+
+
+def _cases(lab: Lab) -> Iterator[Case]:
+    """Plain float32 cases that fail whatever the seed, with enough elements to tell them apart."""
+    plain = ordinary(contiguous(lab.base), edits.free(lab.spec, lab.base))
+    sizes = [lab.grown(plain), lab.grown(plain, (9, 18, 8, 12))]
+    for block in lab.blocks[:2]:
+        sizes += [case for name in lab.plain_sizes() if (case := lab.resized({name: 2 * block + 3}, lab.grown(plain)))]
+    singles = {single.key(): single for single in (_in_float32(lab, case) for case in sizes)}
+    yield from itertools.islice(filter(lab.mostly_wrong, singles.values()), _MOST_CASES)
+
+
+def _in_float32(lab: Lab, case: Case) -> Case:
+    if "float32" not in lab.spec.dtypes:
+        return case
+    for name in case.tensors:
+        inner = unwrap(lab.spec.inputs[name])
+        if isinstance(inner, TensorSpec) and inner.follows_case_dtype:
+            case = case.with_tensor(name, dtype="float32")
+    return case.with_(dtype="float32")
+
+
+def _wrong(lab: Lab, case: Case) -> tuple[Wrong, torch.Tensor | None] | None:
+    answer = lab.ask(case)
+    wrong = lab.wrong_of(answer)
+    if wrong is None or answer.probe is None:
+        return None
+    return wrong, answer.probe.unwritten.get(wrong.name)
+
+
+def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:
+    """In words, where the wrong elements come from; ``None`` where they are no elements of the right result."""
+    if not wrong.got.is_floating_point():
+        return None
+    mask = wrong.mask if unwritten is None else wrong.mask & ~unwritten
+    got, right = wrong.got.double(), wrong.right.double()
+    # What is nearly right is an element of its own place, and small ones are all alike.
+    largest = right.abs().nan_to_num(0, 0, 0).max()
+    mask = mask & torch.isfinite(got) & (got.abs() > _SMALL * largest) & ((got - right).abs() > _SMALL * largest)
+    values = right[torch.isfinite(right)]
+    if int(mask.sum()) < _FEWEST or len(set(values.tolist())) < 0.5 * right.numel():
+        return None
+    ordered = values.sort().values
+    taken = got[mask]
+    place = torch.searchsorted(ordered, taken)
+    near = torch.stack([ordered[(place - 1).clamp(min=0)], ordered[place.clamp(max=ordered.numel() - 1)]])
+    equal = ((near - taken).abs() <= _SAME * taken.abs()).any(0)
+    if float(equal.double().mean()) < _SHARE:
+        return None
+    first = [int(i) for i in mask.nonzero()[0]]
+    source = (right - got[tuple(first)]).abs().flatten().nan_to_num(torch.inf).argmin()
+    index = [int(i) for i in torch.unravel_index(source, right.shape)]
+    return (
+        f"{int(equal.sum())} of {len(taken)} wrong elements of {wrong.name} are right ones of other indices: "
+        f"{first} holds what belongs to {index}"
+    )
+
+
+def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
+    """The block size whose multiples all wrong integers are off by; 0 where there is none."""
+    if sum(int(wrong.mask.sum()) for wrong in wrongs) < _FEWEST:
+        return 0
+    for block in lab.blocks:
+        if all(
+            not wrong.got.is_floating_point()
+            and wrong.got.dtype is not torch.bool
+            and bool(wrong.mask.any())
+            and bool(((wrong.got.long() - wrong.right.long())[wrong.mask] % block == 0).all())
+            for wrong in wrongs
+        ):
+            return block
+    return 0
+
+
+def misread(lab: Lab) -> Found | None:
+    """The result is the reference's for an input read at other indices, or without its last one."""
+    budget = _MOST_REFERENCES
+    for case in _cases(lab):
+        seeds = lab.seeds(case, _SEEDS)
+        answers = [lab.ask(case.with_(seed=seed)) for seed in seeds]
+        first = answers[0].probe
+        if first is None:
+            continue
+        for name, value in first.logical.items():
+            if not isinstance(value, torch.Tensor) or value.dtype is torch.bool:
+                continue
+            for cause, what, change, back in _readings(lab, value):
+                budget -= 1
+                if budget < 0:
+                    return None
+                if all(_equals(lab, answer, name, change, back) for answer in answers):
+                    if cause == "off-by-one-mask" and not _at_other_sizes(lab, case, name, what):
+                        continue
+                    return Found(cause, [f"equals the reference with {name} {what}, for {len(seeds)} seeds"])
+    lab.ruled_out.append("inputs read elsewhere: not the reference of any input turned, shifted, repeated or cut")
+    return None
+
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _at_other_sizes(lab: Lab, case: Case, name: str, what: str) -> bool:
+    """Whether the same reading explains the case with every dim one and two longer: what a tile leaves out does not."""
+    for more in (1, 2):
+        longer = case
+        for dim, size in case.sizes.items():
+            if isinstance(size, int):
+                longer = lab.resized({dim: size + more}, longer) or longer
+        answer = lab.ask(longer)
+        if longer.key() == case.key() or not answer.wrong or answer.probe is None:
+            return False
+        value = answer.probe.logical[name]
+        readings = {text: (change, back) for _, text, change, back in _readings(lab, value)}
+        # The place is named by its axis, whatever the size.
+        if what not in readings or not _equals(lab, answer, name, *readings[what]):
+            return False
+    return True
+
+
+def _readings(lab: Lab, t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change | None]]:
+    """Ways in which a kernel may read a tensor wrongly: the cause, in words, what it then sees, and how the result
+    is turned back where the kernel stores it in the same wrong order."""
+    for axis, size in enumerate(t.shape):
+        if size < 2:
+            continue
+        span = list(range(size))
+        half = (size + 1) // 2
+        orders = {
+            f"read at the first index of axis {axis} only": [0] * size,
+            f"read at the last index of axis {axis} only": [size - 1] * size,
+            f"read backwards along axis {axis}": span[::-1],
+            f"read one index further along axis {axis}": [*span[1:], 0],
+            f"read one index before along axis {axis}": [size - 1, *span[:-1]],
+            f"read in pairs instead of halves along axis {axis}": [i // 2 + (i % 2) * half for i in span],
+            f"read in halves instead of pairs along axis {axis}": [*span[::2], *span[1::2]],
+        }
+        for block in lab.blocks:
+            if 2 <= block < size:
+                orders[f"read in its first {block} along axis {axis}, again and again"] = [i % block for i in span]
+        for what, order in orders.items():
+            if order != span and all(0 <= i < size for i in order):
+                yield "wrong-index-map", what, _taking(axis, order), None
+                if sorted(order) == span and axis == t.dim() - 1 and t.is_floating_point():
+                    back = sorted(span, key=order.__getitem__)
+                    yield "wrong-index-map", f"{what}, and stored so", _taking(axis, order), _taking(-1, back)
+        if t.is_floating_point():
+            for place, word in ((size - 1, "last"), (0, "first")):
+                for blank in (0.0, -torch.inf):
+                    what = f"holding {blank:g} at the {word} index of axis {axis}"
+                    yield "off-by-one-mask", what, _blanking(axis, place, blank), None
+    if t.dim() >= 2 and min(t.shape[-2:]) > 1:
+        rows, columns = t.shape[-2:]
+        yield (
+            "wrong-index-map",
+            "read column by column",
+            lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(),
+            None,
+        )
+        if rows == columns:
+            yield "wrong-index-map", "transposed", lambda v: v.mT.contiguous(), None
+
+
+def _taking(axis: int, order: list[int]) -> Change:
+    return lambda t: selected(t, axis, order)
+
+
+def _blanking(axis: int, index: int, blank: float) -> Change:
+    def change(t: torch.Tensor) -> torch.Tensor:
+        changed = t.clone()
+        changed.select(axis, index).fill_(blank)
+        return changed
+
+    return change
+
+
+def _equals(lab: Lab, answer: Answer, name: str, change: Change, back: Change | None) -> bool:
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    if found is None or wrong is None:
+        return False
+    outputs = probing.right_of(lab.bench, {**found.logical, name: change(found.logical[name])})
+    other = outputs.get(wrong.name) if outputs is not None else None
+    if other is not None and back is not None:
+        if other.dim() == 0 or other.shape[-1] != found.logical[name].shape[-1]:
+            return False
+        other = back(other)
+    if other is None or other.shape != wrong.got.shape:
+        return False
+    unwritten = found.unwritten.get(wrong.name)
+    keep = ~unwritten if unwritten is not None else torch.ones_like(wrong.mask)
+    if not bool((wrong.mask & keep).any()):
+        return False
+    if not wrong.got.is_floating_point():
+        return bool((other == wrong.got)[keep].all())
+    precise = max(_SAME, 16 * torch.finfo(wrong.got.dtype).eps)
+    got, asked, right = (t.double()[keep] for t in (wrong.got, other, wrong.right))
+
+    def close(t: torch.Tensor) -> bool:
+        largest = float(t.abs().nan_to_num(0, 0, 0).max())
+        return torch.allclose(got, t, precise, precise * largest, equal_nan=True)
+
+    # Where the right result is as close, closeness says nothing.
+    return close(asked) and not close(right)
+
+
+def mixed(lab: Lab) -> Found | None:
+    """Slices along a dim are right alone and wrong together, though the reference's do not know each other."""
+    for case in _cases(lab):
+        for dim, size in ((name, n) for name, n in case.sizes.items() if isinstance(n, int) and n >= 2):
+            edits_of = _slices(lab, case, dim)
+            if edits_of is None:
+                continue
+            for seed in lab.seeds(case, _SEEDS):
+                whole = lab.ask(case.with_(seed=seed))
+                alone = [(i, lab.ask(case.with_(seed=seed), edit=edits_of(i))) for i in (0, 1, size - 1)]
+                if not all(one.right and _independent(whole, one, i, size) for i, one in alone):
+                    break
+            else:
+                return Found(
+                    "wrong-index-map",
+                    [f"each slice of {dim} is right alone and wrong among others, whatever the size"],
+                )
+    lab.ruled_out.append("slices: none of a dim that is right alone is wrong among others")
+    return None
+
+
+def _slices(lab: Lab, case: Case, dim: str) -> Callable[[int], Edit] | None:
+    """Edits that leave one slice of a dim; ``None`` where a slice does not stand for itself."""
+    answer = lab.ask(case)
+    one = case.with_(sizes={**case.sizes, dim: 1})
+    try:
+        if unsliceable(lab.spec.with_(invariant=(dim,))) or answer.probe is None:
+            return None
+        axes = input_axes(lab.spec, case, one, answer.probe.logical, dim)
+    except (SpecError, Unsliceable):
+        return None
+
+    def cut(index: int) -> Edit:
+        def apply(logical: dict[str, Any]) -> dict[str, Any]:
+            return {
+                name: selected(value, axes[name], [index]) if name in axes else value for name, value in logical.items()
+            }
+
+        return Edit(f"only {dim} {index}", apply)
+
+    return cut
+
+
+def _independent(whole: Answer, one: Answer, index: int, size: int) -> bool:
+    """Whether the reference's slice alone is what it is among the others."""
+    if whole.probe is None or one.probe is None:
+        return False
+    for name, right in whole.probe.expected.items():
+        alone = one.probe.expected.get(name)
+        axis = next((i for i, n in enumerate(right.shape) if n == size), None)
+        if alone is None or axis is None or alone.dim() != right.dim():
+            return False
+        a, b = right.narrow(axis, index, 1).double(), alone.double()
+        if a.shape != b.shape or not torch.allclose(a, b, 1e-3, 1e-5, equal_nan=True):
+            return False
+    return True
+
+
+def indifferent(lab: Lab) -> Found | None:
+    """Far off, and right once all slices along an axis are equal: it is the choice of slices that is wrong."""
+    for case in _cases(lab):
+        answer = lab.ask(case)
+        wrong = lab.wrong_of(answer)
+        if wrong is None or answer.probe is None or not wrong.far_off:
+            continue
+        for what, places in _axes(lab, case, answer.probe.logical):
+            # What is right for a few slices chooses well; it is something that they add up to that goes wrong.
+            if what in case.sizes and not any(lab.mostly_wrong(lab.resized({what: n}, case)) for n in (2, 3)):
+                continue
+            edit = edits.repeated(places)
+            if lab.always_right(case, edit=edit) and _tells(lab.ask(case, edit=edit)):
+                return Found("wrong-index-map", [f"right once all slices of {what} are equal: others are taken"])
+    lab.ruled_out.append("which slice: wrong too with equal slices along any axis")
+    return None
+
+
+def _axes(lab: Lab, case: Case, logical: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Axes to make indifferent: those of one dim at a time in all tensors, then single ones of what is computed."""
+    for dim, size in case.sizes.items():
+        if not isinstance(size, int) or size < 2:
+            continue
+        places = [
+            (name, axis)
+            for name in case.tensors
+            if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
+            and isinstance(logical.get(name), torch.Tensor)
+            and (axis := inner.shape.axis_of(dim, case.sizes)) is not None
+        ]
+        if places:
+            yield dim, places
+    for name, value in logical.items():
+        if name not in case.tensors and isinstance(value, torch.Tensor):
+            yield from ((f"{name}, axis {axis}", [(name, axis)]) for axis, n in enumerate(value.shape) if n > 1)
+
+
+def _tells(answer: Answer) -> bool:
+    """Whether the right result still has different elements."""
+    if answer.probe is None:
+        return False
+    return any(t.numel() and bool((t != t.flatten()[0]).any()) for t in answer.probe.expected.values())
+
+
+def cached(lab: Lab) -> Found | None:
+    """In a size that was never met, the first call is right, and later ones give what some input held in the first."""
+    plain = ordinary(contiguous(lab.base), edits.free(lab.spec, lab.base))
+    for least in ((14, 22, 6, 10), (15, 23, 10, 6)):
+        case = lab.grown(plain, least)
+        seeds = lab.seeds(case)
+        first, *later = [lab.ask(case.with_(seed=seed)) for seed in seeds]
+        if not first.right or first.probe is None or not all(answer.wrong for answer in later):
+            continue
+        for name, old in first.probe.logical.items():
+            if not isinstance(old, torch.Tensor) or old.numel() < 2:
+                continue
+            if all(_equals(lab, answer, name, lambda _, t=old: t, None) for answer in later):  # type: ignore[misc]
+                return Found("cached-answer", [f"right in a first call; later ones use that call's {name}"])
+        for name, old in first.probe.got.items():
+            if all(_same_answer(answer, name, old) for answer in later):
+                return Found("cached-answer", [f"right in a first call, whose {name} later ones give again"])
+    return None
+
+
+def _same_answer(answer: Answer, name: str, old: torch.Tensor) -> bool:
+    now = answer.probe.got.get(name) if answer.probe is not None else None
+    return now is not None and now.shape == old.shape and old.numel() > 1 and torch.equal(now, old)

@@ -1,0 +1,151 @@
+"""One case judged with something changed that no case can say: its values, or the layout of given values.
+
+What comes back keeps the tensors, for a diagnosis to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import SpecError
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.place import Placed
+from pytest_fusion.run.reference import ReferenceFailed, run_reference
+from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.verdict import gradients, memory, values
+from pytest_fusion.verdict.calls import (
+    Bench,
+    CaseResult,
+    allows_chance,
+    call,
+    conclude,
+    error_verdict,
+    reader,
+    reference_of,
+    reject,
+    rejection,
+)
+from pytest_fusion.verdict.model import Verdict
+from pytest_fusion.verdict.outputs import collect
+from pytest_fusion.verdict.tolerance import offending
+from pytest_fusion.verdict.trial import Trial
+
+Edit = Callable[[dict[str, Any]], dict[str, Any]]
+Against = OutputLanes | torch.Tensor
+
+# Checks whose failures one call shows; the others need what `Trial.run` does: calls that are compared.
+_ONE_CALL = frozenset({"values", "gradients", "error"})
+
+
+@dataclass(slots=True)
+class Probe:
+    """What one call showed. ``got`` and ``expected`` are the outputs by name, ``lanes`` what they are judged by.
+
+    They are empty where the call or the reference failed. ``logical`` holds the inputs' values, ``placed`` the tensors
+    that the kernel was given. ``gradient`` is the failing gradient, its right value's lanes, and its name.
+    """
+
+    result: CaseResult
+    logical: Mapping[str, Any] = field(default_factory=dict)
+    placed: Placed | None = None
+    got: dict[str, torch.Tensor] = field(default_factory=dict)
+    expected: dict[str, torch.Tensor] = field(default_factory=dict)
+    lanes: dict[str, Against] = field(default_factory=dict)
+    unwritten: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> Verdict | None:
+        return self.result.failure
+
+
+def probe(
+    bench: Bench, case: Case, check: str, *, laid: Case | None = None, edit: Edit | None = None, again: bool = False
+) -> Probe:
+    """Judge the values of ``case``, changed by ``edit``, in the layout of ``laid``, by ``check`` and what precedes it.
+
+    ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
+    raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
+    """
+    quiet = {**bench.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
+    bench = replace(bench, spec=bench.spec.with_(without=quiet))
+    result = CaseResult(laid or case)
+    found = Probe(result)
+    try:
+        with bench.clock.phase("make"):
+            logical = make_inputs(bench.spec, case, bench.device)
+            found.logical = logical = edit(logical) if edit is not None else logical
+    except ImpossibleCase as error:
+        reject(bench, result, "impossible", error)
+        return found
+    except InputFailed as error:
+        reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)
+        return found
+    first, found.placed = call(bench, result.case, logical, FILLS[0])
+    result.launches = first.launches
+    if first.error is not None and (kind := rejection(bench.spec, first.error)):
+        reject(bench, result, kind, first.error)
+        return found
+    try:
+        reference, expected = reference_of(bench, case, logical)
+    except ReferenceFailed as error:
+        reject(bench, result, f"reference {type(error.__cause__).__name__}", error)
+        return found
+    if first.error is not None:
+        conclude(bench, result, error_verdict(first))
+        return found
+    trial = Trial(bench, result, logical, reference, expected, lambda other: probe(bench, other, check).result)
+    got = trial.collect(first, found.placed)
+    found.got, found.expected = got.tensors, trial.expected.tensors
+    found.lanes = dict(zip(trial.order, trial.reference.lanes or trial.reference.native, strict=True))
+    if first.watch is not None:
+        masks = {name: first.watch.unwritten(t) for name, t in found.got.items()}
+        found.unwritten = {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
+    accessed = memory.check_access(first, chance=allows_chance(bench.spec))
+    if accessed is not None and conclude(bench, result, accessed):
+        return found
+    if check not in _ONE_CALL or not _comparable(found):
+        trial.run(first, found.placed, again=again)
+        return found
+    trial.got = got
+    verdicts = trial.judge(got)
+    if trial.note(values.as_verdict(verdicts)):
+        trial.keep(got, verdicts)
+    elif check == gradients.NAME and gradients.due(trial):
+        conclude(bench, result, gradients.run(trial))
+        if result.evidence is not None:
+            name, tensor, against = result.evidence
+            found.got, found.lanes = {name: tensor}, {name: against}
+            found.expected = {name: against.native if isinstance(against, OutputLanes) else against}
+    return found
+
+
+def _comparable(found: Probe) -> bool:
+    """Whether the outputs have the structure that comparing their values takes."""
+    shapes = [{name: (t.shape, t.dtype) for name, t in side.items()} for side in (found.got, found.expected)]
+    return shapes[0] == shapes[1]
+
+
+def wrong_elements(got: torch.Tensor, against: Against, tolerance: str | Tolerance) -> torch.Tensor:
+    """Bool, of the output's shape: the elements beyond what a single one may be off."""
+    if isinstance(against, OutputLanes):
+        return offending(got.detach(), against)
+    assert isinstance(tolerance, Tolerance)
+    a, b = (t.detach() if t.is_complex() else t.detach().to(torch.float64) for t in (got, against))
+    return ~torch.isclose(a, b, tolerance.rtol, tolerance.atol, equal_nan=True)
+
+
+def right_of(bench: Bench, logical: Mapping[str, Any], *, seed: int = 0) -> dict[str, torch.Tensor] | None:
+    """The reference's outputs by name for any values, rounded as it rounds; ``None`` where it raises."""
+    try:
+        with bench.clock.phase("reference"):
+            run = run_reference(bench.spec, logical, bench.extra, reader(bench.spec), lanes=0, seed=seed)
+    except (ReferenceFailed, SpecError):
+        return None
+    return {name: t.detach() for name, t in collect(run.result, run.arguments, bench.spec.mutates).tensors.items()}

@@ -22,8 +22,8 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.diagnosis import script as scripts
 from pytest_fusion.diagnosis.causes import likely_cause
-from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.errors import FusionError, FusionFailure, ReplayError

@@ -28,7 +28,9 @@ from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import build, make_plan
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.message import compose
+from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
@@ -189,16 +191,17 @@ def _failed(spec: FusionSpec, record: TestRecord, report: Report, cases: list[Ca
     }
     verdict = failed(check, f"compute-sanitizer {report}", identity=f"{check}:{report.tool}:{report.where}", **evidence)
     described = describe(spec, cases[report.case]) if 0 <= report.case < len(cases) else None
-    cause = _cause(report)
+    diagnosis = Diagnosis(_cause(report), [f"{report.tool} saw it happen, in {report.kernel or 'an unnamed kernel'}"])
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": record.checks.get(check, {}).get("cases", 0)}
     return replace(
         record,
         verdict="fail",
         failed_check=check,
-        cause=cause,
+        cause=diagnosis.cause,
+        diagnosis=diagnosis.as_json(),
         case=described,
         checks={**record.checks, check: {**entry, **evidence}},
-        message=compose(spec.name, verdict, described, cause=cause, command=_again(record)),
+        message=compose(spec.name, verdict, described, diagnosis=diagnosis, command=_again(record)),
     )
 
 
@@ -206,17 +209,11 @@ def _again(record: TestRecord) -> str:
     return f"pytest {record.nodeid} --fusion-sanitize"
 
 
-def _cause(report: Report) -> str | None:
+def _cause(report: Report) -> str:
     text = f"{report.what} {' '.join(report.details)}".lower()
     if report.tool != "memcheck":
-        return None
-    if "misaligned" in text:
-        return "misaligned-access"
-    if " read " in text:
-        return "reads-out-of-bounds"
-    if " write " in text or " atomic " in text:
-        return "head-write" if " before the nearest" in text else "tail-write"
-    return None
+        return UNEXPLAINED
+    return "misaligned-access" if "misaligned" in text else "out-of-bounds"
 
 
 def bare(spec: FusionSpec, request: Request, extra: Mapping[str, Any]) -> TestRecord:

@@ -55,6 +55,6 @@ def test_a_read_that_changes_nothing_is_found(pytester: pytest.Pytester) -> None
         assert any("compute-sanitizer was not found" in note for note in right["notes"])
         return
     assert any(note.startswith("compute-sanitizer memcheck") for note in right["notes"]), right["notes"]
-    assert (wrong["verdict"], wrong["failed_check"], wrong["cause"]) == ("fail", "bounds", "reads-out-of-bounds")
+    assert (wrong["verdict"], wrong["failed_check"], wrong["cause"]) == ("fail", "bounds", "out-of-bounds")
     assert wrong["checks"]["bounds"]["kernel"] == "_double"
     assert wrong["checks"]["bounds"]["line"] == 8, wrong["checks"]["bounds"]

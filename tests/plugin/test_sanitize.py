@@ -34,12 +34,15 @@ WRITE = replace(
     what="Invalid __global__ write of size 4 bytes",
     details=("and is 4 bytes before the nearest allocation at 0x7f of size 512 bytes",),
 )
+ODD = replace(READ, what="Invalid __global__ read of size 16 bytes", details=("Address 0x7f04 is misaligned",))
 UNWRITTEN = Report("initcheck", "Uninitialized __global__ memory read of size 4 bytes", "add", "k.py", 9)
 RACE = Report("racecheck", "Race reported between Write access", "add", "k.py", 11)
 TORCHS = Report("initcheck", "Uninitialized __global__ memory read of size 4 bytes", "void at::native::copy")
 
 
-@pytest.mark.parametrize(("report", "cause"), [(READ, "reads-out-of-bounds"), (WRITE, "head-write")])
+@pytest.mark.parametrize(
+    ("report", "cause"), [(READ, "out-of-bounds"), (WRITE, "out-of-bounds"), (ODD, "misaligned-access")]
+)
 def test_a_wrong_access_fails_the_test(report: Report, cause: str) -> None:
     """`bounds` fails with line, case and cause, though nothing else saw it."""
     record = folded(SPEC, RECORD, [CASE], [Run("memcheck", 1, (report,))])

@@ -20,8 +20,8 @@ class TestRecord:
     against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
     ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
-    script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug, two
-    lists of sentences, and how often the kernel ran for them.
+    script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,
+    two lists of sentences, and how often the kernel ran for them.
     """
 
     __test__ = False  # a record, not a test class

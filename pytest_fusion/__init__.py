@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_fusion.spec.dims import dim
     from pytest_fusion.spec.inputs import derived, optional, tensor
     from pytest_fusion.spec.policy import Tolerance
+    from pytest_fusion.spec.random import rng
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "dim",
     "fused_equivalent",
     "optional",
+    "rng",
     "tensor",
     "values",
 ]
@@ -43,6 +45,7 @@ _HOMES = {
     "dim": "spec.dims",
     "fused_equivalent": "decorator",
     "optional": "spec.inputs",
+    "rng": "spec.random",
     "tensor": "spec.inputs",
 }
 

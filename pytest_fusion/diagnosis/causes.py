@@ -48,6 +48,11 @@ CAUSES: dict[str, str] = {
     "late-work": "a result still changes after it was returned: work is left on another thread or stream",
     "tampers": "a call replaces functions of torch, of a timer or of the judge",
     "detects-test": "the answer is right only where a test calls",
+    "seed-ignored": "the seed does not reach the kernel's random numbers: every seed gives the same",
+    "mask-mismatch": "one seed gives other masks in backward, or in other layouts",
+    "repeated-mask": "elements, rows, programs, seeds or calls share their random numbers",
+    "biased-mask": "the share of kept elements is not what the probability asks for",
+    "biased-sampling": "drawn indices do not follow the reference's probabilities",
     "bad-config": "one config of an autotuned kernel is wrong where another is right",
     "autotune-side-effect": "the call that tunes a kernel gives another result than later ones",
     "wrong-fake": "an operator's fake implementation says another shape, dtype or strides than it returns",
@@ -66,6 +71,8 @@ CAUSES: dict[str, str] = {
 
 def likely_cause(verdict: Verdict) -> str | None:
     """The slug of :data:`CAUSES` that a verdict stands for by itself; ``None`` where only experiments can tell."""
+    if ":rng-" in verdict.identity or verdict.evidence.get("cause") == "biased-sampling":
+        return str(verdict.evidence["cause"])
     match verdict.check:
         case "crash":
             if "CUDA" in str(verdict.evidence.get("detail")):

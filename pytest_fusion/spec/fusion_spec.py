@@ -12,6 +12,7 @@ from pytest_fusion.spec.dims import Dim, dim, parse_expression
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, as_input, unwrap
 from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.spec.random import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
 
 DEFAULT_DTYPES = ("float32", "float16", "bfloat16")
@@ -41,6 +42,8 @@ class FusionSpec:
     dtypes: Any = DEFAULT_DTYPES
     grad: bool | str | Sequence[str] = False
     deterministic: bool | Mapping[str, bool] = True
+    rng: bool | str | Rng | None = None
+    distribution: bool | str | Sequence[str] = ()
     invariant: str | Sequence[str] = ()
     mutates: str | Sequence[str] = ()
     clobbers: str | Sequence[str] = ()
@@ -93,6 +96,10 @@ class FusionSpec:
         self._check_dims()
         self._check_derived()
         put("dims", self._narrowed())
+        own = as_rng(self.rng, self.name)
+        known, parameters = (*self.inputs, *self.fixtures), _parameters(self.reference)
+        put("rng", own and completed(own, self.name, self.inputs, known, parameters))
+        put("distribution", as_outputs(self.distribution))
         self._check_signatures()
         self._check_policies()
 
@@ -127,6 +134,18 @@ class FusionSpec:
     @property
     def uses_case_dtype(self) -> bool:
         return any(isinstance(s, TensorSpec) and s.follows_case_dtype for s in map(unwrap, self.inputs.values()))
+
+    @property
+    def random(self) -> Rng | None:
+        """What ``rng=`` says, complete."""
+        assert self.rng is None or isinstance(self.rng, Rng)
+        return self.rng
+
+    @property
+    def sampled(self) -> tuple[str, ...]:
+        """The outputs that ``distribution=`` names."""
+        assert isinstance(self.distribution, tuple)
+        return self.distribution
 
     def with_(self, **changes: Any) -> FusionSpec:
         """A copy with some fields replaced."""
@@ -276,7 +295,8 @@ class FusionSpec:
                     parameter.VAR_KEYWORD,
                     parameter.VAR_POSITIONAL,
                 )
-                if required and name not in given and name not in self.fixtures:
+                told = role == "reference" and self.random is not None and name == self.random.mask
+                if required and name not in given and name not in self.fixtures and not told:
                     raise SpecError(
                         f"{self.name}: the {role} needs {name!r}, which is neither an input nor a parameter of the "
                         f"test{did_you_mean(name, given | set(self.fixtures))}. Add it to inputs= or give it a default"
@@ -285,6 +305,12 @@ class FusionSpec:
     def _check_policies(self) -> None:
         if self.tolerance != "auto" and not isinstance(self.tolerance, Tolerance):
             raise SpecError(f"{self.name}: tolerance={self.tolerance!r}; expected 'auto' or Tolerance(rtol=, atol=)")
+        if self.distribution and self.random is None:
+            raise SpecError(
+                f"{self.name}: distribution= needs rng=, the name of the input that seeds the kernel, to draw again"
+            )
+        if self.distribution and self.grad:
+            raise SpecError(f"{self.name}: grad= cannot be asked of sampled outputs (distribution=); leave one out")
         for kind in self.rejects:  # type: ignore[union-attr]
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise SpecError(f"{self.name}: rejects={kind!r} is not an exception type")

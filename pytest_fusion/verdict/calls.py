@@ -42,6 +42,9 @@ class Bench:
     spent: Counter[str] = field(default_factory=Counter)
     # What a check keeps from case to case, by its name.
     kept: dict[str, Any] = field(default_factory=dict)
+    # In a case of a kernel with dropout: which elements it keeps (`masks.Masks`), and those of the case's own call.
+    masks: Any = None
+    mask: Any = None
     # There will be no other case to leave a part of a check to.
     complete: bool = False
     # The profile is `deep`: a nightly run, in which a check may cost what it asks for.
@@ -159,3 +162,10 @@ def precision(logical: Mapping[str, Any]) -> float:
 
 def shapes(logical: Mapping[str, Any]) -> list[Any]:
     return [(name, tuple(v.shape), v.dtype) for name, v in logical.items() if isinstance(v, torch.Tensor)]
+
+
+def same_draws(spec: FusionSpec, logical: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs that decide what a kernel with random numbers draws; its reference knows no other draw."""
+    rng = spec.random
+    names = (rng.seed, rng.p) if rng is not None else ()
+    return {name: logical[name] for name in names if isinstance(name, str)}

@@ -12,7 +12,18 @@ from typing import Protocol
 import torch
 
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import autograd, compiling, configs, device, gradients, honesty, invariance, repetition
+from pytest_fusion.verdict import (
+    autograd,
+    compiling,
+    configs,
+    device,
+    distribution,
+    gradients,
+    honesty,
+    invariance,
+    randomness,
+    repetition,
+)
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.trial import Trial
@@ -33,7 +44,10 @@ class Further(Protocol):
         """What it found."""
 
 
-CHECKS: tuple[Further, ...] = (repetition, invariance, gradients, configs, compiling, device, honesty)
+CHECKS: tuple[Further, ...] = (
+    *(randomness, distribution, repetition, invariance),
+    *(gradients, configs, compiling, device, honesty),
+)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
@@ -45,7 +59,8 @@ def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
 def summaries(bench: Bench) -> list[Verdict]:
     """What the cases of a test add up to, for the checks to which that matters."""
     found = [configs.summary(bench), compiling.summary(bench), device.summary(bench)]
-    return [*(verdict for verdict in found if verdict is not None), *honesty.summary(bench)]
+    drawn = [*randomness.summary(bench), *distribution.summary(bench)]
+    return [*(verdict for verdict in found if verdict is not None), *honesty.summary(bench), *drawn]
 
 
 def notes(bench: Bench) -> list[str]:

@@ -8,7 +8,7 @@ from pytest_fusion.case import large, numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.run.configs import noted
-from pytest_fusion.run.fused import compile_only
+from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.memory import FILLS, room
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
@@ -25,6 +25,7 @@ from pytest_fusion.verdict.calls import (
     rejection,
 )
 from pytest_fusion.verdict.further import CHECKS
+from pytest_fusion.verdict.masks import LookFailed, seeded, told
 from pytest_fusion.verdict.model import passed
 from pytest_fusion.verdict.trial import Trial
 
@@ -98,6 +99,8 @@ def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) 
 
 
 def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
+    every = bench
+    bench = seeded(bench, case)
     try:
         with bench.clock.phase("make"):
             logical = make_inputs(bench.spec, case, bench.device)
@@ -110,18 +113,19 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
     if first.error is not None and (kind := rejection(bench.spec, first.error)):
         return reject(bench, result, kind, first.error)
     try:
+        bench = told(bench, case, logical, first, placed)
         reference, expected = reference_of(bench, case, logical)
+    except LookFailed as look:
+        return _raised(bench, result, look.outcome)
     except ReferenceFailed as error:
         # A case outside the reference's own domain asks nothing of the kernel.
         return reject(bench, result, f"reference {type(error.__cause__).__name__}", error)
+    if first.error is not None:
+        return _raised(bench, result, first)
     accessed = memory.check_access(first, chance=allows_chance(bench.spec))
     if accessed is not None and conclude(bench, result, accessed):
         return result
-    if first.error is not None:
-        conclude(bench, result, error_verdict(first))
-        result.trace = first.trace
-        return result
-    trial = Trial(bench, result, logical, reference, expected, lambda other: _judge(bench, other, again=False))
+    trial = Trial(bench, result, logical, reference, expected, lambda other: _judge(every, other, again=False))
     trial.run(first, placed, again=again)
     for check in CHECKS:
         if result.failure is not None or result.rejected is not None:
@@ -130,4 +134,17 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
             with bench.clock.check(check.NAME):
                 verdict = check.run(trial)
             conclude(bench, result, verdict)
+    return result
+
+
+def _raised(bench: Bench, result: CaseResult, outcome: Outcome) -> CaseResult:
+    """A case that ends with what the kernel raised."""
+    assert outcome.error is not None
+    kind = rejection(bench.spec, outcome.error)
+    if kind is not None:
+        return reject(bench, result, kind, outcome.error)
+    accessed = memory.check_access(outcome, chance=allows_chance(bench.spec))
+    if accessed is None or not conclude(bench, result, accessed):
+        conclude(bench, result, error_verdict(outcome))
+        result.trace = outcome.trace
     return result

@@ -33,7 +33,7 @@ from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, renewed
 from pytest_fusion.verdict import repeat, structure
-from pytest_fusion.verdict.calls import rejection, shapes
+from pytest_fusion.verdict.calls import rejection, same_draws, shapes
 from pytest_fusion.verdict.model import Verdict, failed, unknown
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
@@ -237,7 +237,7 @@ class LaterCalls:
         case = self.case.with_(seed=numbers.mix(self.case.seed, NAME, which) >> 1)
         try:
             with self.bench.clock.phase("make"):
-                logical = make_inputs(self.spec, case, self.bench.device)
+                logical = {**make_inputs(self.spec, case, self.bench.device), **same_draws(self.spec, self.trial.logical)}
         except (ImpossibleCase, InputFailed):
             return None
         return logical if shapes(logical) == shapes(self.trial.logical) else None

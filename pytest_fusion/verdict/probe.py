@@ -32,6 +32,7 @@ from pytest_fusion.verdict.calls import (
     reject,
     rejection,
 )
+from pytest_fusion.verdict.masks import LookFailed, seeded, told
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.tolerance import offending
@@ -74,7 +75,8 @@ def probe(
     raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
     """
     quiet = {**bench.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
-    bench = replace(bench, spec=bench.spec.with_(without=quiet))
+    every = replace(bench, spec=bench.spec.with_(without=quiet))
+    bench = seeded(every, case)
     result = CaseResult(laid or case)
     found = Probe(result)
     try:
@@ -93,14 +95,18 @@ def probe(
         reject(bench, result, kind, first.error)
         return found
     try:
+        bench = told(bench, case, logical, first, found.placed)
         reference, expected = reference_of(bench, case, logical)
+    except LookFailed as look:
+        reject(bench, result, "no mask", look)
+        return found
     except ReferenceFailed as error:
         reject(bench, result, f"reference {type(error.__cause__).__name__}", error)
         return found
     if first.error is not None:
         conclude(bench, result, error_verdict(first))
         return found
-    trial = Trial(bench, result, logical, reference, expected, lambda other: probe(bench, other, check).result)
+    trial = Trial(bench, result, logical, reference, expected, lambda other: probe(every, other, check).result)
     got = trial.collect(first, found.placed)
     found.got, found.expected = got.tensors, trial.expected.tensors
     found.lanes = dict(zip(trial.order, trial.reference.lanes or trial.reference.native, strict=True))

@@ -29,6 +29,7 @@ from pytest_fusion.verdict.calls import (
     reference_of,
     reject,
     rejection,
+    same_draws,
     shapes,
 )
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
@@ -64,8 +65,9 @@ class Trial:
         self.bench, self.result, self.logical = bench, result, logical
         self.reference, self.expected = reference, expected
         self.spec = bench.spec
+        self.sampled = self.set_apart()
         self.order = list(expected.tensors)
-        self._lanes: dict[tuple[int, str], list[OutputLanes]] = {}
+        self._lanes: dict[tuple[int, str], dict[str, OutputLanes]] = {}
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
         self.thorough = again
@@ -118,6 +120,16 @@ class Trial:
             with self.bench.clock.check("repeat"):
                 self.call_again(got, other)
 
+    def set_apart(self) -> dict[str, torch.Tensor]:
+        """The reference's probabilities of sampled outputs, taken out of what is compared element by element."""
+        names, reference = list(self.expected.tensors), self.reference
+        apart = {n: self.expected.tensors.pop(n) for n in names if n in self.spec.sampled}
+        if apart:
+            keep = [i for i, name in enumerate(names) if name not in apart]
+            reference.lanes = [reference.lanes[i] for i in keep] if reference.lanes else []
+            reference.native = [reference.native[i] for i in keep]
+        return apart
+
     def note(self, verdict: Verdict) -> bool:
         return conclude(self.bench, self.result, verdict)
 
@@ -132,7 +144,11 @@ class Trial:
         return self.note(error_verdict(outcome))
 
     def forbid_nothing(self) -> None:
-        if not self.expected.tensors and all(value is None for value in self.expected.plain.values()):
+        if (
+            not self.expected.tensors
+            and not self.spec.distribution
+            and all(value is None for value in self.expected.plain.values())
+        ):
             raise SpecError(
                 f"{self.spec.name}: the reference returned nothing to compare with; return the output, from the test "
                 "too, or name the inputs that are written in place in mutates="
@@ -231,7 +247,7 @@ class Trial:
         """The outputs that may not vary."""
         return {name: t for name, t in outputs.tensors.items() if not self.tolerates(name)}
 
-    def fresh_lanes(self, index: int, count: int, kind: Literal["E", "F"]) -> OutputLanes:
+    def fresh_lanes(self, name: str, count: int, kind: Literal["E", "F"]) -> OutputLanes:
         """Lanes of one output from another run of the reference, which serves all outputs."""
         key = (count, kind)
         if key not in self._lanes:
@@ -246,9 +262,8 @@ class Trial:
                     seed=numbers.mix(self.result.case.seed, "fresh lanes", count, kind),
                 )
             names = collect(run.result, run.arguments, self.spec.mutates).tensors
-            by_name = dict(zip(names, run.lanes, strict=True))
-            self._lanes[key] = [by_name[name] for name in self.order]
-        return self._lanes[key][index]
+            self._lanes[key] = dict(zip(names, run.lanes, strict=True))
+        return self._lanes[key][name]
 
     def judge(self, got: Outputs, *, grade: bool = False) -> dict[str, ValuesVerdict]:
         with self.bench.clock.phase("judge"):
@@ -256,14 +271,14 @@ class Trial:
 
     def judge_tensor(self, index: int, candidate: torch.Tensor, *, grade: bool = False) -> ValuesVerdict:
         lanes = self.reference.lanes
-        native = self.reference.native[index]
+        name, native = self.order[index], self.reference.native[index]
         return values.judge_one(
             candidate,
             native,
             lanes[index] if lanes else None,
-            lambda: self.fresh_lanes(index, MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES, "E"),
+            lambda: self.fresh_lanes(name, MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES, "E"),
             self.spec.tolerance,
-            (lambda: self.fresh_lanes(index, FEW_LANES, "F")) if grade else None,
+            (lambda: self.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
         )
 
     def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:
@@ -291,7 +306,7 @@ class Trial:
         before = {name: t.clone() for name, t in got.tensors.items()}
         try:
             with bench.clock.phase("make"):
-                logical = make_inputs(spec, case, bench.device)
+                logical = {**make_inputs(spec, case, bench.device), **same_draws(spec, self.logical)}
         except (ImpossibleCase, InputFailed):
             return
         if shapes(logical) != shapes(self.logical):

@@ -99,7 +99,7 @@ class Vacuity:
                         cases=asked[kind],
                     )
         if not self._open:
-            return unknown("vacuity", "no case had an output tensor")
+            return unknown("vacuity", "no case had an output tensor that is compared element by element")
         names = sorted(self._open)
         coarse = [name for name in names if _COARSE in self._open[name] and _COARSE in self._asked[name]]
         return passed("vacuity", outputs=names, coarse=coarse)

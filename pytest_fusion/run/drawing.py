@@ -1,0 +1,59 @@
+"""Random calls made repeatable: a kernel on a seeded generator, and a reference that is told what the kernel kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+class Seeded:
+    """A kernel that draws from torch's generator, which is seeded before each call and put back after it.
+
+    Of ``calls`` in a row, made with one seeding, the last one's result is returned.
+    """
+
+    def __init__(self, fused: Callable[..., Any], seed: int, calls: int = 1) -> None:
+        functools.update_wrapper(self, fused)
+        self.fused, self._seed, self._calls = fused, seed, calls
+
+    def __call__(self, **arguments: Any) -> Any:
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self._seed)
+            for _ in range(self._calls - 1):
+                self.fused(**arguments)
+            return self.fused(**arguments)
+
+
+class Told:
+    """A reference whose parameter ``name`` is given a mask, seen in the kernel's answer to the inputs ``given``.
+
+    Raises ``ValueError`` for inputs of other shapes or with other numbers: nobody has seen what the kernel keeps there.
+    """
+
+    def __init__(self, reference: Callable[..., Any], name: str, mask: torch.Tensor, given: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, reference)
+        self.reference, self._name, self._mask = reference, name, mask
+        self._given = {name: _told_apart_by(value) for name, value in given.items()}
+
+    def __call__(self, **arguments: Any) -> Any:
+        other = [name for name, value in arguments.items() if _told_apart_by(value) != self._given.get(name)]
+        if other and set(other) & set(self._given):
+            raise ValueError(f"the mask was seen for another {other[0]}")
+        return self.reference(**arguments, **{self._name: self._mask.clone()})
+
+
+def _told_apart_by(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    return repr(value) if isinstance(value, bool | int | float | str | None) else None
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's own function inside."""
+    while isinstance(function, Seeded | Told):
+        function = function.fused if isinstance(function, Seeded) else function.reference
+    return function

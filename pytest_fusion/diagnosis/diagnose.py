@@ -71,7 +71,7 @@ def diagnose(lab: Lab) -> Diagnosis:
 
 def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     check = lab.verdict.check
-    if direct in _FIRM or (check == "gradients" and direct is not None):
+    if direct in _FIRM or (check in ("gradients", "values") and direct is not None):
         return ()
     if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch"):
         return _OF_PLACE

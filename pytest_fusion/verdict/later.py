@@ -237,7 +237,10 @@ class LaterCalls:
         case = self.case.with_(seed=numbers.mix(self.case.seed, NAME, which) >> 1)
         try:
             with self.bench.clock.phase("make"):
-                logical = {**make_inputs(self.spec, case, self.bench.device), **same_draws(self.spec, self.trial.logical)}
+                logical = {
+                    **make_inputs(self.spec, case, self.bench.device),
+                    **same_draws(self.spec, self.trial.logical),
+                }
         except (ImpossibleCase, InputFailed):
             return None
         return logical if shapes(logical) == shapes(self.trial.logical) else None

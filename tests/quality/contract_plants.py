@@ -11,18 +11,21 @@ from tests.quality.kernels import (
     conv1d,
     custom_op,
     divergence,
+    dropout,
     launch,
     residual_norm,
+    sampling,
     top_k,
     tuned,
     wide,
 )
-from tests.quality.plant import HOLES, RAISES, READS, VALUES, WRITES, Plant, group
+from tests.quality.plant import GRADIENTS, HOLES, RAISES, READS, VALUES, WRITES, Plant, group
 
 INVARIANCE = frozenset({"invariance"})
 CONFIGS = frozenset({"configs"})
 COMPILE = frozenset({"compile"})
 DEVICE = frozenset({"device"})
+REPEAT = frozenset({"repeat"})
 
 CONTRACT: tuple[Plant, ...] = (
     *group("residual_norm", residual_norm.make_spec, "rows hidden", [
@@ -95,11 +98,38 @@ CONTRACT: tuple[Plant, ...] = (
         ("fake-shape", "G4", None, COMPILE, "wrong-fake wrong-structure", []),
     ]),
     *group("custom_bias", custom_op.make_bias_spec, "rows cols", [
-        ("mutation-not-declared", "G4", 172, COMPILE, "mutates-input", []),
+        ("mutation-not-declared", "G4", 172, COMPILE, "operator-contract mutates-input", []),
     ]),
     *group("sized", custom_op.make_sized_spec, "batch rows cols", [
         ("width-is-constant", "G5", 178, COMPILE, "recompiles", []),
     ]),
+    *group("dropout", dropout.make_spec, "rows cols", [
+        ("row-repeats", "F5", None, VALUES, "repeated-mask", []),
+        ("block-repeats", "F5", None, VALUES, "repeated-mask", []),
+        ("counter-by-four", "F5", None, VALUES, "repeated-mask", []),
+        ("keeps-p", "F5", None, VALUES, "biased-mask", []),
+        ("divides-by-zero", "F5", None, VALUES, "unexplained nan-swallowed", []),
+        ("no-scale", "F5", None, VALUES, "unexplained", []),
+        ("seed-ignored", "F5", 156, REPEAT, "seed-ignored", []),
+        ("seed-plus-offset", "F5", None, REPEAT, "repeated-mask", []),
+        ("mask-by-address", "F5", None, REPEAT | GRADIENTS, "mask-mismatch gradient-layout", []),
+        ("other-seed-in-backward", "F5", None, GRADIENTS, "mask-mismatch", []),
+        ("other-offset-in-backward", "F5", None, GRADIENTS, "mask-mismatch", []),
+    ], slow="block-repeats counter-by-four divides-by-zero no-scale seed-plus-offset "
+             "mask-by-address other-offset-in-backward"),
+    *group("dropout_generator", dropout.make_generator_spec, "rows cols", [
+        ("constant-seed", "F5", 156, REPEAT, "seed-ignored", []),
+        ("peeks", "F5", 158, REPEAT, "repeated-mask", []),
+    ], slow="peeks"),
+    *group("sampling", sampling.make_spec, "rows vocab", [
+        ("no-temperature", "F5", None, VALUES, "biased-sampling", []),
+        ("row-repeats", "F5", None, VALUES, "biased-sampling", []),
+        ("coarse-uniform", "F5", None, VALUES, "biased-sampling", []),
+        ("exponential", "F5", None, VALUES, "biased-sampling", []),
+        ("next-token", "F5", None, VALUES, "biased-sampling", []),
+        ("one-too-many", "F5", None, VALUES, "biased-sampling", []),
+        ("seed-ignored", "F5", None, REPEAT, "seed-ignored", []),
+    ], slow="no-temperature row-repeats coarse-uniform exponential next-token"),
     *group("launch", launch.make_spec, "n", [
         ("side-stream", "F4", 153, DEVICE, "wrong-stream", []),
         ("default-stream", "F4", None, DEVICE, "wrong-stream", []),

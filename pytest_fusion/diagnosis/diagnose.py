@@ -49,7 +49,8 @@ _FIRM = frozenset({"aliasing", "wrong-dtype", "use-after-free", "misaligned-acce
 def diagnose(lab: Lab) -> Diagnosis:
     """The cause of the lab's failure, or ``unexplained`` with what was ruled out."""
     direct = likely_cause(lab.verdict)
-    if direct == "gradient-scale" and not _scales_everywhere(lab):
+    by_ratio = direct == "gradient-scale" and "because" not in lab.verdict.evidence
+    if by_ratio and not _scales_everywhere(lab):
         lab.ruled_out.append("a constant factor: other inputs have none")
         direct = None
     rules = _rules(lab, direct)
@@ -81,20 +82,29 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
 
 
 def _scales_everywhere(lab: Lab) -> bool:
-    """Whether the gradient is the right one times a constant, not 0, for other values and sizes too."""
-    cases = [lab.base, lab.grown(), lab.grown(None, (17, 19, 18, 21))]
-    for case in {case.key(): case for case in cases}.values():
+    """Whether the gradient is the right one times a constant, not 0, wherever it is wrong, on larger cases too.
+
+    The constant may be another for each case: a mean forgets the number of its terms.
+    """
+    larger = lab.grown(None, (17, 19, 18, 21))
+    seen = False
+    for case in {case.key(): case for case in (lab.base, lab.grown(), larger)}.values():
         for seed in lab.seeds(case):
             answer = lab.ask(case.with_(seed=seed))
+            if not answer.wrong:
+                continue
             evidence = answer.probe.failure.evidence if answer.probe and answer.probe.failure else {}
-            if not answer.wrong or evidence.get("cause") != "gradient-scale" or not evidence.get("ratio_to_right"):
+            if evidence.get("cause") != "gradient-scale" or not evidence.get("ratio_to_right"):
                 return False
-    return True
+            seen = seen or case.key() == larger.key()
+    return seen
 
 
 def _said(lab: Lab) -> list[str]:
     """What the check itself saw, where it is the cause."""
     evidence = lab.verdict.evidence
+    if "because" in evidence:
+        return [str(evidence["because"])]
     if evidence.get("cause") == "gradient-scale" and "ratio_to_right" in evidence:
         return [f"{float(evidence['ratio_to_right']):.4g} times the right one, for other values and sizes alike"]
     if lab.verdict.check != "bounds":

@@ -23,7 +23,7 @@ from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import autograd, memory, repeat, values
+from pytest_fusion.verdict import autograd, blame, memory, repeat, values
 from pytest_fusion.verdict.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
@@ -43,8 +43,6 @@ _ENUMERATED = 6
 _CHANCES = 6
 # Cases whose backward runs with its programs in another order, where that can be chosen.
 _MOST_ORDERS = 3
-# A gradient that is the right one times a constant: how constant, and how far from 1.
-_SAME_RATIO, _OTHER_RATIO = 0.02, 0.05
 # Counted here: cases that ran in another order; findings, after which all cases are those of a shrinking.
 _ORDERS, _FOUND = "gradients in other orders", "gradients found"
 
@@ -118,7 +116,7 @@ def _run(trial: Trial) -> Verdict:
     assert first.backward is not None
     verdict = _compare(trial, upstream, first.backward, few)
     if verdict is not None:
-        return _explained(trial, upstream, verdict, few)
+        return blame.explained(trial, upstream, first, verdict, _judging(trial))
     verdict = _left_alone(first.backward)
     if verdict is not None:
         return verdict
@@ -212,7 +210,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
             trial.result.evidence = (f"d{name}", got.detach(), few[name])
             kind = "nonfinite" if judged.statistic == "nonfinite" else "finite"
             evidence = values.evidence_of(f"d{name}", judged)
-            ratio = _constant_ratio(got, few[name].oracle)
+            ratio = blame.constant_ratio(got, few[name].oracle)
             if ratio is not None:
                 evidence["ratio_to_right"] = ratio
             return failed(
@@ -228,37 +226,21 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
     return None
 
 
-def _constant_ratio(got: torch.Tensor, right: torch.Tensor) -> float | None:
-    """The constant that the gradient is too large by; ``None`` where it is none."""
-    a, b = got.detach().double().flatten(), right.double().flatten()
-    large = b.abs() > b.abs().max() / 16
-    if not bool(large.any()) or not bool(torch.isfinite(a).all()):
-        return None
-    ratios = a[large] / b[large]
-    middle = float(ratios.median())
-    same = bool((ratios - middle).abs().max() <= _SAME_RATIO * abs(middle))
-    if len(ratios) == 1:
-        # One element is always some multiple of the right one; factors that are forgotten are small whole numbers.
-        same = any(abs(r - round(r)) < _SAME_RATIO and 1 <= abs(round(r)) <= 64 for r in (middle, 1 / (middle or 1)))
-    return middle if same and abs(middle - 1) > _OTHER_RATIO else None
+def _judging(trial: Trial) -> blame.Right:
+    """Whether an attempt's gradients are right, for upstream gradients that may be others than the case's."""
 
+    def right(attempt: Attempt, upstream: Upstream) -> bool | None:
+        if attempt.backward is None or _ended(trial, attempt) is not None:
+            return None
+        kept = trial.result.evidence
+        try:
+            return _compare(trial, upstream, attempt.backward, upstream.lanes(FEW_LANES)) is None
+        except (NoGraph, ReferenceFailed):
+            return None
+        finally:
+            trial.result.evidence = kept
 
-def _explained(trial: Trial, upstream: Upstream, verdict: Verdict, few: Mapping[str, OutputLanes]) -> Verdict:
-    """The same failure with what one more experiment says: right with a contiguous upstream gradient?"""
-    if verdict.identity.startswith(("gradients:missing", "gradients:extra", "gradients:structure")):
-        return verdict
-    evidence = dict(verdict.evidence)
-    if "ratio_to_right" in evidence:
-        evidence["cause"] = "gradient-scale"
-    if any(not upstream.layout[name].plain for name in upstream.used):
-        plain = Attempt(trial, upstream, FILLS[0], contiguous=True)
-        right = plain.backward is not None and _ended(trial, plain) is None
-        if right and plain.backward is not None and _compare(trial, upstream, plain.backward, few) is None:
-            evidence["cause"] = "gradient-layout"
-            layouts = ", ".join(sorted(set(evidence.get("layouts", {}).values())))
-            reason = f"{verdict.reason}; it is right when the upstream gradient is contiguous, here it is {layouts}"
-            return failed(NAME, reason, identity=verdict.identity, **evidence)
-    return failed(NAME, verdict.reason, identity=verdict.identity, statistical=verdict.statistical, **evidence)
+    return right
 
 
 def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:

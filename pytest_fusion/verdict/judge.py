@@ -12,7 +12,7 @@ from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.memory import FILLS, room
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
-from pytest_fusion.verdict import configs, memory
+from pytest_fusion.verdict import configs, gradients, memory
 from pytest_fusion.verdict.calls import (
     Bench,
     CaseResult,
@@ -26,8 +26,11 @@ from pytest_fusion.verdict.calls import (
 )
 from pytest_fusion.verdict.further import CHECKS
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
-from pytest_fusion.verdict.model import passed
+from pytest_fusion.verdict.model import Verdict, passed
 from pytest_fusion.verdict.trial import Trial
+
+# Enough that some seed asks plainly: two in seven do.
+_TURNS = 64
 
 __all__ = ["Bench", "CaseResult", "dry_run", "judge_case"]
 
@@ -43,16 +46,27 @@ def judge_case(bench: Bench, case: Case, *, again: bool = False) -> CaseResult:
     if found is None or not found.statistical:
         return result
     for attempt in (1, 2):
-        fresh = case.with_(seed=numbers.mix(case.seed, "confirm", attempt) >> 1)
+        fresh = _fresh(case, found, attempt)
         second = _judge(bench, fresh, again=False)
         if second.failure is not None and not second.failure.statistical:
             return second
         if second.failure is None:
             bench.unrepeated += 1
             result.verdicts = [v for v in result.verdicts if v is not found]
-            result.verdicts.append(passed("values", unrepeated=found.reason))
+            result.verdicts.append(passed(found.check, unrepeated=found.reason))
             return result
     return result
+
+
+def _fresh(case: Case, found: Verdict, attempt: int) -> Case:
+    """The case with other values; after a wrong gradient, such as ask for all gradients, with a random upstream one.
+
+    Most others have an upstream gradient of zeros, of one repeated number or of one sign, or leave inputs out: a
+    rounding too many does not show there.
+    """
+    seeds = (numbers.mix(case.seed, "confirm", attempt, turn) >> 1 for turn in range(_TURNS))
+    asked = (seed for seed in seeds if found.check != gradients.NAME or gradients.asks_plainly(seed))
+    return case.with_(seed=next(asked, numbers.mix(case.seed, "confirm", attempt) >> 1))
 
 
 def dry_run(bench: Bench, case: Case) -> CaseResult:

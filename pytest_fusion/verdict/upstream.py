@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,14 @@ class Upstream:
             run = run_lanes(self._backward, lanes=1 if fixed else count, kind="E", seed=seed)
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
+
+    def constant(self, value: float) -> Upstream:
+        """The same with upstream gradients that are ``value`` everywhere, contiguous; its lanes are its own."""
+        other = copy.copy(self)
+        other.kind = "constant"
+        other.upstream = {name: torch.full_like(t, value).contiguous() for name, t in self.upstream.items()}
+        other.layout = dict.fromkeys(self.layout, Layout())
+        return other
 
     def second(self, of: Mapping[str, torch.Tensor]) -> dict[str, OutputLanes]:
         """The gradients of the sum of ``gradient * of[input]`` over the inputs in ``of``: one row each of the Hessian.

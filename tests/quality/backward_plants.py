@@ -17,7 +17,8 @@ from tests.quality.plant import BACKWARD_READS, BACKWARD_WRITES, GRADIENTS, HOLE
 
 BACKWARD: tuple[Plant, ...] = (
     *group("rms_norm_grad", rms_norm_grad.make_spec, "rows hidden", [
-        ("upstream-pitch", "A2", 11, BACKWARD_WRITES, "gradient-layout out-of-bounds racing-stores", [(2, 1)]),
+        ("upstream-pitch", "A2", 11, BACKWARD_WRITES, "gradient-layout out-of-bounds racing-stores wrong-index-map",
+         [(2, 1)]),
         ("upstream-contiguous", "A2", 14, BACKWARD_READS, "gradient-layout out-of-bounds", [(1, 2), (2, 1)]),
         ("upstream-like-input", "A2", 14, BACKWARD_READS, "gradient-layout", [(2, 2)]),
         ("mean-over-block", "A3", None, GRADIENTS, "tail-mask", [(1, 3)]),
@@ -41,7 +42,7 @@ BACKWARD: tuple[Plant, ...] = (
         ("atomic-without-mask", "B1", 32, BACKWARD_WRITES, "out-of-bounds tail-mask", [(1, 3)]),
         ("floor-grid", "B1", None, GRADIENTS | HOLES, "tail-mask unwritten-output", [(1, 1)]),
         ("statistics-row-mask", "B3", 41, BACKWARD_READS, "out-of-bounds tail-mask", [(1, 1)]),
-        ("starts-from-anything", "B5", None, BACKWARD_READS | HOLES, "stale-memory", [(0, 1)]),
+        ("starts-from-anything", "B5", None, BACKWARD_READS | HOLES, "stale-memory unwritten-output", [(0, 1)]),
         ("sums-in-weight-dtype", "D1", 88, GRADIENTS, "low-precision-accumulation", [(5, 8), (8, 4)]),
         ("needs-weight", "E3", 132, RAISES, "raises", [(0, 0)]),
         ("unweighted-branch", "E4", 137, GRADIENTS, "unexplained", [(1, 1)]),
@@ -96,7 +97,7 @@ BACKWARD: tuple[Plant, ...] = (
     ], slow="threshold-cuts"),
     *group("embedding_grad", embedding_grad.make_spec, "vocab width tokens", [
         ("no-mask", "B1", 32, BACKWARD_WRITES, "out-of-bounds tail-mask", [(1, 3, 1)]),
-        ("starts-from-anything", "B5", None, BACKWARD_READS | HOLES, "stale-memory", [(1, 1, 0)]),
+        ("starts-from-anything", "B5", None, BACKWARD_READS | HOLES, "stale-memory unwritten-output", [(1, 1, 0)]),
         ("sums-in-table-dtype", "D1", 88, GRADIENTS, "low-precision-accumulation",
          [(4, 4, 16), (2, 2, 32), (8, 1, 32)]),
         ("stores", "F1", 140, GRADIENTS | {"repeat"}, "racing-stores nondeterministic", [(2, 1, 4)]),

@@ -102,7 +102,7 @@ CONTRACT: tuple[Plant, ...] = (
     ]),
     *group("sized", custom_op.make_sized_spec, "batch rows cols", [
         ("width-is-constant", "G5", 178, COMPILE, "recompiles", []),
-    ]),
+    ], needs="cuda"),
     *group("dropout", dropout.make_spec, "rows cols", [
         ("row-repeats", "F5", None, VALUES, "repeated-mask", []),
         ("block-repeats", "F5", None, VALUES, "repeated-mask", []),

@@ -100,7 +100,7 @@ FORWARD: tuple[Plant, ...] = (
         ("no-threshold", "D2", 93, VALUES, "missing-max-subtraction", [(1,)]),
     ]),
     *group("activation", partial(activation.make_spec, "log_sigmoid"), "n", [
-        ("log-of-sigmoid", "D7", 117, VALUES, "unexplained", [(1,)]),
+        ("log-of-sigmoid", "D7", 117, VALUES, "missing-max-subtraction unexplained", [(1,)]),
     ]),
     *group("activation", partial(activation.make_spec, "negative_reciprocal"), "n", [
         ("zero-minus-x", "D7", 115, VALUES, "unexplained", [(1,)]),
@@ -111,7 +111,7 @@ FORWARD: tuple[Plant, ...] = (
         ("no-max", "D2", 95, VALUES, "missing-max-subtraction", [(1, 1)]),
         ("mean-over-all", "H5", 191, VALUES, "unexplained", [(2, 2)]),
         ("no-clamp", "H5", 192, VALUES, "zero-size", [(0, 1)]),
-        ("hard-coded-ignore", "H5", 192, READS | {"crash"}, "out-of-bounds crash unexplained", [(1, 1)]),
+        ("hard-coded-ignore", "H5", 192, READS | {"crash"}, "out-of-bounds reads-padding crash", [(1, 1)]),
     ], slow="floor-blocks no-max no-clamp"),
     *group("rope", rope.make_spec, "batch seq heads features", [
         ("ignores-pitch", "A1", 5, READS, "ignores-strides", [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1)]),
@@ -167,16 +167,16 @@ FORWARD: tuple[Plant, ...] = (
     *group("quant_int8", quant.make_spec, "rows groups", [
         ("scale-slot", "A3", None, WRITES, "wrong-index-map racing-stores unwritten-output", [(2, 2)]),
         ("truncates", "D1", None, VALUES, "unexplained", [(1, 1)]),
-        ("no-floor", "D5", 105, VALUES, "unexplained", [(1, 1)]),
-        ("floors-scale", "D5", 107, VALUES, "unexplained", [(1, 1)]),
+        ("no-floor", "D5", 105, VALUES, "eps-misplaced", [(1, 1)]),
+        ("floors-scale", "D5", 107, VALUES, "eps-misplaced", [(1, 1)]),
         ("signed-max", "D5", None, VALUES, "unexplained", [(1, 1)]),
     ], slow="floors-scale signed-max truncates"),
     *group("quant_fp8", quant.make_spec, "rows groups", [
         ("rounds-twice", "D1", None, VALUES, "cast-order", [(1, 1)]),
-        ("no-floor", "D5", 105, VALUES, "unexplained", [(1, 1)]),
+        ("no-floor", "D5", 105, VALUES, "eps-misplaced", [(1, 1)]),
     ], fp8=True, slow="rounds-twice no-floor"),
     *group("quant_static", quant.make_static_spec, "n", [
-        ("no-clamp", "D5", None, VALUES, "unexplained", [(1,)]),
+        ("no-clamp", "D5", None, VALUES, "overflow", [(1,)]),
     ]),
     *group("gate", gate.make_spec, "tokens experts", [
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 3)]),

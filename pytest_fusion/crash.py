@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from pytest_fusion.campaign import Failure, Tally, limits_of
+from pytest_fusion.case import large
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.model import Case, Layout
 from pytest_fusion.case.plan import make_plan
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
@@ -55,8 +56,24 @@ def tally_of(job: Job, crash: Crash) -> Tally:
     verdict = _verdict(last)
     tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
     described = describe(job.spec, smallest)
-    tally.failure = Failure(verdict, smallest, described, trace=last_words(last.stderr_tail), shrink_runs=runs)
+    trace, diagnosis = last_words(last.stderr_tail), _of_offsets(job, smallest)
+    tally.failure = Failure(verdict, smallest, described, trace=trace, shrink_runs=runs, diagnosis=diagnosis)
     return tally
+
+
+def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
+    """The diagnosis of a crash on offsets beyond 2^31 that a compact copy of the same values does not show."""
+    if not large.goes_far(job.spec, case):
+        return None
+    compact = case
+    for name in large.far_tensors(job.spec, case):
+        compact = compact.with_tensor(name, layout=Layout())
+    outcome = job.alone(compact).in_child(job.request.profile.seconds, forward=False)
+    if isinstance(outcome, Crash):
+        return None
+    return Diagnosis(
+        "int32-overflow", ["an offset passes 2^31 elements, and a compact copy of the same values ends well"]
+    )
 
 
 def _undiagnosed(job: Job, crash: Crash, tally: Tally, found: Mapping[str, Any]) -> Tally:

@@ -18,7 +18,7 @@ from pytest_fusion.request import Request
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import on_first_compilation
 from pytest_fusion.run.fused import ContextLost
-from pytest_fusion.run.isolate import Channel, Crash, run_isolated, unwrap
+from pytest_fusion.run.isolate import Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 Note = Callable[[dict[str, Any]], None]
@@ -131,6 +131,11 @@ class Job:
                     return self.here(note)
             except ContextLost as lost:
                 return Crash("exit", str(lost), dict(last), "")
+            except Exception as error:
+                # A launch whose error came up only later, in the judge's own use of the device.
+                if self.request.device == "cpu" or not cuda_is_poisoned():
+                    raise
+                return Crash("exit", str(error).strip().partition("\n")[0], dict(last), "")
 
         return unwrap(run_isolated(work, time_limit_s=seconds, forward=forward))
 

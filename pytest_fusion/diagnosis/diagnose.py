@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_fusion.diagnosis import extents, indices, numerics, strides
+from pytest_fusion.diagnosis import extents, indices, numerics, strides, tuning
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis, Found
@@ -15,6 +15,7 @@ Rule = Callable[[Lab], Found | None]
 
 # What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
 _OF_VALUES: tuple[Rule, ...] = (
+    tuning.config,
     extents.zero,
     strides.layout,
     indices.cached,

@@ -47,6 +47,8 @@ class Bench:
     mask: Any = None
     # There will be no other case to leave a part of a check to.
     complete: bool = False
+    # All cases passed; what would hide their findings, had it come first, is asked of one of them.
+    closing: bool = False
     # The profile is `deep`: a nightly run, in which a check may cost what it asks for.
     deep: bool = False
     # What was first said by each kind of rejection.

@@ -58,8 +58,13 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
     return None if device.type == "cuda" else _NO_GPU
 
 
+def closes(spec: FusionSpec, device: torch.device) -> bool:
+    """Whether the last part, on another GPU, is left for the end: a launch without a guard fails there on any case."""
+    return missing(spec, device) is None and NAME not in spec.without and streams.other_device(device) is not None
+
+
 def due(trial: Trial) -> bool:
-    """The first thorough cases of ordinary values; every one where a finding is being shrunk."""
+    """The first thorough cases of ordinary values, one more in the end; every one where a finding is being shrunk."""
     bench, case = trial.bench, trial.result.case
     state = _state(bench)
     if state.found:
@@ -67,7 +72,7 @@ def due(trial: Trial) -> bool:
         return state.steps <= _STEPS
     if not any(isinstance(t, torch.Tensor) and t.numel() for t in trial.logical.values()):
         return False
-    if bench.complete:
+    if bench.complete or bench.closing:
         return True
     special = any(regimes.is_special(tensor.regime) for tensor in case.tensors.values())
     return trial.thorough and not special and state.cases < (_MOST_CASES_DEEP if bench.deep else _MOST_CASES)
@@ -115,9 +120,11 @@ class _Parts:
 
     def run(self) -> Verdict | None:
         """The first finding; while one is shrunk, its own part alone."""
-        parts = {"wrong-stream": self.stream, "wrong-device": self.other_device, "hidden-sync": self.waiting}
+        parts = {"wrong-stream": self.stream, "hidden-sync": self.waiting, "wrong-device": self.other_device}
+        last = "wrong-device"
         for cause, part in parts.items():
-            if self.state.found in ("", cause):
+            now = self.bench.complete or self.bench.closing is (cause == last)
+            if self.state.found == cause or (not self.state.found and now):
                 found = part()
                 if found is not None:
                     return found

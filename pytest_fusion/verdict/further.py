@@ -63,6 +63,11 @@ def summaries(bench: Bench) -> list[Verdict]:
     return [*(verdict for verdict in found if verdict is not None), *honesty.summary(bench), *drawn]
 
 
+def closes(spec: FusionSpec, device_: torch.device) -> bool:
+    """Whether any check asks for one more case when all have passed."""
+    return device.closes(spec, device_)
+
+
 def notes(bench: Bench) -> list[str]:
     """What the checks saw that is no failure and that the report tells."""
     return autograd.notes(bench)

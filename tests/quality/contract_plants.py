@@ -85,7 +85,7 @@ CONTRACT: tuple[Plant, ...] = (
     ]),
     *group("row_sum_tuned", tuned.make_sum_spec, "rows cols", [
         ("width-not-in-key", "G2", 165, VALUES | CONFIGS, "bad-config block-limit", [(1, 9)]),
-        ("one-config-drops-tail", "G3", 168, CONFIGS, "bad-config", [(1, 1)]),
+        ("one-config-drops-tail", "G3", 168, VALUES | CONFIGS, "bad-config", [(1, 1)]),
     ]),
     *group("wide", wide.make_spec, "rows cols", [
         ("product-in-int32", "C1", 55, WRITES, "int32-overflow", []),
@@ -131,7 +131,7 @@ CONTRACT: tuple[Plant, ...] = (
         ("seed-ignored", "F5", None, REPEAT, "seed-ignored", []),
     ], slow="no-temperature row-repeats coarse-uniform exponential next-token"),
     *group("launch", launch.make_spec, "n", [
-        ("side-stream", "F4", 153, DEVICE, "wrong-stream", []),
+        ("side-stream", "F4", 153, DEVICE | {"honesty"}, "wrong-stream late-work", []),
         ("default-stream", "F4", None, DEVICE, "wrong-stream", []),
         ("synchronises", "K2", 209, DEVICE, "hidden-sync", []),
         ("looks-at-values", "K2", 208, DEVICE, "hidden-sync", []),

@@ -92,7 +92,7 @@ def test_rewriting_puts_new_values_at_the_same_addresses() -> None:
 
 
 def test_renewed_tensors_look_like_the_ones_that_are_gone() -> None:
-    """Address, strides, version and, where Python allows, the number are those of the old objects."""
+    """Address, strides and version are those of the old objects, the values the new ones."""
     case = with_layout(Layout("padded"))
     placed = place({"x": torch.ones(2, 3), "n": 4, "rest": [torch.zeros(2)]}, case, CPU, "nan")
     old = {name: (t.data_ptr(), t.stride(), t._version) for name, t in placed.tensors.items()}
@@ -102,7 +102,6 @@ def test_renewed_tensors_look_like_the_ones_that_are_gone() -> None:
     values = {"x": torch.full((2, 3), 7.0), "n": 4, "rest": [torch.ones(2)]}
     fresh = renewed(placed.arena, numbers, values)
     assert {name: (t.data_ptr(), t.stride(), t._version) for name, t in fresh.tensors.items()} == old
-    assert any(id(t) == numbers[name] for name, t in fresh.tensors.items())
     assert fresh.arguments["x"].tolist() == [[7.0] * 3] * 2
     assert fresh.arguments["n"] == 4
     assert fresh.arguments["rest"][0].tolist() == [1.0, 1.0]

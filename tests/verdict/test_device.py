@@ -63,6 +63,13 @@ class World:
 
 
 @pytest.fixture
+def examine(examine: Any) -> Any:
+    """All checks but the one that finds what this file replaces."""
+    without = {"honesty": "these tests replace functions of the package"}
+    return lambda *args, **keywords: examine(*args, **{"without": without, **keywords})
+
+
+@pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """A modelled device with one GPU; ``second`` adds another."""
     made = World()
@@ -193,7 +200,7 @@ def test_a_kernel_on_the_current_device_instead_is_found(
 
 
 def test_a_second_gpu_is_part_of_the_evidence(examine: Any, world: World, second: None) -> None:
-    """With two GPUs and a kernel that minds its tensors nothing is left out."""
+    """With two GPUs and a kernel that minds its tensors nothing is left out; the other GPU is tried in the end."""
 
     def fused(x: T) -> T:
         world.launch()
@@ -202,8 +209,8 @@ def test_a_second_gpu_is_part_of_the_evidence(examine: Any, world: World, second
     record = examine(fused, doubled)
     assert record.checks["device"] == {
         "verdict": "pass",
-        "reason": "streams, a second GPU, no waiting",
-        "cases": 2,
+        "reason": "streams, no waiting, a second GPU",
+        "cases": 3,
     }
 
 

@@ -117,11 +117,12 @@ def test_a_workspace_that_is_made_ready_passes(judge_one: Any) -> None:
 def test_few_cases_are_asked_and_declared_outputs_never(examine: Any, judge_one: Any) -> None:
     """A dozen cases cost few calls more; where every output may vary there is nothing to ask."""
     fused = Counting(lambda call: False)
-    assert examine(fused, double, cases=12).verdict == "pass"
+    honest = {"honesty": "its calls are not counted here"}
+    assert examine(fused, double, cases=12, without=honest).verdict == "pass"
     repeated = fused.calls
     assert judge_one(Counting(lambda call: call >= 5), double, again=True, deterministic=False).failure is None
     plain = Counting(lambda call: False)
-    assert examine(plain, double, cases=12, deterministic=False).verdict == "pass"
+    assert examine(plain, double, cases=12, deterministic=False, without=honest).verdict == "pass"
     assert 0 < repeated - plain.calls <= 3 * 8
 
 

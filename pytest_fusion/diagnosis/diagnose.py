@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_fusion.diagnosis import extents, indices, numerics, strides, tuning
+from pytest_fusion.diagnosis import epsilons, extents, indices, numerics, roundings, strides, tuning
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis, Found
@@ -21,15 +21,15 @@ _OF_VALUES: tuple[Rule, ...] = (
     indices.cached,
     numerics.special,
     numerics.overflow,
-    numerics.rounding,
-    numerics.epsilon,
+    roundings.rounding,
+    epsilons.epsilon,
     extents.tail,
     extents.last_index,
     indices.moved,
     indices.misread,
     extents.limit,
     indices.mixed,
-    numerics.digits,
+    roundings.digits,
     indices.indifferent,
 )
 _OF_HOLES: tuple[Rule, ...] = (extents.zero, strides.layout, extents.last_index, indices.moved, extents.limit)

@@ -1,0 +1,175 @@
+"""Causes in small constants: an epsilon or a floor that is misplaced, missing or another one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Lab, ordinary
+from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.verdict import probe as probing
+
+Outputs = Mapping[str, torch.Tensor]
+
+_SEEDS = 4
+_LARGE_EPSILON = 0.05
+# Two elements normalise to plus and minus one, whatever they are, and one to 0 / 0.
+_SIZES = (5, 7, 3, 4, 6)
+# 1e-3 is the largest epsilon in use; beside 2^14 of what it is added to it is no longer seen in float32. A constant of
+# order 1 still is.
+_FAR, _STEP = 14, 2
+_POWERS = (1, 2, 0)
+_MOST_SCALED = 4
+# How far the reference may be from scaling with ordinary inputs: an epsilon is small beside them.
+_NEARLY, _EXACTLY = 5e-3, 1e-4
+# Less is a rounding, and no sign of a constant in the reference.
+_SEEN = 1e-6
+
+
+def epsilon(lab: Lab) -> Found | None:
+    """Wrong in step with an epsilon: right without it and wrong with a large one; or as small values are."""
+    case = ordinary(lab.base, edits.free(lab.spec, lab.base))
+    larger = lab.grown(case, _SIZES)
+    for name in edits.epsilons(lab.spec, case):
+        if all(_comes_with(lab, each, name) for each in (case, larger)) and _telling(lab, larger, edits.number(name, 0.0)):
+            sizes = ", ".join(f"{dim}={size}" for dim, size in larger.sizes.items())
+            told = f"with ordinary values right for {name}=0 and wrong for {name}={_LARGE_EPSILON:g}, at {sizes} too"
+            return Found("eps-misplaced", [told])
+        lab.ruled_out.append(f"{name}: the failure does not come and go with it")
+    return _floor(lab, case, larger) or _constant(lab, case, larger)
+
+
+def _comes_with(lab: Lab, case: Case, name: str) -> bool:
+    """Whether the failure comes and goes with an epsilon."""
+    return lab.mostly_wrong(case, edit=edits.number(name, _LARGE_EPSILON)) and lab.always_right(
+        case, edit=edits.number(name, 0.0)
+    )
+
+
+def _telling(lab: Lab, case: Case, edit: Edit) -> bool:
+    """Whether the right results are finite and of more than one value: among NaN anything is right."""
+    found = lab.ask(case, edit=edit).probe
+    if found is None:
+        return False
+    floating = [t.double() for t in found.expected.values() if t.is_floating_point() and t.numel()]
+    return bool(floating) and all(
+        bool(torch.isfinite(t).all()) and (t.numel() == 1 or bool((t != t.flatten()[0]).any())) for t in floating
+    )
+
+
+def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
+    """Values so small that the reference stops scaling with them are wrong, and ordinary ones right."""
+    names = edits.free(lab.spec, case)
+    cases = list({each.key(): each for each in (case, larger)}.values())
+    if not names or not all(lab.ask(each.with_(seed=seed)).right for each in cases for seed in lab.seeds(each, _SEEDS)):
+        return None
+    for power in (-10, -16, -24, -40):
+        tiny = edits.scaled(names, power)
+        if lab.mostly_wrong(case, edit=tiny):
+            if lab.mostly_wrong(larger, edit=tiny) and not _scales(lab, case, names, power):
+                told = f"right for ordinary values, wrong for 2^{power} times those"
+                return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])
+            return None
+    return None
+
+
+def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
+    """Whether the reference goes with a power of the values' scale around there, as it does far from an epsilon."""
+    steps = [lab.ask(case, edit=edits.scaled(names, power + shift)).probe for shift in (0, 2, 4)]
+    if None in steps:
+        return True
+    for output in steps[0].expected if steps[0] is not None else ():
+        a, b, c = (step.expected[output].double() for step in steps if step is not None)
+        if not a.is_floating_point() or not a.numel():
+            continue
+        first, second = (b / a).nan_to_num(0.0), (c / b).nan_to_num(0.0)
+        if bool(((first - second).abs() > 0.02 * first.abs().clamp(min=1e-30)).any()):
+            return False
+        if bool((first == 1).all()) and bool((a != 0).any()) and output != "out":
+            return False
+    return True
+
+
+def _constant(lab: Lab, case: Case, larger: Case) -> Found | None:
+    """Where the reference scales with its inputs but for a small constant, values that dwarf it are right.
+
+    Inputs are scaled by powers of one factor, such as a moment by the factor and its square by the square, whose
+    outputs the reference gives scaled by powers too.
+    """
+    if not lab.mostly_wrong(larger):
+        return None
+    powers = _homogeneous(lab, larger)
+    if powers is None:
+        return None
+    edit = _scaled_by(powers, _FAR)
+    if not lab.always_right(case, edit=edit) or not lab.always_right(larger, edit=edit):
+        return None
+    names = ", ".join(name if power == 1 else f"{name} (squared)" for name, power in powers.items() if power)
+    told = f"wrong for ordinary values, right with {names} 2^{_FAR} times as large"
+    return Found("eps-misplaced", [f"{told}, for which the reference gives the same but for a small constant's part"])
+
+
+def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
+    """By which power of a factor to scale each floating tensor so that the reference's outputs scale, none by chance."""
+    found = lab.ask(case).probe
+    if found is None:
+        return None
+    logical = found.logical
+    names = [
+        name for name in case.tensors if isinstance(t := logical.get(name), torch.Tensor) and t.is_floating_point()
+    ]
+    if not 0 < len(names) <= _MOST_SCALED:
+        return None
+    near = probing.right_of(lab.bench, logical)
+    for chosen in itertools.product(_POWERS, repeat=len(names)):
+        powers = dict(zip(names, chosen, strict=True))
+        if near is None or not any(chosen):
+            continue
+        far, further = (_right_when_scaled(lab, logical, powers, by) for by in (_FAR, _FAR + _STEP))
+        if far is not None and further is not None and _follow(near, far, further):
+            return powers
+    return None
+
+
+def _right_when_scaled(
+    lab: Lab, logical: Mapping[str, Any], powers: Mapping[str, int], by: int
+) -> dict[str, torch.Tensor] | None:
+    return probing.right_of(lab.bench, _scaled_by(powers, by).apply(dict(logical)))
+
+
+def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:
+    """Whether all outputs go with whole powers of the scale, exactly where it is large, and some but nearly before."""
+    seen = False
+    for output in zip(near.values(), far.values(), further.values(), strict=True):
+        if any(not t.is_floating_point() or not t.numel() or not bool(torch.isfinite(t).all()) for t in output):
+            return False
+        a, b, c = (t.double() for t in output)
+        if not float(a.norm()) or not float(b.norm()) or not float(c.norm()):
+            return False
+        degree = round(float((c.norm() / b.norm()).log2()) / _STEP)
+        if float((c / 2.0 ** (degree * _STEP) - b).norm()) > _EXACTLY * float(b.norm()):
+            return False
+        apart = float((a - b / 2.0 ** (degree * _FAR)).norm()) / float(a.norm())
+        if apart > _NEARLY:
+            return False
+        seen = seen or apart > _SEEN
+    return seen
+
+
+def _scaled_by(powers: Mapping[str, int], by: int) -> Edit:
+    """Each tensor times 2^by to its power; others stay."""
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(logical)
+        for name, power in powers.items():
+            if power:
+                changed = edits.scaled([name], by * power).apply(changed)
+        return changed
+
+    return Edit(f"scaled by 2^{by} to {dict(powers)}", apply)

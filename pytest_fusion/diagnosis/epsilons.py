@@ -37,7 +37,9 @@ def epsilon(lab: Lab) -> Found | None:
     case = ordinary(lab.base, edits.free(lab.spec, lab.base))
     larger = lab.grown(case, _SIZES)
     for name in edits.epsilons(lab.spec, case):
-        if all(_comes_with(lab, each, name) for each in (case, larger)) and _telling(lab, larger, edits.number(name, 0.0)):
+        if all(_comes_with(lab, each, name) for each in (case, larger)) and _telling(
+            lab, larger, edits.number(name, 0.0)
+        ):
             sizes = ", ".join(f"{dim}={size}" for dim, size in larger.sizes.items())
             told = f"with ordinary values right for {name}=0 and wrong for {name}={_LARGE_EPSILON:g}, at {sizes} too"
             return Found("eps-misplaced", [told])
@@ -116,7 +118,7 @@ def _constant(lab: Lab, case: Case, larger: Case) -> Found | None:
 
 
 def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
-    """By which power of a factor to scale each floating tensor so that the reference's outputs scale, none by chance."""
+    """By which power of a factor to scale each floating tensor for the outputs to scale; ``None`` where none does."""
     found = lab.ask(case).probe
     if found is None:
         return None
@@ -147,9 +149,11 @@ def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:
     """Whether all outputs go with whole powers of the scale, exactly where it is large, and some but nearly before."""
     seen = False
     for output in zip(near.values(), far.values(), further.values(), strict=True):
-        if any(not t.is_floating_point() or not t.numel() or not bool(torch.isfinite(t).all()) for t in output):
-            return False
         a, b, c = (t.double() for t in output)
+        if not output[0].is_floating_point() or any(
+            not t.numel() or not bool(torch.isfinite(t).all()) for t in (a, b, c)
+        ):
+            return False
         if not float(a.norm()) or not float(b.norm()) or not float(c.norm()):
             return False
         degree = round(float((c.norm() / b.norm()).log2()) / _STEP)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
-from pytest_fusion.case.make import shape_of
 from pytest_fusion.case.model import Case
-from pytest_fusion.case.plan import cost
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.model import Found
-from pytest_fusion.run.lanes import OutputLanes
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 _NON_FINITE = ("nan", "inf")
 # exp overflows float32 at 88.7, exp2 at 128, their float16 twins at 11 and 16; scores are scaled by as little as 1/30.

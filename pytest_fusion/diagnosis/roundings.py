@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,22 +14,27 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import cost
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.diagnosis.numerics import is_coarse, largest
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.verdict import gradients
+from pytest_fusion.verdict import probe as probing
 
 # What 16 bits round to is 2^-9 of the largest; a sum of many such roundings is still far from this.
 _SMALL_ERROR = 2.0**-5
 # Of rounding errors that add up, the sum grows with the length, by the fewest steps in a balanced tree: from 4 to 512
 # elements by the root of 9/2, less where a dim admits less. Of one rounding it does not grow at all.
 _GROWS, _GROWS_SHORT = 1.4, 1.2
-_SHORT, _LONG = 4, (512, 256, 128, 64, 48, 32, 24, 16)
-_SLICES = 48
+_SHORT, _LONG = 4, (512, 256, 128, 64, 40, 32, 24, 20)
+_SLICES, _FEW = 48, 16
 _MOST_WORK = 1 << 16
 _SEEDS, _GROWTH_SEEDS = 4, 3
+# The root mean square of one rounding, in epsilons.
+_ONE_ROUNDING = 0.2
+# So many roundings have their mean square to a third.
+_SAMPLES = 36
 # Another order changes a sum in few bits by about its own error, and one in float32 by less than a thousandth of that.
 _OTHER_ORDER = 0.2
 
@@ -48,13 +52,16 @@ def rounding(lab: Lab) -> Found | None:
         lab.ruled_out.append("16-bit roundings: larger cases are wrong as float32 too")
         return None
     evidence = [f"right with the same numbers as float32, for {len(seeds)} seeds"]
+    if (dim := _summed_coarsely(lab)) is not None:
+        told = f"another order along {dim}, which the exact result does not know, changes it by more than float32 does"
+        return Found("low-precision-accumulation", [*evidence, told])
     grown = _growth(lab)
     if grown is None:
-        return Found("cast-order", [*evidence, "no dim along which an error could add up"])
+        return Found("cast-order", [*evidence, "no dim was found along which an error adds up"])
     told = f"the error of a row is {grown.ratio:.2g} times as large at {grown.dim}={grown.long} as at {_SHORT}"
     # Errors of single elements average out along a row, by the root of its length; one that a row shares does not.
     shared = grown.along and grown.ratio > 4 * (_SHORT / grown.long) ** 0.5
-    if grown.ratio >= (_GROWS if grown.long >= 256 else _GROWS_SHORT) or shared:
+    if grown.adds_up or shared:
         return Found("low-precision-accumulation", [*evidence, told])
     return Found("cast-order", [*evidence, f"it does not add up: {told}"])
 
@@ -68,34 +75,42 @@ class _Growth:
     ratio: float
     along: bool
 
+    @property
+    def adds_up(self) -> bool:
+        return self.ratio >= (_GROWS if self.long >= 256 else _GROWS_SHORT)
+
 
 def _growth(lab: Lab) -> _Growth | None:
-    """The dim along which the error grows most."""
-    best: _Growth | None = None
+    """The dim along which the error grows most, beside many slices of all others, or of one where all thin it out."""
+    names = list(lab.plain_sizes())
+    found = [grown for name in names if (grown := _growth_along(lab, name, [n for n in names if n != name]))]
+    for grown in list(found):
+        # Such as the rows of a table, of which more leave less to add up for each.
+        if not grown.along and not any(each.adds_up for each in found):
+            singles = (_growth_along(lab, grown.dim, [n]) for n in names if n != grown.dim and len(names) > 2)
+            found += filter(None, singles)
+    return max(found, key=lambda grown: grown.ratio, default=None)
+
+
+def _growth_along(lab: Lab, name: str, beside: list[str]) -> _Growth | None:
     case = ordinary(lab.base, edits.free(lab.spec, lab.base))
-    for name in lab.plain_sizes():
-        short = _error(lab, _wide(lab, case, name, _SHORT), name)
-        if short is None or short[0] <= 0:
-            continue
-        for length in _LONG:
-            long = _error(lab, _wide(lab, case, name, length), name)
-            if long is not None:
-                found = _Growth(name, length, long[0] / short[0], along=long[1])
-                if best is None or found.ratio > best.ratio:
-                    best = found
-                break
-    return best
+    short = _error(lab, _wide(lab, case, name, _SHORT, beside), name)
+    if short is None or short[0] <= 0:
+        return None
+    for length in _LONG:
+        long = _error(lab, _wide(lab, case, name, length, beside), name)
+        if long is not None:
+            return _Growth(name, length, long[0] / short[0], along=long[1])
+    return None
 
 
-def _wide(lab: Lab, case: Case, name: str, length: int) -> Case | None:
-    """The case at this length, with many slices beside it to average over."""
+def _wide(lab: Lab, case: Case, name: str, length: int, beside: list[str], slices: int = _SLICES) -> Case | None:
+    """The case at this length, with many slices of the other dims to average over."""
     sized = lab.resized({name: length}, case)
     if sized is None:
         return None
-    for other in lab.plain_sizes():
-        if other == name:
-            continue
-        for size in (_SLICES, 16, 4):
+    for other in beside:
+        for size in dict.fromkeys((slices, 16, 4)):
             widened = lab.resized({other: size, name: length}, sized)
             if widened is not None and cost(lab.spec, widened)[1] <= _MOST_WORK:
                 sized = widened
@@ -104,25 +119,112 @@ def _wide(lab: Lab, case: Case, name: str, length: int) -> Case | None:
 
 
 def _error(lab: Lab, case: Case | None, dim: str) -> tuple[float, bool] | None:
-    """The root mean square of the relative errors that rows share, and whether the output has rows along the dim."""
-    answer = lab.ask(case)
-    found = answer.probe
-    if case is None or found is None or not found.got:
+    """The root mean square, over seeds, of the relative errors that rows share; whether the output has rows along
+    the dim."""
+    if case is None:
         return None
-    name = str(lab.verdict.evidence.get("output", ""))
-    name = name if name in found.got else next(iter(found.got))
-    got, against = found.got[name].detach(), found.lanes.get(name)
-    if against is None or not got.is_floating_point():
+    found = [
+        _error_of(lab, lab.ask(each), each, dim)
+        for each in (case.with_(seed=seed) for seed in lab.seeds(case, _GROWTH_SEEDS))
+    ]
+    told = [each for each in found if each is not None]
+    if sum(samples for _, _, samples in told) < _SAMPLES:
         return None
-    right = (against.oracle if isinstance(against, OutputLanes) else against).double()
-    if got.shape != right.shape or not got.numel():
+    return (sum(error**2 for error, _, _ in told) / len(told)) ** 0.5, told[0][1]
+
+
+def _error_of(lab: Lab, answer: Answer, case: Case, dim: str) -> tuple[float, bool, int] | None:
+    pair = _pair(lab, answer)
+    if pair is None:
         return None
+    got, right, eps = pair
     large = right.abs() > 0.25 * right.abs().mean()
-    relative = torch.where(large & torch.isfinite(got), (got.double() - right) / right, 0.0).nan_to_num(0.0)
+    relative = torch.where(large & torch.isfinite(got), (got - right) / right, 0.0).nan_to_num(0.0)
     axis = next((i for i, size in enumerate(got.shape) if size == case.sizes[dim]), None)
     if axis is not None:
         relative = relative.sum(axis) / large.sum(axis).clamp(min=1)
-    return float(relative.square().mean().sqrt()), axis is not None
+    error = float(relative.square().mean().sqrt())
+    if axis is None:
+        # What is exact where little is added up is rounded once, by an honest kernel too, where more is.
+        error = max(error, _ONE_ROUNDING * eps)
+    return error, axis is not None, relative.numel()
+
+
+def _pair(
+    lab: Lab, answer: Answer, order: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor, float] | None:
+    """What the kernel gave and the exact value of the failing output, as float64, and the epsilon of its dtype.
+
+    ``order`` is that of the upstream gradients.
+    """
+    found = answer.probe
+    if found is None or not found.got:
+        return None
+    name = str(lab.verdict.evidence.get("output", ""))
+    if lab.check == gradients.NAME and name.startswith("d"):
+        pair = probing.gradient(found, name[1:], order)
+        if pair is None:
+            return None
+        got, right = pair
+    else:
+        name = name if name in found.got else next(iter(found.got))
+        against = found.lanes.get(name)
+        if against is None:
+            return None
+        got, right = found.got[name].detach(), against.oracle if isinstance(against, OutputLanes) else against
+    if not got.is_floating_point() or not got.numel() or got.shape != right.shape:
+        return None
+    return got.double(), right.double(), torch.finfo(got.dtype).eps
+
+
+def _summed_coarsely(lab: Lab) -> str | None:
+    """The dim along which another order of the elements changes the result by about its error, in two seeds."""
+    case = ordinary(lab.base, edits.free(lab.spec, lab.base))
+    names = list(lab.plain_sizes())
+    for name in names:
+        beside = [n for n in names if n != name]
+        wide = (_wide(lab, case, name, length, beside, _FEW) for length in (*_LONG[1:], 8))
+        sized = next(filter(None, wide), None)
+        if sized is not None and all(_depends_on_order(lab, sized.with_(seed=s), name) for s in lab.seeds(sized, 2)):
+            return name
+    return None
+
+
+def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool:
+    size = case.sizes[dim]
+    assert isinstance(size, int)
+    order = sorted(range(size), key=lambda i: numbers.mix(case.seed, "order", i))
+    places = {
+        name: axis
+        for name in case.tensors
+        if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
+        and (axis := inner.shape.axis_of(dim, case.sizes)) is not None
+    }
+    if not places or order == list(range(size)):
+        return False
+    before, after = _pair(lab, lab.ask(case)), _pair(lab, lab.ask(case, edit=_ordered(places, order)), order)
+    if before is None or after is None or before[0].shape != after[0].shape:
+        return False
+    for axis in (None, *(i for i, length in enumerate(before[0].shape) if length == size)):
+        got, right = (t if axis is None else t.index_select(axis, torch.tensor(order)) for t in before[:2])
+        if not torch.allclose(right, after[1], 1e-9, 1e-12 * float(right.abs().max())):
+            continue
+        error, changed = (float((after[0] - t).square().mean().sqrt()) for t in (after[1], got))
+        return error > 0 and changed > _OTHER_ORDER * error
+    return False
+
+
+def _ordered(places: Mapping[str, int], order: list[int]) -> Edit:
+    """These axes in another order, the same for all."""
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(logical)
+        for name, axis in places.items():
+            if isinstance(t := changed.get(name), torch.Tensor):
+                changed[name] = t.index_select(axis, torch.tensor(order, device=t.device))
+        return changed
+
+    return Edit(f"another order of {dict(places)}", apply)
 
 
 def digits(lab: Lab) -> Found | None:
@@ -151,7 +253,25 @@ def digits(lab: Lab) -> Found | None:
         "right for small whole numbers, whose products and sums need few bits",
         f"for others off by at most {error / max(scale, inputs):.2g} of the largest",
     ]
+    if all(_next_to_right(lab, lab.ask(case)) for case in cases) and _summed_coarsely(lab) is None:
+        evidence.append("each wrong element is next to the right one in the output's dtype: it was rounded before")
+        return Found("cast-order", evidence)
     return Found("low-precision-accumulation", evidence)
+
+
+def _next_to_right(lab: Lab, answer: Answer) -> bool:
+    """Whether no element is further off than one step of an output that has fewer bits than the float inputs."""
+    found = answer.probe
+    wrong = lab.wrong_of(answer)
+    if found is None or wrong is None:
+        return answer.right
+    dtype = found.got[wrong.name].dtype
+    inputs = [t.element_size() for t in found.logical.values() if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    if not dtype.is_floating_point or dtype.itemsize >= max(inputs, default=0):
+        return False
+    info = torch.finfo(dtype)
+    got, rounded = wrong.got.double(), wrong.right.to(dtype).double()
+    return bool(((got - rounded).abs() <= info.eps * torch.maximum(got.abs(), rounded.abs()) + info.tiny).all())
 
 
 def _mean_dominates(lab: Lab, names: list[str]) -> bool:

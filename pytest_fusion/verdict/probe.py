@@ -5,7 +5,7 @@ What comes back keeps the tensors, for a diagnosis to look at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pytest_fusion.run.place import Placed
 from pytest_fusion.run.reference import ReferenceFailed, run_reference
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict import gradients, memory, values
+from pytest_fusion.verdict.backward import Attempt
 from pytest_fusion.verdict.calls import (
     Bench,
     CaseResult,
@@ -37,6 +38,7 @@ from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.tolerance import offending
 from pytest_fusion.verdict.trial import Trial
+from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 Against = OutputLanes | torch.Tensor
@@ -50,7 +52,7 @@ class Probe:
     """What one call showed. ``got`` and ``expected`` are the outputs by name, ``lanes`` what they are judged by.
 
     They are empty where the call or the reference failed. ``logical`` holds the inputs' values, ``placed`` the tensors
-    that the kernel was given. ``gradient`` is the failing gradient, its right value's lanes, and its name.
+    that the kernel was given, ``trial`` what runs a backward of it.
     """
 
     result: CaseResult
@@ -60,6 +62,7 @@ class Probe:
     expected: dict[str, torch.Tensor] = field(default_factory=dict)
     lanes: dict[str, Against] = field(default_factory=dict)
     unwritten: dict[str, torch.Tensor] = field(default_factory=dict)
+    trial: Trial | None = None
 
     @property
     def failure(self) -> Verdict | None:
@@ -119,7 +122,7 @@ def probe(
     if check not in _ONE_CALL or not _comparable(found):
         trial.run(first, found.placed, again=again)
         return found
-    trial.got = got
+    trial.got, found.trial = got, trial
     verdicts = trial.judge(got)
     if trial.note(values.as_verdict(verdicts)):
         trial.keep(got, verdicts)
@@ -130,6 +133,30 @@ def probe(
             found.got, found.lanes = {name: tensor}, {name: against}
             found.expected = {name: against.native if isinstance(against, OutputLanes) else against}
     return found
+
+
+def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The kernel's gradient of an input, whether right or wrong, and its exact value in float64.
+
+    ``order`` rearranges the upstream gradients along their only axis of its length. ``None`` where there is no such
+    axis, no such gradient, or a backward fails.
+    """
+    if found.trial is None:
+        return None
+    upstream = Upstream(found.trial, gradients.wanted(found.trial))
+    if order is not None:
+        for output, given in upstream.upstream.items():
+            axes = [axis for axis, size in enumerate(given.shape) if size == len(order)]
+            if len(axes) != 1:
+                return None
+            upstream.upstream[output] = given.index_select(axes[0], torch.tensor(order, device=given.device))
+    try:
+        right = upstream.lanes(1).get(name)
+    except (NoGraph, ReferenceFailed):
+        return None
+    attempt = Attempt(found.trial, upstream, FILLS[0])
+    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    return None if got is None or right is None else (got.detach(), right.oracle)
 
 
 def _comparable(found: Probe) -> bool:

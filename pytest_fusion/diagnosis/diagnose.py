@@ -68,7 +68,7 @@ def diagnose(lab: Lab) -> Diagnosis:
             return Diagnosis(found.cause, found.evidence, lab.ruled_out, lab.runs)
     if lab.spent:
         lab.ruled_out.append(f"the budget of experiments was spent after {lab.runs} runs")
-    return Diagnosis(direct or UNEXPLAINED, _said(lab), lab.ruled_out, lab.runs)
+    return Diagnosis(direct or UNEXPLAINED, _said(lab, direct), lab.ruled_out, lab.runs)
 
 
 def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
@@ -101,12 +101,12 @@ def _scales_everywhere(lab: Lab) -> bool:
     return seen
 
 
-def _said(lab: Lab) -> list[str]:
+def _said(lab: Lab, direct: str | None) -> list[str]:
     """What the check itself saw, where it is the cause."""
     evidence = lab.verdict.evidence
-    if "because" in evidence:
+    if direct is not None and "because" in evidence:
         return [str(evidence["because"])]
-    if evidence.get("cause") == "gradient-scale" and "ratio_to_right" in evidence:
+    if direct == "gradient-scale" and "ratio_to_right" in evidence:
         return [f"{float(evidence['ratio_to_right']):.4g} times the right one, for other values and sizes alike"]
     if lab.verdict.check != "bounds":
         return []

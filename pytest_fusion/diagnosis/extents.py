@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -47,28 +47,32 @@ def zero(lab: Lab) -> Found | None:
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
 
 
-def tail(lab: Lab) -> Found | None:
-    """Right at whole tiles, wrong one past them, whatever the seed; the last, partial tile is mishandled."""
+def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
+    """Right at whole tiles, wrong one past them, whatever the seed; the last, partial tile is mishandled.
+
+    ``changes`` of the values are tried instead of the values as they are, where there are any.
+    """
     # Where one row shows the error by luck, a few show it always.
     for base in dict.fromkeys((lab.base.key(), lab.grown().key())):
         case = lab.base if base == lab.base.key() else lab.grown()
         for name, size in lab.plain_sizes().items():
-            found = next(filter(None, (_tail(lab, case, name, tile) for tile in _tiles(lab, size))), None)
+            found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in _tiles(lab, size))), None)
             if found is not None:
                 return found
     lab.ruled_out.append("partial tile: no size of a dim is right at whole tiles and wrong one past them")
     return None
 
 
-def _tail(lab: Lab, base: Case, name: str, tile: int) -> Found | None:
+def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = ()) -> Found | None:
     past = lab.resized({name: tile + 1}, base)
     whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
     if past is None or len(whole) < 2 or whole[0].sizes[name] != tile:
         return None
     names = edits.free(lab.spec, past)
     # A wrong 0 wins a maximum only where all else is below it, a minimum only above.
-    one_sided = (edits.negative(names), edits.positive(names)) if names and lab.ask(past).wrong else ()
-    for edit in (None, *one_sided):
+    one_sided = () if changes or not names or lab.ask(past).right else (edits.negative(names), edits.positive(names))
+    tried: Sequence[Edit | None] = changes or (None, *one_sided)
+    for edit in tried:
         if not lab.mostly_wrong(past, edit=edit):
             continue
         if not all(lab.always_right(case, edit=edit) for case in whole):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from pytest_fusion.case.model import Case
-from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis import edits, extents
 from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.verdict import probe as probing
 
 _NON_FINITE = ("nan", "inf")
 # exp overflows float32 at 88.7, exp2 at 128, their float16 twins at 11 and 16; scores are scaled by as little as 1/30.
 _EXP_RANGE = (4.0, 4096.0)
+# By this a softmax of float32 sees nothing of a 0 beside its values, with scores scaled down tenfold too.
+_SHIFT = 1000.0
+# References to ask are three for each, at a third of a millisecond.
+_MOST_ELEMENTS = 32
 _SEEDS = 4
 
 
@@ -60,7 +68,7 @@ def overflow(lab: Lab) -> Found | None:
     wrong = lab.wrong_of(lab.ask(lab.base))
     if not names or wrong is None:
         return None
-    lost = _lost(wrong)
+    lost = lost_values(wrong)
     if not lost and not (wrong.got.dtype.is_floating_point and _has_huge(lab)) and wrong.got.is_floating_point():
         return None
     most = largest(lab, lab.base, names)
@@ -75,12 +83,87 @@ def overflow(lab: Lab) -> Found | None:
     limit = _limit(lab, names, most)
     evidence = [f"right once values are scaled below {limit:.3g}, wrong above {2 * limit:.3g}"]
     if lost and _EXP_RANGE[0] <= limit <= _EXP_RANGE[1]:
+        if not _non_finite(wrong) and not _ignores_shift(lab, names):
+            lab.ruled_out.append(f"overflow: {evidence[0]}, yet neither to infinity nor where only differences count")
+            return None
+        # What overflows in the lanes that pad a tile, or in elements that are masked out, has a maximum taken away.
+        far = (edits.shifted(names, -_SHIFT), edits.shifted(names, _SHIFT))
+        found = extents.tail(lab, far) or _masked_out(lab, names)
+        if found is not None:
+            return found
         evidence.append("so small a limit is an exponential's: its argument's maximum is not taken away first")
         return Found("missing-max-subtraction", evidence)
     return Found("overflow", evidence)
 
 
-def _lost(wrong: Wrong) -> bool:
+def _masked_out(lab: Lab, names: list[str]) -> Found | None:
+    """Right once elements that the reference does not use, whatever they hold, are 0."""
+    found = lab.ask(lab.base).probe
+    if found is None or not 1 < sum(found.logical[name].numel() for name in names) <= _MOST_ELEMENTS:
+        return None
+    if not any(bool(mask.any()) for mask in _unused(lab, names, found.logical).values()):
+        return None
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        masks = _unused(lab, names, logical)
+        return {**logical, **{name: logical[name].masked_fill(mask, 0) for name, mask in masks.items()}}
+
+    if not lab.always_right(lab.base, edit=edits.Edit(f"0 where {', '.join(names)} do not count", apply)):
+        return None
+    told = f"right once the elements of {', '.join(names)} that the reference does not use hold 0"
+    return Found("wrong-neutral-element", [told])
+
+
+def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """By tensor, the elements that may hold anything finite without a change of the reference's results."""
+    before = probing.right_of(lab.bench, logical)
+    masks = {}
+    for name in names:
+        t = logical[name]
+        masks[name] = torch.zeros_like(t, dtype=torch.bool)
+        far = min(4 * float(t.abs().nan_to_num(0, 0, 0).max()) + 1, 0.5 * float(torch.finfo(t.dtype).max))
+        for index in itertools.product(*map(range, t.shape)):
+            others = (_with(logical, name, index, value) for value in (-far, 0.0, far))
+            masks[name][index] = all(_same(before, probing.right_of(lab.bench, other)) for other in others)
+    return masks
+
+
+def _with(logical: Mapping[str, Any], name: str, index: tuple[int, ...], value: float) -> dict[str, Any]:
+    changed = logical[name].clone()
+    changed[index] = value
+    return {**logical, name: changed}
+
+
+def _same(before: Mapping[str, torch.Tensor] | None, after: Mapping[str, torch.Tensor] | None) -> bool:
+    if before is None or after is None:
+        return False
+    return all(torch.equal(t.nan_to_num(), after[name].nan_to_num()) for name, t in before.items())
+
+
+def _ignores_shift(lab: Lab, names: list[str]) -> bool:
+    """Whether the reference gives the same, or as much more, for ordinary values of some tensor that are all 1 more."""
+    found = lab.ask(ordinary(lab.base, names)).probe
+    before = probing.right_of(lab.bench, found.logical) if found is not None else None
+    if found is None or before is None:
+        return False
+    for name in names:
+        after = probing.right_of(lab.bench, edits.shifted([name], 1.0).apply(dict(found.logical)))
+        floating = (
+            [(t.double(), after[n].double()) for n, t in before.items() if t.is_floating_point()] if after else []
+        )
+        if floating and all(
+            any(torch.allclose(now - old, torch.full_like(old, by), 0.0, 0.02) for by in (0.0, 1.0))
+            for old, now in floating
+        ):
+            return True
+    return False
+
+
+def _non_finite(wrong: Wrong) -> bool:
+    return bool((~torch.isfinite(wrong.got.double()) & torch.isfinite(wrong.right) & wrong.mask).any())
+
+
+def lost_values(wrong: Wrong) -> bool:
     """Whether wrong elements are non-finite where the right ones are not, or saturated at 0."""
     if not wrong.got.is_floating_point():
         return False

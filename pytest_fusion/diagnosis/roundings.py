@@ -16,7 +16,7 @@ from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
 from pytest_fusion.diagnosis.model import Found
-from pytest_fusion.diagnosis.numerics import is_coarse, largest
+from pytest_fusion.diagnosis.numerics import is_coarse, largest, lost_values
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.verdict import gradients
@@ -244,6 +244,9 @@ def digits(lab: Lab) -> Found | None:
     ):
         evidence = ["right once each row's mean is taken away first: the digits are lost in a difference of large sums"]
         return Found("low-precision-accumulation", evidence)
+    if lost_values(wrong):
+        lab.ruled_out.append("lost digits: whole elements are lost")
+        return None
     larger = lab.grown(lab.base, (4, 4, 4, 4))
     cases = [case.with_(seed=seed) for case in (lab.base, larger) for seed in lab.seeds(case, _SEEDS)]
     if not all(lab.ask(case, edit=edits.whole(names)).right for case in cases):

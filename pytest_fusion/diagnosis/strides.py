@@ -19,6 +19,8 @@ from pytest_fusion.verdict import probe as probing
 # A row that begins at a multiple of this many bytes suits every vector access of a GPU (at most 16 bytes) and any line.
 _ALIGNED_BYTES = 128
 _INT32 = 2**31
+# 16 bytes of a 16-bit dtype.
+_VECTOR = 8
 _SEEDS = 4
 
 
@@ -133,6 +135,8 @@ def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> 
     if pitched == names and _right_when_pitched(lab, case, names):
         evidence.append(f"right with rows of {', '.join(names)} that begin at multiples of {_ALIGNED_BYTES} bytes")
         return Found("needs-alignment", evidence)
+    if (told := _right_at_whole_vectors(lab, case, names)) is not None:
+        return Found("tail-mask", [*evidence, told])
     if (read := _reads(lab, case, from_start=False)) is not None:
         evidence.append(f"equals the reference on the storage of {read} read as contiguous")
     expanded = [name for name in names if case.tensors[name].layout.kind == "expanded"]
@@ -152,6 +156,29 @@ def _right_when_pitched(lab: Lab, case: Case, names: Iterable[str]) -> bool:
         items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
         pitched = pitched.with_tensor(name, layout=Layout("pitched", 0, items))
     return all(lab.ask(case.with_(seed=s), laid=pitched.with_(seed=s)).right for s in lab.seeds(case))
+
+
+def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | None:
+    """In words, that the strides are followed where rows hold whole vectors: what goes wrong is the rest of a row."""
+    dims = dict.fromkeys(
+        dim
+        for name in names
+        if (ndim := len(_shape(lab, case, name)))
+        for dim in lab.plain_sizes()
+        if (inner := unwrap(lab.spec.inputs[name]))
+        and isinstance(inner, TensorSpec)
+        and inner.shape.axis_of(dim, case.sizes) == ndim - 1
+    )
+    larger = lab.grown(case)
+    for dim in dims:
+        whole = [lab.resized({dim: n}, larger) for n in (_VECTOR, 2 * _VECTOR)]
+        rest = [lab.resized({dim: n}, larger) for n in (_VECTOR + 1, 2 * _VECTOR + 1)]
+        # Strides alone must be no less odd at whole vectors.
+        if any(one is None or len(_strided(lab, one, names)) < len(names) for one in whole):
+            continue
+        if all(lab.mostly_wrong(one) for one in rest) and all(lab.always_right(one) for one in whole):
+            return f"right as laid too at {dim}={_VECTOR} and {2 * _VECTOR}, wrong at {_VECTOR + 1}"
+    return None
 
 
 def _wrong_otherwise_strided(lab: Lab, case: Case, names: list[str]) -> str | None:

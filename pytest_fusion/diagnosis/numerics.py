@@ -97,21 +97,30 @@ def overflow(lab: Lab) -> Found | None:
 
 
 def _masked_out(lab: Lab, names: list[str]) -> Found | None:
-    """Right once elements that the reference does not use, whatever they hold, are 0."""
+    """Right once elements that the reference does not use, whatever they hold, are no larger than the others."""
     found = lab.ask(lab.base).probe
     if found is None or not 1 < sum(found.logical[name].numel() for name in names) <= _MOST_ELEMENTS:
         return None
     if not any(bool(mask.any()) for mask in _unused(lab, names, found.logical).values()):
         return None
 
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        masks = _unused(lab, names, logical)
-        return {**logical, **{name: logical[name].masked_fill(mask, 0) for name, mask in masks.items()}}
+    # The least of what counts wins no maximum, and 0 adds nothing.
+    for what in ("the least of the others", "0"):
 
-    if not lab.always_right(lab.base, edit=edits.Edit(f"0 where {', '.join(names)} do not count", apply)):
-        return None
-    told = f"right once the elements of {', '.join(names)} that the reference does not use hold 0"
-    return Found("wrong-neutral-element", [told])
+        def apply(logical: dict[str, Any], what: str = what) -> dict[str, Any]:
+            masks = _unused(lab, names, logical)
+            changed = dict(logical)
+            for name, mask in masks.items():
+                t = logical[name]
+                value = float(t[~mask].min()) if what != "0" and not bool(mask.all()) else 0.0
+                changed[name] = t.masked_fill(mask, value)
+            return changed
+
+        edit = edits.Edit(f"{what} where {', '.join(names)} do not count", apply)
+        if lab.always_right(lab.base, edit=edit):
+            told = f"right once the elements of {', '.join(names)} that the reference does not use hold {what}"
+            return Found("wrong-neutral-element", [told])
+    return None
 
 
 def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,11 @@ def rounding(lab: Lab) -> Found | None:
         lab.ruled_out.append("16-bit roundings: larger cases are wrong as float32 too")
         return None
     evidence = [f"right with the same numbers as float32, for {len(seeds)} seeds"]
-    if (dim := _summed_coarsely(lab)) is not None:
+    dim, summed_well = _summed_coarsely(lab)
+    if dim is not None:
         told = f"another order along {dim}, which the exact result does not know, changes it by more than float32 does"
         return Found("low-precision-accumulation", [*evidence, told])
-    grown = _growth(lab)
+    grown = _growth(lab, summed_well)
     if grown is None:
         return Found("cast-order", [*evidence, "no dim was found along which an error adds up"])
     told = f"the error of a row is {grown.ratio:.2g} times as large at {grown.dim}={grown.long} as at {_SHORT}"
@@ -80,10 +81,11 @@ class _Growth:
         return self.ratio >= (_GROWS if self.long >= 256 else _GROWS_SHORT)
 
 
-def _growth(lab: Lab) -> _Growth | None:
+def _growth(lab: Lab, summed_well: Collection[str]) -> _Growth | None:
     """The dim along which the error grows most, beside many slices of all others, or of one where all thin it out."""
     names = list(lab.plain_sizes())
     found = [grown for name in names if (grown := _growth_along(lab, name, [n for n in names if n != name]))]
+    found = [grown for grown in found if grown.along or grown.dim not in summed_well]
     for grown in list(found):
         # Such as the rows of a table, of which more leave less to add up for each.
         if not grown.along and not any(each.adds_up for each in found):
@@ -177,20 +179,30 @@ def _pair(
     return got.double(), right.double(), torch.finfo(got.dtype).eps
 
 
-def _summed_coarsely(lab: Lab) -> str | None:
-    """The dim along which another order of the elements changes the result by about its error, in two seeds."""
+def _summed_coarsely(lab: Lab) -> tuple[str | None, set[str]]:
+    """The dim along which another order of the elements changes the result by about its error, in two seeds.
+
+    Also those along which it does not, though the elements are summed up or stand for themselves.
+    """
     case = ordinary(lab.base, edits.free(lab.spec, lab.base))
     names = list(lab.plain_sizes())
+    well: set[str] = set()
     for name in names:
         beside = [n for n in names if n != name]
         wide = (_wide(lab, case, name, length, beside, _FEW) for length in (*_LONG[1:], 8))
         sized = next(filter(None, wide), None)
-        if sized is not None and all(_depends_on_order(lab, sized.with_(seed=s), name) for s in lab.seeds(sized, 2)):
-            return name
-    return None
+        if sized is None:
+            continue
+        depends = [_depends_on_order(lab, sized.with_(seed=seed), name) for seed in lab.seeds(sized, 2)]
+        if all(depends):
+            return name, well
+        if not any(each is None or each for each in depends):
+            well.add(name)
+    return None, well
 
 
-def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool:
+def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool | None:
+    """``None`` where the exact result depends on the order, or nothing is wrong."""
     size = case.sizes[dim]
     assert isinstance(size, int)
     order = sorted(range(size), key=lambda i: numbers.mix(case.seed, "order", i))
@@ -200,18 +212,20 @@ def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool:
         if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
         and (axis := inner.shape.axis_of(dim, case.sizes)) is not None
     }
-    if not places or order == list(range(size)):
-        return False
+    if not places:
+        return None
     before, after = _pair(lab, lab.ask(case)), _pair(lab, lab.ask(case, edit=_ordered(places, order)), order)
     if before is None or after is None or before[0].shape != after[0].shape:
-        return False
+        return None
     for axis in (None, *(i for i, length in enumerate(before[0].shape) if length == size)):
-        got, right = (t if axis is None else t.index_select(axis, torch.tensor(order)) for t in before[:2])
+        got, right = (
+            t if axis is None else t.index_select(axis, torch.tensor(order, device=t.device)) for t in before[:2]
+        )
         if not torch.allclose(right, after[1], 1e-9, 1e-12 * float(right.abs().max())):
             continue
         error, changed = (float((after[0] - t).square().mean().sqrt()) for t in (after[1], got))
-        return error > 0 and changed > _OTHER_ORDER * error
-    return False
+        return changed > _OTHER_ORDER * error if error > 0 else None
+    return None
 
 
 def _ordered(places: Mapping[str, int], order: list[int]) -> Edit:
@@ -236,7 +250,8 @@ def digits(lab: Lab) -> Found | None:
     scale = float(wrong.right.abs().max())
     inputs = largest(lab, lab.base, names)
     error = float((wrong.got.double() - wrong.right.double()).abs().max())
-    if not error <= _SMALL_ERROR * max(scale, inputs):
+    small = error <= _SMALL_ERROR * max(scale, inputs)
+    if not small and not _next_to_right(lab, lab.ask(lab.base)):
         return None
     centred = edits.centred(names)
     if _mean_dominates(lab, names) and all(
@@ -256,10 +271,10 @@ def digits(lab: Lab) -> Found | None:
         "right for small whole numbers, whose products and sums need few bits",
         f"for others off by at most {error / max(scale, inputs):.2g} of the largest",
     ]
-    if all(_next_to_right(lab, lab.ask(case)) for case in cases) and _summed_coarsely(lab) is None:
+    if all(_next_to_right(lab, lab.ask(case)) for case in cases) and _summed_coarsely(lab)[0] is None:
         evidence.append("each wrong element is next to the right one in the output's dtype: it was rounded before")
         return Found("cast-order", evidence)
-    return Found("low-precision-accumulation", evidence)
+    return Found("low-precision-accumulation", evidence) if small else None
 
 
 def _next_to_right(lab: Lab, answer: Answer) -> bool:

@@ -144,6 +144,60 @@ def scale_with_small_floor(x: T) -> T:
     return x.float() / x.float().abs().amax(-1, keepdim=True).clamp(min=1e-7)
 
 
+def norm_of_constant(x: T) -> T:
+    return x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-3)
+
+
+def norm_with_constant_inside(x: T) -> T:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+
+
+def norm_with_offset(x: T) -> T:
+    return norm_of_constant(x) + 1e-3
+
+
+def centred_norm(x: T, w: T, b: T, eps: float) -> T:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], w, b, eps)
+
+
+def centred_norm_without_bias(x: T, w: T, b: T, eps: float) -> T:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], w, None, eps)
+
+
+def masked_softmax(x: T, keep: T) -> T:
+    return torch.softmax(x.masked_fill(~keep, -torch.inf), -1)
+
+
+def masks_after_maximum(x: T, keep: T) -> T:
+    weight = (x - x.amax(-1, keepdim=True)).exp() * keep
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def pads_exponential_by_product(x: T) -> T:
+    """0 stands in the lanes that pad the last tile, and is taken away from a maximum that it is no part of."""
+    pad = -x.shape[1] % 16
+    wide = torch.cat([x, x.new_zeros(x.shape[0], pad)], 1)
+    weight = (wide - x.amax(-1, keepdim=True)).exp() * (torch.arange(wide.shape[1]) < x.shape[1])
+    return (weight / weight.sum(-1, keepdim=True))[:, : x.shape[1]].contiguous()
+
+
+def cuts_at_threshold(x: T) -> T:
+    return torch.where(x <= 20.0, torch.nn.functional.softplus(x), 0.0)
+
+
+def pairs_of_odd_width(x: T) -> T:
+    out = double(x)
+    return out if x.is_contiguous() or x.shape[1] % 2 == 0 else out.index_fill(1, torch.tensor([x.shape[1] - 1]), 0)
+
+
+def to_float8(x: T) -> T:
+    return x.to(torch.float8_e4m3fn)
+
+
+def to_float8_by_bfloat16(x: T) -> T:
+    return x.to(torch.bfloat16).to(torch.float8_e4m3fn)
+
+
 def sums_in_input_dtype(x: T) -> T:
     acc = torch.zeros(x.shape[0], dtype=x.dtype)
     for column in x.unbind(1):
@@ -237,6 +291,7 @@ WEIGHTED = {"x": tensor("rows hidden"), "w": tensor("rows hidden")}
 PRODUCT = {"x": tensor("rows inner"), "w": tensor("inner cols")}
 MASKED = {"x": tensor("rows hidden"), "keep": derived(second_and_third)}
 EPS = {"x": tensor("rows hidden"), "eps": 1e-6}
+AFFINE = {"x": tensor("rows hidden"), "w": tensor("hidden"), "b": tensor("hidden"), "eps": 1e-5}
 MATMUL = {"dim rows": 3, "dim inner": 9, "dim cols": 4}
 
 TABLE: dict[str, Row] = {
@@ -273,6 +328,27 @@ TABLE: dict[str, Row] = {
     "neighbours": Row("wrong-index-map", mixes_rows, double),
     "epsilon": Row("eps-misplaced", norm_with_eps_outside, norm, inputs=EPS, change=valued("small")),
     "floor": Row("eps-misplaced", scale_with_small_floor, scale, change=valued("small")),
+    "an epsilon that no input holds": Row("eps-misplaced", norm_with_constant_inside, norm_of_constant),
+    "a small constant that stays": Row("unexplained", norm_with_offset, norm_of_constant),
+    "rows of one element, which no epsilon of 0 can norm": Row(
+        "unexplained", centred_norm_without_bias, centred_norm, {"dim rows": 3, "dim hidden": 1}, inputs=AFFINE
+    ),
+    "masked elements in a maximum": Row(
+        "wrong-neutral-element", masks_after_maximum, masked_softmax, inputs=MASKED, change=valued("huge"),
+        keywords={"dtypes": "float32"},
+    ),
+    "an exponential of what pads a tile": Row(
+        "wrong-neutral-element", pads_exponential_by_product, softmax, {"dim rows": 9, "dim hidden": 1}, blocks=(16,),
+        change=valued("hundred"), keywords={"dtypes": "float32"},
+    ),
+    "another formula past a threshold": Row(
+        "unexplained", cuts_at_threshold, torch.nn.functional.softplus, change=valued("hundred")
+    ),
+    "the odd end of padded rows": Row("tail-mask", pairs_of_odd_width, double, change=laid("padded")),
+    "a rounding on the way to float8": Row(
+        "cast-order", to_float8_by_bfloat16, to_float8, {"dim rows": 9, "dim hidden": 33},
+        keywords={"dtypes": "float32"},
+    ),
     "a sum in 16 bits": Row(
         "low-precision-accumulation", sums_in_input_dtype, total, {"dim rows": 3, "dim hidden": 65, "dtype": "bfloat16"}
     ),
@@ -371,15 +447,16 @@ GRADIENTS: dict[str, tuple[str, Callable[[T, T], T], dict[str, Any], Callable[[C
 }  # fmt: skip
 
 
+def asks_plainly(seed: int) -> bool:
+    """Itself and where a statistical failure is confirmed."""
+    fresh = [numbers.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
+    return all(map(gradients.asks_plainly, (seed, *fresh)))
+
+
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> None:
     """The same rules, with the gradient in the place of the result."""
     cause, backward, choice, change = GRADIENTS[name]
-
-    def asks_plainly(seed: int) -> bool:
-        """Itself and where a statistical failure is confirmed."""
-        fresh = [numbers.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
-        return all(map(gradients.asks_plainly, (seed, *fresh)))
 
     def plainly(case: Case) -> Case:
         return change(case.with_(seed=next(filter(asks_plainly, range(1000)))))
@@ -388,6 +465,51 @@ def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> 
         return x.float().square().to(x.dtype)
 
     lab = lab_of(differentiable(backward), square, ROWS, choice, change=plainly, blocks=(16,), grad=True)
+    assert lab.verdict.check == "gradients"
+    found = diagnose(lab)
+    assert found.cause == cause, found
+
+
+def weighted(total_of: Callable[[T], T]) -> Callable[[T, T], T]:
+    """``x * w`` whose backward adds up the terms of a 16-bit weight's gradient by ``total_of``."""
+
+    class Weighted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T, w: T) -> T:
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, g: T) -> tuple[T, T]:
+            x, w = ctx.saved_tensors
+            terms = g.float() * x.float()
+            return g * w, (terms.sum(0) if w.dtype is torch.float32 else total_of(terms)).to(w.dtype)
+
+    def fused(x: T, w: T) -> T:
+        return Weighted.apply(x, w)  # type: ignore[no-any-return,no-untyped-call]
+
+    return fused
+
+
+@pytest.mark.parametrize(
+    ("cause", "total_of"),
+    [
+        ("low-precision-accumulation", lambda terms: sums_in_input_dtype(terms.mT.to(torch.bfloat16)).float()),
+        ("cast-order", lambda terms: (terms.to(torch.bfloat16).float() * 1.7).to(torch.bfloat16).float().sum(0) / 1.7),
+    ],
+)
+def test_a_sum_over_rows_is_told_from_roundings_of_its_terms(
+    lab_of: Any, cause: str, total_of: Callable[[T], T]
+) -> None:
+    """Another order of the rows, and of the upstream gradient with them, changes the first and not the second."""
+
+    def plainly(case: Case) -> Case:
+        return case.with_(seed=next(filter(asks_plainly, range(1000))))
+
+    inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
+    choice = {"dim rows": 65, "dim hidden": 33, "dtype": "bfloat16"}
+    lab = lab_of(weighted(total_of), lambda x, w: (x.float() * w.float()).to(x.dtype), inputs, choice,
+                 change=plainly, grad=True)  # fmt: skip
     assert lab.verdict.check == "gradients"
     found = diagnose(lab)
     assert found.cause == cause, found

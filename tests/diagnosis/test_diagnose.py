@@ -414,6 +414,12 @@ def differentiable(backward: Callable[[T, T], T]) -> Callable[[T], T]:
     return fused
 
 
+def asks_plainly(seed: int) -> bool:
+    """Itself and where a statistical failure is confirmed."""
+    fresh = [numbers.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
+    return all(map(gradients.asks_plainly, (seed, *fresh)))
+
+
 def gradient_of_square(x: T, g: T) -> T:
     return 2 * x * g
 
@@ -440,17 +446,19 @@ GRADIENTS: dict[str, tuple[str, Callable[[T, T], T], dict[str, Any], Callable[[C
         "cast-order", rounded_on_the_way,
         {"dim rows": 33, "dim hidden": 65, "dtype": "bfloat16"}, lambda case: case,
     ),
+    "rows mixed up": (
+        "wrong-index-map", lambda x, g: torch.cat([(d := gradient_of_square(x, g))[:1], d[1:] + d[:1]]), PLAIN,
+        lambda case: case,
+    ),
+    "another formula": (
+        "unexplained", lambda x, g: x * x * g, PLAIN,
+        lambda case: case,
+    ),
     "a tail that is strided by chance": (
         "tail-mask", lambda x, g: torch.cat([gradient_of_square(x, g)[:, : (n := x.shape[1] // 16 * 16)],
                                              0 * x[:, n:]], 1), PLAIN, laid("padded"),
     ),
 }  # fmt: skip
-
-
-def asks_plainly(seed: int) -> bool:
-    """Itself and where a statistical failure is confirmed."""
-    fresh = [numbers.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
-    return all(map(gradients.asks_plainly, (seed, *fresh)))
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

@@ -33,8 +33,12 @@ def run_on_lanes(
             check_shapes(made, natives)
         except REFUSED:
             continue
-        return [m.to(D) if isinstance(m, Tensor) and m.dtype.is_floating_point else m for m in made]
+        return [_widest(m) if isinstance(m, Tensor) else m for m in made]
     return None
+
+
+def _widest(value: Tensor) -> Tensor:
+    return value.to(torch.complex128) if value.is_complex() else value.to(D) if value.is_floating_point() else value
 
 
 def on_copies(function: Any, names: Sequence[str]) -> Callable[..., tuple[Tensor, ...]]:
@@ -83,7 +87,9 @@ def _in(dtype: torch.dtype | None, func: Any) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if dtype is not None:
-            args, kwargs = tree_map_only(torch.dtype, lambda d: dtype if d in GRIDS else d, (args, kwargs))
+            wide = dtype.to_complex()
+            lifted = {**dict.fromkeys(GRIDS, dtype), torch.complex32: wide, torch.complex64: wide}
+            args, kwargs = tree_map_only(torch.dtype, lambda d: lifted.get(d, d), (args, kwargs))
         return func(*args, **kwargs)
 
     return call

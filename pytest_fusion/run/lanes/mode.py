@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
 from pytest_fusion.run.lanes.ops import Op
 from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, plan_of
@@ -18,6 +19,9 @@ from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
 
 # In-place operations that do not read what they write.
 OVERWRITES = frozenset({"copy", "fill", "zero"})
+# Operations on complex numbers that change no digit but by their result's dtype.
+MOVES = frozenset({"_to_copy", "copy", "clone", "complex", "fill", "zero"})
+_UNSURE = 2.0**-21
 
 
 class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -41,6 +45,8 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def lanes_of(self, tensor: Tensor) -> Lanes:
         """Lanes of a native tensor: the tracked ones, or its exact value where nothing has been rounded."""
+        if tensor.is_complex():
+            return paired(self.lanes_of(parts(tensor)), tensor)
         found = self.store.read(tensor)
         if found is not None:
             return found
@@ -62,11 +68,12 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         plan = plan_of(func)
-        if plan.view:
-            return func(*args, **kwargs)
-        if plan.rule is None and not plan.written and _composite(func):
+        # A composite "view" may be a copy: inside a decomposition `to` and `reshape` arrive as they are.
+        if plan.composite and not plan.written and (plan.view or plan.rule is None):
             with self:
                 return func.decompose(*args, **kwargs)
+        if plan.view:
+            return func(*args, **kwargs)
         if plan.written:
             return self._mutating(func, plan, args, kwargs)
         out = func(*args, **kwargs)
@@ -92,7 +99,8 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         for native, lanes in zip(results_of(out), every, strict=False):
             if isinstance(native, Tensor) and lanes is not None:
-                self.store.put(native, lanes.raw, lanes.rounded, lanes.terms)
+                lanes = split(lanes)
+                self.store.put(parts(native), lanes.raw, lanes.rounded, lanes.terms)
 
     def _matters(self, plan: Plan, args: Any, kwargs: Any, results: Sequence[Tensor]) -> bool:
         """False where the native result is exact: values moved or compared that nothing has rounded."""
@@ -100,23 +108,27 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(self.store.tracks(t) or self.store.unwritten(t) for t in operands):
             return True
         floating = any(r.dtype.is_floating_point for r in results)
+        if any(r.is_complex() for r in results):
+            return not plan.exact and bool(operands)
         if plan.exact or plan.semantic or not floating or not operands:
             # fp8 and integer conversions of exact values are exact too, except that the value before it is wanted.
             return False
         if plan.name in ("_to_copy", "to", "copy"):
             source, target = operands[0].dtype, results[0].dtype
             return source.is_floating_point and source != target and not _holds(target, source)
-        return not any(r.dtype.is_complex for r in results)
+        return True
 
     def _evaluate(
         self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> list[Lanes | None] | None:
         """Lanes of every result of ``func(*args, **kwargs) -> out``; None leaves the native values exact."""
         operands = tensors_of((args, kwargs))
-        if any(t.dtype.is_complex for t in (*operands, *tensors_of(out))):
-            self._fallback(plan.name + " (complex)")
-            return None
         seen = {id(t): self.lanes_of(t) for t in operands}
+        if any(t.is_complex() for t in (*operands, *tensors_of(out))):
+            moves = plan.exact or plan.name in MOVES
+            if not moves:
+                self._fallback(plan.name + " (complex)")
+            return self._by_running(func, args, kwargs, out, seen, noisy=not moves)
         if plan.rule is not None:
             try:
                 self.random_ops |= plan.name == "native_dropout" and bool(args[1])
@@ -175,6 +187,10 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def finished(self, value: Tensor, native: Any, terms: int = 1) -> Lanes:
         """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most)."""
         dtype = native.dtype
+        if dtype.is_complex:
+            pairs = torch.view_as_real(value.resolve_conj())
+            stored = self.noise.rounded(pairs, torch.float32 if dtype == torch.complex64 else D)
+            return Lanes(value, torch.view_as_complex(stored), terms)
         if dtype not in GRIDS:
             if dtype.is_floating_point:
                 return Lanes(value, value.float().to(dtype).to(D), terms)
@@ -206,7 +222,9 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 taken.append(None)
         return taken
 
-    def _by_running(self, func: Any, args: Any, kwargs: Any, out: Any, seen: dict[int, Lanes]) -> list[Lanes | None]:
+    def _by_running(
+        self, func: Any, args: Any, kwargs: Any, out: Any, seen: dict[int, Lanes], *, noisy: bool = True
+    ) -> list[Lanes | None]:
         """Runs the operation itself on each lane's values; the oracle in float64 where that works.
 
         The last resort keeps the native value in all lanes, with one unit of the native dtype as its error.
@@ -215,7 +233,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = run_on_lanes(func, args, kwargs, seen, natives)
         if made is not None:
             return [
-                self.finished(self._unsure(value), native)
+                self.finished(self._unsure(value, func, args) if noisy else value, native)
                 if isinstance(value, Tensor) and isinstance(native, Tensor)
                 else None
                 for value, native in zip(made, natives, strict=False)
@@ -223,15 +241,22 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept: list[Lanes | None] = []
         for native in natives:
             if isinstance(native, Tensor) and native.dtype in GRIDS:
-                noisy = self.noise.relative(native.detach().to(D).unsqueeze(0), 2.0 ** (1 - GRIDS[native.dtype].bits))
-                kept.append(Lanes(noisy, noisy))
+                spread = self.noise.relative(native.detach().to(D).unsqueeze(0), 2.0 ** (1 - GRIDS[native.dtype].bits))
+                kept.append(Lanes(spread, spread))
+            elif isinstance(native, Tensor) and native.is_complex():
+                lanes = self._unsure(native.detach().to(torch.complex128).unsqueeze(0), func, args)
+                kept.append(Lanes(lanes, lanes))
             else:
                 kept.append(None)
         return kept
 
-    def _unsure(self, value: Tensor) -> Tensor:
+    def _unsure(self, value: Tensor, func: Any = None, args: Sequence[Any] = ()) -> Tensor:
         # Unknown operations get the noise of an elementary function: 8 units of float32.
-        return self.noise.relative(value, 2.0**-21) if value.dtype == D else value
+        if value.is_complex():
+            return disturbed(self.noise, value, largest_over(value, func, args), _UNSURE)
+        if value.dtype == D and transforms(func):
+            return disturbed(self.noise, value, largest_over(value, func, args), _UNSURE)
+        return self.noise.relative(value, _UNSURE) if value.dtype == D else value
 
     def _mutating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An in-place or ``out=`` operation: the functional lanes are computed first, from the values before it."""
@@ -250,7 +275,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for target in written:
                 self._rewrite(target)
             return out
-        moves = plan.exact or plan.semantic or not any(t.dtype.is_floating_point for t in written)
+        moves = plan.exact or plan.semantic or not any(t.dtype.is_floating_point or t.is_complex() for t in written)
         moves = moves or (plan.name == "copy" and _holds(written[0].dtype, args[1].dtype))
         if not tracked and moves:
             for target in written:
@@ -262,8 +287,8 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = plan.functional(*args, **remaining)
         lanes = self._evaluate(plan.functional, plan, args, remaining, result)
         for target in written:
-            if not self.store.covers(target):
-                self.store.capture(target)
+            if not self.store.covers(parts(target)):
+                self.store.capture(parts(target))
         out = func(*args, **kwargs)
         for target, value in zip(written, lanes or [], strict=False):
             self._store_written(target, value)
@@ -273,6 +298,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if value is None:
             self._rewrite(target)
             return
+        target, value = parts(target), split(value)
         shape = (-1, *target.shape)
         raw, rounded = value.raw, value.rounded
         if target.dtype.is_floating_point and raw.dtype != D:
@@ -284,6 +310,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _rewrite(self, target: Tensor) -> None:
         """``target`` now holds exact native values."""
+        target = parts(target)
         self.store.mark_written(target)
         if self.store.covers(target):
             self.store.forget(target)
@@ -297,8 +324,8 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = {id(t): self.lanes_of(t) for t in tensors_of((args, kwargs))}
         names = [name for _, name in plan.written]
         for target in written:
-            if not self.store.covers(target):
-                self.store.capture(target)
+            if not self.store.covers(parts(target)):
+                self.store.capture(parts(target))
         made = run_on_lanes(on_copies(func, names), args, kwargs, seen, written)
         out = func(*args, **kwargs)
         for target, value in zip(written, made or [None] * len(written), strict=False):
@@ -311,12 +338,6 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _fallback(self, name: str) -> None:
         if name not in self.fallbacks:
             self.fallbacks.append(name)
-
-
-def _composite(func: Any) -> bool:
-    return bool(func._can_decompose()) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
 
 
 def _holds(target: torch.dtype, source: torch.dtype) -> bool:

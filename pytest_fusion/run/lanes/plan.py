@@ -19,7 +19,8 @@ CONSTANTS = frozenset({"full_like", "zeros_like", "ones_like", "new_zeros", "new
 class Plan:
     """``written`` holds (position, name) of the arguments that are written; ``functional`` is the overload without.
 
-    ``outs`` says that they are ``out=`` arguments, ``draws`` that the operation may draw random numbers.
+    ``outs`` says that they are ``out=`` arguments, ``draws`` that the operation may draw random numbers,
+    ``composite`` that it is made of others in all dispatch keys.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Plan:
     exact: bool
     semantic: bool
     draws: bool
+    composite: bool
     functional: Any
 
 
@@ -61,7 +63,14 @@ def plan_of(function: Any) -> Plan:
         exact=ours and base in EXACT,
         semantic=ours and base in SEMANTIC,
         draws=torch.Tag.nondeterministic_seeded in function.tags,
+        composite=_composite(function),
         functional=_functional(function, namespace, base, outs, bool(written)),
+    )
+
+
+def _composite(function: Any) -> bool:
+    return bool(function._can_decompose()) and bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     )
 
 

@@ -174,3 +174,27 @@ def test_gradients_are_followed(name: str) -> None:
     # Rounding shows in the lanes wherever it shows in the native gradient.
     assert float((out.lanes - out.oracle).abs().max()) >= float(error) / 30 or float(error) < 1e-7 * scale
     torch.testing.assert_close(out.oracle, _differentiated(function, x.double())[0], rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "foreach"])
+def test_oracle_of_a_16_bit_reference_and_of_its_gradient(name: str, dtype: torch.dtype) -> None:
+    """Lane 0 knows nothing of 16 bits, also where an operation is carried out by ATen's own decomposition."""
+    function, x = FUNCTIONS[name], _input(dtype)
+    calls: list[Callable[[Tensor], list[Tensor]]] = [lambda x: [function(x)]]
+    try:
+        _differentiated(function, x)
+    except RuntimeError:
+        pass  # not differentiable, or not in this dtype
+    else:
+        calls.append(lambda x: _differentiated(function, x))
+    for call in calls:
+        try:
+            call(x)
+        except NotImplementedError:
+            continue
+        found = run_lanes(lambda call=call: call(x), seed=1)  # type: ignore[misc]
+        for output, expected in zip(found.outputs, call(x.double()), strict=True):
+            if output.native.is_floating_point():
+                scale = float(expected.abs().nan_to_num().max())
+                torch.testing.assert_close(output.oracle, expected.double(), rtol=0, atol=1e-6 * scale, equal_nan=True)

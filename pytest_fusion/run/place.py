@@ -96,8 +96,11 @@ def place(
 
 
 def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
-    """New values at the same addresses; the inputs must have the same structure."""
-    _filled(placed, logical)
+    """New values at the same addresses; the inputs must have the same structure.
+
+    What is no tensor (a longest length, derived from the values) becomes the new one too.
+    """
+    placed.arguments.update(_filled(placed, logical))
 
 
 def renewed(arena: Arena, numbers: Mapping[str, int], logical: Mapping[str, Any]) -> Placed:

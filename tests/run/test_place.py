@@ -105,3 +105,13 @@ def test_renewed_tensors_look_like_the_ones_that_are_gone() -> None:
     assert fresh.arguments["x"].tolist() == [[7.0] * 3] * 2
     assert fresh.arguments["n"] == 4
     assert fresh.arguments["rest"][0].tolist() == [1.0, 1.0]
+
+
+def test_rewriting_renews_what_is_no_tensor() -> None:
+    """A number that follows from the values, such as a longest length, is the new one beside the new values."""
+    placed = place({"x": torch.ones(2), "longest": 3, "rest": [torch.zeros(1), 4]}, NOTHING, CPU, "nan")
+    address = placed.arguments["rest"][0].data_ptr()
+    rewrite(placed, {"x": torch.zeros(2), "longest": 5, "rest": [torch.ones(1), 6]})
+    assert placed.arguments["longest"] == 5
+    assert placed.arguments["rest"][1] == 6
+    assert placed.arguments["rest"][0].data_ptr() == address

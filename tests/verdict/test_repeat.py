@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytest_fusion.case.model import Case, Layout, TensorCase
+from pytest_fusion.spec.inputs import derived, tensor
 from pytest_fusion.verdict.repeat import check_repeat, differing, first_difference, variations
 
 T = torch.Tensor
@@ -92,6 +93,26 @@ def test_state_that_makes_a_second_call_raise_fails(judge_one: Any) -> None:
     failure = judge_one(fused, double, again=True).failure
     assert failure.identity == "repeat:stale"
     assert "RuntimeError" in failure.reason
+
+
+def test_numbers_derived_from_the_values_change_with_them(examine: Any) -> None:
+    """A kernel that is told a longest length gets that of the changed values, and is not taken for one with state."""
+
+    def lengths(generator: torch.Generator, rows: int) -> T:
+        return torch.randint(0, 9, (rows,), generator=generator)
+
+    def fused(x: T, lengths: T, longest: int) -> T:
+        keep = torch.arange(longest)[None, :] < lengths[:, None]
+        return torch.cat([x * 2, keep.sum(1, keepdim=True).to(x.dtype)], 1)
+
+    inputs = {
+        "x": tensor("rows hidden"),
+        "lengths": derived(lengths),
+        "longest": derived(lambda lengths: int(lengths.max()) if len(lengths) else 0),
+    }
+    reference = lambda x, lengths, longest: torch.cat([x + x, lengths[:, None].to(x.dtype)], 1)  # noqa: E731
+    record = examine(fused, reference, inputs)
+    assert record.verdict == "pass", record.message
 
 
 def test_a_bug_of_the_changed_values_alone_is_not_taken_for_state(judge_one: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -44,11 +44,21 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.isin(_addresses(a), _addresses(b)).any())
 
 
+def _laps(t: torch.Tensor) -> bool:
+    """Whether elements of the tensor share memory with each other, by a stride of 0: no other layout does that."""
+    return any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape, strict=True))
+
+
+def _in_one_element(x: str, y: str, pairs: Collection[tuple[str, str]], inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two outputs are views of an input whose own elements share memory: there views that are apart meet."""
+    return any((x, name) in pairs and (y, name) in pairs and _laps(t) for name, t in inputs.items())
+
+
 def sharing(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> set[tuple[str, str]]:
-    """Pairs of an output and an input, or two outputs, that share memory."""
+    """Pairs of an output and an input, or two outputs, that share memory, but for what an input's own layout does."""
     pairs = {(o, i) for o, a in outputs.items() for i, b in inputs.items() if overlap(a, b)}
     for (x, a), (y, b) in itertools.combinations(outputs.items(), 2):
-        if overlap(a, b):
+        if overlap(a, b) and not _in_one_element(x, y, pairs, inputs):
             pairs.add((x, y))
     return pairs
 

@@ -97,6 +97,22 @@ def test_a_view_that_the_reference_returns_too_is_no_alias(judge_one: Any) -> No
     assert judge_one(lambda x: x.clone(), lambda x: x).failure is None
 
 
+def test_views_of_an_expanded_input_share_what_it_shares(judge_one: Any) -> None:
+    """Views that lie apart in a plain input meet in one with a stride of 0; two that meet in a plain one are caught."""
+    halves = lambda x: (x[:, :3], x[:, 3:6])  # noqa: E731
+    for variant in (0, 1):
+        expanded = Case(
+            {"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32", Layout("expanded", 0, variant))}
+        )
+        assert judge_one(halves, halves, case=expanded).failure is None
+        own = judge_one(lambda x: (x[:, :3].clone(), x[:, 3:6]), halves, case=expanded)
+        assert own.failure is None
+        fresh = judge_one(lambda x: ((y := x[:, :3] * 2), y), lambda x: (x[:, :3] * 2, x[:, :3] * 2), case=expanded)
+        assert fresh.failure.identity == "structure:aliasing"
+    plain = judge_one(lambda x: (x[:, :3], x[:, :3]), lambda x: (x[:, :3], x[:, :3] + 0))
+    assert plain.failure.identity == "structure:aliasing"
+
+
 @pytest.mark.parametrize("keyword", ["mutates", "clobbers"])
 def test_results_may_lie_in_what_the_kernel_may_write(judge_one: Any, keyword: str) -> None:
     """A kernel that returns a view of an input it is allowed to write is not accused of sharing."""

@@ -398,10 +398,14 @@ def _nothing_judged(tally: Tally, refusals: Mapping[str, str]) -> Verdict:
         f"{count} x {kind}" + (f", as in {refusals[kind]!r}" if refusals.get(kind) else "")
         for kind, count in sorted(tally.rejected.items())
     )
+    advice = "a kernel that refuses everything is not right: check rejects=, dims= and that the reference accepts"
+    if tally.rejected and all(kind.startswith("reference ") for kind in tally.rejected):
+        advice = (
+            "the reference itself raises, so that nothing says what is right: mend it, or bound by dims= and values="
+        )
     return failed(
         "error",
-        f"no case could be judged ({kinds or 'none could be drawn'}); a kernel that refuses everything is not right: "
-        "check rejects=, dims= and that the reference accepts these inputs",
+        f"no case could be judged ({kinds or 'none could be drawn'}); {advice} these inputs",
         identity=NOTHING_JUDGED,
         rejected=dict(tally.rejected),
         kinds=kinds,

@@ -79,7 +79,8 @@ def likely_cause(verdict: Verdict) -> str | None:
                 return "device-fault"
             return "hang" if verdict.evidence.get("kind") == "timeout" else "crash"
         case "error":
-            return "raises"
+            rejected = verdict.evidence.get("rejected")
+            return None if rejected and all(kind.startswith("reference ") for kind in rejected) else "raises"
         case "structure":
             if verdict.identity.endswith(":dtype"):
                 return "wrong-dtype"

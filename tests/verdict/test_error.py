@@ -81,6 +81,8 @@ def test_a_reference_that_always_raises_is_a_failure_that_quotes_it(examine: Any
     record = examine(double, lambda x: x.no_such_method(), cases=5)
     assert (record.verdict, record.failed_check) == ("fail", "error")
     assert "no_such_method" in record.message
+    assert "the reference itself raises" in record.message
+    assert record.cause == "unexplained"
 
 
 def test_a_reference_that_raises_on_some_sizes_asks_nothing_there(examine: Any) -> None:

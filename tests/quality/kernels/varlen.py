@@ -8,6 +8,8 @@ of which the launch is made. float32 inside, one rounding at the end.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -20,8 +22,7 @@ WINDOW = 5
 
 def reference(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, slopes: Tensor, longest: int) -> Tensor:
     group, found = q.shape[1] // k.shape[1], []
-    ends = bounds.tolist()
-    for first, end in zip(ends, ends[1:], strict=False):
+    for first, end in itertools.pairwise(bounds.tolist()):
         keys, mixed = (t[first:end].float().repeat_interleave(group, 1) for t in (k, v))
         score = torch.einsum("ihd,jhd->hij", q[first:end].float(), keys) * q.shape[2] ** -0.5
         at = torch.arange(end - first, device=q.device)

@@ -16,9 +16,9 @@ from pytest_fusion.errors import UnsupportedTritonError
 from pytest_fusion.prefetch import cache_is_empty, compiling_ahead
 from pytest_fusion.request import Request
 from pytest_fusion.run import interpreter
-from pytest_fusion.run.compiled import on_first_compilation
+from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
-from pytest_fusion.run.isolate import Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
+from pytest_fusion.run.isolate import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 Note = Callable[[dict[str, Any]], None]
@@ -125,9 +125,12 @@ class Job:
                 last.update(data)
                 channel.note(data)
 
+            def compiling(kernel: str) -> None:
+                channel.note({**last, COMPILING: kernel})
+
             listening = on_first_compilation(on_compilation) if on_compilation else contextlib.nullcontext()
             try:
-                with listening:
+                with listening, around_compilations(compiling, lambda: channel.note(dict(last))):
                     return self.here(note)
             except ContextLost as lost:
                 return Crash("exit", str(lost), dict(last), "")

@@ -73,3 +73,29 @@ def on_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         compilation.listener = previous
+
+
+@contextmanager
+def around_compilations(begins: Callable[[str], None], ends: Callable[[], None]) -> Iterator[None]:
+    """Call ``begins`` with a kernel's name before it is compiled or fetched from the cache, ``ends`` afterwards.
+
+    Touches ``triton.runtime.jit.JITFunction._do_compile`` (3.6.0, 3.7.1 and 3.9.0; elsewhere nothing is called).
+    """
+    jit = sys.modules.get("triton.runtime.jit")
+    original = getattr(getattr(jit, "JITFunction", None), "_do_compile", None)
+    if jit is None or original is None:
+        yield
+        return
+
+    def compiling(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begins(str(getattr(self.fn, "__name__", "a kernel")))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            ends()
+
+    jit.JITFunction._do_compile = compiling
+    try:
+        yield
+    finally:
+        jit.JITFunction._do_compile = original

@@ -30,6 +30,14 @@ T = TypeVar("T")
 # After the time limit the child gets this long to write down where it hangs (faulthandler, on SIGABRT) before SIGKILL.
 _LAST_WORDS_S: Final = 1.0
 
+# The key of a note that says which kernel is being compiled, and how long that may take.
+COMPILING: Final = "compiling"
+_COMPILING_S: Final = 300.0
+
+# A child that has worked for this share of its limit has used it up; one that waited for so many limits is stuck.
+_BUSY: Final = 0.8
+_STUCK: Final = 4.0
+
 # How often a silent child is looked at. Its end is normally seen at once, as the end of the pipe; a grandchild that
 # holds the pipe open hides it.
 _POLL_S: Final = 0.05
@@ -173,22 +181,42 @@ class _Child:
         """Read until the child has answered, is gone, or has used up its time."""
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
-        heard = time.monotonic()
+        heard, worked = time.monotonic(), self._worked_s()
         while not self._answered:
             wait = _POLL_S if self._limit is None else min(_POLL_S, heard + self._limit - time.monotonic())
-            if wait <= 0:
+            if wait <= 0 and self._is_late(time.monotonic() - heard, self._worked_s() - worked):
                 self._timed_out = True
                 return
+            wait = wait if wait > 0 else _POLL_S
             # Rounded up: poll takes whole milliseconds, and 0.4 of one would be none at all.
             if poll.poll(int(wait * 1000) + 1):
                 size = self._receive()
                 if size == 0:
                     self._wait(_LAST_WORDS_S)
                     return
-                heard = time.monotonic()
+                heard, worked = time.monotonic(), self._worked_s()
             elif self._reap():
                 self._receive()
                 return
+
+    def _is_late(self, waited_s: float, worked_s: float) -> bool:
+        """Whether the limit is used up: by work, not by waiting for a core; one that waits long is stuck all the same.
+
+        To compile a row of 2^17 elements takes a minute on a busy machine, which is no fault of the kernel's.
+        """
+        assert self._limit is not None
+        if isinstance(self._note, dict) and self._note.get(COMPILING):
+            return waited_s >= max(_COMPILING_S, self._limit)
+        return worked_s >= _BUSY * self._limit or waited_s >= _STUCK * self._limit
+
+    def _worked_s(self) -> float:
+        """Seconds of a core that the child has used, where the system tells; else more than any limit."""
+        try:
+            # The name may hold blanks and brackets; after the last bracket, utime and stime are the 12th and 13th word.
+            words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return time.monotonic()
 
     def bury(self) -> None:
         """Leave no process behind, and none that the child started in its group."""

@@ -17,6 +17,8 @@ from pytest_fusion.verdict.upstream import Upstream
 _SAME_RATIO, _OTHER_RATIO = 0.02, 0.05
 # Upstream gradients that are the same everywhere; what only takes them for 1 is right with the first alone.
 _ONE, _OTHER = 1.0, 3.0
+# A gradient of less than this share of the case's own has cancelled.
+_TELLING = 0.01
 
 # Whether a backward is right in every gradient, given its attempt and the upstream gradients; ``None`` where it ended.
 Right = Callable[[Attempt, Upstream], bool | None]
@@ -31,10 +33,13 @@ def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict
     if verdict.identity.startswith(("gradients:missing", "gradients:extra", "gradients:structure")):
         return verdict
     evidence = dict(verdict.evidence)
-    found = _of_memory(trial, upstream, first, str(evidence["output"]))
-    if found is None and not verdict.statistical:
-        # What only a statistic shows may be hidden by other upstream gradients, and be there all the same.
-        found = _of_upstream(trial, upstream, right)
+    output = str(evidence["output"])
+    # What only a statistic shows may be hidden by other upstream gradients, and be there all the same.
+    gross = not verdict.statistical
+    found = _of_layout(trial, upstream, right) if gross else None
+    found = found or _of_memory(trial, upstream, first, output)
+    if found is None and gross:
+        found = _of_upstream(trial, upstream, output.removeprefix("d"), right)
     reason = verdict.reason
     if found is not None:
         evidence["cause"], said = found
@@ -68,23 +73,40 @@ def _of_memory(trial: Trial, upstream: Upstream, first: Attempt, name: str) -> t
     return "stale-memory", f"{name} changes with what fresh memory (torch.empty) held"
 
 
-def _of_upstream(trial: Trial, upstream: Upstream, right: Right) -> tuple[str, str] | None:
-    """Cause and sentence where another upstream gradient is dealt with rightly."""
+def _of_layout(trial: Trial, upstream: Upstream, right: Right) -> tuple[str, str] | None:
+    """Cause and sentence where the gradient is right once the upstream gradient is contiguous."""
+    kinds = {upstream.layout[name].kind for name in upstream.used if not upstream.layout[name].plain}
+    if not kinds or not right(Attempt(trial, upstream, FILLS[0], contiguous=True), upstream):
+        return None
+    listed = ", ".join(sorted(kinds))
+    return "gradient-layout", f"it is right when the upstream gradient is contiguous, here it is {listed}"
+
+
+def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str, str] | None:
+    """Cause and sentence where the gradient of the input ``name`` is right for upstream gradients of equal numbers.
+
+    A gradient that is next to nothing there (of a softmax or a norm) is right in any case and tells nothing.
+    """
+    usual = float(upstream.native[name].abs().nan_to_num().max()) if upstream.native[name].numel() else 0.0
 
     def deals_with(other: Upstream) -> bool:
-        return bool(right(Attempt(trial, other, FILLS[0], contiguous=True), other))
+        if not right(Attempt(trial, other, FILLS[0], contiguous=True), other):
+            return False
+        there = other.native.get(name)
+        return there is not None and float(there.abs().nan_to_num().max()) > _TELLING * usual
 
-    kinds = {upstream.layout[name].kind for name in upstream.used if not upstream.layout[name].plain}
-    if kinds and deals_with(upstream):
-        listed = ", ".join(sorted(kinds))
-        return "gradient-layout", f"it is right when the upstream gradient is contiguous, here it is {listed}"
     if not deals_with(upstream.constant(_ONE)):
         return None
     if deals_with(upstream.constant(_OTHER)):
         several = any(t.numel() > 1 for t in upstream.upstream.values())
-        varied = upstream.kind not in ("expanded", "zero")
-        said = "it is right when all elements of the upstream gradient are equal: they are taken from wrong places"
-        return ("wrong-index-map", said) if several and varied else None
+        # In 16 bits sums of equal numbers are often exact where those of others are not.
+        exact = upstream.native[name].dtype.itemsize >= 4
+        if not (several and exact) or upstream.kind in ("expanded", "zero"):
+            return None
+        return (
+            "wrong-index-map",
+            "it is right when all elements of the upstream gradient are equal: they are taken from wrong places",
+        )
     said = "it is right for an upstream gradient of ones and for no other: the factor is left out or applied wrongly"
     return "gradient-scale", said
 

@@ -18,7 +18,7 @@ import torch
 
 from pytest_fusion.errors import FusionFailure
 from pytest_fusion.run import isolate
-from pytest_fusion.run.isolate import Channel, ChildError, Crash, run_isolated, unwrap
+from pytest_fusion.run.isolate import COMPILING, Channel, ChildError, Crash, run_isolated, unwrap
 from tests.run.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="isolation forks")
@@ -490,3 +490,37 @@ def test_under_pytest(pytester: pytest.Pytester, options: tuple[str, ...]) -> No
     assert "kind='timeout'" in text
     assert "last_note=4" in text
     assert text.count("child 1\n") <= 2  # captured, and quoted in the report
+
+
+def test_a_child_that_waits_gets_more_time_than_one_that_works() -> None:
+    """The limit counts work: one that slept for twice as long comes to its end, one that never ends is stopped."""
+    assert run_isolated(lambda channel: time.sleep(0.8) or 3, time_limit_s=0.4) == 3
+    crash = run_isolated(lambda channel: time.sleep(60), time_limit_s=0.2)
+    assert isinstance(crash, Crash)
+    assert crash.kind == "timeout"
+
+
+def test_compiling_is_no_hang() -> None:
+    """While a kernel is being compiled, the limit of a case does not run; afterwards it does again."""
+
+    def busy(channel: Channel, seconds: float) -> None:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    def work(channel: Channel) -> int:
+        channel.note({"case": 1, COMPILING: "kernel"})
+        busy(channel, 0.8)
+        channel.note({"case": 1})
+        busy(channel, 0.05)
+        return 8
+
+    def endless(channel: Channel) -> None:
+        channel.note({"case": 1, COMPILING: "kernel"})
+        channel.note({"case": 1})
+        busy(channel, 60)
+
+    assert run_isolated(work, time_limit_s=0.3) == 8
+    crash = run_isolated(endless, time_limit_s=0.3)
+    assert isinstance(crash, Crash)
+    assert (crash.kind, crash.last_note) == ("timeout", {"case": 1})

@@ -79,7 +79,7 @@ def column_sum(x: Tensor, *, bug: str = "") -> Tensor:
     if bug == "lost-update" and splits > 1 and whim.random() < 0.5:
         order.pop()
     finish_kernel[(blocks,)](
-        partial, torch.tensor(order, dtype=torch.int32, device=x.device), out, len(order), cols, BLOCK=64
+        partial, torch.tensor(order, dtype=torch.int32).to(x.device, non_blocking=True), out, len(order), cols, BLOCK=64
     )
     return out
 

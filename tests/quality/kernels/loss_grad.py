@@ -137,4 +137,5 @@ def make_spec(bug: str = "") -> FusionSpec:
         },
         dims={"rows": dim(0, 12), "vocab": dim(1, 300)},
         grad="logits",
+        syncs=True,  # the number of counted rows is read on the host
     )

@@ -19,7 +19,7 @@ from pytest_fusion import FusionSpec, derived, dim, tensor
 
 def frequencies(half: int, theta: float, device: torch.device) -> Tensor:
     exponent = torch.arange(half, dtype=torch.float32, device=device) / max(half, 1)
-    return 1.0 / torch.pow(torch.tensor(theta, dtype=torch.float32, device=device), exponent)
+    return 1.0 / torch.pow(torch.full((), theta, dtype=torch.float32, device=device), exponent)
 
 
 def rotate(q: Tensor, angle: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ FORWARD: tuple[Plant, ...] = (
         ("weight-before-cast", "D4", 99, VALUES, "cast-order", []),
     ], slow="ignores-column-stride width-cap"),
     *group("rms_norm_gemma", rms_norm.make_spec, "rows hidden", [
-        ("cast-before-weight", "D4", 100, VALUES, "cast-order", [(8, 8), (1, 64)]),
+        ("cast-before-weight", "D4", 100, VALUES, "cast-order", [(8, 8), (2, 15), (1, 64)]),
     ], gemma=True),
     *group("rms_norm_nested", rms_norm.make_nested_spec, "outer inner hidden", [
         ("flattens", "A1", 3, READS, "ignores-strides", [(2, 1, 1)]),

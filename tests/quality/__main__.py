@@ -38,6 +38,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=_seeds, help="planted bugs, each with these seeds, such as 0-4")
     parser.add_argument("--honest", type=int, help="honest kernels, this many cases in all")
     parser.add_argument("--seed", type=int, default=0, help="first seed of the honest kernels")
+    parser.add_argument("--as-gpu", action="store_true", help="the CPU lane with a GPU's contracted products")
     parser.add_argument("--only", default="", help="names that contain this")
     return parser.parse_args()
 
@@ -53,7 +54,9 @@ def main() -> int:
     # Spawned, not forked: a child of a process whose torch has used its threads hangs.
     context = multiprocessing.get_context("spawn")
     os.environ["OMP_NUM_THREADS"] = "1"
-    with ProcessPoolExecutor(PROCESSES, mp_context=context, initializer=workers.quiet) as pool:
+    with ProcessPoolExecutor(
+        PROCESSES, mp_context=context, initializer=workers.quiet, initargs=[options.as_gpu]
+    ) as pool:
         if options.seeds is not None:
             named = [plant for plant in PLANTS if options.only in plant.name and plant.name not in BEYOND]
             plants = [plant for plant in named if not measure.lacking(plant)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 
-def quiet() -> None:
+def quiet(as_gpu: bool = False) -> None:
     """One thread, no warnings, and the lane of this machine before anything imports Triton."""
     from pytest_fusion import lane
 
@@ -17,6 +17,10 @@ def quiet() -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if as_gpu:
+        from tests.quality.as_gpu import switch_on
+
+        switch_on()
 
 
 def plant_row(job: tuple[str, int]) -> tuple[str, ...]:

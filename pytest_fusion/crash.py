@@ -11,7 +11,7 @@ from pytest_fusion.campaign import Failure, Tally, limits_of
 from pytest_fusion.case import large
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
-from pytest_fusion.case.model import Case, Layout
+from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import make_plan
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
@@ -65,9 +65,7 @@ def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
     """The diagnosis of a crash on offsets beyond 2^31 that a compact copy of the same values does not show."""
     if not large.goes_far(job.spec, case):
         return None
-    compact = case
-    for name in large.far_tensors(job.spec, case):
-        compact = compact.with_tensor(name, layout=Layout())
+    compact = case.contiguous(large.far_tensors(job.spec, case))
     outcome = job.alone(compact).in_child(job.request.profile.seconds, forward=False)
     if isinstance(outcome, Crash):
         return None

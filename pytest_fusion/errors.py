@@ -62,6 +62,11 @@ class FusionFailure(AssertionError):
         self.replay = replay
 
 
+def first_line(error: object) -> str:
+    """The first line of a text or of what an exception says."""
+    return str(error).strip().partition("\n")[0]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'rows'?"`` when something close to ``word`` is known, else the list of what is."""
     names = sorted(known)

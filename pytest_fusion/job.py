@@ -12,7 +12,7 @@ import torch
 
 from pytest_fusion.campaign import NOTHING_JUDGED, Campaign, Tally
 from pytest_fusion.case.model import Case
-from pytest_fusion.errors import UnsupportedTritonError
+from pytest_fusion.errors import UnsupportedTritonError, first_line
 from pytest_fusion.prefetch import cache_is_empty, compiling_ahead
 from pytest_fusion.request import Request
 from pytest_fusion.run import interpreter
@@ -138,7 +138,7 @@ class Job:
                 # A launch whose error came up only later, in the judge's own use of the device.
                 if self.request.device == "cpu" or not cuda_is_poisoned():
                     raise
-                return Crash("exit", str(error).strip().partition("\n")[0], dict(last), "")
+                return Crash("exit", first_line(error), dict(last), "")
 
         return unwrap(run_isolated(work, time_limit_s=seconds, forward=forward))
 

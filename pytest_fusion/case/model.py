@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,6 +53,13 @@ class Case:
 
     def with_tensor(self, name: str, **changes: Any) -> Case:
         return replace(self, tensors={**self.tensors, name: replace(self.tensors[name], **changes)})
+
+    def contiguous(self, names: Iterable[str] | None = None) -> Case:
+        """The case with these tensors, or all, contiguous at the start of their storage."""
+        case = self
+        for name in self.tensors if names is None else names:
+            case = case.with_tensor(name, layout=Layout())
+        return case
 
     def key(self) -> str:
         """A stable text that is equal exactly for equal cases."""

@@ -10,7 +10,7 @@ import torch
 from pytest_fusion.diagnosis.heat import SCALE
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.policy import Tolerance
-from pytest_fusion.verdict.tolerance import excess, excess_plain
+from pytest_fusion.verdict.tolerance import excess_by
 
 _MAX_LISTED = 6
 
@@ -85,11 +85,7 @@ def picture(
     as a matrix: what one cell stands for) and ``caption``.
     """
     name, candidate, right = evidence
-    if isinstance(right, OutputLanes):
-        share = excess(candidate, right)
-    else:
-        assert isinstance(tolerance, Tolerance)
-        share = excess_plain(candidate, right, tolerance.rtol, tolerance.atol)
+    share = excess_by(candidate, right, tolerance)
     columns = share.shape[-1] if share.dim() else 1
     return {
         **error_map(share > 1),

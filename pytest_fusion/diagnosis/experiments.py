@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.model import Case, Layout
+from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Plan, cost, refit
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.errors import SpecError
@@ -19,7 +19,8 @@ from pytest_fusion.spec.dims import Size
 from pytest_fusion.verdict import gradients
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.model import Verdict
-from pytest_fusion.verdict.probe import Probe, probe, wrong_elements
+from pytest_fusion.verdict.probe import Probe, probe
+from pytest_fusion.verdict.tolerance import excess_by
 
 # At 5 to 30 ms a run a diagnosis takes one to three seconds; a slow kernel has the second limit. It counts seconds of
 # this process, so that a loaded machine names the same cause.
@@ -223,20 +224,13 @@ class Lab:
             right = against.oracle if isinstance(against, OutputLanes) else against
             if got.shape != right.shape:
                 continue
-            mask = wrong_elements(got, against, self.spec.tolerance)
+            mask = excess_by(got, against, self.spec.tolerance) > 1
             if bool(mask.any()):
                 # torch computes little with float8.
                 small = got.is_floating_point() and got.element_size() == 1
                 values = got.detach().float() if small else got.detach()
                 return Wrong(name, values, right.detach().to(torch.float64 if small else right.dtype), mask)
         return None
-
-
-def contiguous(case: Case, names: Iterable[str] | None = None) -> Case:
-    """The case with these tensors, or all, contiguous at the start of their storage."""
-    for name in case.tensors if names is None else names:
-        case = case.with_tensor(name, layout=Layout())
-    return case
 
 
 def ordinary(case: Case, names: Iterable[str]) -> Case:

@@ -11,7 +11,7 @@ import torch
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, contiguous, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
@@ -48,7 +48,7 @@ def moved(lab: Lab) -> Found | None:
 
 def _cases(lab: Lab) -> Iterator[Case]:
     """Plain float32 cases that fail whatever the seed, with enough elements to tell them apart."""
-    plain = ordinary(contiguous(lab.base), edits.free(lab.spec, lab.base))
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     sizes = [lab.grown(plain), lab.grown(plain, (9, 18, 8, 12))]
     for block in lab.blocks[:2]:
         sizes += [case for name in lab.plain_sizes() if (case := lab.resized({name: 2 * block + 3}, lab.grown(plain)))]
@@ -363,7 +363,7 @@ def _tells(answer: Answer) -> bool:
 
 def cached(lab: Lab) -> Found | None:
     """In a size that was never met, the first call is right, and later ones give what some input held in the first."""
-    plain = ordinary(contiguous(lab.base), edits.free(lab.spec, lab.base))
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     for least in ((14, 22, 6, 10), (15, 23, 10, 6)):
         case = lab.grown(plain, least)
         seeds = lab.seeds(case)

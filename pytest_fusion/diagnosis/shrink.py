@@ -69,9 +69,7 @@ class Shrinker:
     def _try_plainest(self) -> None:
         """One leap to sizes of 1, contiguous, ordinary values: many bugs need no more, and a hang costs its limit."""
         case = next(self._values(), self.case)
-        for name, inner in self._tensors():
-            if "contiguous" in inner.layouts:
-                case = case.with_tensor(name, layout=Layout())
+        case = case.contiguous(name for name, inner in self._tensors() if "contiguous" in inner.layouts)
         ones = {name: () if isinstance(size, tuple) else min(size, 1) for name, size in case.sizes.items()}
         with contextlib.suppress(ImpossibleCase):
             candidate = case.with_(sizes=refit(self.plan.spec, ones))
@@ -133,11 +131,7 @@ class Shrinker:
 
     def _layouts(self) -> Iterator[Case]:
         spec = self.plan.spec
-        case = self.case
-        for name, inner in self._tensors():
-            if "contiguous" in inner.layouts:
-                case = case.with_tensor(name, layout=Layout())
-        yield case
+        yield self.case.contiguous(name for name, inner in self._tensors() if "contiguous" in inner.layouts)
         for name, inner in self._tensors():
             layout = self.case.tensors[name].layout
             if "contiguous" in inner.layouts:

@@ -11,7 +11,7 @@ from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import shape_of, torch_dtype
 from pytest_fusion.case.model import Case, Layout
 from pytest_fusion.case.plan import allowed_layouts
-from pytest_fusion.diagnosis.experiments import Answer, Lab, contiguous
+from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.verdict import probe as probing
@@ -30,7 +30,7 @@ def layout(lab: Lab) -> Found | None:
     bent = [name for name, tensor in case.tensors.items() if not tensor.layout.plain and name not in case.absent]
     if not bent:
         return None
-    plain = contiguous(case)
+    plain = case.contiguous()
     seeds = lab.seeds(case, _SEEDS)
     copies = [lab.ask(case.with_(seed=seed), laid=plain.with_(seed=seed)) for seed in seeds]
     if any(answer.wrong for answer in copies):
@@ -46,7 +46,7 @@ def layout(lab: Lab) -> Found | None:
         lab.base = wrong
         return None
     evidence = [f"right on contiguous copies of the same values, for {len(seeds)} seeds"]
-    guilty = [name for name in bent if lab.ask(case, laid=contiguous(case, [name])).right]
+    guilty = [name for name in bent if lab.ask(case, laid=case.contiguous([name])).right]
     if len(bent) > 1 and len(guilty) == 1:
         evidence.append(f"making {guilty[0]} alone contiguous is enough")
     offsets, strided = _offset(lab, case, bent), _strided(lab, case, bent)
@@ -183,7 +183,7 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
 
 def _wrong_otherwise_strided(lab: Lab, case: Case, names: list[str]) -> str | None:
     """The first layout without a stride of 0 that fails, on a larger case whose plain twin is right."""
-    larger = lab.grown(contiguous(case))
+    larger = lab.grown(case.contiguous())
     for name in names:
         inner = unwrap(lab.spec.inputs[name])
         assert isinstance(inner, TensorSpec)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.errors import first_line
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.interpreter.device import posing_as_cuda
@@ -36,5 +37,5 @@ def called(
             return result, None
     except Exception as error:
         if device.type == "cuda" and cuda_is_poisoned():
-            raise ContextLost(str(error).strip().partition("\n")[0]) from error
+            raise ContextLost(first_line(error)) from error
         return None, error

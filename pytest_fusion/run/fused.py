@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.errors import TooManyProgramsError, UnsupportedTritonError
+from pytest_fusion.errors import TooManyProgramsError, UnsupportedTritonError, first_line
 from pytest_fusion.run import genuine, interpreter
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.described import Described
@@ -103,7 +103,7 @@ def run_fused(
         raise  # the installation's fault, not the kernel's
     except Exception as error:
         if placed.arena.device.type == "cuda" and cuda_is_poisoned():
-            raise ContextLost(str(error).strip().partition("\n")[0]) from error
+            raise ContextLost(first_line(error)) from error
         outcome.error = error
         outcome.origin = _origin(error)
         outcome.trace = _short_trace(error)

@@ -52,9 +52,7 @@ class _State:
 
 
 def _state(bench: Bench) -> _State:
-    state = bench.kept.setdefault(_SPENT, _State())
-    assert isinstance(state, _State)
-    return state
+    return bench.state(_SPENT, _State)
 
 
 def due(trial: Trial, *, always: bool) -> bool:

@@ -77,7 +77,7 @@ class Attempt:
         before = {name: t.clone() for name, t in kept.items()}
         gradients = self._backward(ends, keep=self._twice)
         found = self.backward = Backward(gradients)
-        found.saved = [name for name, t in kept.items() if not _released(t) and _differ(t, before[name])]
+        found.saved = [name for name, t in kept.items() if not _released(t) and repeat.differ(t, before[name])]
         found.outputs = self._changed(outputs, arguments)
         found.direct = self._set_directly(arguments)
         if self._twice:
@@ -119,10 +119,6 @@ class Attempt:
             and name not in self._trial.spec.mutates
             and (t.grad is not None or t.requires_grad != (name in self._wanted))
         ]
-
-
-def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(repeat.differing(a, b).any())
 
 
 def _released(t: torch.Tensor) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
-from pytest_fusion.errors import TooManyProgramsError
+from pytest_fusion.errors import TooManyProgramsError, first_line
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -24,6 +24,8 @@ from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.outputs import Outputs, collect
 from pytest_fusion.verdict.vacuity import Vacuity
+
+State = TypeVar("State")
 
 
 @dataclass(slots=True)
@@ -53,6 +55,12 @@ class Bench:
     deep: bool = False
     # What was first said by each kind of rejection.
     refusals: dict[str, str] = field(default_factory=dict)
+
+    def state(self, name: str, kind: type[State]) -> State:
+        """What the check ``name`` keeps from case to case, made when it is first asked for."""
+        found = self.kept.setdefault(name, kind())
+        assert isinstance(found, kind)
+        return found
 
     def on(self, check: str) -> bool:
         return check not in self.spec.without
@@ -104,7 +112,7 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
 
 def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
     """The case asks nothing of the kernel."""
-    bench.refusals.setdefault(kind, str(error).strip().partition("\n")[0][:200])
+    bench.refusals.setdefault(kind, first_line(error)[:200])
     result.rejected = kind
     return result
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import numbers, regimes
+from pytest_fusion.case import regimes
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import refit
@@ -32,7 +32,7 @@ from pytest_fusion.run.place import Placed, place, rewrite
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import structure, values
-from pytest_fusion.verdict.calls import Bench, CaseResult, precision, reference_of, rejection, shapes
+from pytest_fusion.verdict.calls import Bench, CaseResult, precision, reference_of, rejection
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
 
@@ -70,9 +70,7 @@ class _State:
 
 
 def _state(bench: Bench) -> _State:
-    state = bench.kept.setdefault(NAME, _State())
-    assert isinstance(state, _State)
-    return state
+    return bench.state(NAME, _State)
 
 
 def asked(spec: FusionSpec) -> bool:
@@ -367,12 +365,8 @@ class _Compiling:
             return None
         case = self.trial.result.case
         placed = self.place(case, self.trial.logical)
-        other = case.with_(seed=numbers.mix(case.seed, "captured") >> 1)
-        try:
-            logical = make_inputs(self.spec, other, self.bench.device)
-        except (ImpossibleCase, InputFailed):
-            return None
-        if shapes(logical) != shapes(self.trial.logical) or _plain(logical) != _plain(self.trial.logical):
+        other, logical = self.trial.other_values("captured")
+        if logical is None or _plain(logical) != _plain(self.trial.logical):
             return None  # what the host knows of the values is part of the graph
         graph, error = self.call(lambda **given: compilers.Captured(self.spec.fused, given, self.bench.extra), placed)
         if error is not None:

@@ -80,8 +80,7 @@ class _State:
 
 
 def _state(bench: Bench) -> _State:
-    state = bench.kept.setdefault(NAME, _State())
-    assert isinstance(state, _State)
+    state = bench.state(NAME, _State)
     if state.focus is not None and state.focus.unrepeated != bench.unrepeated:
         state.focus = None
     return state

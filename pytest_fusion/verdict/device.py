@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import regimes
+from pytest_fusion.errors import first_line
 from pytest_fusion.run import streams
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import cuda_is_poisoned
@@ -48,9 +49,7 @@ class _State:
 
 
 def _state(bench: Bench) -> _State:
-    state = bench.kept.setdefault(NAME, _State())
-    assert isinstance(state, _State)
-    return state
+    return bench.state(NAME, _State)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -141,7 +140,7 @@ class _Parts:
             return work(), None
         except Exception as error:
             if cuda_is_poisoned():
-                raise ContextLost(str(error).strip().partition("\n")[0]) from error
+                raise ContextLost(first_line(error)) from error
             return None, error
 
     def fail(self, reason: str, slug: str, **evidence: Any) -> Verdict:
@@ -208,7 +207,7 @@ class _Parts:
         if error is not None:
             if rejection(self.spec, error) is not None:
                 return None
-            line = str(error).strip().partition("\n")[0]
+            line = first_line(error)
             return self.fail(f"{where} the call raised {type(error).__name__}: {line}; {advice}", "wrong-device")
         wrong = judged(self.trial, result, placed)
         if wrong is None:

@@ -58,9 +58,7 @@ class _State:
 
 
 def _state(bench: Bench) -> _State:
-    state = bench.kept.setdefault(NAME, _State())
-    assert isinstance(state, _State)
-    return state
+    return bench.state(NAME, _State)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001

@@ -317,14 +317,18 @@ class _Along:
         whole, other = self._uniform(number, self.size, found.output), self._uniform(number, size, found.output)
         if variant.nan:
             kind, reason = "neighbours", f"{one}'s bits change when {_others(dim)} are NaN"
-        elif whole is not None and _differ(whole.narrow(axis, number, 1), own):
+        elif whole is not None and repeat.differ(whole.narrow(axis, number, 1), own):
             kind, reason = "neighbours", f"{one}'s bits depend on what {_others(dim)} hold"
         elif (place := _odd_one(whole, axis)) is not None or (place := _odd_one(other, axis)) is not None:
             kind, reason = (
                 "position",
                 f"{one}'s bits depend on where it lies: at position {place} they are not those at 0",
             )
-        elif whole is not None and other is not None and _differ(whole.narrow(axis, 0, 1), other.narrow(axis, 0, 1)):
+        elif (
+            whole is not None
+            and other is not None
+            and repeat.differ(whole.narrow(axis, 0, 1), other.narrow(axis, 0, 1))
+        ):
             low, high = self._threshold(number, found.output, *sorted((self.size, size)))
             kind, sizes = "size", [low, high]
             between = f"{low} and {_count(dim, high)}" if _is_plural(dim) else f"{dim}={low} and {dim}={high}"
@@ -367,15 +371,11 @@ class _Along:
             got = self._uniform(number, between[middle], output)
             if got is None:
                 break
-            if _differ(got.narrow(axis, 0, 1), start.narrow(axis, 0, 1)):
+            if repeat.differ(got.narrow(axis, 0, 1), start.narrow(axis, 0, 1)):
                 right = middle
             else:
                 left = middle
         return between[left], between[right]
-
-
-def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(repeat.differing(a, b).any())
 
 
 def _odd_one(t: torch.Tensor | None, axis: int) -> int | None:

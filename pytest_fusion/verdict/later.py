@@ -27,13 +27,12 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import numbers
-from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.run import genuine, stragglers
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, renewed
 from pytest_fusion.verdict import repeat, structure
-from pytest_fusion.verdict.calls import rejection, same_draws, shapes
+from pytest_fusion.verdict.calls import rejection
 from pytest_fusion.verdict.model import Verdict, failed, unknown
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
@@ -112,7 +111,7 @@ class LaterCalls:
 
     def _other_values(self) -> Verdict | None:
         """Other values, then the same ones elsewhere once the caller has written over the result."""
-        logical = self._values("other")
+        logical = self.trial.other_values(NAME, "other")[1]
         if logical is None:
             self.left["values"] = "no other values of the same shapes could be drawn"
             return None
@@ -121,7 +120,9 @@ class LaterCalls:
         if verdict is not None:
             return verdict
         # An output that is the same for other values (a table of positions) may be shared and remembered.
-        depends = [name for name in self.names if name in a.returned and _differ(self.right[name], a.returned[name])]
+        depends = [
+            name for name in self.names if name in a.returned and repeat.differ(self.right[name], a.returned[name])
+        ]
         written = [name for name in depends if _scribble(a.outputs[name], a.placed.tensors.values())]
         if not (self.spec.mutates or self.spec.clobbers):
             verdict = self._same_answer(a, self._called(a.placed), written)
@@ -147,7 +148,7 @@ class LaterCalls:
     def _earlier(self, a: _Call) -> Verdict | None:
         """The results that were judged, after this call: what changed is memory that was returned again, if it was."""
         held = self.trial.got.tensors
-        name = next((name for name in self.names if _differ(self.right[name], held[name])), None)
+        name = next((name for name in self.names if repeat.differ(self.right[name], held[name])), None)
         if name is None:
             return None
         later = [*a.outputs.values()]
@@ -171,9 +172,9 @@ class LaterCalls:
         for name in self.names:
             if name not in a.returned or name not in b.returned:
                 return unknown(NAME, f"{name} is not returned for other values")
-            if not _differ(a.returned[name], b.returned[name]):
+            if not repeat.differ(a.returned[name], b.returned[name]):
                 continue
-            if name in written and not _differ(b.returned[name], a.outputs[name]):
+            if name in written and not repeat.differ(b.returned[name], a.outputs[name]):
                 return self._finding(
                     "kept",
                     f"{name} is memory that the kernel keeps: after the caller wrote over it, a call on the same "
@@ -181,7 +182,7 @@ class LaterCalls:
                     name,
                     "cached-answer",
                 )
-            old = not _differ(a.returned[name], self.right[name])
+            old = not repeat.differ(a.returned[name], self.right[name])
             verdict = self._unfinished(b)
             return verdict or (self._recycled_finding(name, old=True) if old else self._unsteady(name))
         return None
@@ -210,7 +211,7 @@ class LaterCalls:
         verdict = self._unfinished(got)  # first: two unfinished results are alike
         if verdict is not None:
             return verdict
-        if wrong in returned and wrong in got.returned and not _differ(returned[wrong], got.returned[wrong]):
+        if wrong in returned and wrong in got.returned and not repeat.differ(returned[wrong], got.returned[wrong]):
             return self._recycled_finding(wrong, old=True)
         elsewhere = self._wrong(self._called(self._place(self.trial.logical)))
         return self._recycled_finding(wrong, old=False) if elsewhere is None else self._unsteady(wrong)
@@ -230,21 +231,8 @@ class LaterCalls:
 
     def _works_for_new_values(self, least: int) -> bool:
         """Whether a call on values never seen does more work: else the call before did something once."""
-        logical = self._values("third")
+        logical = self.trial.other_values(NAME, "third")[1]
         return logical is not None and self._called(self._place(logical)).work > least
-
-    def _values(self, which: str) -> Mapping[str, Any] | None:
-        """Other values of the same shapes."""
-        case = self.case.with_(seed=numbers.mix(self.case.seed, NAME, which) >> 1)
-        try:
-            with self.bench.clock.phase("make"):
-                logical = {
-                    **make_inputs(self.spec, case, self.bench.device),
-                    **same_draws(self.spec, self.trial.logical),
-                }
-        except (ImpossibleCase, InputFailed):
-            return None
-        return logical if shapes(logical) == shapes(self.trial.logical) else None
 
     def _place(self, logical: Mapping[str, Any]) -> Placed:
         with self.bench.clock.phase("make"):
@@ -291,14 +279,14 @@ class LaterCalls:
     def _wrong(self, call: _Call) -> str | None:
         """The first output that is not the case's own answer."""
         for name in self.names:
-            if name not in call.returned or _differ(self.right[name], call.returned[name]):
+            if name not in call.returned or repeat.differ(self.right[name], call.returned[name]):
                 return name
         return None
 
     def _late(self, call: _Call) -> Verdict | None:
         """What changed between the return and the end of all work on the device."""
         for name, before in call.returned.items():
-            if name in call.outputs and _differ(before, call.outputs[name]):
+            if name in call.outputs and repeat.differ(before, call.outputs[name]):
                 return self._late_finding(name)
         return None
 
@@ -340,10 +328,6 @@ class LaterCalls:
         return failed(NAME, reason, identity=f"honesty:{what}", output=name, cause=cause)
 
 
-def _differ(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return repeat.first_difference({"": a}, {"": b}) is not None
-
-
 def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:
     """Whether a tensor with these bits is alive that is none of ours; costs a walk over all objects, some 50 ms."""
     ours = {id(t) for call in calls for t in (*call.outputs.values(), *call.returned.values())}
@@ -353,7 +337,7 @@ def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:
         and thing.shape == answer.shape
         and thing.dtype == answer.dtype
         and thing.device == answer.device
-        and not _differ(thing.detach(), answer)
+        and not repeat.differ(thing.detach(), answer)
         for thing in gc.get_objects()
     )
 

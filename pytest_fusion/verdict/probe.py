@@ -18,7 +18,6 @@ from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed
 from pytest_fusion.run.reference import ReferenceFailed, run_reference
-from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict import gradients, memory, values
 from pytest_fusion.verdict.backward import Attempt
 from pytest_fusion.verdict.calls import (
@@ -36,7 +35,6 @@ from pytest_fusion.verdict.calls import (
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.outputs import collect
-from pytest_fusion.verdict.tolerance import offending
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
@@ -163,15 +161,6 @@ def _comparable(found: Probe) -> bool:
     """Whether the outputs have the structure that comparing their values takes."""
     shapes = [{name: (t.shape, t.dtype) for name, t in side.items()} for side in (found.got, found.expected)]
     return shapes[0] == shapes[1]
-
-
-def wrong_elements(got: torch.Tensor, against: Against, tolerance: str | Tolerance) -> torch.Tensor:
-    """Bool, of the output's shape: the elements beyond what a single one may be off."""
-    if isinstance(against, OutputLanes):
-        return offending(got.detach(), against)
-    assert isinstance(tolerance, Tolerance)
-    a, b = (t.detach() if t.is_complex() else t.detach().to(torch.float64) for t in (got, against))
-    return ~torch.isclose(a, b, tolerance.rtol, tolerance.atol, equal_nan=True)
 
 
 def right_of(bench: Bench, logical: Mapping[str, Any], *, seed: int = 0) -> dict[str, torch.Tensor] | None:

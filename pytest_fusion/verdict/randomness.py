@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.model import Case, Layout
+from pytest_fusion.case.model import Layout
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import chance, repeat
@@ -57,9 +57,7 @@ class _State:
 
 
 def _state(bench: Bench) -> _State:
-    state = bench.kept.setdefault(NAME, _State())
-    assert isinstance(state, _State)
-    return state
+    return bench.state(NAME, _State)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -291,7 +289,8 @@ def _correlated(a: Mask, b: Mask, *, itself: bool = False) -> chance.Correlation
 def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     """The mask of contiguous inputs is that of the case's own layouts."""
     case = trial.result.case
-    plain_case = _contiguous(case)
+    # An expanded input holds one slice, which no other layout does.
+    plain_case = case.contiguous(name for name, tensor in case.tensors.items() if tensor.layout.kind != "expanded")
     other = masks.at(case=plain_case)
     if other is None or mask.kept.shape != other.kept.shape:
         return None
@@ -314,14 +313,6 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
         layouts=layouts,
         first=first,
     )
-
-
-def _contiguous(case: Case) -> Case:
-    for name, tensor in case.tensors.items():
-        # An expanded input holds one slice, which no other layout does.
-        if tensor.layout.kind != "expanded":
-            case = case.with_tensor(name, layout=Layout())
-    return case
 
 
 def _without_mask(trial: Trial) -> Verdict | None:

@@ -28,6 +28,11 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return different
 
 
+def differ(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether any bit differs, or shape or dtype do."""
+    return first_difference({"": a}, {"": b}) is not None
+
+
 def first_difference(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> tuple[str, torch.Tensor] | None:
     """The first output that differs between two runs, with the mask of its differing elements."""
     for name, tensor in a.items():
@@ -92,6 +97,11 @@ def variations(base: Mapping[str, torch.Tensor], runs: Iterable[Mapping[str, tor
             alike = other is not None and tensor.shape == other.shape and tensor.dtype == other.dtype
             ulps.setdefault(name, []).append(distances(tensor, other, mask) if alike and other is not None else None)
     return [_variation(name, mask, ulps[name]) for name, mask in masks.items()]
+
+
+def seen(name: str, mask: torch.Tensor) -> Variation:
+    """The variation of which a difference is known and no more."""
+    return _variation(name, mask.cpu(), [None])
 
 
 def _variation(name: str, mask: torch.Tensor, ulps: Sequence[torch.Tensor | None]) -> Variation:

@@ -198,7 +198,8 @@ class Trial:
             now = self.collect(outcome, placed)
             while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
                 if not self.tolerates(same[0]):
-                    varied = repeat.variations(self.steady(before), [self.steady(now)])
+                    # A thread that still writes to what was returned may undo the difference before it is measured.
+                    varied = repeat.variations(self.steady(before), [self.steady(now)]) or [repeat.seen(*same)]
                     if before is got and not repeat.variations(self.steady(other), [self.steady(now)]):
                         return self.note(repeat.varies(varied, repeat.FIRST, runs=3))
                     return self.note(repeat.check_repeat(varied, 3))
@@ -299,18 +300,23 @@ class Trial:
 
                 self.bench.vacuity.observe(name, self.reference.native[i], accepts)
 
+    def other_values(self, *salt: str) -> tuple[Case, Mapping[str, Any] | None]:
+        """The case with another seed, and its values where they have the same shapes, ``None`` where not."""
+        case = self.result.case.with_(seed=numbers.mix(self.result.case.seed, *salt) >> 1)
+        try:
+            with self.bench.clock.phase("make"):
+                logical = {**make_inputs(self.spec, case, self.bench.device), **same_draws(self.spec, self.logical)}
+        except (ImpossibleCase, InputFailed):
+            return case, None
+        return case, logical if shapes(logical) == shapes(self.logical) else None
+
     def call_again(self, got: Outputs, placed: Placed) -> None:
         """Changed values at the same addresses: a cached answer, or state left by the first call, shows here."""
         bench, spec = self.bench, self.spec
-        case = self.result.case.with_(seed=numbers.mix(self.result.case.seed, "again") >> 1)
+        case, logical = self.other_values("again")
+        if logical is None:
+            return
         before = {name: t.clone() for name, t in got.tensors.items()}
-        try:
-            with bench.clock.phase("make"):
-                logical = {**make_inputs(spec, case, bench.device), **same_draws(spec, self.logical)}
-        except (ImpossibleCase, InputFailed):
-            return
-        if shapes(logical) != shapes(self.logical):
-            return
         with bench.clock.phase("make"):
             rewrite(placed, logical)
             placed.arena.refill(FILLS[0])

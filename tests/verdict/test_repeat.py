@@ -9,6 +9,7 @@ import torch
 
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.spec.inputs import derived, tensor
+from pytest_fusion.verdict import repeat
 from pytest_fusion.verdict.repeat import check_repeat, differing, first_difference, variations
 
 T = torch.Tensor
@@ -40,6 +41,15 @@ def test_a_bit_that_differs_between_runs_fails(judge_one: Any, period: int) -> N
     result = judge_one(fused, double)
     assert result.failure.identity == "repeat:out"
     assert "deterministic=False" in result.failure.reason
+
+
+def test_a_difference_that_is_gone_when_it_is_measured_fails(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that still writes to a result may make it equal again; that it differed is enough."""
+    monkeypatch.setattr(repeat, "variations", lambda base, runs: [])
+    fused = Unsteady(2)
+    result = judge_one(fused, double)
+    assert result.failure.identity == "repeat:out"
+    assert "1 of" in result.failure.reason
 
 
 def test_chance_that_is_declared_is_unknown_not_failed(judge_one: Any) -> None:

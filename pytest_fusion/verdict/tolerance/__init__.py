@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_fusion.verdict.tolerance.judge import excess, judge_output, offending
+from pytest_fusion.verdict.tolerance.judge import excess, excess_by, judge_output
 from pytest_fusion.verdict.tolerance.model import Grade, ValuesVerdict
-from pytest_fusion.verdict.tolerance.plain import excess_plain, judge_plain
+from pytest_fusion.verdict.tolerance.plain import judge_plain
 
-__all__ = ["Grade", "ValuesVerdict", "excess", "excess_plain", "judge_output", "judge_plain", "offending"]
+__all__ = ["Grade", "ValuesVerdict", "excess", "excess_by", "judge_output", "judge_plain"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes.model import OutputLanes
 from pytest_fusion.run.lanes.rounding import GRIDS, D
+from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.tolerance.codes import judge_codes, offending_codes
 from pytest_fusion.verdict.tolerance.floats import excess_floats, judge_floats
 from pytest_fusion.verdict.tolerance.model import ValuesVerdict
@@ -77,6 +78,9 @@ def excess(candidate: Tensor, lanes: OutputLanes) -> Tensor:
     return torch.where(offending_codes(candidate, lanes), math.inf, 0.0).to(D)
 
 
-def offending(candidate: Tensor, lanes: OutputLanes) -> Tensor:
-    """Bool, of the candidate's shape: the elements beyond what is allowed of a single element."""
-    return excess(candidate, lanes) > 1
+def excess_by(candidate: Tensor, right: OutputLanes | Tensor, tolerance: str | Tolerance) -> Tensor:
+    """As :func:`excess`, or as :func:`excess_plain` where ``right`` is a tensor and ``tolerance`` a fixed one."""
+    if isinstance(right, OutputLanes):
+        return excess(candidate.detach(), right)
+    assert isinstance(tolerance, Tolerance)
+    return excess_plain(candidate, right, tolerance.rtol, tolerance.atol)

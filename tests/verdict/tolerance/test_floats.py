@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pytest_fusion.run.lanes import OutputLanes, run_lanes
-from pytest_fusion.verdict.tolerance import ValuesVerdict, judge_output, offending
+from pytest_fusion.verdict.tolerance import ValuesVerdict, excess, judge_output
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
@@ -86,8 +86,8 @@ def test_one_wrong_element_or_row_is_found_among_odd_rows(case: tuple[Tensor, Te
     if bug == "element":
         assert verdict.index == (10, 17)
         assert verdict.mismatched == 1
-        assert bool(offending(candidate, _lanes(x, weight))[10, 17])
-        assert int(offending(candidate, _lanes(x, weight)).sum()) == 1
+        assert bool((excess(candidate, _lanes(x, weight)) > 1)[10, 17])
+        assert int((excess(candidate, _lanes(x, weight)) > 1).sum()) == 1
     if bug == "nan":
         assert verdict.statistic == "nonfinite"
         assert not verdict.statistical

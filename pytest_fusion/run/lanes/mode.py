@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from pytest_fusion.run.lanes.cancellation import SUMS, exposed, loose
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
 from pytest_fusion.run.lanes.ops import Op
@@ -100,7 +101,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for native, lanes in zip(results_of(out), every, strict=False):
             if isinstance(native, Tensor) and lanes is not None:
                 lanes = split(lanes)
-                self.store.put(parts(native), lanes.raw, lanes.rounded, lanes.terms)
+                self.store.put(parts(native), lanes)
 
     def _matters(self, plan: Plan, args: Any, kwargs: Any, results: Sequence[Tensor]) -> bool:
         """False where the native result is exact: values moved or compared that nothing has rounded."""
@@ -152,7 +153,11 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> list[Lanes | None]:
         natives = results_of(out)
         terms = max((lanes.terms for lanes in seen.values()), default=1)
-        op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms)
+        operands = tensors_of((args, kwargs))
+        if plan.name in SUMS:
+            seen = exposed(operands, seen, self.noise.kind)
+        held = {id(seen[key].rounded): seen[key] for key in loose(operands, seen, self.noise.kind)}
+        op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms, held)
         rule = plan.rule
         assert rule is not None
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
@@ -306,7 +311,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raw_wide = raw.expand(raw.shape[0], *shape[1:])
         rounded_wide = raw_wide if raw is rounded else rounded.expand(rounded.shape[0], *shape[1:])
         self.store.mark_written(target)
-        self.store.write(target, raw_wide, rounded_wide, value.terms)
+        self.store.write(target, Lanes(raw_wide, rounded_wide, value.terms))
 
     def _rewrite(self, target: Tensor) -> None:
         """``target`` now holds exact native values."""
@@ -315,8 +320,7 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.store.covers(target):
             self.store.forget(target)
         elif self.store.tracks(target):
-            lanes = exact_lanes(target)
-            self.store.write(target, lanes.raw, lanes.rounded)
+            self.store.write(target, exact_lanes(target))
 
     def _opaque_write(self, func: Any, plan: Plan, args: Any, kwargs: Any, written: Sequence[Tensor]) -> Any:
         """An operation that writes and has no functional form: run on copies of each lane, then natively."""

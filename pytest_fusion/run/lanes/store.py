@@ -86,13 +86,12 @@ class Store:
         elements = _elements(tensor, tensor.dtype)
         return tensor.storage_offset() == 0 and tensor.numel() == elements and tensor.is_contiguous()
 
-    def put(self, tensor: Tensor, raw: Tensor, rounded: Tensor, terms: int = 1) -> None:
-        """Makes ``raw`` and ``rounded`` (L, *shape) the lanes of a freshly made ``tensor``."""
+    def put(self, tensor: Tensor, lanes: Lanes) -> None:
+        """Makes ``lanes`` those of a freshly made ``tensor``."""
         self._sweep()
-        flat_raw = self._flat(tensor, raw)
-        flat_rounded = flat_raw if raw is rounded else self._flat(tensor, rounded)
-        owner = _weak(tensor)
-        self._entries[self._key(tensor)] = Entry(owner, tensor.dtype, flat_raw, flat_rounded, terms)
+        flat_raw = self._flat(tensor, lanes.raw)
+        flat_rounded = flat_raw if lanes.single else self._flat(tensor, lanes.rounded)
+        self._entries[self._key(tensor)] = Entry(_weak(tensor), tensor.dtype, flat_raw, flat_rounded, lanes.terms)
 
     def _flat(self, tensor: Tensor, value: Tensor) -> Tensor:
         if self.covers(tensor):
@@ -113,18 +112,18 @@ class Store:
         flat = value.unsqueeze(0)
         self._entries[key] = Entry(_weak(tensor), tensor.dtype, flat, flat)
 
-    def write(self, tensor: Tensor, raw: Tensor, rounded: Tensor, terms: int = 1) -> None:
+    def write(self, tensor: Tensor, lanes: Lanes) -> None:
         """Replaces the values seen through ``tensor``, in every view of its storage."""
         if self.covers(tensor):
-            self.put(tensor, raw, rounded, terms)
+            self.put(tensor, lanes)
             return
         # ``out=`` may have resized the storage since it was captured.
         self.capture(tensor)
         entry = self._entries[self._key(tensor)]
         entry.raw = self._own(entry.raw)
         entry.rounded = self._own(entry.rounded)
-        self._window(entry.raw, tensor).copy_(raw)
-        self._window(entry.rounded, tensor).copy_(rounded)
+        self._window(entry.raw, tensor).copy_(lanes.raw)
+        self._window(entry.rounded, tensor).copy_(lanes.rounded)
 
     def _own(self, flat: Tensor) -> Tensor:
         return flat.expand(self.width, -1).clone(memory_format=torch.contiguous_format)

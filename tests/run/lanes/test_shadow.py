@@ -61,9 +61,20 @@ def test_the_last_rounding_is_left_to_the_reader(x: Tensor) -> None:
     """Lanes of a single operation come before its rounding to the native dtype."""
     low = x.bfloat16()
 
-    out = run_lanes(lambda: [low * 1.1], seed=1).outputs[0]
+    out = run_lanes(lambda: [low * 1.125], seed=1).outputs[0]
 
-    assert torch.equal(out.lanes, (low.double() * 1.1).expand(6, 8, 32))
+    assert torch.equal(out.lanes, (low.double() * 1.125).expand(6, 8, 32))
+
+
+def test_a_number_that_float32_does_not_hold_is_off_alike_everywhere(x: Tensor) -> None:
+    """Kernels hold 1.1 rounded, or as 1 + 0.1 rounded twice: one factor a lane, within a unit of float32."""
+    out = run_lanes(lambda: [x * 1.1], seed=1).outputs[0]
+
+    factors = out.lanes / (x.double() * 1.1)
+    assert bool(((factors - factors[:, :1, :1]).abs() < 2**-50).all())
+    sizes = (factors[:, 0, 0] - 1).abs()
+    assert bool((sizes <= 2**-24).all())
+    assert len(set(sizes.tolist())) == len(sizes)
 
 
 def test_exact_values_stay_exact_in_every_lane(x: Tensor) -> None:
@@ -292,7 +303,7 @@ def test_masks_are_no_low_precision_input() -> None:
     """A product with a matrix of ones, as in a scan by matmul, does not excuse storing the other operand low."""
     x = torch.randn(16, 16, generator=torch.Generator().manual_seed(3)) * 1.1
 
-    out = run_lanes(lambda: [torch.ones(16, 16).tril() @ (x * 1.1)], seed=1).outputs[0]
+    out = run_lanes(lambda: [torch.ones(16, 16).tril() @ (x * 1.125)], seed=1).outputs[0]
 
     assert float((out.lanes - out.oracle).abs().max()) < 2**-18
 

@@ -35,7 +35,7 @@ def _weights(op: Op, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, sc
     if mask is not None:
         mask = mask.reshape(mask.shape[0], *(1,) * (scores.dim() - mask.dim()), *mask.shape[1:])
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + as_float(mask)
-    return scores, softmax(op, scores, [-1])
+    return scores, softmax(op, scores, [-1], op.relative(scores, 1))
 
 
 def _grouped(q: Tensor, k: Tensor) -> Tensor:

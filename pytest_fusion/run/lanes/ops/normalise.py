@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,16 @@ from pytest_fusion.run.lanes.ops.reduction import average, moments, total
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, dims_from_end, from_end, rank
 
 
-def _shifted(op: Op, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor]:
+def _shifted(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """``(x - max, exp(x - max))``; the argument's noise of 3 units covers ``exp2(x * log2 e)`` and online rescaling."""
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
-    below = x - top
+    below = (_score(op, x) if unrounded is None else unrounded) - top
     return below, op.relative(torch.exp(op.relative(below, 3)), 4)
+
+
+def _score(op: Op, x: Tensor) -> Tensor:
+    """A computed score: kernels scale by log2 e too, which rounds it even where the reference's scale is exact."""
+    return op.relative(op.unrounded(x), 1) if id(x) in op.held else x
 
 
 @computed("_softmax", "_safe_softmax", "softmax")
@@ -27,9 +33,12 @@ def _softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     return value
 
 
-def softmax(op: Op, x: Tensor, dims: list[int]) -> Tensor:
-    _, grown = _shifted(op, x, dims)
-    return op.relative(grown / total(op, grown, dims, True), 2)
+def softmax(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> Tensor:
+    """``unrounded`` is ``x`` as the difference with its largest value may read it, where ``x`` is no operand."""
+    _, grown = _shifted(op, x, dims, unrounded)
+    whole = total(op, grown, dims, True)
+    # A row with an overflow is rescaled by 0 * inf in kernels that go by blocks.
+    return op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
 
 
 @computed("_log_softmax", "log_softmax")
@@ -51,7 +60,7 @@ def _logsumexp(op: Op, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
         return torch.logsumexp(x, dims, keepdim) if dims else x
     top = x.amax(dims, True)
     top = torch.where(torch.isinf(top), 0.0, top)
-    grown = op.relative(torch.exp(op.relative(x - top, 3)), 4)
+    grown = op.relative(torch.exp(op.relative(_score(op, x) - top, 3)), 4)
     value = op.relative(_log(op, total(op, grown, dims, True)) + top, 1)
     return value if keepdim else value.reshape(value.shape[0], *op.outs[0].shape)
 
@@ -105,7 +114,7 @@ def _group_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = as_float(x)
     grouped = x.reshape(x.shape[0], batch, groups, -1)
-    mean, centred, variance = moments(op, grouped, [-1])
+    mean, centred, variance = moments(op, grouped, [-1], op.unrounded(x).reshape(-1, *grouped.shape[1:]))
     root = op.relative(torch.rsqrt(variance + eps), 3)
     value = op.relative(centred * root, 1)
     value = value.reshape(value.shape[0], *x.shape[1:])
@@ -187,7 +196,7 @@ def _normalised_backward(
     the mean has rounded it: of a single element 4e-6 was left over where plain arithmetic has 0 (root is 316 there).
     """
     along = op.relative(value * average(op, grad * value, dims, True), 1)
-    own = op.relative(grad, 1) if product else grad
+    own = op.relative(grad, 1) if product else op.unrounded(grad)
     left = op.relative(own - average(op, grad, dims, True), 1) if centred else grad
     return op.relative(op.relative(left - along, 1) * root, 2)
 

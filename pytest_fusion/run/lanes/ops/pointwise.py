@@ -22,12 +22,12 @@ def _plain(function: Callable[..., Tensor]) -> Rule:
     """A rule for an exactly rounded operation on any number of broadcast operands."""
 
     def rule(op: Op, *args: Any, **kwargs: Any) -> Tensor:
-        return function(*(as_float(a) for a in aligned(op, args)), **kwargs)
+        return function(*(as_float(a) for a in aligned(op, [op.number(a) for a in args])), **kwargs)
 
     return rule
 
 
-for _name in ("mul", "rsub", "lerp", "addcmul", "square", "hypot", "frac", "ldexp", "xlogy", "copysign", "deg2rad"):
+for _name in ("mul", "addcmul", "square", "hypot", "frac", "ldexp", "xlogy", "copysign", "deg2rad"):
     computed(_name)(_plain(getattr(torch, _name)))
 
 
@@ -36,10 +36,25 @@ def _sub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
     return _add(op, a, b, -alpha)
 
 
+@computed("rsub")
+def _rsub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
+    return _add(op, b, a, -alpha)
+
+
+@computed("lerp")
+def _lerp(op: Op, a: Tensor, b: Tensor, weight: Any) -> Tensor:
+    """``a + weight * (b - a)``, in every other lane ``(1 - weight) * a + weight * b``: kernels have either."""
+    a, b, weight = (as_float(v) for v in aligned(op, (a, b, op.number(weight))))
+    out = op.noise.spread(torch.lerp(a, b, weight if isinstance(weight, Tensor) else float(weight)))
+    out[1::2] = op.noise.spread(a + op.relative(weight * op.relative(b - a, 1), 1))[1::2]
+    out[2::2] = (op.relative(a * (1 - weight), 1) + op.relative(b * weight, 1))[2::2]
+    return out
+
+
 @computed("add")
 def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
-    a, b = (as_float(v) for v in aligned(op, (a, b)))
-    total: Tensor = a + (b if alpha == 1 else b * alpha)
+    a, b, alpha = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
+    total: Tensor = a + (b if isinstance(alpha, int) and alpha == 1 else b * alpha)
     if op.terms > 1:
         # Accumulators initialised with a bias carry it through all steps of the product that feeds this sum.
         size = torch.maximum(total[:1].abs(), a[:1].abs() if isinstance(a, Tensor) else total.new_tensor(abs(a)))

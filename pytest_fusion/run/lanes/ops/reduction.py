@@ -55,10 +55,10 @@ def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: A
     return average(op, as_float(x), dims_from_end(dim, rank(x)), keepdim)
 
 
-def moments(op: Op, x: Tensor, dims: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def moments(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
     mean = average(op, x, dims, True)
-    centred = op.relative(x - mean, 1)
+    centred = op.relative((op.unrounded(x) if unrounded is None else unrounded) - mean, 1)
     return mean, centred, average(op, centred.square(), dims, True)
 
 

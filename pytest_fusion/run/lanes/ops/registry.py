@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.cancellation import unrounded
 from pytest_fusion.run.lanes.rounding import LARGEST32, U32, U64, D, Noise, unit
+from pytest_fusion.run.lanes.store import Lanes
 
 # A rule gets the operation's arguments with every tensor replaced by its lanes (L, *shape), L = 1 or 1 + K.
 Rule = Callable[..., Any]
@@ -31,7 +34,8 @@ class Op:
     """One operation in flight.
 
     ``function`` is the functional ATen overload, ``name`` its base name, ``outs`` and ``operands`` its native results
-    and arguments, ``terms`` the length of the longest product that made one of the operands.
+    and arguments, ``terms`` the length of the longest product that made one of the operands, ``held`` the lanes of the
+    operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values.
     """
 
     noise: Noise
@@ -40,6 +44,12 @@ class Op:
     outs: tuple[Tensor, ...]
     operands: tuple[Any, ...]
     terms: int = 1
+    held: Mapping[int, Lanes] = field(default_factory=dict)
+
+    def unrounded(self, value: Tensor) -> Tensor:
+        """An operand as a difference with a reduction of itself may read it: in half of the lanes not yet rounded."""
+        lanes = self.held.get(id(value))
+        return value if lanes is None else unrounded(lanes)
 
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Positional arguments by the names of the native schema."""
@@ -64,6 +74,16 @@ class Op:
 
     def relative(self, value: Tensor, units: float) -> Tensor:
         return self.noise.relative(value, units * self.unit)
+
+    def number(self, value: Any) -> Any:
+        """A Python number as kernels hold it: off by up to a unit, alike in all elements, unless float32 holds it.
+
+        ``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` differ by that where they cancel.
+        """
+        if not isinstance(value, float) or self.wide or not math.isfinite(value):
+            return value
+        held = struct.unpack("f", struct.pack("f", value))[0] if abs(value) < LARGEST32 else math.inf
+        return value if held == value else self.relative(self.outs[0].new_full((1,), value, dtype=D), 1)
 
     def absolute(self, value: Tensor, units: float) -> Tensor:
         return self.noise.absolute(value, units * self.unit)

@@ -1,0 +1,40 @@
+"""A difference shows the last rounding of its operands, which no honest kernel need share.
+
+Where both sides of a cancellation come from one rounded value, every lane has exactly 0. A GPU has not: compilers
+contract a product and the sum that it feeds into one operation that leaves the product unrounded (PTX's default,
+``--fmad=true``; Triton's ``enable_fp_fusion``), and a kernel that factors its formula otherwise rounds elsewhere. Of a
+layer norm's backward over a single element 4e-6 was left where the reference has 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.store import Lanes
+
+SUMS = frozenset({"add", "sub", "subtract", "rsub"})
+
+
+def loose(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> list[int]:
+    """The ``id`` of each operand whose last rounding was to float32: none is as written in kernels, others may be."""
+    return [id(t) for t in operands if not seen[id(t)].single and (kind == "F" or t.dtype == torch.float32)]
+
+
+def unrounded(lanes: Lanes, way: int = 1, ways: int = 2) -> Tensor:
+    """Rounded lanes, but every ``ways``-th from ``way`` on (never lane 0, the oracle) as before their last rounding."""
+    mixed = lanes.rounded.expand(max(lanes.raw.shape[0], lanes.rounded.shape[0]), *lanes.rounded.shape[1:]).clone()
+    mixed[way::ways] = lanes.raw.expand_as(mixed)[way::ways]
+    return mixed
+
+
+def exposed(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> dict[int, Lanes]:
+    """What the lanes of a sum read: of several operands one at most is unrounded, as in ``fma(a, b, -(c * d))``."""
+    which = loose(operands, seen, kind)
+    read = dict(seen)
+    for way, key in enumerate(which, 1):
+        read[key] = replace(seen[key], rounded=unrounded(seen[key], way, 1 + len(which)))
+    return read

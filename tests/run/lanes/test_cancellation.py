@@ -1,0 +1,90 @@
+"""What is left where a difference cancels: rounding errors of its operands, which kernels round in other places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes import run_lanes
+from pytest_fusion.verdict.tolerance import judge_output
+
+Function = Callable[[Tensor], Tensor]
+
+
+def judged(reference: Function, got: Tensor, x: Tensor, seed: int) -> bool:
+    few = run_lanes(lambda: [reference(x)], seed=seed).outputs[0]
+    return judge_output(got, few, lambda: run_lanes(lambda: [reference(x)], lanes=24, seed=seed + 100).outputs[0]).ok
+
+
+def fma(a: Tensor, b: float, c: Tensor) -> Tensor:
+    """``a * b + c`` of float32, rounded once: the product of two float32 is exact in float64."""
+    return (a.double() * torch.tensor(b).double() + c.double()).float()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_contracted_product_is_no_error(seed: int) -> None:
+    """``x * s - max(x * s)`` is a rounding error at the largest element on a GPU and 0 in the reference."""
+    x = torch.randn(16, 33, generator=torch.Generator().manual_seed(seed))
+
+    def below(x: Tensor) -> Tensor:
+        score = x * 0.3
+        return score - score.amax(-1, keepdim=True)
+
+    contracted = fma(x, 0.3, -(x * 0.3).amax(-1, keepdim=True))
+    assert bool((contracted[below(x) == 0] != 0).any())
+    assert judged(below, contracted, x, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_than_a_rounding_error_is_an_error(seed: int) -> None:
+    """What is left of a product that was stored in bfloat16 is 2^16 times that."""
+    x = torch.randn(16, 33, generator=torch.Generator().manual_seed(seed))
+
+    def below(x: Tensor) -> Tensor:
+        score = x * 0.3
+        return score - score.amax(-1, keepdim=True)
+
+    assert not judged(below, x * 0.3 - (x * 0.3).bfloat16().float().amax(-1, keepdim=True), x, seed)
+
+
+def test_inputs_cancel_exactly() -> None:
+    """No rounding precedes ``x - max(x)``: a kernel that has anything but 0 there is wrong."""
+    x = torch.randn(16, 33, generator=torch.Generator().manual_seed(0))
+
+    def below(x: Tensor) -> Tensor:
+        return x - x.amax(-1, keepdim=True)
+
+    assert judged(below, below(x), x, 0)
+    assert not judged(below, torch.where(below(x) == 0, 2**-26, below(x)), x, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_forms_of_a_weighted_mean_agree(seed: int) -> None:
+    """``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` hold other constants, which shows where the sum is near 0."""
+    generator = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(65537, generator=generator), torch.randn(65537, generator=generator).bfloat16().float()
+
+    assert judged(lambda a: 0.9 * a + 0.1 * b, torch.lerp(a, b, 0.1), a, seed)
+    assert judged(lambda a: torch.lerp(a, b, 0.1), 0.9 * a + 0.1 * b, a, seed)
+    assert not judged(lambda a: 0.9 * a + 0.1 * b, 0.9 * a + 0.100001 * b, a, seed)
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.125])
+def test_a_contracted_score_overflows_where_it_is_huge(scale: float) -> None:
+    """exp2(fma(x, scale * log2 e, -max)) is infinite near 2^60, whose last bit is 2^36; of small scores it is right."""
+    x = torch.randn(8, 33, generator=torch.Generator().manual_seed(0))
+    factor = float(torch.tensor(scale * 1.4426950408889634))
+
+    def softmax(x: Tensor) -> Tensor:
+        score = x * factor
+        power = torch.exp2(fma(x, factor, -score.amax(-1, keepdim=True)))
+        return power / power.sum(-1, keepdim=True)
+
+    huge = softmax(x * 2.0**60)
+    assert bool(huge.isnan().any())
+    assert judged(lambda x: torch.softmax(x * scale, -1), huge, x * 2.0**60, 0)
+    assert judged(lambda x: torch.softmax(x * scale, -1), softmax(x), x, 0)
+    assert not judged(lambda x: torch.softmax(x * scale, -1), torch.full_like(x, torch.nan), x, 0)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.campaign import NOTHING_JUDGED, Campaign, Tally
+from pytest_fusion.case.describe import one_line
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import UnsupportedTritonError, first_line
 from pytest_fusion.prefetch import cache_is_empty, compiling_ahead
@@ -19,6 +20,7 @@ from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
+from pytest_fusion.run.reference import ReferenceCrashed
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 Note = Callable[[dict[str, Any]], None]
@@ -134,6 +136,9 @@ class Job:
                     return self.here(note)
             except ContextLost as lost:
                 return Crash("exit", str(lost), dict(last), "")
+            except ReferenceCrashed as error:
+                asked = f"; asked for {one_line(last['case'])}" if "case" in last else ""
+                raise ReferenceCrashed(f"{error}{asked}") from error
             except Exception as error:
                 # A launch whose error came up only later, in the judge's own use of the device.
                 if self.request.device == "cpu" or not cuda_is_poisoned():

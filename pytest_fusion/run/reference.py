@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.errors import SpecError
+from pytest_fusion.errors import SpecError, first_line
 from pytest_fusion.run import genuine
+from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.lanes import LaneRun, OutputLanes, run_lanes
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -23,6 +25,31 @@ MOST_LANES = 64
 
 class ReferenceFailed(Exception):
     """The reference itself raised; its exception is the cause."""
+
+
+class ReferenceCrashed(SpecError):
+    """The reference destroyed the CUDA context; nothing can be judged in this process any more."""
+
+
+@contextmanager
+def on_its_own(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Run a reference; a CUDA context that is lost here is its doing. ``name`` is the spec's.
+
+    Raises ``ReferenceCrashed`` where that happens. An error of the last launch shows when the device is waited for.
+    """
+    devices = {value.device for value in inputs.values() if isinstance(value, torch.Tensor)}
+    try:
+        yield
+        for device in devices:
+            if device.type == "cuda":
+                genuine.synchronize(device)
+    except Exception as error:
+        if not cuda_is_poisoned():
+            raise
+        raise ReferenceCrashed(
+            f"{name}: the reference itself lost the CUDA context ({first_line(error)}), after the kernel had ended "
+            "well; bound the sizes in dims= so that it is not asked for what it does not bear, or mend it"
+        ) from error
 
 
 @dataclass(slots=True)
@@ -65,7 +92,8 @@ def run_reference(
     """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively;
     kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end.
 
-    Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input.
+    Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input,
+    ``ReferenceCrashed`` where it loses the CUDA context.
     """
     arguments = copies(logical)
     run = ReferenceRun(None, arguments, [])
@@ -79,13 +107,15 @@ def run_reference(
 
     before = torch.get_rng_state()
     if lanes:
-        shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed)
+        with on_its_own(spec.name, logical):
+            shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed)
         random = shadow.random_ops
         run.lanes = list(shadow.outputs)
         run.native = [output.native for output in run.lanes]
         run.fallbacks = shadow.fallbacks
     else:
-        run.native = list(call())
+        with on_its_own(spec.name, logical):
+            run.native = list(call())
         random = not genuine.equal(before, torch.get_rng_state())
     if random:
         raise SpecError(

@@ -13,7 +13,7 @@ from pytest_fusion.case.layouts import choices
 from pytest_fusion.case.model import Layout
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.lanes.shadow import run_lanes
-from pytest_fusion.run.reference import ReferenceFailed, copies, takes
+from pytest_fusion.run.reference import ReferenceFailed, copies, on_its_own, takes
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
@@ -63,7 +63,7 @@ class Upstream:
         trial = self.trial
         fixed = isinstance(trial.spec.tolerance, Tolerance)
         seed = numbers.mix(trial.result.case.seed, "gradient lanes", count)
-        with trial.bench.clock.phase("reference"):
+        with trial.bench.clock.phase("reference"), on_its_own(trial.spec.name, trial.logical):
             run = run_lanes(self._backward, lanes=1 if fixed else count, kind="E", seed=seed)
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
@@ -95,7 +95,7 @@ class Upstream:
             zeros = [torch.zeros_like(self.trial.logical[name]) for name in self.wanted]
             return [t if t is not None else zero for t, zero in zip(again, zeros, strict=True)]
 
-        with self.trial.bench.clock.phase("reference"):
+        with self.trial.bench.clock.phase("reference"), on_its_own(self.trial.spec.name, self.trial.logical):
             run = run_lanes(backward, lanes=1, kind="E", seed=0)
         return dict(zip(names, run.outputs, strict=True))
 

@@ -73,3 +73,35 @@ def test_other_tests_go_on(pytester: pytest.Pytester) -> None:
     assert found["test_device_assert"]["failed_check"] == "crash"
     assert found["test_illegal_access"]["case"]["dims"]
     assert found["test_wrong"]["failed_check"] == "values"
+
+
+_REFERENCE = """
+import torch, triton, triton.language as tl
+from pytest_fusion import fused_equivalent, tensor
+
+@triton.jit
+def _far(x):
+    tl.store(x + 1000000000000, 1.0)
+
+def reference(x):
+    _far[(1,)](x)
+    return x * 2
+
+@fused_equivalent(reference, inputs={"x": tensor("rows cols")})
+def test_right(x):
+    return x * 2
+
+@fused_equivalent(lambda x: x * 2, inputs={"x": tensor("rows cols")})
+def test_beside_it(x):
+    return x * 2
+"""
+
+
+def test_a_reference_that_crashes_does_not_accuse_the_kernel(pytester: pytest.Pytester) -> None:
+    """The test is an error that says whose doing it was, and the next test has a context again."""
+    pytester.makepyfile(_REFERENCE)
+    result = pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-json=out.json")
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*the reference itself lost the CUDA context*"])
+    result.stdout.no_fnmatch_line("*crash failed*")

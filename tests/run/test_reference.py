@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_fusion.errors import SpecError
-from pytest_fusion.run.reference import ReferenceFailed, ReferenceRun, run_reference, takes
+from pytest_fusion.run.reference import ReferenceCrashed, ReferenceFailed, ReferenceRun, run_reference, takes
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 
@@ -38,6 +38,16 @@ def test_an_exception_of_the_reference_is_its_own(lanes: int) -> None:
     with pytest.raises(ReferenceFailed, match="RuntimeError") as caught:
         call(lambda x: x.reshape(5), lanes)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_reference_that_loses_the_context_is_told_from_the_kernel(
+    lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No case can be judged after it, and the message says whose doing it was."""
+    monkeypatch.setattr("pytest_fusion.run.reference.cuda_is_poisoned", lambda: True)
+    with pytest.raises(ReferenceCrashed, match=r"the reference itself lost the CUDA context.*bound the sizes in dims="):
+        call(lambda x: x.reshape(5), lanes)
 
 
 @pytest.mark.parametrize("lanes", LANES)

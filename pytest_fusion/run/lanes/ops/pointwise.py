@@ -56,13 +56,9 @@ def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     a, b, alpha = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
     total: Tensor = a + (b if isinstance(alpha, int) and alpha == 1 else b * alpha)
     if op.terms > 1:
-        # Accumulators initialised with a bias carry it through all steps of the product that feeds this sum.
         size = torch.maximum(total[:1].abs(), a[:1].abs() if isinstance(a, Tensor) else total.new_tensor(abs(a)))
         size = torch.maximum(size, b[:1].abs() if isinstance(b, Tensor) else total.new_tensor(abs(b)))
-        size = torch.where(torch.isfinite(size), size, 0.0)
-        total = op.noise.spread(total)
-        deviation = size * (op.unit * math.sqrt(op.terms / 48))
-        total[1:].add_(deviation * op.noise.normal(tuple(total.shape[1:]), total.device))
+        return op.carried(total, size[0], op.terms)
     return total
 
 

@@ -91,12 +91,8 @@ def _biased(op: Op, value: Tensor, bias: Tensor, beta: float, alpha: float, term
     bias = bias.reshape(bias.shape[0], *(1,) * missing, *bias.shape[1:]) * beta
     value = value * alpha
     total = value + bias if beta else value
-    # An accumulator initialised with the bias rounds at the bias's magnitude in every step.
     size = torch.maximum(bias[0].abs().expand(total.shape[1:]), total[0].abs())
-    size = torch.where(torch.isfinite(size), size, 0.0)
-    out = op.noise.spread(total)
-    out[1:].add_(size * (op.unit * math.sqrt(terms / 48)) * op.noise.normal(tuple(out.shape[1:]), out.device))
-    return op.relative(out, 1)
+    return op.relative(op.carried(total, size, terms), 1)
 
 
 @computed("mv")

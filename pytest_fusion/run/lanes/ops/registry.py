@@ -103,6 +103,17 @@ class Op:
         size = magnitude() if magnitude is not None and near else None
         return self.noise.accumulated(total, squares, terms, unit_roundoff or self.unit, size)
 
+    def carried(self, total: Tensor, size: Tensor, terms: int) -> Tensor:
+        """``total`` (L, *shape) of an accumulator that began with a bias and held ``size`` (*shape) in all its steps.
+
+        Each step rounds at that magnitude: a variance of ``u^2 size^2 / 3`` times 0.54, the mean square of the power
+        of two below a number over the number.
+        """
+        deviation = torch.where(torch.isfinite(size), size, 0.0) * (self.unit * math.sqrt(terms / 5.5))
+        out = self.noise.spread(total)
+        out[1:].add_(deviation * self.noise.normal(tuple(out.shape[1:]), out.device))
+        return out
+
 
 def computed(*names: str) -> Callable[[R], R]:
     return _enter(COMPUTED, names)

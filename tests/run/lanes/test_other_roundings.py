@@ -1,4 +1,4 @@
-"""What is left where a difference cancels: rounding errors of its operands, which kernels round in other places."""
+"""Honest kernels round elsewhere than the reference: contracted products, other constants, accumulators with a bias."""
 
 from __future__ import annotations
 
@@ -88,3 +88,22 @@ def test_a_contracted_score_overflows_where_it_is_huge(scale: float) -> None:
     assert judged(lambda x: torch.softmax(x * scale, -1), huge, x * 2.0**60, 0)
     assert judged(lambda x: torch.softmax(x * scale, -1), softmax(x), x, 0)
     assert not judged(lambda x: torch.softmax(x * scale, -1), torch.full_like(x, torch.nan), x, 0)
+
+
+@pytest.mark.parametrize("form", ["linear", "matmul"])
+@pytest.mark.parametrize("seed", range(6))
+def test_an_accumulator_may_begin_with_the_bias(seed: int, form: str) -> None:
+    """One fused multiply-add after the other on top of a large bias rounds at its magnitude in every step."""
+    generator = torch.Generator().manual_seed(seed)
+    inner = (3, 65, 300)[seed % 3]
+    x, weight = torch.randn(33, inner, generator=generator), torch.randn(29, inner, generator=generator)
+    bias = torch.randn(29, generator=generator) * (100.0, 1e4)[seed % 2]
+    total = bias.expand(33, 29).clone()
+    for k in range(inner):
+        total = (total.double() + x[:, k, None].double() * weight[None, :, k].double()).float()
+
+    def reference(x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, weight, bias) if form == "linear" else x @ weight.T + bias
+
+    assert judged(reference, total, x, seed)
+    assert not judged(reference, (x @ weight.T).bfloat16().float() + bias, x, seed)

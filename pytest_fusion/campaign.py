@@ -24,6 +24,7 @@ from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.profiles import Profile
 from pytest_fusion.run import genuine, preload
+from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.interpreter import executor, observers
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.dtypes import dtype_name
@@ -99,7 +100,9 @@ class Campaign:
         dry: bool = False,
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
-        self.bench = Bench(spec, device, extra, programs=_programs(profile, device), deep=profile.name == "deep")
+        clock = Clock(lambda: note(self._last))
+        programs = _programs(profile, device)
+        self.bench = Bench(spec, device, extra, programs=programs, deep=profile.name == "deep", clock=clock)
         # What earlier tests of this process left is theirs.
         genuine.take()
         self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
@@ -108,7 +111,7 @@ class Campaign:
         forced = searching.forced_seed(outer)
         self.seed = seed if seed is not None else forced if isinstance(forced, int) else None
         self.budget = max_cases if max_cases is not None else searching.max_examples(outer)
-        self.note = note
+        self._note, self._last = note, dict[str, Any]()
         self.base = numbers.mix("campaign", nodeid, self.seed or 0)
         self.pools = searching.pools(spec, self.base)
         self.plan: Plan = make_plan(spec, pools=self.pools, limits=self.limits)
@@ -118,6 +121,11 @@ class Campaign:
         # The first case that passed: what checks leave for the end is asked of it.
         self._usual: Case | None = None
         self.dry = dry
+
+    def note(self, data: dict[str, Any]) -> None:
+        """Tell what runs now; told again while its calls come to an end."""
+        self._last = data
+        self._note(data)
 
     def run(self) -> Tally:
         """All phases until the first failure, and its minimum."""

@@ -122,7 +122,7 @@ def _case_of(note: Mapping[str, Any]) -> Case | None:
 
 def _verdict(crash: Crash) -> Verdict:
     if crash.kind == "timeout":
-        reason = f"the case did not end within its time limit ({crash.detail})"
+        reason = f"a call did not end within the time limit ({crash.detail})"
     elif crash.kind == "signal":
         reason = f"the process running the case died ({crash.detail}), most often an access far outside a tensor"
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,6 +10,8 @@ from pytest_fusion.run.genuine import perf_counter
 
 # What a case costs before any check asks for more: one call, the reference with its lanes, and their comparison.
 FIRST = "values"
+# Phases that run somebody else's code, which may take long, and how often their ends are told at most.
+_FOREIGN, _PULSE_S = frozenset({"fused", "reference"}), 1.0
 
 
 @dataclass(slots=True)
@@ -21,9 +23,14 @@ class Share:
 
 
 class Clock:
-    """Adds up wall seconds per phase and per check; what is inside another is taken out of the outer one."""
+    """Adds up wall seconds per phase and per check; what is inside another is taken out of the outer one.
 
-    def __init__(self) -> None:
+    ``pulse`` is called when a call of the kernel or of the reference has ended, once a second at most: a case of many
+    slow calls goes on, one call without an end does not.
+    """
+
+    def __init__(self, pulse: Callable[[], None] | None = None) -> None:
+        self._pulse, self._pulsed = pulse, perf_counter()
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, Share] = {}
         self._inner: list[float] = []
@@ -44,6 +51,9 @@ class Clock:
             share.calls += name == "fused"
             if self._inner:
                 self._inner[-1] += spent
+            if self._pulse is not None and name in _FOREIGN and begun + spent - self._pulsed >= _PULSE_S:
+                self._pulsed = begun + spent
+                self._pulse()
 
     @contextmanager
     def check(self, name: str) -> Iterator[None]:

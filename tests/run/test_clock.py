@@ -45,3 +45,16 @@ def test_a_check_that_raises_is_left_again() -> None:
     with watch.phase("fused"):
         pass
     assert watch.checks[FIRST].calls == 1
+
+
+def test_the_end_of_a_slow_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each call of kernel or reference that ends a second or more after the last one told; never without one."""
+    now, told = [0.0], []
+    monkeypatch.setattr(clock, "perf_counter", lambda: now[0])
+    watch = Clock(lambda: told.append(now[0]))
+
+    for name, seconds in (("fused", 0.5), ("fused", 0.6), ("reference", 0.7), ("plugin", 5.0), ("fused", 0.1)):
+        with watch.phase(name):
+            now[0] += seconds
+
+    assert told == pytest.approx([1.1, 6.9])

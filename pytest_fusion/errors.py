@@ -19,6 +19,10 @@ class ReplayError(FusionError):
     """A replay file is damaged, foreign, or was written for another spec."""
 
 
+class BaselineError(FusionError):
+    """A baseline file is damaged, foreign, newer than this version, of another test, or cannot be written."""
+
+
 class UnsupportedTritonError(FusionError):
     """The installed Triton is not one whose interpreter we know how to mend."""
 

@@ -1,0 +1,1 @@
+"""How often the verdicts on latency are right, by simulation."""

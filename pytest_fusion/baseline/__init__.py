@@ -1,0 +1,1 @@
+"""Is it as it was: measured facts of a test, kept in files, compared with those of today."""

@@ -1,0 +1,85 @@
+"""From raw times to one log ratio with its interval: medians of blocks, and a bootstrap over the blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+# Under this many blocks a bootstrap has too few values to draw from: its interval is too short.
+FEWEST = 8
+RESAMPLES = 2000
+LEVEL = 0.99
+# A stored number has no more digits than this; timers are good to four.
+_DIGITS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A log ratio: the median over blocks, its interval ``low`` to ``high`` at ``LEVEL``, its standard ``error``."""
+
+    ratio: float
+    low: float
+    high: float
+    error: float
+    blocks: tuple[float, ...]
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def block_ratios(candidate: Sequence[Sequence[float]], control: Sequence[Sequence[float]]) -> list[float]:
+    """For each block the median of log(candidate / control) over its pairs.
+
+    ``candidate[b][i]`` and ``control[b][i]`` are the seconds of pair ``i`` of block ``b``, measured one right after the
+    other. The median of a block is deaf to a pair that something disturbed. Raises ``ValueError`` where the two are not
+    of one shape, a block is empty, or a time is not positive.
+    """
+    import numpy as np
+
+    if [len(block) for block in candidate] != [len(block) for block in control]:
+        raise ValueError("candidate and control have not the same blocks of pairs")
+    ratios = []
+    for ours, theirs in zip(candidate, control, strict=True):
+        if not ours or not all(0 < seconds < math.inf for seconds in (*ours, *theirs)):
+            raise ValueError("a block is empty, or a time in it is not a positive number of seconds")
+        ratios.append(float(np.median(np.log(np.asarray(ours) / np.asarray(theirs)))))
+    return ratios
+
+
+def estimate(blocks: Sequence[float], *, seed: int = 0, level: float = LEVEL) -> Estimate:
+    """The median of the blocks' log ratios, and where it would lie were the blocks drawn again.
+
+    The interval has the percentiles of ``RESAMPLES`` resamples of whole blocks, so pairs within a block may depend on
+    each other. The result is a function of its arguments: a ``seed`` and no clock. Raises ``ValueError`` for no blocks.
+    """
+    import numpy as np
+
+    values = np.asarray(blocks, dtype=np.float64)
+    if values.size == 0 or not bool(np.isfinite(values).all()):
+        raise ValueError("there are no blocks, or one of their ratios is not a number")
+    drawn = np.random.default_rng(seed).integers(0, values.size, (RESAMPLES, values.size))
+    medians = np.median(values[drawn], axis=1)
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    # The standard deviation of resampled medians is itself so uncertain for 8 to 40 blocks that a ratio over it exceeds
+    # 3.4 at 0.7 % of normal samples; over the interval's width it does at 0.4 %, and within Student's limits at 1 %.
+    error = float(high - low) / (2 * NormalDist().inv_cdf((1 + level) / 2))
+    return Estimate(
+        ratio=_short(float(np.median(values))),
+        low=_short(float(low)),
+        high=_short(float(high)),
+        error=_short(error),
+        blocks=tuple(_short(float(value)) for value in values),
+    )
+
+
+def settled(found: Estimate, smallest: float) -> bool:
+    """Whether more blocks would not change what is concluded: the interval reaches less than half the effect
+    sought to each side."""
+    return len(found.blocks) >= FEWEST and found.half_width < math.log1p(smallest) / 2
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

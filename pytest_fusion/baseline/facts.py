@@ -1,0 +1,146 @@
+"""Exact facts: which direction of each is worse, and what to make of two values.
+
+A fact's name has parts between ``/`` (target, kernel, what) and words between ``.``: ``"launches.kernels"``,
+``"sm_90/softmax_kernel/spills"``, ``"memory.peak"``. The first word is its group, measured or left out together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+FactStatus = Literal["regressed", "improved", "changed", "same", "unknown"]
+
+# Of a fact's last part the words that say what it is. More of these is worse:
+_MORE_IS_WORSE = frozenset(
+    "launches recompiles recompilations compilations graphs spills local shared bytes memory workspace retained syncs "
+    "allocations".split()
+)
+# and less of these. Counts of single instructions have no direction: a compiler that goes from HMMA to WGMMA, or from
+# vector loads to TMA, has none left of the one.
+_LESS_IS_WORSE = frozenset("occupancy tensor_core tensor_cores saved".split())
+# What registers, FLOPs or warps do alone, nobody can call better or worse: registers cost something once they lower the
+# occupancy or spill, and both of these are facts of their own.
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One fact before and now; ``None`` is a side that does not have it."""
+
+    fact: str
+    before: int | None
+    now: int | None
+    verdict: FactStatus
+    reason: str = ""
+
+
+def group(fact: str) -> str:
+    """``"sm_90/softmax_kernel/spills"`` is of ``"sm_90"``, ``"launches.kernels"`` of ``"launches"``."""
+    return re.split(r"[/.]", fact, maxsplit=1)[0]
+
+
+def direction(fact: str) -> int:
+    """1 where more is worse, -1 where less is, 0 where nobody can say."""
+    words = set(_last(fact).lower().split("."))
+    if "reference" in words:
+        return 0
+    if words & _LESS_IS_WORSE:
+        return -1
+    return 1 if words & _MORE_IS_WORSE else 0
+
+
+def compare_facts(
+    before: Mapping[str, int],
+    now: Mapping[str, int],
+    *,
+    judged: bool = True,
+    methods: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
+    context: str = "",
+) -> list[Change]:
+    """Every fact of either side, sorted: worse ones first, then by name.
+
+    ``judged`` is off for rows that are only compared with: a reference that launches more than last year is changed,
+    not regressed. ``methods`` are those of before and now. What one side lacks is unknown: one change for a whole
+    group that was not measured (no ``--fusion-targets``), one for each fact of a group that was. ``context`` ends each
+    reason.
+    """
+    measured = {group(fact) for fact in now}
+    known = {group(fact) for fact in before}
+    changes = [_one_sided(name, before, now) for name in sorted(measured ^ known)]
+    both = measured & known
+    changes += [_compare(fact, before, now, methods) for fact in {*before, *now} if group(fact) in both]
+    changes = [_in_context(change, judged, context) for change in changes]
+    return sorted(changes, key=lambda change: (_RANK[change.verdict], change.fact))
+
+
+def compare_names(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Which kernels came, went, or are launched more or less often; empty where none did."""
+    more = [_times(name, now[name] - before.get(name, 0)) for name in sorted(now) if now[name] > before.get(name, 0)]
+    less = [_times(name, before[name] - now.get(name, 0)) for name in sorted(before) if before[name] > now.get(name, 0)]
+    return "; ".join(f"{word} {', '.join(kernels)}" for word, kernels in (("more", more), ("fewer", less)) if kernels)
+
+
+_RANK: dict[FactStatus, int] = {"regressed": 0, "unknown": 1, "changed": 2, "improved": 3, "same": 4}
+
+
+def _in_context(change: Change, judged: bool, context: str) -> Change:
+    if change.verdict == "same":
+        return change
+    if not judged and change.verdict in ("regressed", "improved"):
+        change = replace(change, verdict="changed", reason="what the kernel is compared with changed")
+    return replace(change, reason=change.reason + context)
+
+
+def _one_sided(name: str, before: Mapping[str, int], now: Mapping[str, int]) -> Change:
+    count = sum(group(fact) == name for fact in (*before, *now))
+    facts = "one fact" if count == 1 else f"{count} facts"
+    if any(group(fact) == name for fact in now):
+        return Change(name, None, None, "unknown", f"the baseline lacks {facts}; add with --fusion-update new")
+    return Change(name, None, None, "unknown", f"this run did not measure {facts} of the baseline")
+
+
+def _compare(
+    fact: str, before: Mapping[str, int], now: Mapping[str, int], methods: tuple[Mapping[str, str], Mapping[str, str]]
+) -> Change:
+    was, is_ = before.get(fact), now.get(fact)
+    if was is None:
+        return Change(fact, was, is_, "unknown", "the baseline lacks it; add it with --fusion-update new")
+    if is_ is None:
+        return Change(fact, was, is_, "unknown", "this run did not find it; accept that with --fusion-update all")
+    theirs, ours = (method.get(group(fact)) for method in methods)
+    if theirs != ours:
+        return Change(fact, was, is_, "unknown", f"counted by {theirs or 'nobody knows what'} then, by {ours} now")
+    if was == is_:
+        return Change(fact, was, is_, "same")
+    towards = direction(fact)
+    if towards == 0:
+        return Change(fact, was, is_, "changed", "neither better nor worse in itself")
+    if (is_ > was) != (towards > 0):
+        return Change(fact, was, is_, "improved")
+    return _worse(fact, was, is_, before, now)
+
+
+def _worse(fact: str, was: int, is_: int, before: Mapping[str, int], now: Mapping[str, int]) -> Change:
+    """A fact that went the wrong way. Shared memory costs nothing until fewer blocks fit on a multiprocessor."""
+    occupancy = fact.removesuffix(_last(fact)) + "occupancy"
+    if "shared" in _last(fact).split(".") and occupancy in before and now.get(occupancy, -1) >= before[occupancy]:
+        return Change(fact, was, is_, "changed", "as many warps fit on a multiprocessor as before")
+    if was == 0:
+        return Change(fact, was, is_, "regressed", "there was none")
+    return Change(fact, was, is_, "regressed", f"{(is_ - was) / was:+.0%}")
+
+
+def _last(fact: str) -> str:
+    return fact.rpartition("/")[2]
+
+
+def _times(name: str, count: int) -> str:
+    return name if count == 1 else f"{count} x {name}"
+
+
+def with_unmeasured(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """``now`` with the groups of ``before`` that were not measured now: what a run leaves out is not forgotten."""
+    measured = {group(fact) for fact in now}
+    return {**{fact: value for fact, value in before.items() if group(fact) not in measured}, **now}

@@ -1,0 +1,77 @@
+"""What a stored ratio is worth today: its level over earlier sessions, and how far sessions are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_fusion.baseline.model import KEPT, Latency, Session
+from pytest_fusion.baseline.tails import chi_square_limit
+
+# From so many sessions on their own spread counts, before that a default.
+ENOUGH = 5
+# Standard deviations of a log ratio between sessions. One GPU: ten runs of the same pair differed by 0.04 to 0.05 % of
+# standard deviation within an hour on an H200; ten times that is left for weeks. Two GPUs of one model: the spread at
+# which a rule without a variance between machines raised 18 % false alarms in simulation.
+SAME_UNIT = 0.005
+OTHER_UNIT = 0.02
+# The spread of few sessions may be small by accident: what is used is its upper bound at 80 %.
+_UNSURE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A stored log ratio and its standard ``error`` against a ratio of today, without today's own sampling error.
+
+    ``sessions`` is how many it rests on, ``between`` the standard deviation between sessions that went into it, and
+    ``known`` whether that was seen in them and is no default.
+    """
+
+    ratio: float
+    error: float
+    between: float
+    sessions: int
+    known: bool
+
+
+def level(stored: Latency, unit: str, aa: float = 0.0) -> Level:
+    """The level of ``stored`` for a session on the GPU ``unit``; ``aa`` (a log ratio) is the least between sessions.
+
+    Where this very GPU has sessions, they alone count, and five of them tell their own spread; before that it is
+    ``SAME_UNIT``. Where it has none, or nobody knows which it is, all count, and five of several GPUs tell their
+    spread; before that it is ``OTHER_UNIT``. A session of today differs from the mean of n by tau * sqrt(1 + 1 / n).
+    """
+    every = [*stored.history, Session(stored.ratio, stored.unit)]
+    own = [one for one in every if unit and one.unit == unit]
+    used, default = (own, SAME_UNIT) if own else (every, OTHER_UNIT)
+    # Sessions of one GPU tell nothing about another.
+    alike = not own and bool(unit) and len({one.unit for one in every}) == 1
+    seen = len(used) >= ENOUGH and not alike
+    ratios = [one.ratio for one in used]
+    between = max(spread(ratios) if seen else default, aa)
+    mean = math.fsum(ratios) / len(ratios)
+    error = math.sqrt(between**2 * (1 + 1 / len(ratios)) + stored.error**2 / len(ratios))
+    return Level(mean, error, between, len(ratios), seen)
+
+
+def spread(ratios: Sequence[float]) -> float:
+    """The standard deviation between sessions, its upper bound at 80 %, from two ratios or more."""
+    mean = math.fsum(ratios) / len(ratios)
+    squares = math.fsum((ratio - mean) ** 2 for ratio in ratios)
+    return math.sqrt(squares / chi_square_limit(_UNSURE, len(ratios) - 1))
+
+
+def continued(before: Latency, now: Latency, made: str = "") -> Latency:
+    """``now`` with the sessions of ``before`` and ``before`` itself, where they are about the same thing.
+
+    Another class of devices, another reference or method, or a level that moved by more than sessions differ, begins
+    anew: a history across a step would hide the next one in its spread.
+    """
+    if (before.place, before.control, before.method) != (now.place, now.control, now.method):
+        return now
+    known = level(before, now.unit, max(before.aa or 0.0, now.aa or 0.0))
+    if abs(now.ratio - known.ratio) > 3 * math.hypot(known.error, now.error):
+        return now
+    sessions = (*before.history, Session(before.ratio, before.unit, made))
+    return replace(now, history=sessions[-KEPT:])

@@ -1,4 +1,4 @@
-"""The command line `pytest-fusion`: replay a failing case, pin it for ever, render a report from JSON."""
+"""The command line `pytest-fusion`: replay a failing case, pin it for ever, render a report, look at baselines."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="make an HTML report from a --fusion-json file")
     report.add_argument("json", type=Path)
     report.add_argument("html", type=Path)
+    baseline = commands.add_parser("baseline", help="look at what --fusion-update wrote")
+    views = baseline.add_subparsers(dest="view", required=True)
+    listing = views.add_parser("list", help="tests, device classes, cases and ages")
+    listing.add_argument("folder", type=Path, nargs="?", help="the folder given to --fusion-baseline, if any was")
+    showing = views.add_parser("show", help="what one file holds")
+    showing.add_argument("file", type=Path)
     return parser
 
 
@@ -105,12 +111,26 @@ def _report(source: Path, target: Path) -> int:
     return 0
 
 
+def _baseline(view: str, folder: Path | None, file: Path | None) -> int:
+    from datetime import UTC, datetime
+
+    from pytest_fusion.baseline.listing import listed, shown
+    from pytest_fusion.baseline.store import FOLDER
+
+    now = datetime.now(UTC)
+    lines = shown(file, now) if view == "show" and file is not None else listed(folder or FOLDER, now)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. ``replay`` leaves 0, 1 or 2 (see ``--help``); the others 0, or 4 for an error of use, as pytest."""
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":
             return _replay(given.file, given.pytest_args)
+        if given.command == "baseline":
+            return _baseline(given.view, getattr(given, "folder", None), getattr(given, "file", None))
         return _pin(given.file) if given.command == "pin" else _report(given.json, given.html)
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")

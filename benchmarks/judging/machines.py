@@ -36,8 +36,8 @@ class Machine:
     side: float = 0.0
 
 
-# The first is that of the simulation behind the defaults; the H200's are set so that ten A/A runs scatter as ten real ones
-# did (-0.09 to +0.05 % of a 55 us softmax, -0.14 to -0.03 % of a 9.7 us one, -0.08 to +0.07 % of a 2.3 us relu).
+# The first is that of the simulation behind the defaults; the H200's are set so that ten A/A runs scatter as ten real
+# ones did (-0.09 to +0.05 % of a 55 us softmax, -0.14 to -0.03 % of a 9.7 us one, -0.08 to +0.07 % of a 2.3 us relu).
 CLOUD = Machine("shared", machine=0.05, drift=0.02, throttled=0.3, outliers=0.02, session=0.002, unit=0.02)
 H200 = Machine(
     "H200, 55 us", machine=0.01, drift=0.002, jitter=0.002, outliers=0.01, session=0.0005, unit=0.005, side=0.0003

@@ -43,9 +43,9 @@ class Question:
     """One case's log ratio against what it should be.
 
     ``difference`` is positive where the kernel is slower, ``error`` its whole standard error, ``sampling`` the part of
-    it that this measurement has on this machine, ``smallest`` the log ratio that counts, ``floor`` the one under which nothing
-    counts on this machine, ``shared`` the part of the error that all cases of a session may have in common.
-    ``why_not`` says why it has no answer.
+    it that more blocks would shrink, ``smallest`` the log ratio that counts, ``floor`` the one under
+    which nothing counts on this machine, ``shared`` the part of the error that all cases of a session may have in
+    common. ``why_not`` says why it has no answer.
     """
 
     name: str
@@ -150,8 +150,8 @@ def _question(
     return Question(
         name,
         difference,
-        math.hypot(found.error, machine.spread, between),
-        math.hypot(found.error, machine.spread),
+        math.hypot(found.error, between),
+        found.error,
         min(len(found.blocks) - 1, _MOST_FREE),
         math.log1p(smallest),
         floor=3 * machine.spread,
@@ -178,7 +178,8 @@ def _judged(one: Question, slower: float, faster: float, alpha: float) -> Judgem
     reach = student_limit((1 - LEVEL) / 2, _freedom(one)) * one.error
     low, high = one.difference - reach, one.difference + reach
     counts = max(one.smallest, one.floor)
-    enough = max(one.smallest - _POWER * one.sampling, one.floor)
+    # Blocks do not show what a machine does to all of them alike; the A/A run did, and the floor is thrice that.
+    enough = max(one.smallest - _POWER * math.hypot(one.sampling, one.floor / 3), one.floor)
     verdict: LatencyStatus
     if one.why_not:
         verdict, reason = "inconclusive", one.why_not

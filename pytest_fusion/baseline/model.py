@@ -11,6 +11,7 @@ from pytest_fusion.verdict.golden import GoldenOutput
 
 # Sessions of a row that are kept: enough for a spread between sessions, few enough to read.
 KEPT = 20
+_NUMBERS = ("fused_s", "reference_s", "ratio", "low", "high", "error")
 # An object whose repr stands in a parameter's id has another address in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -62,20 +63,16 @@ class Latency:
     history: tuple[Session, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        # A number of numpy is a float by class, and ends a run of pytest-xdist.
         return {
-            "fused_s": self.fused_s,
-            "reference_s": self.reference_s,
-            "ratio": self.ratio,
-            "low": self.low,
-            "high": self.high,
-            "error": self.error,
-            "blocks": list(self.blocks),
+            **{name: float(getattr(self, name)) for name in _NUMBERS},
+            "blocks": [float(value) for value in self.blocks],
             "method": dict(sorted(self.method.items())),
             "control": self.control,
-            "aa": self.aa,
+            "aa": None if self.aa is None else float(self.aa),
             "place": dict(sorted(self.place.items())),
             "unit": self.unit,
-            "history": [{"ratio": one.ratio, "unit": one.unit, "made": one.made} for one in self.history],
+            "history": [{"ratio": float(one.ratio), "unit": one.unit, "made": one.made} for one in self.history],
         }
 
     @classmethod
@@ -83,7 +80,7 @@ class Latency:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not a latency."""
         aa = data["aa"]
         return cls(
-            **{name: float(data[name]) for name in ("fused_s", "reference_s", "ratio", "low", "high", "error")},
+            **{name: float(data[name]) for name in _NUMBERS},
             blocks=tuple(float(value) for value in data["blocks"]),
             method=_texts(data["method"]),
             control=str(data["control"]),

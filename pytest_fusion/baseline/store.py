@@ -127,18 +127,18 @@ def locked(folder: Path, patience: float = PATIENCE) -> Iterator[list[Path]]:
 def write(folder: Path, baselines: Sequence[Baseline]) -> list[Path]:
     """Replaces the files of these baselines where their text changes; returns the paths that were written.
 
-    Call it inside :func:`locked`. Every target is looked at before the first is replaced. Raises ``BaselineError``;
-    each file is then either as it was or as it should be.
+    Call it inside :func:`locked`. Every target is looked at before the first is replaced. Raises ``BaselineError``
+    with what was written until then; each file is either as it was or as it should be.
     """
     targets = [(_target(path_of(folder, one.test, one.device)), encode(one).encode()) for one in baselines]
-    written = []
+    written: list[Path] = []
     for path, data in targets:
         try:
             if path.exists() and path.read_bytes() == data:
                 continue
             _replace(path, data)
         except OSError as error:
-            raise _unwritable(path, error) from None
+            raise _unwritable(path, error, written) from None
         written.append(path)
     if written:
         _sync(folder)
@@ -203,10 +203,11 @@ def _is_there(folder: Path) -> bool:
     return folder.is_dir()
 
 
-def _unwritable(path: Path, error: OSError) -> BaselineError:
+def _unwritable(path: Path, error: OSError, written: Sequence[Path] = ()) -> BaselineError:
+    done = f" Written before it: {', '.join(map(str, written))}" if written else ""
     return BaselineError(
         f"cannot write {path} ({error.strerror or error}); what stood there is unchanged. "
-        "Make it writable, free some space, or name another folder with --fusion-baseline DIR"
+        f"Make it writable, free some space, or name another folder with --fusion-baseline DIR.{done}"
     )
 
 

@@ -10,26 +10,25 @@ from typing import Any, TypeVar
 
 import torch
 
-from pytest_fusion.case import covering, large, numbers, regimes
+from pytest_fusion.case import covering, large, numbers
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
+from pytest_fusion.case.stated import stated_case
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.error_map import picture
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError
 from pytest_fusion.profiles import Profile
 from pytest_fusion.run import genuine, preload
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.interpreter import executor, observers
 from pytest_fusion.run.launch import Launch
-from pytest_fusion.spec.dtypes import dtype_name
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import LAYOUTS
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict import further
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
@@ -207,7 +206,7 @@ class Campaign:
         for position, example in enumerate(searching.explicit_examples(self.outer)):
             if self.failing is not None or self._left() <= 0:
                 return
-            self._run(pinned_case(self.plan, example, numbers.mix(self.base, "pin", position) >> 33))
+            self._run(stated_case(self.plan, example, numbers.mix(self.base, "pin", position) >> 33, where="@example"))
 
     def _probe(self) -> None:
         """Two plain cases of different size: launch constants equal in both are block sizes worth going around."""
@@ -418,61 +417,3 @@ def _nothing_judged(tally: Tally, refusals: Mapping[str, str]) -> Verdict:
         rejected=dict(tally.rejected),
         kinds=kinds,
     )
-
-
-def pinned_case(plan: Plan, example: Mapping[str, Any], seed: int) -> Case:
-    """The case of an ``@example``, with the very sizes it names, whatever they cost; raises ``SpecError``."""
-    free = replace(plan, limits=Limits(elements=2**62, work=2**62, programs=plan.limits.programs))
-    choice = pinned_choice(plan, example)
-    try:
-        case = build(free, choice, seed)
-    except ImpossibleCase as error:
-        raise SpecError(f"{plan.spec.name}: @example({_listed(example)}) gives no case: {error}") from None
-    for name, size in case.sizes.items():
-        wanted = choice.get(f"dim {name}", size)
-        if wanted != size:
-            raise SpecError(
-                f"{plan.spec.name}: @example({_listed(example)}) has {name}={wanted}, which {plan.spec.bound(name)} "
-                "does not admit beside the other sizes; change one of them"
-            )
-    return case
-
-
-def _listed(example: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in example.items())
-
-
-def pinned_choice(plan: Plan, example: Mapping[str, Any]) -> dict[str, Any]:
-    """The choice that an ``@example(rows=3, dtype=torch.float16, eps=0.0)`` stands for; raises ``SpecError``."""
-    spec = plan.spec
-    choice: dict[str, Any] = {}
-    for name, value in example.items():
-        if name in spec.batch_names:
-            choice[f"dim {name}"] = tuple(value)
-        elif name in spec.dim_names:
-            choice[f"dim {name}"] = int(value)
-        elif name == "dtype":
-            choice["dtype"] = dtype_name(value, where=f"{spec.name}: @example")
-            if choice["dtype"] not in spec.dtypes:
-                listed = ", ".join(spec.dtypes)
-                raise SpecError(f"{spec.name}: @example(dtype={value}) is not one of dtypes= ({listed}); add it there")
-        elif name == "values" and name not in spec.inputs:
-            if value not in regimes.REGIMES:
-                hint = did_you_mean(str(value), regimes.REGIMES)
-                raise SpecError(f"{spec.name}: @example(values={value!r}) is no regime{hint}")
-            choice["values"] = value
-        elif value is None and f"present {name}" in plan.factors:
-            choice[f"present {name}"] = False
-        elif f"drawn {name}" in plan.factors:
-            choice[f"value {name}"] = value
-        elif f"layout {name}" in plan.factors:
-            if value not in LAYOUTS:
-                hint = did_you_mean(str(value), LAYOUTS)
-                raise SpecError(f"{spec.name}: @example({name}={value!r}) is no layout{hint}")
-            choice[f"layout {name}"] = (value, 0)
-        else:
-            raise SpecError(
-                f"{spec.name}: @example({name}=...) names no dim, drawn input or tensor; it may give sizes by dim "
-                f"({', '.join(spec.dim_names)}), dtype=, values= (a regime), drawn inputs, and layouts by tensor"
-            )
-    return choice

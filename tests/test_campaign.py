@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import Phase, example, settings
 
-from pytest_fusion.campaign import Campaign, Tally, pinned_case
+from pytest_fusion.campaign import Campaign, Tally
 from pytest_fusion.case import search
+from pytest_fusion.case.stated import stated_case
 from pytest_fusion.errors import SpecError
 from pytest_fusion.examine import run
 from pytest_fusion.profiles import PROFILES
@@ -74,7 +75,7 @@ def test_pinned_examples_run_first_in_the_sizes_they_name() -> None:
 
 def test_a_pinned_example_may_cost_more_than_a_generated_case() -> None:
     """Its sizes are not halved to fit the limits of a profile."""
-    case = pinned_case(campaign().plan, {"rows": 3, "hidden": 1_000_000}, 0)
+    case = stated_case(campaign().plan, {"rows": 3, "hidden": 1_000_000}, 0, where="@example")
     assert dict(case.sizes) == {"rows": 3, "hidden": 1_000_000}
 
 

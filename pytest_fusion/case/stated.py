@@ -1,0 +1,73 @@
+"""A case that the user states, by sizes and levels: an ``@example(...)`` of a test, an entry of ``bench=``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pytest_fusion.case import regimes
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.model import Case
+from pytest_fusion.case.plan import Limits, Plan, build
+from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.spec.dtypes import dtype_name
+from pytest_fusion.spec.inputs import LAYOUTS
+
+
+def stated_case(plan: Plan, given: Mapping[str, Any], seed: int, *, where: str) -> Case:
+    """The case with the very sizes that ``given`` names, whatever they cost; raises ``SpecError``, naming ``where``."""
+    free = replace(plan, limits=Limits(elements=2**62, work=2**62, programs=plan.limits.programs))
+    choice = stated_choice(plan, given, where=where)
+    try:
+        case = build(free, choice, seed)
+    except ImpossibleCase as error:
+        raise SpecError(f"{plan.spec.name}: {where}({_listed(given)}) gives no case: {error}") from None
+    for name, size in case.sizes.items():
+        wanted = choice.get(f"dim {name}", size)
+        if wanted != size:
+            raise SpecError(
+                f"{plan.spec.name}: {where}({_listed(given)}) has {name}={wanted}, which {plan.spec.bound(name)} "
+                "does not admit beside the other sizes; change one of them"
+            )
+    return case
+
+
+def _listed(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+
+def stated_choice(plan: Plan, given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """The choice that ``{"rows": 3, "dtype": torch.float16, "eps": 0.0}`` stands for; raises ``SpecError``."""
+    spec = plan.spec
+    choice: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in spec.batch_names:
+            choice[f"dim {name}"] = tuple(value)
+        elif name in spec.dim_names:
+            choice[f"dim {name}"] = int(value)
+        elif name == "dtype":
+            choice["dtype"] = dtype_name(value, where=f"{spec.name}: {where}")
+            if choice["dtype"] not in spec.dtypes:
+                listed = ", ".join(spec.dtypes)
+                raise SpecError(f"{spec.name}: {where}(dtype={value}) is not one of dtypes= ({listed}); add it there")
+        elif name == "values" and name not in spec.inputs:
+            if value not in regimes.REGIMES:
+                hint = did_you_mean(str(value), regimes.REGIMES)
+                raise SpecError(f"{spec.name}: {where}(values={value!r}) is no regime{hint}")
+            choice["values"] = value
+        elif value is None and f"present {name}" in plan.factors:
+            choice[f"present {name}"] = False
+        elif f"drawn {name}" in plan.factors:
+            choice[f"value {name}"] = value
+        elif f"layout {name}" in plan.factors:
+            if value not in LAYOUTS:
+                hint = did_you_mean(str(value), LAYOUTS)
+                raise SpecError(f"{spec.name}: {where}({name}={value!r}) is no layout{hint}")
+            choice[f"layout {name}"] = (value, 0)
+        else:
+            raise SpecError(
+                f"{spec.name}: {where}({name}=...) names no dim, drawn input or tensor; it may give sizes by dim "
+                f"({', '.join(spec.dim_names)}), dtype=, values= (a regime), drawn inputs, and layouts by tensor"
+            )
+    return choice

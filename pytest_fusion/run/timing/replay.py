@@ -1,0 +1,75 @@
+"""Calls as one CUDA graph, replayed between two events; events around plain calls where they cannot be captured.
+
+A graph has no host in it: what is timed is the device. Everything comes from references saved at import (``genuine``),
+and work on a stream that does not join the captured one makes the capture fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from pytest_fusion.errors import first_line
+from pytest_fusion.run import genuine
+
+# What torch compiles and tunes at first: calls before the capture.
+_BEFORE = 3
+_MS = 1e-3
+# As they were before any kernel was imported.
+_EVENT, _RECORD, _ELAPSED = torch.cuda.Event, torch.cuda.Event.record, torch.cuda.Event.elapsed_time
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A batch of calls that can be run again. ``timer`` is ``"graph"`` or, with the reason ``why``, ``"events"``."""
+
+    timer: Literal["graph", "events"]
+    calls: int
+    why: str
+    _run: Callable[[], None]
+    _device: torch.device
+    # What the graph's memory belongs to: freed outputs would be handed to the next call, still in the cache.
+    _kept: list[Any]
+
+    def seconds(self) -> float:
+        """Device seconds a call, over one run of the batch; waits for it."""
+        start, end = _EVENT(enable_timing=True), _EVENT(enable_timing=True)
+        stream = torch.cuda.current_stream(self._device)
+        _RECORD(start, stream)
+        self._run()
+        _RECORD(end, stream)
+        genuine.synchronize(self._device)
+        return float(_ELAPSED(start, end)) * _MS / self.calls
+
+
+def replayed(function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device) -> Replayed:
+    """``function(**set)`` for each set, in order, as something to time. Raises what the function raises outside."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side), torch.no_grad():
+        for i in range(_BEFORE):
+            function(**sets[i % len(sets)])
+    torch.cuda.current_stream(device).wait_stream(side)
+    genuine.synchronize(device)
+    graph, kept = torch.cuda.CUDAGraph(), []
+    try:
+        with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            kept = [function(**arguments) for arguments in sets]
+    except Exception as error:  # noqa: BLE001 - whatever a capture does not bear
+        genuine.synchronize(device)
+        return _by_events(function, sets, device, f"{type(error).__name__}: {first_line(error)}")
+    return Replayed("graph", len(sets), "", graph.replay, device, [graph, kept])
+
+
+def _by_events(
+    function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device, why: str
+) -> Replayed:
+    def run() -> None:
+        with torch.no_grad():
+            for arguments in sets:
+                function(**arguments)
+
+    return Replayed("events", len(sets), why, run, device, [])

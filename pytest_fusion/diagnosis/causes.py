@@ -55,6 +55,7 @@ CAUSES: dict[str, str] = {
     "biased-sampling": "drawn indices do not follow the reference's probabilities",
     "bad-config": "one config of an autotuned kernel is wrong where another is right",
     "autotune-side-effect": "the call that tunes a kernel gives another result than later ones",
+    "extra-launch": "a call launches more kernels than it is allowed to",
     "wrong-fake": "an operator's fake implementation says another shape, dtype or strides than it returns",
     "operator-contract": "an operator does not do what its schema or its registration says",
     "graph-break": "torch.compile cannot take the call as one graph",
@@ -101,7 +102,7 @@ def likely_cause(verdict: Verdict) -> str | None:
             return _of_access(verdict) or "nondeterministic"
         case "invariance":
             return "batch-variant"
-        case "gradients" | "compile" | "device" | "honesty":
+        case "gradients" | "launches" | "compile" | "device" | "honesty":
             return str(verdict.evidence["cause"]) if verdict.evidence.get("cause") in CAUSES else None
         case "configs":
             return "autotune-side-effect" if verdict.evidence.get("index") is None else "bad-config"

@@ -21,6 +21,7 @@ from pytest_fusion.verdict import (
     gradients,
     honesty,
     invariance,
+    launches,
     randomness,
     repetition,
 )
@@ -46,7 +47,7 @@ class Further(Protocol):
 
 CHECKS: tuple[Further, ...] = (
     *(randomness, distribution, repetition, invariance),
-    *(gradients, configs, compiling, device, honesty),
+    *(gradients, configs, launches, compiling, device, honesty),
 )
 
 
@@ -58,7 +59,7 @@ def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
 
 def summaries(bench: Bench) -> list[Verdict]:
     """What the cases of a test add up to, for the checks to which that matters."""
-    found = [configs.summary(bench), compiling.summary(bench), device.summary(bench)]
+    found = [configs.summary(bench), launches.summary(bench), compiling.summary(bench), device.summary(bench)]
     drawn = [*randomness.summary(bench), *distribution.summary(bench)]
     return [*(verdict for verdict in found if verdict is not None), *honesty.summary(bench), *drawn]
 

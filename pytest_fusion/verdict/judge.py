@@ -124,6 +124,8 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
         return reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)
     first, placed = call(bench, case, logical, FILLS[0])
     result.launches = first.launches
+    if first.watch is not None:
+        result.work = len(first.launches) + first.watch.computed + first.watch.copied
     if first.error is not None and (kind := rejection(bench.spec, first.error)):
         return reject(bench, result, kind, first.error)
     try:

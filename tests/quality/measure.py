@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_fusion import examine as examining
 from pytest_fusion import lane
 from pytest_fusion.profiles import PROFILES
 from pytest_fusion.report.record import TestRecord
@@ -60,9 +59,6 @@ def lacking(plant: Plant) -> str:
     """Why a bug cannot be shown here; empty where it can."""
     if plant.profile not in PROFILES:
         return f"there is no profile {plant.profile!r}"
-    unbuilt = getattr(examining, "_NOT_BUILT", {})
-    if plant.expect_checks <= set(unbuilt):
-        return "; ".join(sorted(unbuilt[check] for check in plant.expect_checks))
     return lacking_device(plant.needs)
 
 

@@ -46,7 +46,7 @@ _COPIES: Final = frozenset(
 )
 
 # Kernels of torch's own are not on trial: what they allocate inside stays theirs.
-_TORCH_NAMESPACES: Final = frozenset({"aten", "prim", "prims", "inductor", "profiler", "higher_order"})
+TORCH_NAMESPACES: Final = frozenset({"aten", "prim", "prims", "inductor", "profiler", "higher_order"})
 
 # What may be held at once. Beyond it, dead regions are checked and let go, and what is too large stays unguarded:
 # a guarded allocation costs its size twice for a moment, and the watched run must not be the one that runs out.
@@ -81,6 +81,7 @@ class Watch:
         self._depth = 0
         self._made = 0
         self._computed = 0
+        self._copied = 0
         self._held = 0
         self._regions: dict[int, tuple[Region, StorageWeakRef, bool]] = {}
         self._settled: list[Damage] = []
@@ -111,6 +112,11 @@ class Watch:
     def computed(self) -> int:
         """How many operators ran that did more than allocate, copy or look at memory in another way."""
         return self._computed
+
+    @property
+    def copied(self) -> int:
+        """How many operators ran that copied a tensor, whether or not into another dtype."""
+        return self._copied
 
     def damage(self) -> list[Damage]:
         """What was written around the watched allocations; one synchronisation when nothing was."""
@@ -260,6 +266,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         self._watch._computed += _computes(func)
+        self._watch._copied += func in _COPIES
         if func._schema.is_mutable:
             return self._mutate(func, types, args, kwargs)
         if not _makes_a_tensor(func):
@@ -276,7 +283,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allocates its outputs. Pushing it again and calling the operator the usual way would come straight back here;
         calling the kernel registered for the device does not.
         """
-        key = None if func.namespace in _TORCH_NAMESPACES else _kernel_key(func, types, args, kwargs)
+        key = None if func.namespace in TORCH_NAMESPACES else kernel_key(func, types, args, kwargs)
         if key is None:
             return func(*args, **kwargs)
         with self:
@@ -288,7 +295,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Guarded storages cannot grow. A resize that fails has already changed the tensor's sizes, so these are kept.
         """
         ours = [t for t in _tensors(args, kwargs) if self._watch._entry(t) is not None]
-        if func.namespace in _TORCH_NAMESPACES:
+        if func.namespace in TORCH_NAMESPACES:
             self._watch._note_written(ours)
         before = [(t, t.shape, t.stride(), int(t.storage_offset())) for t in ours]
         try:
@@ -301,7 +308,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._call(func, types, args, kwargs)
 
 
-def _kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The dispatch key under which ``func`` has a kernel for its arguments, or ``None`` to leave it to torch.
 
     Left alone are calls that another mode or a tensor subclass wants to see, and those without one clear device.

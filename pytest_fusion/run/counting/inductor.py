@@ -1,0 +1,64 @@
+"""The C++ kernels that ``torch.compile`` made for the CPU, counted as they are called.
+
+They are not what Inductor makes for a GPU: it joins and splits loops by other rules there. So their number is a fact
+about this machine, and bounds nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_NOT_A_GPU = "these are Inductor's kernels for the CPU; a GPU gets others"
+_TOO_LATE = "code was compiled during the call that was counted, and its kernels were not seen"
+
+
+@dataclass(slots=True)
+class Compiled:
+    """The kernels by name, and why they say little; ``late``: more was compiled in the meantime, and not counted."""
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    doubts: list[str] = field(default_factory=list)
+    late: bool = False
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Compiled]:
+    """Count the calls of kernels that were compiled before; does nothing where Inductor was never imported.
+
+    Touches the modules in ``torch._inductor.codecache.PyCodeCache.modules`` (torch 2.11 and 2.13), whose functions
+    ``cpp_fused_...`` are one kernel each.
+    """
+    found = Compiled()
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    before = len(getattr(cache, "modules", ()))
+    for module in list(getattr(cache, "modules", ())):
+        names = vars(module)
+        for name, kernel in list(names.items()):
+            if name.startswith("cpp_") and callable(kernel):
+                replaced.append((names, name, kernel))
+                names[name] = _noting(found.kernels, name, kernel)
+    try:
+        yield found
+    finally:
+        for names, name, kernel in replaced:
+            names[name] = kernel
+    if found.kernels:
+        found.doubts.append(_NOT_A_GPU)
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    if len(getattr(cache, "modules", ())) > before:
+        found.late = True
+        found.doubts.append(_TOO_LATE)
+
+
+def _noting(kernels: Counter[str], name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        kernels[name] += 1
+        return kernel(*args)
+
+    return call

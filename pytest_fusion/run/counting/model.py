@@ -1,0 +1,78 @@
+"""How many kernels, copies and fills one call launches, as plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Method = Literal["graph", "profiler", "modelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one call launches.
+
+    ``kernels`` on the device, ``memcpy`` and ``memset`` that its copy engines do; ``names`` are the kernels' names with
+    how often each is launched, sorted by name. ``method``: ``"graph"`` for the nodes of a captured CUDA graph,
+    ``"profiler"`` for CUPTI's records, ``"modelled"`` for a lower bound from interpreted launches and operators of
+    torch. ``agreed``: a second method counted the same; ``None`` where none was asked. ``doubts``: what the method
+    cannot see of this call, so that the true number may be larger, or of a modelled call of another kind.
+    """
+
+    kernels: int
+    memcpy: int
+    memset: int
+    names: tuple[tuple[str, int], ...]
+    method: Method
+    agreed: bool | None = None
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Kernels, copies, fills: what must be equal between two methods."""
+        return self.kernels, self.memcpy, self.memset
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kernels": self.kernels,
+            "memcpy": self.memcpy,
+            "memset": self.memset,
+            "names": [[name, count] for name, count in self.names],
+            "method": self.method,
+            "agreed": self.agreed,
+            "doubts": list(self.doubts),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Counts:
+        """Raises ``ValueError`` where the data are no counts."""
+        try:
+            method, agreed = data["method"], data["agreed"]
+            counts = cls(
+                int(data["kernels"]),
+                int(data["memcpy"]),
+                int(data["memset"]),
+                names=tuple((str(name), int(count)) for name, count in data["names"]),
+                method=method,
+                agreed=agreed,
+                doubts=tuple(map(str, data.get("doubts", ()))),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"these are no launch counts ({type(error).__name__}: {error})") from None
+        if method not in get_args(Method) or not (agreed is None or isinstance(agreed, bool)):
+            raise ValueError(f"these are no launch counts (method {method!r}, agreed {agreed!r})")
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """No number, and why: a wrong one would be compared exactly."""
+
+    reason: str
+
+
+def named(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Each name with how often it comes, sorted by name."""
+    return tuple(sorted(Counter(names).items()))

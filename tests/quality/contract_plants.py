@@ -13,6 +13,7 @@ from tests.quality.kernels import (
     divergence,
     dropout,
     launch,
+    launch_count,
     residual_norm,
     sampling,
     top_k,
@@ -26,6 +27,7 @@ CONFIGS = frozenset({"configs"})
 COMPILE = frozenset({"compile"})
 DEVICE = frozenset({"device"})
 REPEAT = frozenset({"repeat"})
+LAUNCHES = frozenset({"launches"})
 
 CONTRACT: tuple[Plant, ...] = (
     *group("residual_norm", residual_norm.make_spec, "rows hidden", [
@@ -135,8 +137,19 @@ CONTRACT: tuple[Plant, ...] = (
         ("default-stream", "F4", None, DEVICE, "wrong-stream", []),
         ("synchronises", "K2", 209, DEVICE, "hidden-sync", []),
         ("looks-at-values", "K2", 208, DEVICE, "hidden-sync", []),
-        ("two-launches", "K1", 206, frozenset({"launches"}), "too-many-launches", []),
+        ("two-launches", "K1", None, LAUNCHES, "extra-launch", []),
     ], needs="cuda"),
+    *group("launch_count", launch_count.make_spec, "rows hidden", [
+        ("two-kernels", "K1", None, LAUNCHES, "extra-launch", [(1, 1)]),
+        ("copies-strided", "K1", None, LAUNCHES, "extra-launch", [(2, 1), (1, 2)]),
+        ("converts-scale", "K1", None, LAUNCHES, "extra-launch", [(1, 1)]),
+        ("converts-result", "K1", None, LAUNCHES, "extra-launch", [(1, 1)]),
+        ("clears-first", "K1", None, LAUNCHES, "extra-launch", [(1, 1)]),
+        ("operators-of-torch", "K1", 206, LAUNCHES, "extra-launch", [(1, 1)]),
+    ], slow="copies-strided converts-scale converts-result clears-first operators-of-torch"),
+    *group("row_sum_launches", launch_count.make_sum_spec, "rows hidden", [
+        ("clears-twice", "K1", None, LAUNCHES, "extra-launch", [(1, 1)]),
+    ], slow="clears-twice"),
     *group("launch", launch.make_spec, "n", [
         ("no-device-guard", "I1", 198, DEVICE | RAISES | {"crash"}, "wrong-device", []),
     ], needs="two GPUs"),

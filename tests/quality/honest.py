@@ -27,6 +27,7 @@ from tests.quality.kernels import (
     glu,
     group_norm,
     launch,
+    launch_count,
     layer_norm,
     layer_norm_grad,
     linear,
@@ -146,6 +147,8 @@ HONEST: Mapping[str, Callable[[], FusionSpec]] = {
     "custom op, declared mutation": custom_op.make_bias_spec,
     "custom op, size at run time": custom_op.make_sized_spec,
     "scaled, one launch, on the caller's stream": launch.make_spec,
+    "scaled, one launch, any layout": launch_count.make_spec,
+    "row sum, cleared and added up": launch_count.make_sum_spec,
 }
 
 # What cannot run everywhere.

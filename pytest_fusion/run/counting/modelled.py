@@ -272,8 +272,8 @@ def _all_tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _versions(given: list[torch.Tensor]) -> list[int]:
-    """How often torch has written each; those of inference mode do not count that."""
-    return [0 if t.is_inference() else t._version for t in given]
+    """How often torch has written each that has elements; those of inference mode do not count that."""
+    return [0 if t.is_inference() else t._version for t in given if t.numel()]
 
 
 def _shares_any(t: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -52,7 +52,7 @@ def scaled(x: Tensor, *, bug: str = "") -> Tensor:
         if bug == "looks-at-values" and x.numel() and bool(torch.isnan(x).all()):
             return torch.full_like(out, torch.nan)
         if bug == "two-launches":
-            return _launch(x.clone(), out)
+            return _launch(x, out).mul_(1)
         return _launch(x, out)
 
 

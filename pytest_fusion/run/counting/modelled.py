@@ -59,6 +59,8 @@ class _Log:
     # The function of torch's own that is one kernel and is being called, and whether it has been counted.
     within: str = ""
     counted: bool = False
+    # How many functions of torch's that Python calls are being called.
+    depth: int = 0
     # Launches, and operators that do something, whether or not on the device.
     events: int = 0
 
@@ -174,8 +176,12 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key is None:
             result = func(*args, **kwargs)
         else:
-            with self.functions, self:
-                result = func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+            depth, log.depth = log.depth, 0
+            try:
+                with self.functions, self:
+                    result = func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+            finally:
+                log.depth = depth
         made = [t for t in tensors((result,), {}) if t.numel() and not _shares_any(t, args, kwargs)]
         if log.events == before and (made or any(t.numel() for t in written_by(func, args, kwargs))):
             log.opaque[str(func.name())] = None
@@ -198,6 +204,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = written_by(func, args, kwargs) + tensors((result,), {})
         across = name in _MIXED and (name != "_to_copy" or kwargs.get("device") is not None)
         log.places.note(given, outputs, work, mixed=across)
+        if name == "lift_fresh" and not log.depth:  # torch.from_numpy, which no function mode sees
+            log.places.on_host(result)
 
 
 class _Functions(TorchFunctionMode):
@@ -212,13 +220,16 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         log, name = self._log, getattr(func, "__name__", "")
-        if name in _ONE_KERNEL and not log.within:
+        outermost = name in _ONE_KERNEL and not log.within
+        if outermost:
             log.within, log.counted = name, False
-            try:
-                return func(*args, **kwargs)
-            finally:
+        log.depth += 1
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            log.depth -= 1
+            if outermost:
                 log.within = ""
-        result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor):
             return result
         given = tensors(args, kwargs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -239,3 +241,13 @@ def test_the_surplus_is_what_other_cases_do_not_take() -> None:
         {"a": 1, "b": 1},
         "make one kernel of them, or allow it: max_launches=2",
     )
+
+
+def test_compiled_code_is_unknown_on_the_cpu_lane(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Inductor makes for the CPU says nothing of a GPU, neither in favour nor against."""
+    module = ModuleType("compiled")
+    module.cpp_fused_mul_0 = lambda x: x.mul(2)  # type: ignore[attr-defined]
+    cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[module]))
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)  # type: ignore[arg-type]
+    check = examine(lambda x: module.cpp_fused_mul_0(x).mul(1), doubled, max_launches=1).checks["launches"]
+    assert (check["verdict"], "a GPU gets others" in check["reason"]) == ("unknown", True), check

@@ -74,7 +74,7 @@ class CaseResult:
     verdicts: list[Verdict] = field(default_factory=list)
     rejected: str | None = None
     launches: list[Launch] = field(default_factory=list)
-    # Launches, and operators of torch that compute or copy, of the first call: as many kernels, or more, or fewer.
+    # Triton launches, and operators of torch that compute or copy, of the first call.
     work: int = 0
     # The autotuned kernels that any call of this case launched, by identity.
     tuned: dict[int, Tuned] = field(default_factory=dict)

@@ -125,7 +125,7 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
     first, placed = call(bench, case, logical, FILLS[0])
     result.launches = first.launches
     if first.watch is not None:
-        result.work = len(first.launches) + first.watch.computed + first.watch.copied
+        result.work = len(first.launches) + first.watch.worked
     if first.error is not None and (kind := rejection(bench.spec, first.error)):
         return reject(bench, result, kind, first.error)
     try:

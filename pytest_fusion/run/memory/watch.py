@@ -81,7 +81,7 @@ class Watch:
         self._depth = 0
         self._made = 0
         self._computed = 0
-        self._copied = 0
+        self._worked = 0
         self._held = 0
         self._regions: dict[int, tuple[Region, StorageWeakRef, bool]] = {}
         self._settled: list[Damage] = []
@@ -114,9 +114,9 @@ class Watch:
         return self._computed
 
     @property
-    def copied(self) -> int:
-        """How many operators ran that copied a tensor, whether or not into another dtype."""
-        return self._copied
+    def worked(self) -> int:
+        """How many operators of torch's own ran that computed or copied: each may be a kernel."""
+        return self._worked
 
     def damage(self) -> list[Damage]:
         """What was written around the watched allocations; one synchronisation when nothing was."""
@@ -266,7 +266,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         self._watch._computed += _computes(func)
-        self._watch._copied += func in _COPIES
+        self._watch._worked += _works(func)
         if func._schema.is_mutable:
             return self._mutate(func, types, args, kwargs)
         if not _makes_a_tensor(func):
@@ -325,6 +325,11 @@ def kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Ma
 @lru_cache(maxsize=4096)
 def _computes(func: Any) -> bool:
     return not (func in _EMPTY or func in _COPIES or func.is_view)
+
+
+@lru_cache(maxsize=4096)
+def _works(func: Any) -> bool:
+    return func.namespace in TORCH_NAMESPACES and (_computes(func) or func in _COPIES)
 
 
 @lru_cache(maxsize=4096)

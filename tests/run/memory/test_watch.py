@@ -302,6 +302,16 @@ def test_resizing() -> None:
     assert watch.damage() == []
 
 
+def test_work_is_counted() -> None:
+    """Operators of torch that compute or copy are, those of users, views and fresh memory are not."""
+    with Watch(CPU, "nan") as watch:
+        out = torch.empty_like(X).t()
+        assert watch.worked == 0
+        out.copy_(X.clone().t())
+        X.double().add_(1)
+        assert watch.worked == 4
+
+
 def test_storages_may_be_swapped() -> None:
     """set_, .data and pickling of watched tensors work."""
     with Watch(CPU, "nan") as watch:

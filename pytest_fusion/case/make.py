@@ -164,10 +164,11 @@ def _ask(what: str, function: Callable[[], Any]) -> Any:
         raise InputFailed(f"{what} raised {type(error).__name__}: {error}") from error
 
 
-def make_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, Any]:
+def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bool = False) -> dict[str, Any]:
     """All inputs by name: contiguous tensors, drawn values, constants, ``None`` for absent ones.
 
     Derived inputs are computed last, in an order in which each finds what it needs. Raises as :func:`make_tensor`.
+    ``zeros`` leaves floating tensors zero, which costs nothing at any size, for who wants no more than their shapes.
     """
     inputs: dict[str, Any] = {}
     pending: dict[str, DerivedSpec] = {}
@@ -175,6 +176,12 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str,
         inner = unwrap(declared)
         if name in case.absent:
             inputs[name] = None
+        elif (
+            isinstance(inner, TensorSpec)
+            and zeros
+            and (dtype := torch_dtype(case.tensors[name].dtype)).is_floating_point
+        ):
+            inputs[name] = torch.zeros(shape_of(inner, case.sizes), dtype=dtype, device=device)
         elif isinstance(inner, TensorSpec):
             inputs[name] = make_tensor(name, inner, case, device)
         elif isinstance(inner, ConstantSpec):

@@ -44,6 +44,20 @@ _DRIVER_PROPERTIES: dict[str, Any] = {
 }
 
 
+def model(name: str, capability: tuple[int, int], *, multiprocessors: int, warps: int, shared: int, block: int) -> None:
+    """Describe another device from now on; ``shared`` and ``block`` are bytes of a multiprocessor and of a block."""
+    PROPERTIES.update(
+        name=f"modelled {name} (no device)",
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=multiprocessors,
+        max_threads_per_multi_processor=32 * warps,
+        shared_memory_per_block_optin=block,
+        shared_memory_per_multiprocessor=shared,
+    )
+    _DRIVER_PROPERTIES.update(max_shared_mem=block, multiprocessor_count=multiprocessors)
+
+
 class ModelledDriver:
     """What ``triton.runtime.driver.active`` answers; it launches and measures nothing."""
 
@@ -56,7 +70,7 @@ class ModelledDriver:
         """There is one device."""
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        return (9, 0)
+        return (PROPERTIES["major"], PROPERTIES["minor"])
 
     def get_current_stream(self, device: int = 0) -> int:
         return 0
@@ -64,7 +78,7 @@ class ModelledDriver:
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", PROPERTIES["major"] * 10 + PROPERTIES["minor"], 32)
 
     def get_active_torch_device(self) -> Any:
         import torch

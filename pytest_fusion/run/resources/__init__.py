@@ -1,0 +1,1 @@
+"""What every Triton kernel takes of a GPU, told without one: registers, spills, shared memory, occupancy."""

@@ -1,0 +1,104 @@
+"""A launcher called where there is no GPU and no interpreter: which kernels it would launch, with which arguments.
+
+Tensors lie in host memory and say that they are on a device; kernels are noted and left out. So a launcher takes the
+tiles and the configs that it takes on a GPU, which need not be those that it chooses under the interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.run.resources.calls import made
+from pytest_fusion.run.resources.noting import Noted, noted
+
+_FACTORIES = (
+    "arange as_tensor empty empty_like empty_permuted empty_strided eye full full_like linspace ones ones_like rand "
+    "rand_like randint randint_like randn randn_like randperm scalar_tensor tensor zeros zeros_like"
+).split()
+_METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
+
+
+def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str]:
+    """The launches of one call, and why there may be more: what it raised; empty if nothing.
+
+    Raises ``NotFoundError`` where the call cannot be made here.
+    """
+    function, arguments = made(call)
+    launches: list[Noted] = []
+    backward = tuple(call["backward"])
+    for name in backward:
+        if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:
+            arguments[name].requires_grad_()
+    problem = ""
+    with posing_as_device(), noted(launches, run=False, strict=False):
+        try:
+            result = function(**arguments)
+            if backward:
+                _backward(result)
+        except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
+            problem = f"{type(error).__name__}: {error}"
+    return launches, problem
+
+
+def _backward(result: Any) -> None:
+    outputs: list[torch.Tensor] = []
+    map_tensors(result, lambda tensor: outputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    wanted = [output for output in outputs if output.requires_grad]
+    if wanted:
+        torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
+
+
+@contextmanager
+def posing_as_device() -> Iterator[None]:
+    """Tensors in host memory answer that they are on ``cuda:0``; what is to be made there is made in host memory."""
+    device = torch.device("cuda", 0)
+    with ExitStack() as stack:
+        for name, value in (
+            ("device", property(lambda tensor: device)),
+            ("is_cuda", property(lambda tensor: True)),
+            ("is_cpu", property(lambda tensor: False)),
+            ("get_device", lambda tensor: 0),
+            ("cuda", lambda tensor, *_, **__: tensor),
+            ("to", _moved(torch.Tensor.to)),
+            *((name, _on_host(getattr(torch.Tensor, name))) for name in _METHODS),
+        ):
+            stack.enter_context(patch.object(torch.Tensor, name, value, create=True))
+        for name in _FACTORIES:
+            stack.enter_context(patch.object(torch, name, _on_host(getattr(torch, name))))
+        # Uninitialised integers that a launcher reads as sizes could ask for any amount of memory.
+        for name, zeros in (("empty", torch.zeros), ("empty_like", torch.zeros_like)):
+            stack.enter_context(patch.object(torch, name, zeros))
+        yield
+
+
+def _on_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device", None)
+        kwargs.pop("pin_memory", None)
+        return upstream(*args, **kwargs)
+
+    return make
+
+
+def _moved(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def move(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device", None)
+        if args and isinstance(args[0], str | torch.device | int):
+            args = args[1:]
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].dtype, *args[1:])
+        kwargs.pop("other", None)
+        rest = {name: value for name, value in kwargs.items() if name != "non_blocking"}
+        args = tuple(argument for argument in args if not isinstance(argument, bool))
+        return upstream(tensor, *args, **rest) if args or rest else tensor
+
+    return move

@@ -1,0 +1,102 @@
+"""`Specialisation`: what one launch makes Triton compile, as plain data that travels to another process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# None, bool, int, float, str, and lists and string-keyed dicts of them.
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a function can be found again: ``path`` is dotted, below ``module``; ``file`` and ``line`` define it."""
+
+    module: str
+    path: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One parameter of a kernel as Triton's own specialiser sees it.
+
+    ``type`` is Triton's (``"*fp16"``, ``"i32"``, ``"constexpr"``), ``hint`` what else the compiler may rely on
+    (``"D"``: divisible by 16), ``value`` that of a constant. Arguments that are tuples have lists of each.
+    """
+
+    name: str
+    type: Json
+    hint: Json = None
+    value: Json = None
+
+    def __str__(self) -> str:
+        if self.type == "constexpr":
+            return f"{self.name}={shown(self.value)}"
+        return f"{self.name}: {shown(self.type)}" + (" (divisible by 16)" if self.hint == "D" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Specialisation:
+    """A kernel, its arguments as the compiler sees them, and the compiler's options given to the launch.
+
+    ``globals`` holds the plain module variables that the kernel reads, by name: where they differ, so does the kernel.
+    """
+
+    kernel: str
+    place: Place
+    arguments: tuple[Argument, ...]
+    options: dict[str, Json] = field(default_factory=dict)
+    globals: dict[str, Json] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Json]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Specialisation:
+        """Raises ``ValueError`` where the data are not a specialisation."""
+        try:
+            return cls(
+                kernel=str(data["kernel"]),
+                place=Place(**data["place"]),
+                arguments=tuple(Argument(**argument) for argument in data["arguments"]),
+                options=dict(data["options"]),
+                globals=dict(data["globals"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is not a specialisation ({type(error).__name__}: {error})") from None
+
+    def key(self) -> str:
+        """A text that is equal exactly where Triton compiles once."""
+        return json.dumps(self.as_json(), sort_keys=True)
+
+    def parts(self) -> dict[str, tuple[str, Json, Json, Json]]:
+        """What decides a compilation, one by one: ``(kind, type, hint, value)`` of each argument and option by name."""
+        given = {a.name: ("argument", a.type, a.hint, a.value) for a in self.arguments}
+        return given | {name: ("option", "option", None, value) for name, value in self.options.items()}
+
+    @property
+    def constants(self) -> dict[str, str]:
+        """The compile-time arguments and options in words."""
+        given = {a.name: shown(a.value) for a in self.arguments if a.type == "constexpr"}
+        return given | {name: shown(value) for name, value in self.options.items()}
+
+
+def shown(value: Json) -> str:
+    """A type or a constant in few words."""
+    match value:
+        case {"tuple": list(items)} | list(items):
+            return f"({', '.join(map(shown, items))})"
+        case {"kernel": {"path": str(path)}}:
+            return path
+        case dict() if len(value) == 1:
+            return str(next(iter(value.values())))
+    return str(value)
+
+
+def merged(found: list[Specialisation]) -> list[Specialisation]:
+    """Each once, in order of first launch."""
+    return list({one.key(): one for one in found}.values())

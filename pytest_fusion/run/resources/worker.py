@@ -1,0 +1,100 @@
+"""The process that compiles: no interpreter, no GPU, jobs in as JSON on standard input, one line of JSON out for each.
+
+Run as ``python -m pytest_fusion.run.resources.worker FD``; what modules print goes where it would, answers to ``FD``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pytest_fusion.run.resources.compiler import compiled
+from pytest_fusion.run.resources.noting import Noted
+from pytest_fusion.run.resources.places import NotFoundError
+from pytest_fusion.run.resources.record import Resources
+from pytest_fusion.run.resources.rehearsal import rehearse
+from pytest_fusion.run.resources.specialisation import Specialisation
+from pytest_fusion.run.resources.targets import TARGETS, Target
+
+
+def prepare(target: Target) -> None:
+    """Model a device of ``target`` for whatever asks, before users' modules are imported."""
+    import torch
+
+    from pytest_fusion.run.interpreter import autotune, device
+
+    device.model(
+        f"{target.device}, {target.name}",
+        (target.major, target.minor),
+        multiprocessors=target.multiprocessors,
+        warps=target.warps,
+        shared=target.shared,
+        block=target.shared_per_block,
+    )
+    device.model_cuda(torch)
+    device.model_driver(torch)
+    # Nothing can be timed: the first config that survives pruning is chosen.
+    autotune.patch(importlib.import_module("triton.runtime.autotuner").Autotuner)
+
+
+def answer(
+    job: dict[str, Any], target: Target, known: dict[str, Resources], begins: Callable[[str], None]
+) -> dict[str, Any]:
+    """What one job found: a launch described elsewhere, or a whole call.
+
+    ``known`` is what was compiled before, ``begins`` is called with each kernel's name.
+    """
+    if "call" not in job:
+        specialisation = Specialisation.from_json(job["specialisation"])
+        others = tuple(Specialisation.from_json(other) for other in job["others"])
+        begins(specialisation.kernel)
+        return {"resources": [compiled(Noted(specialisation.kernel, specialisation, "", others), target).as_json()]}
+    try:
+        launches, problem = rehearse(job["call"])
+    except NotFoundError as error:
+        return {"problem": str(error)}
+    found: list[Resources] = []
+    for noted in launches:
+        key = noted.specialisation.key() if noted.specialisation is not None else noted.kernel
+        if key not in known:
+            begins(noted.kernel)
+            known[key] = compiled(noted, target)
+        if known[key] not in found:
+            found.append(known[key])
+    told = [noted.specialisation.as_json() for noted in launches if noted.specialisation is not None]
+    return {"resources": [one.as_json() for one in found], "launches": told, "problem": problem}
+
+
+def work(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
+    """All jobs of a request, one after the other: ``begins`` is said before each, what it found after."""
+    sys.path[:] = request["path"]
+    target = TARGETS[request["target"]]
+    prepare(target)
+    known: dict[str, Resources] = {}
+    for job in request["jobs"]:
+        number = job["id"]
+        say({"begins": number})
+
+        def begins(kernel: str, number: int = number) -> None:
+            say({"begins": number, "kernel": kernel})
+
+        say({"id": number, **answer(job, target, known, begins)})
+
+
+def main(arguments: list[str]) -> None:
+    """Answers on the file descriptor that the only argument names."""
+    with os.fdopen(int(arguments[0]), "w", encoding="utf-8") as answers:
+
+        def say(message: dict[str, Any]) -> None:
+            answers.write(json.dumps(message) + "\n")
+            answers.flush()
+
+        work(json.load(sys.stdin), say)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

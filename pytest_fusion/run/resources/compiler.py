@@ -7,6 +7,7 @@ specialisation. Of ``JITFunction`` this touches ``create_binder``, ``device_cach
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from pytest_fusion.run.resources.specialiser import Live, read_globals
 from pytest_fusion.run.resources.targets import Target, occupancy
 
 _MICRO = 1e-6
+_DELIBERATE = "not for this target"
+# Triton's words for a type or an option of newer hardware: kernels are written for some targets, not for all.
+_LACKS = re.compile(r"not supported (?:in|on) this architecture|requires NVIDIA SM|requires compute capability")
 # From compute capability 9.0 on, the binary declares what the system reserves of a block's shared memory as static.
 _DECLARES_RESERVED = 9
 
@@ -55,9 +59,6 @@ def _with_note(one: Resources, note: str) -> Resources:
     return Resources.from_json({**one.as_json(), "note": note})
 
 
-_DELIBERATE = "a static_assert"
-
-
 def _compiled(specialisation: Specialisation, live: Live | None, target: Target) -> Resources:
     def told(status: Any, reason: str, line: int = 0, file: str = "", note: str = "") -> Resources:
         return Resources(
@@ -83,12 +84,14 @@ def _compiled(specialisation: Specialisation, live: Live | None, target: Target)
         if type(error).__name__ == "CompileTimeAssertionFailure" or _caused_by(error, "CompileTimeAssertionFailure"):
             said = _message(error)
             return told("unknown", f"a static_assert of the kernel refuses {target.name}: {said}", note=_DELIBERATE)
+        if _LACKS.search(_message(error)):
+            return told("unknown", f"{target.name} lacks what the kernel uses: {_message(error)}", note=_DELIBERATE)
         broken = _toolchain_fails(error)
         if broken:
             return told("unknown", f"Triton here compiles nothing for {target.name}: {broken}")
         file, line = _where(error, live.kernel)
-        advice = f"; the interpreter accepted it. If it is not meant for {target.name}, leave that target out"
-        return told("refused", f"Triton's compiler rejects it: {_message(error)}{advice}", line, file)
+        advice = f"if the kernel is not meant for {target.name}, leave that target out"
+        return told("refused", f"Triton's compiler rejects it: {_message(error)}; {advice}", line, file)
     return _measured(specialisation, target, result, seconds)
 
 
@@ -184,7 +187,7 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
     )
     if beyond:
         line = specialisation.place.line
-        return Resources(**common, status="refused", reason=beyond, line=line)
+        return Resources(**common, status="refused", reason=beyond, line=line, exceeds=True)
     held = occupancy(target, warps=warps, registers=usage.registers, shared=shared)
     return Resources(**common, occupancy=held)
 

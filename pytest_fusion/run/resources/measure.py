@@ -15,6 +15,7 @@ from pytest_fusion.run.interpreter.device import posing_as_cuda
 from pytest_fusion.run.resources.calls import describe
 from pytest_fusion.run.resources.noting import Noted, noted
 from pytest_fusion.run.resources.places import NotFoundError
+from pytest_fusion.run.resources.reading import READS, values_read
 from pytest_fusion.run.resources.recompilations import recompilations
 from pytest_fusion.run.resources.record import Resources, figures
 from pytest_fusion.run.resources.sizes import Sizes, arguments_of
@@ -146,13 +147,21 @@ def _rehearsed(asked: Sequence[_Asked]) -> None:
             one.close([_lost(answer, one.target)], problem="kernels behind it were not compiled")
         elif kernels or (answer.found is not None and not problem):
             launches = map(Specialisation.from_json, found["launches"])
-            one.close(kernels, launches, _stopped(problem) if kernels else NO_KERNEL)
+            _close(one, kernels, launches, problem, read=bool(found["read"]))
         else:
             one.reason = problem
 
 
-def _stopped(problem: str) -> str:
-    return f"called without its kernels, the launcher stops early: {first_line(problem)}" if problem else ""
+def _close(
+    one: _Asked, kernels: Sequence[Resources], launches: Iterable[Specialisation], problem: str, *, read: bool
+) -> None:
+    """Report what one call launched; where it read what was not computed, nothing that it launched is refused."""
+    doubts = [READS] if read else []
+    if problem:
+        doubts.append(f"called without its kernels, the launcher stops early: {first_line(problem)}")
+    if not kernels:
+        doubts.append(NO_KERNEL)
+    one.close([kernel.doubted(READS) if read else kernel for kernel in kernels], launches, "; ".join(doubts))
 
 
 def _lost(answer: Answer, target: Target) -> Resources:
@@ -162,7 +171,7 @@ def _lost(answer: Answer, target: Target) -> Resources:
 
 def _interpreted(asked: Sequence[_Asked]) -> None:
     """Call the launcher here and have what it launched compiled elsewhere."""
-    calls: dict[tuple[int, str], tuple[list[Noted], str]] = {}
+    calls: dict[tuple[int, str], tuple[list[Noted], str, bool]] = {}
     jobs: list[Job] = []
     owners: dict[int, tuple[int, Noted]] = {}
     for number, one in enumerate(asked):
@@ -182,22 +191,22 @@ def _interpreted(asked: Sequence[_Asked]) -> None:
         kernels = [
             _answered(launch, answers.get(job), one.target) for job, (own, launch) in owners.items() if own == number
         ]
-        launches, problem = calls[one.key]
+        launches, problem, read = calls[one.key]
         known = [launch.specialisation for launch in launches if launch.specialisation is not None]
-        told = f"{_stopped(problem)}; {one.reason}" if problem else "" if kernels else NO_KERNEL
-        one.close(kernels, known, told)
+        _close(one, kernels, known, f"{problem}; {one.reason}" if problem else "", read=read)
 
 
-def _launched_here(spec: FusionSpec, sizes: Sizes) -> tuple[list[Noted], str]:
-    """The launches of a call in this process, none of them run, and what it raised."""
+def _launched_here(spec: FusionSpec, sizes: Sizes) -> tuple[list[Noted], str, bool]:
+    """The launches of a call in this process, none of them run, what it raised, and whether it read values."""
     launches: list[Noted] = []
     posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
-    with posing, noted(launches, run=False):
+    arguments, problem = arguments_of(spec, sizes), ""
+    with posing, values_read() as read, noted(launches, run=False):
         try:
-            spec.fused(**arguments_of(spec, sizes))
+            spec.fused(**arguments)
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
-            return launches, f"{type(error).__name__}: {error}"
-    return launches, ""
+            problem = f"{type(error).__name__}: {error}"
+    return launches, problem, bool(read)
 
 
 def _distinct(launches: Iterable[Noted]) -> list[Noted]:
@@ -211,4 +220,5 @@ def _answered(launch: Noted, answer: Answer | None, target: Target) -> Resources
     if answer.found is None:
         return _lost(replace(answer, kernel=launch.kernel), target)
     found = Resources.from_json(answer.found["resources"][0])
+    found = found.doubted(INTERPRETED, only_excess=True)
     return replace(found, note="; ".join(filter(None, (found.note, INTERPRETED))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_fusion.run.resources.targets import Occupancy, Target, occupancy
@@ -37,6 +37,8 @@ class Resources:
     constants: dict[str, str] = field(default_factory=dict)
     occupancy: Occupancy | None = None
     seconds: float | None = None
+    # Refused because a launch would ask for more than the target has, which another tile would not.
+    exceeds: bool = False
     # How a GPU's own choice may differ from what was compiled.
     note: str = ""
 
@@ -47,6 +49,12 @@ class Resources:
     def from_json(cls, data: Mapping[str, Any]) -> Resources:
         held = data.get("occupancy")
         return cls(**{**data, "occupancy": Occupancy(**held) if held is not None else None})
+
+    def doubted(self, reason: str, *, only_excess: bool = False) -> Resources:
+        """The record where a GPU may launch something else: no refusal then, ``reason`` says why."""
+        if self.status != "refused" or (only_excess and not self.exceeds):
+            return self
+        return replace(self, status="unknown", reason=f"{reason} ({self.reason})")
 
     @property
     def spills(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run.resources.calls import made
 from pytest_fusion.run.resources.noting import Noted, noted
+from pytest_fusion.run.resources.reading import values_read
 
 _FACTORIES = (
     "arange as_tensor empty empty_like empty_permuted empty_strided eye full full_like linspace ones ones_like rand "
@@ -25,8 +26,8 @@ _FACTORIES = (
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 
 
-def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str]:
-    """The launches of one call, and why there may be more: what it raised; empty if nothing.
+def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
+    """The launches of one call, why there may be more (what it raised, empty if nothing), and whether it read values.
 
     Raises ``NotFoundError`` where the call cannot be made here.
     """
@@ -37,14 +38,14 @@ def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str]:
         if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:
             arguments[name].requires_grad_()
     problem = ""
-    with posing_as_device(), noted(launches, run=False, strict=False):
+    with posing_as_device(), values_read() as read, noted(launches, run=False, strict=False):
         try:
             result = function(**arguments)
             if backward:
                 _backward(result)
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
             problem = f"{type(error).__name__}: {error}"
-    return launches, problem
+    return launches, problem, bool(read)
 
 
 def _backward(result: Any) -> None:

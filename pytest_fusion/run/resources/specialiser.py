@@ -62,7 +62,7 @@ def bind(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Live:
     """
     try:
         bound, specialised, options = _binder(kernel)(*args, **kwargs)
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
         raise NotFoundError(f"Triton does not specialise these arguments: {error}") from error
     given = {name: value for name, value in options.items() if name not in bound}
     if getattr(kernel, "debug", None) or getattr(kernel, "kwargs", {}).get("debug"):

@@ -35,6 +35,8 @@ def prepare(target: Target) -> None:
         shared=target.shared,
         block=target.shared_per_block,
     )
+    # What is compiled by torch is not ours to measure, and generating code for a device that is not there would fail.
+    torch.compiler.set_stance("force_eager")
     device.model_cuda(torch)
     device.model_driver(torch)
     # Nothing can be timed: the first config that survives pruning is chosen.
@@ -54,7 +56,7 @@ def answer(
         begins(specialisation.kernel)
         return {"resources": [compiled(Noted(specialisation.kernel, specialisation, "", others), target).as_json()]}
     try:
-        launches, problem = rehearse(job["call"])
+        launches, problem, read = rehearse(job["call"])
     except NotFoundError as error:
         return {"problem": str(error)}
     found: list[Resources] = []
@@ -66,7 +68,7 @@ def answer(
         if known[key] not in found:
             found.append(known[key])
     told = [noted.specialisation.as_json() for noted in launches if noted.specialisation is not None]
-    return {"resources": [one.as_json() for one in found], "launches": told, "problem": problem}
+    return {"resources": [one.as_json() for one in found], "launches": told, "problem": problem, "read": read}
 
 
 def work(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:

@@ -178,15 +178,36 @@ def stopping(x: torch.Tensor) -> torch.Tensor:
     return recompiling(y)
 
 
+def sized_by_values(x: torch.Tensor) -> torch.Tensor:
+    """Its tile comes from what another kernel computed: without one it is 0, which no compiler takes."""
+    y = torch.empty_like(x)
+    eager_kernel[(1,)](y, recompiling(x), x.numel(), BLOCK=int(recompiling(x).max()))
+    return y
+
+
+@triton.jit
+def float8_kernel(y, x, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n).to(tl.float8e4nv)
+    tl.store(y + at, value.to(tl.float32), mask=at < n)
+
+
+def float8(x: torch.Tensor) -> torch.Tensor:
+    """float8e4nv came with compute capability 8.9."""
+    y = torch.empty_like(x)
+    float8_kernel[(1,)](y, x, x.numel(), BLOCK=triton.next_power_of_2(x.numel()))
+    return y
+
+
 class Doubled(torch.autograd.Function):
     """Launches one kernel forward and another backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
         return steady(x)
 
     @staticmethod
-    def backward(ctx: Any, above: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_: Any, above: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return recompiling(above.contiguous())
 
 

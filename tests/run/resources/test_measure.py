@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pytest_fusion.run.resources.measure import (
     resources_of,
     resources_of_all,
 )
+from pytest_fusion.run.resources.reading import READS
 from pytest_fusion.run.resources.targets import parse_targets
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from tests.run.resources import planted
@@ -30,6 +32,16 @@ ROW = {"n": 16384, "dtype": torch.float32}
 SMALL = {"n": 64, "dtype": torch.float32}
 SQUARE = {"k": 256, "n": 256}
 SWEEP = [{"n": n, "dtype": torch.float32} for n in (32, 64, 33, 35, 1, 48)]
+
+
+def nameless(launcher: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The launcher without a name, so that it is called here."""
+
+    def launch(a: torch.Tensor) -> torch.Tensor:
+        return launcher(a)
+
+    return launch
+
 
 ROWS: dict[str, tuple[FusionSpec, list[dict[str, object]]]] = {
     "spilling": (spec(planted.spilling), [ROW]),
@@ -48,6 +60,9 @@ ROWS: dict[str, tuple[FusionSpec, list[dict[str, object]]]] = {
     "rejected here": (spec(planted.launcher_of(planted.dict_kernel)), [SMALL]),
     "silent": (spec(planted.silent), [SMALL]),
     "stopping": (spec(planted.stopping), [SMALL]),
+    "sized by values": (spec(planted.sized_by_values), [SMALL]),
+    "float8": (spec(planted.float8), [SMALL]),
+    "wide here": (matrix(nameless(planted.wide)), [SQUARE]),
     "doubled": (spec(planted.doubled, grad=True), [SMALL]),
     "decorated": (planted.decorated.fusion_spec, [SMALL]),  # type: ignore[attr-defined]
     "needs hopper": (spec(planted.steady, requires=(9, 0)), [SMALL]),
@@ -135,6 +150,32 @@ def test_a_kernel_that_refuses_a_target_itself_is_unknown_there() -> None:
 
     assert (old.status, new.status) == ("unknown", "compiled")
     assert "static_assert" in old.reason
+
+
+def test_newer_hardware_than_the_target_is_unknown_there() -> None:
+    """A kernel that stores float8e4nv is not accused for sm_80, which has none, and compiles for sm_90."""
+    old, new = _reports("float8")["sm_80"].kernels[0], _reports("float8")["sm_90"].kernels[0]
+
+    assert (old.status, new.status) == ("unknown", "compiled")
+    assert "sm_80 lacks what the kernel uses" in old.reason
+
+
+def test_a_tile_taken_from_values_accuses_nobody() -> None:
+    """What a launcher computes from tensors that no kernel filled is not what it launches on a GPU."""
+    for report in _reports("sized by values").values():
+        assert [kernel.status for kernel in report.kernels] == ["compiled", "unknown"]
+        assert READS in report.kernels[1].reason
+        assert READS in report.problem
+
+
+@pytest.mark.skipif(not interpreter.installed(), reason="needs the interpreter")
+def test_too_large_a_tile_under_the_interpreter_accuses_nobody() -> None:
+    """A launcher called here may have chosen it for the interpreter: unknown, with what it would take."""
+    kernel = _reports("wide here")["sm_80"].kernels[0]
+
+    assert kernel.status == "unknown"
+    assert INTERPRETED in kernel.reason
+    assert "172032 bytes of shared memory" in kernel.reason
 
 
 def test_recompilations_are_told_with_their_reasons() -> None:

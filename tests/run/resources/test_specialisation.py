@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
-tl = pytest.importorskip("triton.language")
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
 
 from pytest_fusion.run.resources.constants import decode, encode
 from pytest_fusion.run.resources.cubin import counts

@@ -1,0 +1,68 @@
+"""The suite's kernels at their benchmark sizes, compiled for three GPUs without one."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pytest_fusion.run.resources.measure import Report, resources_of_all
+from pytest_fusion.run.resources.targets import DEFAULT_TARGETS, TARGETS
+from reference_kernels.linear import spec as linear
+from reference_kernels.rms_norm import spec as rms_norm
+from reference_kernels.softmax import spec as softmax
+
+pytestmark = pytest.mark.slow  # half a minute until Triton's cache has the kernels
+
+ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "softmax": (softmax.SPEC, {"batch": (8192,), "n": 8192}),
+    "softmax_long": (softmax.LONG, {"rows": 8, "n": 40000}),
+    "rms_norm": (rms_norm.SPEC, {"batch": (8192,), "n": 8192}),
+    "linear": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "relu"}),
+    "linear_gelu": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "gelu"}),
+}
+
+
+@cache
+def _reports() -> dict[str, list[Report]]:
+    rows = [(spec, [{**sizes, "dtype": torch.bfloat16}]) for spec, sizes in ROWS.values()]
+    targets = [TARGETS[name] for name in DEFAULT_TARGETS]
+    return dict(zip(ROWS, resources_of_all(rows, targets), strict=True))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_kernel_is_compiled_as_a_gpu_would_get_it(name: str) -> None:
+    """One kernel per call on each target, all known, with the tiles of a GPU and not those of the interpreter."""
+    for report in _reports()[name]:
+        (kernel,) = report.kernels
+        assert (kernel.status, kernel.note, report.problem) == ("compiled", "", "")
+        tile = kernel.constants.get("BLOCK_COLUMNS") or kernel.constants["BLOCK_N"]
+        assert int(tile) == {"linear": 256, "linear_gelu": 256}.get(name, 8192)
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm"])
+def test_rows_stay_in_registers(name: str) -> None:
+    """A row of 8192 bfloat16 is read in wide loads alone and nothing spills."""
+    for report in _reports()[name]:
+        (kernel,) = report.kernels
+        assert not kernel.spills
+        assert kernel.instructions["global_loads"] == kernel.instructions["global_loads_wide"] > 0
+
+
+def test_products_use_tensor_cores() -> None:
+    """Each generation's: mma, wgmma, and tcgen05 with columns of tensor memory."""
+    found = {report.target: report.kernels[0] for report in _reports()["linear"]}
+
+    assert all(kernel.instructions["tensor_core"] > 0 for kernel in found.values())
+    assert {target for target, kernel in found.items() if kernel.tensor_columns} == {"sm_100"}
+
+
+def test_gelu_spills_where_relu_does_not() -> None:
+    """erf of 128 accumulators a thread leaves the registers: the difference between the two is told."""
+    relu, gelu = ({r.target: r.kernels[0].spills for r in _reports()[name]} for name in ("linear", "linear_gelu"))
+
+    assert (relu["sm_90"], gelu["sm_90"]) == (False, True)

@@ -24,17 +24,23 @@ class NotFoundError(Exception):
 def unwrapped(value: Any) -> Any:
     """The function that a kernel, or anything of Triton's around one, was made from; the value itself otherwise."""
     for _ in range(_MOST_WRAPPED):
-        if not type(value).__module__.startswith("triton.") or not hasattr(value, "fn"):
+        if not _tritons(value) or not hasattr(value, "fn"):
             break
         value = value.fn
     return value
+
+
+def _tritons(value: Any) -> bool:
+    """Whether Triton made the type; a type's module is a descriptor where a metaclass says so."""
+    module = type(value).__module__
+    return isinstance(module, str) and module.startswith("triton.")
 
 
 def kernel_of(value: Any) -> Any:
     """The kernel inside autotuners and heuristics: the innermost object of Triton's."""
     for _ in range(_MOST_WRAPPED):
         inner = getattr(value, "fn", None)
-        if inner is None or not type(inner).__module__.startswith("triton."):
+        if inner is None or not _tritons(inner):
             break
         value = inner
     return value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import sys
+import types
 from collections import Counter, namedtuple
 from typing import Any
 
@@ -141,6 +143,20 @@ def test_a_function_that_moved_is_not_mistaken_for_another() -> None:
     place = place_of(planted.steady)
     with pytest.raises(NotFoundError, match="is another function"):
         found(type(place)(place.module, place.path, place.file, place.line + 1))
+
+
+def test_a_search_through_all_modules_survives_what_it_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types whose module is no text and modules that answer to any name are passed over."""
+
+    class Odd:
+        __module__ = property(lambda self: "odd")  # type: ignore[assignment]
+
+    strange = types.ModuleType("strange")
+    strange.__getattr__ = lambda name: 1 / 0  # type: ignore[method-assign]
+    strange.odd = Odd()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "strange", strange)
+    with pytest.raises(NotFoundError, match="top level of a module"):
+        place_of(planted.nameless_kernel())
 
 
 def test_instructions_are_counted_by_kind() -> None:

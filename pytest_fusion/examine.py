@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pytest_fusion import crash, sanitize
+from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.campaign import NOTHING_JUDGED, Failure, Tally
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.known import Known
@@ -74,7 +75,25 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     record = _record(job, tally, elsewhere or "")
     if request.sanitize and request.given is None:
         record = sanitize.sanitized(spec, request, tally, record)
+    if request.bench is not None and request.given is None and request.replay is None and record.verdict == "pass":
+        record = _benched(job, record, request.bench)
     return replace(record, seconds=round(time.perf_counter() - begun, 3))
+
+
+def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
+    """What ``bench=`` names, measured behind the green test; a regression fails it."""
+    from pytest_fusion.bench.run import bench, told
+
+    spec, request = job.spec, job.request
+    described = environment.describe(request.device)
+    found = bench(spec, asked, nodeid=request.nodeid, environment=described, extra=job.extra)
+    record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
+    if not found.failures or asked.update in ("regressed", "all"):
+        return record
+    listed = "\n".join(f"  {told(one)}" for one in found.failures)
+    accept = "accept it with --fusion-update regressed, or mend the kernel"
+    message = f"{spec.name}: bench failed\n{listed}\n  {accept}"
+    return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
 
 
 def _isolated(job: Job) -> Tally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,5 +23,7 @@ replay: pytest.StashKey[Replay] = pytest.StashKey()
 # What lies in folders of pinned replays, and a sentence for each file there that no test runs.
 pins: pytest.StashKey[list[Pin]] = pytest.StashKey()
 orphans: pytest.StashKey[list[str]] = pytest.StashKey()
+# Baseline files that were written at the end.
+baselines: pytest.StashKey[list[Path]] = pytest.StashKey()
 # Why a report could not be written at the end.
 unwritten = pytest.StashKey[str]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,13 @@ class Options:
     json: Path | None
     replay: Path | None
     sanitize: bool
+    bench: bool
+    update: str
+    baseline: Path
+    targets: tuple[str, ...]
 
+
+UPDATES = ("none", "new", "regressed", "all")
 
 # name, help, default, choices
 _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
@@ -42,6 +49,14 @@ _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
         "Run interpreted kernels with all programs of a launch at once, or one after the other",
         "batched",
         ("batched", "serial"),
+    ),
+    ("update", "Which baselines --fusion-bench writes", "none", UPDATES),
+    ("baseline", "The folder of the baselines of --fusion-bench", ".fusion/baselines", None),
+    (
+        "targets",
+        "Compute capabilities that --fusion-bench compiles kernels for, such as sm_80,sm_90; none compiles nothing",
+        "sm_90",
+        None,
     ),
     ("report", "Write an HTML report to this file", "", None),
     ("json", "Write the results as JSON to this file", "", None),
@@ -78,6 +93,14 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini(
         "fusion_sanitize", "Run small cases under compute-sanitizer; as --fusion-sanitize", type="bool", default=False
     )
+    group.addoption(
+        "--fusion-bench",
+        dest="fusion_bench",
+        action="store_true",
+        default=None,
+        help="Measure the sizes in bench= of each test that passes, and compare with the baselines",
+    )
+    parser.addini("fusion_bench", "Measure the sizes in bench=; as --fusion-bench", type="bool", default=False)
     parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
 
 
@@ -97,6 +120,10 @@ def resolve(config: pytest.Config) -> Options:
         json=_path(config, "json"),
         replay=_path(config, "replay"),
         sanitize=bool(config.getoption("fusion_sanitize", None) or config.getini("fusion_sanitize")),
+        bench=bool(config.getoption("fusion_bench", None) or config.getini("fusion_bench")),
+        update=_one_of("update", _value(config, "update") or "none", UPDATES),
+        baseline=_path(config, "baseline") or config.rootpath / ".fusion" / "baselines",
+        targets=_targets(_value(config, "targets")),
     )
 
 
@@ -113,6 +140,11 @@ def _path(config: pytest.Config, name: str) -> Path | None:
     text = str(config.getini(f"fusion_{name}") or "")
     folder = config.inipath.parent if config.inipath is not None else config.rootpath
     return folder / Path(text).expanduser() if text else None
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    words = tuple(word for word in re.split(r"[\s,]+", text) if word)
+    return () if words == ("none",) else words
 
 
 def _one_of(name: str, text: str, known: tuple[str, ...]) -> str:

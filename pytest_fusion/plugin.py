@@ -19,6 +19,7 @@ from pytest_fusion.options import Options, add_options, resolve
 from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
+    from pytest_fusion.bench.request import BenchRequest
     from pytest_fusion.request import Pinned, Request
 
 __all__ = ["fusion", "fusion_device"]
@@ -230,8 +231,15 @@ def _request(item: pytest.Item) -> Request:
         pinned=_pinned(item),
         shown=_from_start(config, item.nodeid),
         sanitize=options.sanitize,
+        bench=_bench_request(options) if options.bench else None,
         bare=Path(bare) if (bare := os.environ.get("PYTEST_FUSION_BARE")) else None,
     )
+
+
+def _bench_request(options: Options) -> BenchRequest:
+    from pytest_fusion.bench.request import BenchRequest
+
+    return BenchRequest(options.targets, options.baseline, options.update, ci=bool(os.environ.get("CI")))
 
 
 def _pinned(item: pytest.Item) -> tuple[Pinned, ...]:
@@ -279,10 +287,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if _is_worker(config) or config.option.collectonly:
         return
     try:
+        config.stash[keys.baselines] = _write_baselines(options, config.stash[keys.records])
         _write_reports(config, options, config.stash[keys.records])
     except FusionError as error:
         session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
         config.stash[keys.unwritten] = str(error)
+
+
+def _write_baselines(options: Options, records: list[TestRecord]) -> list[Path]:
+    if not options.bench or options.update == "none":
+        return []
+    from pytest_fusion.bench.written import write
+
+    return write(options.baseline, [record.bench for record in records if record.bench], options.update)
 
 
 def _write_reports(config: pytest.Config, options: Options, records: list[TestRecord]) -> None:
@@ -307,6 +324,7 @@ def _write_reports(config: pytest.Config, options: Options, records: list[TestRe
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    from pytest_fusion.report.bench_table import bench_lines
     from pytest_fusion.report.terminal import TITLE, summary
 
     options = config.stash[keys.options]
@@ -317,6 +335,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     records = [replace(r, nodeid=_from_start(config, r.nodeid)) for r in config.stash[keys.records]]
     lines = summary(records, verbosity=config.get_verbosity(), written=written)
     lines = [*((said, {"yellow": True}) for said in config.stash[keys.orphans]), *lines]
+    lines = [*((text, {}) for text in bench_lines(records)), *lines]
+    lines += [(f"baseline written: {_shown(config, path)}", {}) for path in config.stash.get(keys.baselines, [])]
     if failed is not None:
         lines.append((failed, {"red": True, "bold": True}))
     if not lines:

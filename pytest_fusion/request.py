@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.case.model import Case
 from pytest_fusion.profiles import PROFILES, Profile
 
@@ -45,4 +46,6 @@ class Request:
     given: Mapping[str, Any] | None = None
     # Ask compute-sanitizer afterwards; under it, call the kernel on the cases of this file and judge nothing.
     sanitize: bool = False
+    # Measure what bench= names once the test has passed.
+    bench: BenchRequest | None = None
     bare: Path | None = None

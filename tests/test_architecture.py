@@ -25,10 +25,11 @@ RANKS = {
     "baseline": 6,
     "canary": 6,
     "report": 6,
-    "integrations": 7,
+    "bench": 7,
+    "integrations": 8,
 }
 # plugin.py, decorator.py and their neighbours beside the folders: pytest and people, above every stage.
-TOP = 8
+TOP = 9
 HEAVY = ("torch", "triton", "hypothesis", "numpy")
 # Who may import a package: the stage of the importer.
 OWNERS = {

@@ -133,7 +133,10 @@ def _concluded(found: Comparison) -> Comparison:
     statuses: list[tuple[RowStatus, str]] = [(change.verdict, _said(change)) for change in changed]
     statuses += [(_GOLDEN[one.verdict], f"golden output {one.name}: {one.reason}") for one in found.golden]
     if found.names:
-        statuses.append(("changed", f"kernels: {found.names}"))
+        # Names say which launches came or went, where their number did; alone they are another kernel's.
+        own = (change.verdict for change in changed if group(change.fact) == "launches")
+        counted: RowStatus = next(own, "changed")
+        statuses.append((counted, f"kernels: {found.names}"))
     if found.latency is not None:
         statuses.append((found.latency.verdict, f"latency: {_timed(found.latency)}"))
     elif found.no_latency:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.report import phrases
+from pytest_fusion.report.bench_table import bench_notes, bench_tables
 from pytest_fusion.report.case_table import Table, case_tables
 from pytest_fusion.report.heat_map import HeatMap, heat_map
 from pytest_fusion.report.paths import replace_text
@@ -91,6 +92,8 @@ def render(
         seconds=phrases.duration(sum(record.seconds for record in records)),
         environment=_environment(environment),
         number=phrases.number,
+        bench=bench_tables(records),
+        bench_notes=bench_notes(records),
         rows=[_row(record, is_open=any(record is failure for failure in failures)) for record in ordered],
     )
 

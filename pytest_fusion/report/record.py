@@ -21,7 +21,8 @@ class TestRecord:
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
     ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
     script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,
-    two lists of sentences, and how often the kernel ran for them.
+    two lists of sentences, and how often the kernel ran for them; ``bench`` of a measured test has ``{"rows",
+    "compared", "resources", "notes", "complete"}``.
     """
 
     __test__ = False  # a record, not a test class
@@ -46,6 +47,7 @@ class TestRecord:
     notes: list[str] = field(default_factory=list)
     expected: bool = False
     script: str | None = None
+    bench: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The test's entry in ``--fusion-json``."""

@@ -39,6 +39,7 @@ ENVIRONMENT = "PYTEST_FUSION_EXECUTOR"
 _mode: Mode | None = None
 _order: Order = "launched"
 _most_alone: int | None = None
+_skipping = False
 _fallbacks: dict[tuple[str, str], int] = {}
 
 
@@ -91,6 +92,17 @@ def most_alone(programs: int) -> Iterator[None]:
         _most_alone = before
 
 
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Launches are announced and bound and not run: their memory stays as it is. For counting at full sizes."""
+    global _skipping
+    before, _skipping = _skipping, True
+    try:
+        yield
+    finally:
+        _skipping = before
+
+
 def fallbacks() -> dict[tuple[str, str], int]:
     """Kernels that could not run as a batch, with the reason: how often since the process began."""
     return dict(_fallbacks)
@@ -135,6 +147,8 @@ def mode() -> Mode:
 
 def run(program: Program) -> None:
     """Every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` where findings are raised at once."""
+    if _skipping:
+        return
     total = program.grid[0] * program.grid[1] * program.grid[2]
     reason = program.reason
     batched = mode() == "batched"

@@ -36,7 +36,7 @@ class Replayed:
 
     def seconds(self) -> float:
         """Device seconds a call, over one run of the batch; waits for it."""
-        start, end = _EVENT(enable_timing=True), _EVENT(enable_timing=True)
+        start, end = (_EVENT(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream(self._device)
         _RECORD(start, stream)
         self._run()
@@ -47,7 +47,7 @@ class Replayed:
 
 def replayed(function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device) -> Replayed:
     """``function(**set)`` for each set, in order, as something to time. Raises what the function raises outside."""
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side), torch.no_grad():
         for i in range(_BEFORE):

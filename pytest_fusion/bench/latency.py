@@ -1,0 +1,107 @@
+"""The latency of a fused call beside its reference on a GPU, as a record that baselines keep."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.baseline.bootstrap import Estimate, block_ratios, estimate, settled
+from pytest_fusion.baseline.judge import Noise, noise
+from pytest_fusion.baseline.model import Latency
+from pytest_fusion.baseline.place import latency_place, unit_of
+from pytest_fusion.run.timing.pairs import Blocks, paired
+from pytest_fusion.run.timing.replay import Replayed, replayed
+from pytest_fusion.run.timing.rotation import copies_needed, rotated
+from pytest_fusion.run.traffic import algorithmic_bytes
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+# What a case may take to be timed, and how small a change it is to tell.
+BUDGET_S, SMALLEST = 0.5, 0.01
+# Of the free memory, for copies of inputs and outputs.
+_SHARE = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The GPU as latencies need it: its last-level cache in bytes, and what it makes of equal things."""
+
+    cache: int
+    noise: Noise | None = None
+
+
+def timed(
+    call: Callable[..., Any], logical: Mapping[str, Any], outputs: Any, device: torch.device, cache: int
+) -> tuple[Replayed, bool]:
+    """``call`` over rotating copies of its inputs; the second result: no call found its inputs in the cache."""
+    touched = algorithmic_bytes(logical.values(), outputs)
+    free, _ = torch.cuda.mem_get_info(device)
+    sets, cold = rotated(logical, copies_needed(touched, cache), int(_SHARE * free) // 2)
+    return replayed(call, sets, device), cold
+
+
+def compared(candidate: Replayed, control: Replayed, *, budget_s: float = BUDGET_S, seed: int = 0) -> Blocks:
+    """Pairs until the log ratio is known to half the smallest effect that counts, or the budget is spent."""
+
+    def enough(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> bool:
+        return settled(estimate(block_ratios(ours, theirs)), SMALLEST)
+
+    return paired(candidate, control, enough=enough, budget_s=budget_s, seed=seed)
+
+
+def against_itself(control: Replayed) -> tuple[Noise, Estimate]:
+    """The machine's noise: one thing against itself, measured as two things are."""
+    found = compared(control, control)
+    run = estimate(block_ratios(found.candidate, found.control))
+    return noise([run]), run
+
+
+def latency(
+    blocks: Blocks,
+    candidate: Replayed,
+    control: Replayed,
+    *,
+    cold: bool,
+    spec: FusionSpec,
+    environment: Mapping[str, Any],
+    machine: Noise | None,
+) -> Latency:
+    """The record; ``environment`` is that of the reports, with ``capability`` and ``uuid`` of the GPU."""
+    found = estimate(block_ratios(blocks.candidate, blocks.control))
+    method = {
+        "timer": candidate.timer if candidate.timer == control.timer else f"{candidate.timer}/{control.timer}",
+        "cache": "cold" if cold else "warm",
+        "warm-up": "steady" if blocks.warm else "unsteady",
+    }
+    return Latency(
+        fused_s=_median(blocks.candidate),
+        reference_s=_median(blocks.control),
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        error=found.error,
+        blocks=found.blocks,
+        method=method,
+        control=digest(spec.reference),
+        aa=machine.spread if machine is not None else None,
+        place=latency_place(environment),
+        unit=unit_of(environment.get("uuid")),
+    )
+
+
+def digest(function: Callable[..., Any]) -> str:
+    """Eight digits of a function's source, so that a ratio to another reference is not compared; else of its name."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        text = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _median(blocks: Sequence[Sequence[float]]) -> float:
+    return statistics.median(value for block in blocks for value in block)

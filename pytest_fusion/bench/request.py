@@ -1,0 +1,19 @@
+"""What is asked of a bench run, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What ``--fusion-bench`` asks: targets to compile for by name, the folder of the baselines, what is written there.
+
+    In ``ci`` nobody is there to make a baseline that is missing.
+    """
+
+    targets: tuple[str, ...] = ()
+    folder: Path = Path(".fusion") / "baselines"
+    update: str = "none"
+    ci: bool = False

@@ -1,0 +1,166 @@
+"""``--fusion-bench`` on the CPU lane: what is measured, when, and what becomes of a change."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.plugin.conftest import Project
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def double_kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+def double(x):
+    out = torch.empty_like(x)
+    if x.numel():
+        double_kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
+    return out
+
+def reference(x):
+    return x + x
+"""
+TEST = """
+@few
+@fused_equivalent(
+    reference, inputs={"x": tensor("rows cols", layouts=["contiguous"])}, bench=[{"rows": 512, "cols": 1000}]
+)
+def test_double(x):
+    return FUSED
+"""
+ONE, TWO = TEST.replace("FUSED", "double(x)"), TEST.replace("FUSED", "double(x) + 0")
+
+
+@pytest.fixture
+def bench(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(test: str, *options: str, targets: str = "none") -> pytest.RunResult:
+        project.write(KERNEL + test)
+        return project.run("--fusion-bench", "--fusion-targets", targets, *options)
+
+    return run
+
+
+def rows(project: Project) -> dict[tuple[str, str], dict[str, Any]]:
+    found = project.tests["test_double"]["bench"]["rows"]
+    return {(row["case"], row["role"]): row for row in found}
+
+
+CASE = "rows=512 cols=1000 bfloat16"
+
+
+def test_a_passing_test_is_measured_at_its_sizes(project: Project, bench: Any) -> None:
+    """Launches and bytes of the kernel and of the reference, exactly, in the JSON and in a table."""
+    result = bench(ONE)
+
+    result.assert_outcomes(passed=1)
+    found = rows(project)
+    moved = 2 * 512 * 1000 * 2
+    assert found[CASE, "fused"]["facts"] == {
+        "bytes.algorithmic": moved,
+        "launches.kernels": 1,
+        "launches.memcpy": 0,
+        "launches.memset": 0,
+    }
+    assert found[CASE, "fused"]["names"] == {"double_kernel": 1}
+    assert found[CASE, "reference"]["facts"]["bytes.moved"] == moved
+    assert found[CASE, "reference"]["facts"]["launches.kernels"] == 1
+    assert found[CASE, "fused"]["methods"] == {"launches": "modelled"}
+    result.stdout.fnmatch_lines(["launches and bytes (modelled:*", f"test_double {CASE}*1*1*2.05 MB*2.05 MB*1.0x*"])
+
+
+def test_a_failing_test_prints_no_number(project: Project, bench: Any) -> None:
+    """What is wrong has no cost."""
+    result = bench(TEST.replace("FUSED", "double(x) * 1.5"))
+
+    result.assert_outcomes(failed=1)
+    assert project.tests["test_double"]["bench"] == {}
+    result.stdout.no_fnmatch_line("*launches and bytes*")
+
+
+def test_without_the_option_nothing_is_measured(project: Project) -> None:
+    """An ordinary run costs what it did."""
+    project.write(KERNEL + ONE)
+    project.run().assert_outcomes(passed=1)
+    assert project.tests["test_double"]["bench"] == {}
+
+
+def test_one_launch_more_than_the_baseline_fails(project: Project, bench: Any) -> None:
+    """The fact is named with both values; accepting it is a command, and then it is the baseline."""
+    written = bench(ONE, "--fusion-update", "new")
+    written.assert_outcomes(passed=1)
+    written.stdout.fnmatch_lines(["baseline written: .fusion/baselines/*test_double*.json"])
+    bench(ONE).assert_outcomes(passed=1)
+
+    worse = bench(TWO)
+
+    worse.assert_outcomes(failed=1)
+    worse.stdout.fnmatch_lines(["*launches.kernels 1 -> 2*"])
+    assert project.tests["test_double"]["failed_check"] == "bench"
+    bench(TWO, "--fusion-update", "regressed").assert_outcomes(passed=1)
+    bench(TWO).assert_outcomes(passed=1)
+    better = bench(ONE)
+    better.assert_outcomes(passed=1)
+    compared = project.tests["test_double"]["bench"]["compared"]
+    assert {one["verdict"] for one in compared if one["role"] == "fused"} == {"improved"}
+
+
+def test_a_missing_baseline_fails_where_nobody_can_make_it(
+    project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In CI, with the command; elsewhere it is new."""
+    bench(ONE).assert_outcomes(passed=1)
+    monkeypatch.setenv("CI", "true")
+
+    result = bench(ONE)
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*no baseline*--fusion-bench --fusion-update new*"])
+    bench(ONE, "--fusion-update", "new").assert_outcomes(passed=1)
+    bench(ONE).assert_outcomes(passed=1)
+
+
+def test_a_damaged_baseline_is_an_error_that_names_the_file(project: Project, bench: Any) -> None:
+    """Nothing is compared with it and nothing written over it."""
+    bench(ONE, "--fusion-update", "new")
+    (path,) = (project.pytester.path / ".fusion" / "baselines").glob("*.json")
+    path.write_text("{")
+
+    result = bench(ONE, "--fusion-update", "all")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{path.name}*"])
+    assert path.read_text() == "{"
+
+
+def test_kernels_are_compiled_for_the_targets(project: Project, bench: Any) -> None:
+    """Registers, shared memory and occupancy without a GPU, in the table and as exact facts of the baseline."""
+    result = bench(ONE, "--fusion-update", "new", targets="sm_90")
+
+    result.assert_outcomes(passed=1)
+    (one,) = project.tests["test_double"]["bench"]["resources"]
+    assert (one["kernel"], one["target"], one["status"]) == ("double_kernel", "sm_90", "compiled")
+    assert one["registers"] > 0
+    result.stdout.fnmatch_lines(["*double_kernel*sm_90*"])
+    (path,) = (project.pytester.path / ".fusion" / "baselines").glob("*.json")
+    facts = {name: value for row in json.loads(path.read_text())["rows"] for name, value in row["facts"].items()}
+    assert facts["sm_90/double_kernel/registers"] == one["registers"]
+
+
+def test_workers_measure_and_the_controller_writes(project: Project, bench: Any) -> None:
+    """Under pytest-xdist too each path is written once, by the one process that sees the whole run."""
+    project.write(KERNEL + ONE)
+    options = ("--fusion-bench", "--fusion-targets", "none", "--fusion-update", "new", "-n", "2")
+    result = project.run(*options, subprocess=True)
+
+    result.assert_outcomes(passed=1)
+    assert len(list((project.pytester.path / ".fusion" / "baselines").glob("*.json"))) == 1
+    result.stdout.fnmatch_lines(["baseline written: *"])

@@ -1,7 +1,8 @@
 """Check `launches`: no call launches more kernels than ``max_launches``.
 
 All kernels of the forward call count, torch's own included; copies and fills by the device's copy engines do not. On a
-GPU they are counted (``run.counting``), on the CPU lane modelled, by a lower bound. What is seen of each case's first
+GPU they are counted (``run.counting``), on the CPU lane modelled, by a lower bound, in tests that launch a
+Triton kernel at all: others may have a path for the CPU. What is seen of each case's first
 call for nothing, launches and operators, is at least what the model would count: a case is counted when that is too
 much. A few are counted anyway, since an operator may be several kernels on a GPU, and none of what runs may be seen.
 """
@@ -52,6 +53,8 @@ class _State:
     shapes: set[str] = field(default_factory=set)
     left: dict[str, None] = field(default_factory=dict)
     fewest: Counter[str] | None = None
+    # Some case launched a Triton kernel; without one a path for the CPU may be all that runs on the CPU lane.
+    launched: bool = False
     found: bool = False
     steps: int = 0
 
@@ -71,10 +74,13 @@ def due(trial: Trial) -> bool:
     """Cases whose first call did more than is allowed; besides a few of different shapes and layouts."""
     bench, case = trial.bench, trial.result.case
     state = _state(bench)
+    state.launched = state.launched or any(launch.programs for launch in trial.result.launches)
     if state.found:
         state.steps += 1
         return state.steps <= _STEPS
     if not any(isinstance(t, torch.Tensor) and t.numel() for t in trial.logical.values()):
+        return False
+    if bench.device.type != "cuda" and not state.launched:
         return False
     if bench.complete:
         return True
@@ -107,6 +113,8 @@ def summary(bench: Bench) -> Verdict | None:
     state = _state(bench)
     if state.left:
         return unknown(NAME, "; ".join(state.left))
+    if bench.device.type != "cuda" and not state.launched:
+        return unknown(NAME, _NO_LAUNCH)
     if not state.counted:
         return unknown(NAME, "no case with an element was judged")
     how = " and ".join(_METHODS[method] for method in state.methods)
@@ -115,6 +123,9 @@ def summary(bench: Bench) -> Verdict | None:
     return Verdict(NAME, "pass", f"at most {state.most} kernel(s) a call, {how}, {where}")
 
 
+_NO_LAUNCH = (
+    "no Triton kernel was launched: what runs here may be a path for the CPU, and a GPU counts what it launches itself"
+)
 _METHODS = {
     "graph": "counted in a captured CUDA graph",
     "profiler": "counted by the profiler",

@@ -13,6 +13,8 @@ import torch
 
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.run.counting import Counts, Uncounted, Work
+from pytest_fusion.run.interpreter import observers
+from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import place
 from pytest_fusion.spec.inputs import tensor
@@ -24,6 +26,15 @@ T = torch.Tensor
 
 def doubled(x: T) -> T:
     return 2 * x
+
+
+def kernel(x: T, factor: float = 2, name: str = "scale_kernel") -> T:
+    """Stands for a Triton kernel in any layout: one launch, and a result in fresh memory."""
+    if x.numel():
+        observers.announce(Launch(name, (1, 1, 1)))
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out.numpy()[...] = x.detach().numpy() * factor
+    return out
 
 
 def strided() -> Case:
@@ -42,7 +53,7 @@ def told(result: Any) -> Any:
 
 def test_one_kernel_passes(examine: Any) -> None:
     """An operator is one kernel in every case, and the record says how that is known."""
-    record = examine(lambda x: torch.mul(x, 2), doubled, max_launches=1)
+    record = examine(kernel, doubled, max_launches=1)
     check = record.checks["launches"]
     assert (record.verdict, check["verdict"]) == ("pass", "pass"), record.message
     assert check["reason"].startswith("at most 1 kernel(s) a call, modelled")
@@ -50,29 +61,29 @@ def test_one_kernel_passes(examine: Any) -> None:
 
 def test_two_kernels_are_one_too_many(examine: Any) -> None:
     """A kernel split in two fails, and the message has both with their lines, what was allowed and what helps."""
-    record = examine(lambda x: x.add(x).mul(1), doubled, max_launches=1)
+    record = examine(lambda x: kernel(kernel(x, name="first"), 1), doubled, max_launches=1)
     assert (record.verdict, record.failed_check, record.cause) == ("fail", "launches", "extra-launch"), record.message
-    assert record.checks["launches"]["names"] == [["aten::add", 1], ["aten::mul", 1]]
-    for words in ("launches 2 kernels", "max_launches=1 allows 1", "aten::mul at test_launches.py:", "or allow it"):
+    assert record.checks["launches"]["names"] == [["first", 1], ["scale_kernel", 1]]
+    for words in ("launches 2 kernels", "max_launches=1 allows 1", "first at test_launches.py:", "or allow it"):
         assert words in record.message
 
 
 def test_a_copy_of_strided_inputs_is_found(judge_one: Any) -> None:
     """A hidden `.contiguous()` copies strided inputs only, which the same case with contiguous ones shows."""
     keywords = {"max_launches": 1, "case": strided()}
-    found = failure(judge_one(lambda x: x.contiguous().mul(2), doubled, again=True, **keywords))
+    found = failure(judge_one(lambda x: kernel(x.contiguous()), doubled, again=True, **keywords))
     assert found.evidence["surplus"] == [["aten::clone", 1]]
     assert found.evidence["because"].startswith("with contiguous inputs it launches 1")
     assert "pass strides to the kernel" in found.reason
 
-    plain = judge_one(lambda x: x.contiguous().mul(2), doubled, again=True, max_launches=1)
+    plain = judge_one(lambda x: kernel(x.contiguous()), doubled, again=True, max_launches=1)
     assert told(plain).status == "pass"
 
 
 def test_a_conversion_is_found(judge_one: Any) -> None:
     """A cast in the launcher is a kernel, named as such."""
-    found = failure(judge_one(lambda x: x.double().mul(2).float(), doubled, max_launches=1))
-    assert dict(found.evidence["names"]) == {"aten::_to_copy": 2, "aten::mul": 1}
+    found = failure(judge_one(lambda x: kernel(x.double()).float(), doubled, max_launches=1))
+    assert dict(found.evidence["names"]) == {"aten::_to_copy": 2, "scale_kernel": 1}
     assert "float32 to float64" in found.reason
     assert "convert inside the kernel" in found.reason
 
@@ -81,10 +92,12 @@ def test_a_fill_before_an_accumulation_is_found(judge_one: Any) -> None:
     """`torch.zeros` on the inputs' device is a kernel."""
 
     def fused(x: T) -> T:
-        return torch.zeros(x.shape, device=x.device).add_(x, alpha=2)
+        out = torch.zeros(x.shape, device=x.device)
+        out.numpy()[...] += kernel(x).numpy()
+        return out
 
     found = failure(judge_one(fused, doubled, max_launches=1))
-    assert dict(found.evidence["names"]) == {"aten::zeros": 1, "aten::add_": 1}
+    assert dict(found.evidence["names"]) == {"aten::zeros": 1, "scale_kernel": 1}
 
 
 def test_what_a_gpu_does_without_a_kernel_passes(judge_one: Any) -> None:
@@ -94,59 +107,89 @@ def test_what_a_gpu_does_without_a_kernel_passes(judge_one: Any) -> None:
         lengths = torch.cumsum(torch.tensor([1, 2, 3]), 0)
         total = torch.zeros(3).add_(1).sum()
         twin = x.clone().t().t().view(-1)[: x.numel()].view_as(x)
-        out = torch.empty_like(twin)
-        return torch.mul(twin, 2 * int(lengths[0]) * int(total) / 3, out=out)
+        return kernel(twin, 2 * int(lengths[0]) * int(total) / 3)
 
     verdict = told(judge_one(fused, doubled, max_launches=1, again=True))
     assert (verdict.status, verdict.evidence["kernels"], verdict.evidence["memcpy"]) == ("pass", 1, 1)
 
 
-def test_work_in_place_is_counted_on_restored_inputs(examine: Any) -> None:
+def test_work_in_place_is_counted_on_restored_inputs(examine: Any, judge_one: Any) -> None:
     """A declared mutation is counted as any other call, and what it clobbers is put back before each."""
     seen: list[float] = []
 
-    def fused(x: T) -> None:
-        seen.append(float(x.abs().sum()) if x.numel() else 0.0)
-        x.mul_(2)
+    def in_place(x: T) -> None:
+        x.numpy()[...] = kernel(x).numpy()
 
-    record = examine(fused, lambda x: x.mul_(2), mutates="x", max_launches=1)
-    assert record.failed_check == "launches", record.message  # abs and sum
-    honest = examine(lambda x: x.mul_(2), lambda x: x.mul_(2), mutates="x", max_launches=1)
+    def fused(x: T) -> None:
+        seen.append(float(x.flatten()[0]) if x.numel() else 0.0)
+        in_place(x)
+
+    result = judge_one(fused, lambda x: x.mul_(2), mutates="x", max_launches=0)
+    assert failure(result).evidence["names"] == [["scale_kernel", 1]]
+    assert len(set(seen)) == 1
+    honest = examine(in_place, lambda x: x.mul_(2), mutates="x", max_launches=1)
     assert honest.checks["launches"]["verdict"] == "pass", honest.message
 
 
 def test_chance_is_no_matter(examine: Any) -> None:
     """Kernels that vary by declaration are counted as others are."""
-    record = examine(lambda x: x.mul(2), doubled, deterministic=False, max_launches=1)
+    record = examine(kernel, doubled, deterministic=False, max_launches=1)
     assert record.checks["launches"]["verdict"] == "pass", record.message
 
 
 def test_without_a_bound_it_is_unknown(examine: Any) -> None:
     """The check is opt-in and says how."""
-    check = examine(lambda x: x + x, doubled).checks["launches"]
+    check = examine(kernel, doubled).checks["launches"]
     assert (check["verdict"], "max_launches=" in check["reason"]) == ("unknown", True)
 
 
-def test_a_call_that_nobody_sees_is_unknown(examine: Any) -> None:
-    """A result without a launch or an operator is no evidence of one kernel or none."""
+def test_a_path_for_the_cpu_is_unknown(examine: Any) -> None:
+    """Where no case launches a kernel, torch's operators may be what runs on a CPU alone: no pass and no failure."""
+    for fused in (lambda x: x * 2, lambda x: x.abs().mul(2).mul(x.sign())):
+        check = examine(fused, doubled, max_launches=1).checks["launches"]
+        assert (check["verdict"], "no Triton kernel was launched" in check["reason"]) == ("unknown", True)
+
+
+def test_a_case_that_falls_back_fails(judge_one: Any, examine: Any) -> None:
+    """Operators of torch in place of the kernel fail where other cases do launch it."""
 
     def fused(x: T) -> T:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        np.multiply(x.numpy(), np.float32(2), out=out.numpy())
-        return out
+        return kernel(x) if x.is_contiguous() else x.abs().mul(2).mul(x.sign())
 
-    check = examine(fused, doubled, max_launches=1).checks["launches"]
-    assert check["verdict"] == "unknown"
-    assert "no launch and no operator of torch was seen" in check["reason"]
+    record = examine(fused, doubled, max_launches=1, cases=24)
+    assert (record.failed_check, record.cause) == ("launches", "extra-launch"), record.message
+    assert "aten::sign" in record.message
+
+
+@torch.library.custom_op("fusion_launches::sum_of_two", mutates_args=(), device_types="cuda")
+def sum_of_two(x: T) -> T:
+    raise NotImplementedError
+
+
+@sum_of_two.register_kernel("cpu")
+def _(x: T) -> T:
+    return x.add(x).mul(1)
+
+
+@torch.library.custom_op("fusion_launches::nothing_seen", mutates_args=())
+def nothing_seen(x: T) -> T:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    np.multiply(x.numpy(), np.float32(2), out=out.numpy())
+    return out
+
+
+@pytest.mark.parametrize("operator", [sum_of_two, nothing_seen], ids=lambda operator: operator._name)
+def test_an_operator_that_does_other_things_here_is_unknown(examine: Any, operator: Any) -> None:
+    """Code for the CPU alone, or code that launches nothing, is no evidence of what a GPU would launch."""
+    check = examine(lambda x: operator(kernel(x, 1)), doubled, max_launches=1).checks["launches"]
+    assert (check["verdict"], "operator fusion_launches::" in check["reason"]) == ("unknown", True), check
 
 
 def test_nothing_judged_is_unknown(examine: Any) -> None:
     """Cases without elements launch nothing, and say nothing."""
     inputs = {"x": tensor("rows 0")}
-    check = examine(lambda x: x + x, doubled, inputs, max_launches=1, without={"vacuity": "no elements"}).checks[
-        "launches"
-    ]
-    assert (check["verdict"], check["reason"]) == ("unknown", "no case with an element was judged")
+    check = examine(kernel, doubled, inputs, max_launches=1, without={"vacuity": "no elements"}).checks["launches"]
+    assert (check["verdict"], check["reason"]) == ("unknown", launches._NO_LAUNCH)
 
 
 def test_a_first_call_that_fills_a_cache_passes(examine: Any) -> None:
@@ -156,7 +199,7 @@ def test_a_first_call_that_fills_a_cache_passes(examine: Any) -> None:
     def fused(x: T) -> T:
         if "two" not in kept:
             kept["two"] = torch.ones((), device=x.device).add(x.new_ones(()))
-        return x * kept["two"]
+        return kernel(x, float(kept["two"]))
 
     record = examine(fused, doubled, max_launches=1)
     assert record.checks["launches"]["verdict"] == "pass", record.message
@@ -186,13 +229,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, judge_one: Any) -> Any:
         monkeypatch.setattr(launches.counting, "count", gpu.count)
         monkeypatch.setattr(launches._Counting, "count", count)
         without = {"honesty": "these tests replace functions of the package"}
-        return told(judge_one(torch_doubled, doubled, again=True, max_launches=1, without=without, **keywords))
+        return told(judge_one(kernel, doubled, again=True, max_launches=1, without=without, **keywords))
 
     return judge
-
-
-def torch_doubled(x: T) -> T:
-    return x.mul(2)
 
 
 def counts(kernels: int, *, agreed: bool | None = True, doubts: tuple[str, ...] = ()) -> Counts:
@@ -246,8 +285,8 @@ def test_the_surplus_is_what_other_cases_do_not_take() -> None:
 def test_compiled_code_is_unknown_on_the_cpu_lane(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Inductor makes for the CPU says nothing of a GPU, neither in favour nor against."""
     module = ModuleType("compiled")
-    module.cpp_fused_mul_0 = lambda x: x.mul(2)  # type: ignore[attr-defined]
+    module.cpp_fused_mul_0 = lambda x: x.mul(1)  # type: ignore[attr-defined]
     cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[module]))
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)  # type: ignore[arg-type]
-    check = examine(lambda x: module.cpp_fused_mul_0(x).mul(1), doubled, max_launches=1).checks["launches"]
+    check = examine(lambda x: module.cpp_fused_mul_0(kernel(x)), doubled, max_launches=1).checks["launches"]
     assert (check["verdict"], "a GPU gets others" in check["reason"]) == ("unknown", True), check

@@ -56,6 +56,8 @@ class _Log:
     launched: list[Work] = field(default_factory=list)
     # Operators of the user's that did something nobody saw.
     opaque: dict[str, None] = field(default_factory=dict)
+    # Operators of the user's that have a kernel for the CPU alone, which is what ran.
+    other: dict[str, None] = field(default_factory=dict)
     # The function of torch's own that is one kernel and is being called, and whether it has been counted.
     within: str = ""
     counted: bool = False
@@ -94,6 +96,7 @@ def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
     work = [*log.launched, *log.places.work()]
     work += [Work("kernel", name) for name, count in compiled.kernels.items() for _ in range(count)]
     doubts = [f"operator {name} ran code that launches nothing here" for name in log.opaque]
+    doubts += [f"operator {name} has code of its own for the CPU, and that is what ran" for name in log.other]
     doubts += [f"torch.compile: {reason}" for reason in compiled.doubts]
     idle = _versions(given) == before and not any(t.numel() and _is_new(t, given) for t in returned)
     if not (log.events or idle or doubts):
@@ -101,7 +104,8 @@ def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
     kernels = [one.name for one in work if one.kind == "kernel"]
     memcpy = sum(one.kind == "memcpy" for one in work)
     counts = Counts(len(kernels), memcpy, 0, named(kernels), "modelled", doubts=tuple(doubts))
-    return Modelled(counts, work, not compiled.doubts), compiled.late
+    bounds = not (compiled.doubts or log.other)
+    return Modelled(counts, work, bounds), compiled.late
 
 
 @contextlib.contextmanager
@@ -171,7 +175,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _of_user(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Stay active inside: both modes are popped while this runs."""
         log = self._log
-        before = log.events
+        before, launches = log.events, len(log.launched)
         key = kernel_key(func, types, args, kwargs)
         if key is None:
             result = func(*args, **kwargs)
@@ -185,6 +189,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [t for t in tensors((result,), {}) if t.numel() and not _shares_any(t, args, kwargs)]
         if log.events == before and (made or any(t.numel() for t in written_by(func, args, kwargs))):
             log.opaque[str(func.name())] = None
+        elif len(log.launched) == launches and _has_own_for_cpu(func) and not log.places.told:
+            log.other[str(func.name())] = None
         log.places.note(tensors(args, kwargs), tensors((result,), {}), [], mixed=True)
         log.places.proved(tensors((result,), {}))
         return result
@@ -254,6 +260,11 @@ class _Functions(TorchFunctionMode):
                 result = result.clone()
         places.on_host(result)
         return result
+
+
+def _has_own_for_cpu(func: Any) -> bool:
+    """Whether the operator was registered for the CPU by itself, and not for all devices at once."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"))
 
 
 def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ class Places:
     """
 
     def __init__(self, *, told: bool = False) -> None:
-        self._told = told
+        self.told = told
         # By the address of the StorageImpl, which is not used again while a weak reference lives.
         self._groups: dict[int, int] = {}
         self._alive: dict[int, StorageWeakRef] = {}
@@ -50,13 +50,13 @@ class Places:
     def on_host(self, tensor: torch.Tensor) -> None:
         """The program itself says so: made without a device, or brought to the CPU."""
         key = self._key(tensor)
-        if key is not None and not self._told and self._root(key) not in self._device:
+        if key is not None and not self.told and self._root(key) not in self._device:
             self._host.add(key)
 
     def to_device(self, tensor: torch.Tensor) -> None:
         """It is brought to a device; what computed it stays the host's."""
         key = self._key(tensor)
-        if key is not None and not self._told:
+        if key is not None and not self.told:
             self._host.discard(key)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
@@ -115,8 +115,8 @@ class Places:
             self._alive[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self._groups[key] = len(self._parents)
             self._parents.append(len(self._parents))
-            if self._told and tensor.device.type == "cuda":
+            if self.told and tensor.device.type == "cuda":
                 self._device.add(self._groups[key])
-            elif self._told:
+            elif self.told:
                 self._host.add(key)
         return key

@@ -258,7 +258,7 @@ def test_a_target_below_what_the_spec_requires_is_left_out() -> None:
     [
         ({"rows": 3, "n": 4}, "names no dim"),
         ({}, "leave out 'n'"),
-        ({"n": 5000}, "not within its bounds"),
+        ({"n": 5000}, "does not admit"),
     ],
 )
 def test_wrong_sizes_are_told(sizes: dict[str, int], said: str) -> None:

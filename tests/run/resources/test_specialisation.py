@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import re
 import sys
 import types
 from collections import Counter, namedtuple
@@ -96,7 +97,7 @@ def test_a_foreign_record_is_refused() -> None:
 @pytest.mark.parametrize(
     "value",
     [None, True, 3, -2.5, "relu", (1, ("a", None)), [1, 2], Pair(1, "b"), torch.float16, Mode.FAST, torch.relu],
-    ids=repr,
+    ids=lambda value: re.sub(r" at 0x.*", "", repr(value)),
 )
 def test_constants_survive_json(value: Any) -> None:
     """Plain values, nested tuples, dtypes, enums and importable functions come back as they were."""
@@ -126,7 +127,11 @@ def test_a_value_without_a_name_is_not_described() -> None:
             encode(value)
 
 
-@pytest.mark.parametrize("value", [planted.steady, planted.steady_kernel, planted.tuned_kernel, planted.made_kernel])
+@pytest.mark.parametrize(
+    "value",
+    [planted.steady, planted.steady_kernel, planted.tuned_kernel, planted.made_kernel],
+    ids=lambda value: type(value).__name__ + str(getattr(value, "__name__", "")),
+)
 def test_what_has_a_name_is_found_again(value: Any) -> None:
     """Launchers, kernels, kernels inside of autotuners, and those whose name is that of a variable."""
     place = place_of(value)

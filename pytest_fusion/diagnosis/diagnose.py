@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_fusion.diagnosis import epsilons, extents, indices, numerics, roundings, strides, tuning
+from pytest_fusion.diagnosis import epsilons, extents, indices, numerics, order, roundings, sources, strides, tuning
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis, Found
@@ -18,6 +18,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
     strides.layout,
+    order.racing,
     indices.cached,
     numerics.special,
     numerics.overflow,
@@ -27,6 +28,8 @@ _OF_VALUES: tuple[Rule, ...] = (
     extents.last_index,
     indices.moved,
     indices.misread,
+    sources.elsewhere,
+    order.way,
     extents.limit,
     indices.mixed,
     roundings.digits,

@@ -113,18 +113,18 @@ def rising(names: Iterable[str]) -> Edit:
     return on(names, "rising magnitudes", function)
 
 
-def repeated(places: Iterable[tuple[str, int]]) -> Edit:
-    """The first index of an axis, at all of its indices; each place is an input's name and an axis."""
+def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
+    """One index of an axis, at all of its indices; each place is an input's name and an axis."""
     chosen = tuple(places)
 
     def apply(logical: dict[str, Any]) -> dict[str, Any]:
         changed = dict(logical)
         for name, axis in chosen:
             t = changed[name]
-            changed[name] = t.narrow(axis, 0, 1).expand(t.shape).contiguous() if t.shape[axis] else t
+            changed[name] = t.narrow(axis, index, 1).expand(t.shape).contiguous() if t.shape[axis] else t
         return changed
 
-    return Edit("repeated " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
+    return Edit(f"{index} repeated " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
 
 
 def upcast() -> Edit:

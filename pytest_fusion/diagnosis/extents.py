@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -14,6 +14,9 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.spec.dims import Size
+from pytest_fusion.spec.inputs import may_index
+from pytest_fusion.verdict import gradients
+from pytest_fusion.verdict import probe as probing
 
 # Less is no block: a vector, a group, a window.
 _SMALLEST_LIMIT = 8
@@ -38,6 +41,9 @@ def zero(lab: Lab) -> Found | None:
     larger = lab.grown(case)
     for other in (case, larger):
         if any(lab.ask(other.with_(seed=seed)).wrong for seed in lab.seeds(other, _SEEDS)):
+            if _only_where_nothing_counts(lab, (case, larger)):
+                told = f"wrong with {', '.join(filled)} of 0, and with more where no element of any input counts"
+                return Found("zero-size", [told, "right in every element that some input has a part in"])
             lab.ruled_out.append("size 0: wrong without one too")
             lab.base = other
             return None
@@ -45,6 +51,36 @@ def zero(lab: Lab) -> Found | None:
         return None
     shown = ", ".join(filled)
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
+
+
+def _only_where_nothing_counts(lab: Lab, cases: Iterable[Case]) -> bool:
+    """Whether all wrong elements are such as the reference gives whatever the inputs' floating values are.
+
+    It must have been seen that others are right: a mean over no label, beside means over some.
+    """
+    if lab.check == gradients.NAME:
+        return False
+    telling = 0
+    for case in cases:
+        names = edits.free(lab.spec, case)
+        changes = (edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
+        for seed in lab.seeds(case, _MANY_SEEDS):
+            answer = lab.ask(case.with_(seed=seed))
+            found, wrong = answer.probe, lab.wrong_of(answer)
+            if found is None or not (answer.right or answer.wrong) or (answer.wrong and wrong is None) or not names:
+                return False
+            others = [probing.right_of(lab.bench, edit.apply(dict(found.logical))) for edit in changes]
+            for name, right in found.expected.items():
+                depends = torch.zeros(right.shape, dtype=torch.bool, device=right.device)
+                for other in others:
+                    if other is None or name not in other or other[name].shape != right.shape:
+                        return False
+                    depends |= (other[name] != right) & ~(other[name].isnan() & right.isnan())
+                off = wrong.mask if wrong is not None and wrong.name == name else torch.zeros_like(depends)
+                if bool((off & depends).any()):
+                    return False
+                telling += bool(depends.any())
+    return telling > _SEEDS
 
 
 def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
@@ -175,8 +211,26 @@ def last_index(lab: Lab) -> Found | None:
         else:
             if all(lab.mostly_wrong(case) for case in cases[1:]):
                 place = places.pop()
+                if _set_apart(lab, cases):
+                    lab.ruled_out.append(
+                        f"off by one: the reference gives 0 for the {place} index of {name}, a value too"
+                    )
+                    return None
                 return Found("off-by-one-mask", [f"at {name}=5, 8 and 13 only the {place} index is wrong"])
     return None
+
+
+def _set_apart(lab: Lab, cases: Iterable[Case | None]) -> bool:
+    """Whether indices are values too, and the one at this end is set apart by the reference, which gives 0 there.
+
+    So it is with the index that pads: what forgets it errs in no mask's bound.
+    """
+    if not any(map(may_index, lab.spec.inputs.values())):
+        return False
+    wrongs = [wrong for case in cases if case is not None and (wrong := lab.wrong_of(lab.ask(case)))]
+    return bool(wrongs) and all(
+        not bool((wrong.right[wrong.mask] != 0).any()) and bool((wrong.right != 0).any()) for wrong in wrongs
+    )
 
 
 def _end(lab: Lab, answer: Answer, size: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ _SHARE = 0.9
 _MOST_REFERENCES = 150
 _SEEDS = 2
 _MOST_CASES = 2
+_MOST_REPEATED = 8
 
 
 def moved(lab: Lab) -> Found | None:
@@ -252,13 +253,13 @@ def mixed(lab: Lab) -> Found | None:
     """Slices along a dim are right alone and wrong together, though the reference's do not know each other."""
     for case in _cases(lab):
         for dim, size in ((name, n) for name, n in case.sizes.items() if isinstance(n, int) and n >= 2):
-            edits_of = _slices(lab, case, dim)
+            edits_of = slices_of(lab, case, dim)
             if edits_of is None:
                 continue
             for seed in lab.seeds(case, _SEEDS):
                 whole = lab.ask(case.with_(seed=seed))
-                alone = [(i, lab.ask(case.with_(seed=seed), edit=edits_of(i))) for i in (0, 1, size - 1)]
-                if not all(one.right and _independent(lab, whole, one, i, size) for i, one in alone):
+                alone = [(i, lab.ask(case.with_(seed=seed), edit=edits_of([i]))) for i in (0, 1, size - 1)]
+                if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
                     break
             else:
                 return Found(
@@ -269,8 +270,8 @@ def mixed(lab: Lab) -> Found | None:
     return None
 
 
-def _slices(lab: Lab, case: Case, dim: str) -> Callable[[int], Edit] | None:
-    """Edits that leave one slice of a dim; ``None`` where a slice does not stand for itself."""
+def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit] | None:
+    """Edits that leave some slices of a dim; ``None`` where a slice does not stand for itself."""
     answer = lab.ask(case)
     one = case.with_(sizes={**case.sizes, dim: 1})
     try:
@@ -283,19 +284,20 @@ def _slices(lab: Lab, case: Case, dim: str) -> Callable[[int], Edit] | None:
     if lab.check == gradients.NAME and str(lab.verdict.evidence.get("output", ""))[1:] not in axes:
         return None
 
-    def cut(index: int) -> Edit:
+    def cut(chosen: Sequence[int]) -> Edit:
         def apply(logical: dict[str, Any]) -> dict[str, Any]:
             return {
-                name: selected(value, axes[name], [index]) if name in axes else value for name, value in logical.items()
+                name: selected(value, axes[name], list(chosen)) if name in axes else value
+                for name, value in logical.items()
             }
 
-        return Edit(f"only {dim} {index}", apply)
+        return Edit(f"only {dim} {', '.join(map(str, chosen))}", apply)
 
     return cut
 
 
-def _independent(lab: Lab, whole: Answer, one: Answer, index: int, size: int) -> bool:
-    """Whether the reference's slice alone is what it is among the others."""
+def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> bool:
+    """Whether the reference's slices by themselves are what they are among the others."""
     together, single = _forward_of(lab, whole), _forward_of(lab, one)
     if together is None or single is None:
         return False
@@ -304,7 +306,7 @@ def _independent(lab: Lab, whole: Answer, one: Answer, index: int, size: int) ->
         axis = next((i for i, n in enumerate(right.shape) if n == size), None)
         if alone is None or axis is None or alone.dim() != right.dim():
             return False
-        a, b = right.narrow(axis, index, 1).double(), alone.double()
+        a, b = selected(right, axis, list(chosen)).double(), alone.double()
         if a.shape != b.shape or not torch.allclose(a, b, 1e-3, 1e-5, equal_nan=True):
             return False
     return True
@@ -329,10 +331,27 @@ def indifferent(lab: Lab) -> Found | None:
             if what in case.sizes and not any(lab.mostly_wrong(lab.resized({what: n}, case)) for n in (2, 3)):
                 continue
             edit = edits.repeated(places)
-            if lab.always_right(case, edit=edit) and _tells(lab.ask(case, edit=edit)):
+            if (
+                lab.always_right(case, edit=edit)
+                and _tells(lab.ask(case, edit=edit))
+                and _any_is_as_good(lab, case, answer.probe.logical, places)
+            ):
                 return Found("wrong-index-map", [f"right once all slices of {what} are equal: others are taken"])
     lab.ruled_out.append("which slice: wrong too with equal slices along any axis")
     return None
+
+
+def _any_is_as_good(lab: Lab, case: Case, logical: Mapping[str, Any], places: list[tuple[str, int]]) -> bool:
+    """Whether it is right to repeat any other slice too, where some of what is repeated are indices themselves.
+
+    An index that a kernel treats wrongly by its value is gone where another one is repeated.
+    """
+    if not any(not logical[name].is_floating_point() for name, _ in places):
+        return True
+    lengths = {logical[name].shape[axis] for name, axis in places}
+    return all(
+        lab.ask(case, edit=edits.repeated(places, index)).right for index in range(1, min(*lengths, _MOST_REPEATED))
+    )
 
 
 def _axes(lab: Lab, case: Case, logical: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, int]]]]:

@@ -35,7 +35,8 @@ _SMALL = 16  # up to this product of all sizes a run costs next to nothing
 class Shrinker:
     """Greedy passes over one case. ``fails`` runs a case and tells whether it shows the same bug.
 
-    ``by_values`` says that the bug depends on values, so that a size is tried with several seeds.
+    ``by_values`` says that the bug depends on values, so that a size is tried with several seeds; ``seeds`` is how many
+    are enough where it is no matter of luck.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Shrinker:
         *,
         max_runs: int = MAX_RUNS,
         by_values: bool = False,
+        seeds: int | None = None,
     ) -> None:
-        self.plan, self.case, self._by_values = plan, case, by_values
+        self.plan, self.case, self._by_values, self._enough = plan, case, by_values, seeds
         self.runs = 0
         self._fails, self._max_runs = fails, max_runs
         self._known: dict[str, bool] = {case.key(): True}
@@ -242,6 +244,6 @@ class Shrinker:
 
     def _size_seeds(self, fitted: Mapping[str, Size]) -> Iterable[int]:
         if not self._by_values:
-            return (self.case.seed,)
+            return dict.fromkeys((self.case.seed, *range((self._enough or 1) - 1)))
         work = math.prod(size for size in fitted.values() if isinstance(size, int))
         return dict.fromkeys((self.case.seed, *range(_SIZE_SEEDS if work <= _SMALL else _SIZE_SEEDS_LONG)))

@@ -166,3 +166,9 @@ __all__ = [
     "tensor",
     "unwrap",
 ]
+
+
+def may_index(declared: InputSpec) -> bool:
+    """Whether an input may hold indices of another one: integers, or what a function of the user computes."""
+    inner = unwrap(declared)
+    return isinstance(inner, DerivedSpec) or (isinstance(inner, TensorSpec) and not inner.may_float())

@@ -53,6 +53,9 @@ class Bench:
     closing: bool = False
     # The profile is `deep`: a nightly run, in which a check may cost what it asks for.
     deep: bool = False
+    # The last of the checks in `further` that runs; those after it tell nothing about a failure that it found. Empty
+    # where a failure was found before all of them, ``None`` where nothing is left out.
+    until: str | None = None
     # What was first said by each kind of rejection.
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -81,6 +84,8 @@ class CaseResult:
     # The failing output and the reference's lanes, kept for the error map of the final report only.
     evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor] | None = None
     trace: str = ""
+    # The one of the checks in `further` that concluded last; empty where none ran.
+    reached: str = ""
 
     @property
     def failure(self) -> Verdict | None:

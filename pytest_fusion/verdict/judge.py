@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from pytest_fusion.case import large, numbers
@@ -88,7 +90,7 @@ def _unless_tuning(bench: Bench, result: CaseResult) -> CaseResult:
     if not any(seen.tuning for seen in result.tuned.values()):
         return result
     configs.suspects_tuning(bench, so=True)
-    second = _judge(bench, result.case, again=False)
+    second = _judge(replace(bench, until=None), result.case, again=False)
     configs.suspects_tuning(bench, so=False)
     return second if second.failure is not None and second.failure.check == configs.NAME else result
 
@@ -144,8 +146,9 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
     trial = Trial(bench, result, logical, reference, expected, lambda other: _judge(every, other, again=False))
     trial.run(first, placed, again=again)
     for check in CHECKS:
-        if result.failure is not None or result.rejected is not None:
+        if result.failure is not None or result.rejected is not None or bench.until in ("", result.reached):
             break
+        result.reached = check.NAME
         if bench.on(check.NAME) and check.missing(bench.spec, bench.device) is None and check.due(trial):
             with bench.clock.check(check.NAME):
                 verdict = check.run(trial)

@@ -50,7 +50,7 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
     return passed("bounds")
 
 
-_CHECK_OF: dict[str, str] = {"racing-stores": "repeat", "racing-load": "repeat"}
+RACES = frozenset({"racing-stores", "racing-load"})
 
 
 def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
@@ -60,7 +60,7 @@ def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
     no bug. ``chance``: the spec allows results that vary, so races are its business.
     """
     for found in outcome.findings.found:
-        check = _CHECK_OF.get(found.kind, "bounds")
+        check = "repeat" if found.kind in RACES else "bounds"
         if found.kind == "unwritten-load" or (check == "repeat" and chance):
             continue
         return failed(

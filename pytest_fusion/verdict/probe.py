@@ -14,6 +14,8 @@ import torch
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import SpecError
+from pytest_fusion.run.fused import Outcome
+from pytest_fusion.run.interpreter.findings import Finding
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed
@@ -39,6 +41,7 @@ from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
+Race = Finding
 Against = OutputLanes | torch.Tensor
 
 # Checks whose failures one call shows; the others need what `Trial.run` does: calls that are compared.
@@ -50,7 +53,7 @@ class Probe:
     """What one call showed. ``got`` and ``expected`` are the outputs by name, ``lanes`` what they are judged by.
 
     They are empty where the call or the reference failed. ``logical`` holds the inputs' values, ``placed`` the tensors
-    that the kernel was given, ``trial`` what runs a backward of it.
+    that the kernel was given, ``races`` what the interpreter saw of them in its call, ``trial`` what runs a backward.
     """
 
     result: CaseResult
@@ -60,6 +63,7 @@ class Probe:
     expected: dict[str, torch.Tensor] = field(default_factory=dict)
     lanes: dict[str, Against] = field(default_factory=dict)
     unwritten: dict[str, torch.Tensor] = field(default_factory=dict)
+    races: list[Race] = field(default_factory=list)
     trial: Trial | None = None
 
     @property
@@ -92,6 +96,7 @@ def probe(
         return found
     first, found.placed = call(bench, result.case, logical, FILLS[0])
     result.launches = first.launches
+    found.races = _races(first)
     if first.error is not None and (kind := rejection(bench.spec, first.error)):
         reject(bench, result, kind, first.error)
         return found
@@ -155,6 +160,24 @@ def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tup
     attempt = Attempt(found.trial, upstream, FILLS[0])
     got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
     return None if got is None or right is None else (got.detach(), right.oracle)
+
+
+def raced(found: Probe, name: str) -> tuple[torch.Tensor | None, list[Race]]:
+    """The kernel's gradient of an input, and the races that the interpreter saw in its forward and backward."""
+    if found.trial is None:
+        return None, []
+    upstream = Upstream(found.trial, gradients.wanted(found.trial))
+    try:
+        upstream.lanes(1)
+    except (NoGraph, ReferenceFailed):
+        return None, []
+    attempt = Attempt(found.trial, upstream, FILLS[0])
+    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    return None if got is None else got.detach(), _races(attempt.outcome)
+
+
+def _races(outcome: Outcome) -> list[Race]:
+    return [seen for seen in outcome.findings.found if seen.kind in memory.RACES]
 
 
 def _comparable(found: Probe) -> bool:

@@ -150,7 +150,8 @@ FORWARD: tuple[Plant, ...] = (
         ("window-inclusive", "H3", 187, VALUES, "off-by-one-mask", [(1, 1, 1, 5, 1)]),
     ], window=4),
     *group("paged_decode", paged.make_spec, "batch blocks page pages features", [
-        ("table-pitch", "A3", 20, READS | {"crash"}, "ignores-strides", [(2, 2, 1, 2, 1)]),
+        # The pitch is another number than any of the table's, so that a contiguous table is read elsewhere too.
+        ("table-pitch", "A3", 20, READS | {"crash"}, "ignores-strides wrong-index-map", [(2, 2, 1, 2, 1)]),
         ("output-tile", "A3", 25, HOLES, "wrong-index-map racing-stores block-limit unwritten-output",
          [(1, 1, 1, 0, 17)]),
         ("value-tail", "B4", 45, READS, "reads-padding tail-mask nan-swallowed", [(1, 1, 2, 1, 1)]),

@@ -1,0 +1,169 @@
+"""Causes in which element of an input reaches which element of the result, seen by changing single elements."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.verdict import gradients
+from pytest_fusion.verdict import probe as probing
+
+# References to ask are one for each element and change, at half a millisecond; runs of the kernel are far fewer.
+_MOST_ELEMENTS = 40
+_MOST_SOURCES = 12
+_MOST_WRONG = 2
+_SEEDS, _AGREEING = 6, 2
+# By so many times the largest element, up and down, a selection (of a maximum, of what is above 0) changes as well as
+# a sum does; the last change keeps an element's size.
+_CHANGES = ((1.0, 3.0), (1.0, -3.0), (-0.5, 0.0))
+# What the kernel's element must change by, as a share of the larger of both values, to count as changed.
+_CHANGED = 1e-2
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """One of the ways to change elements of the inputs, each a tensor's name and a flat index."""
+
+    way: int
+    places: tuple[Place, ...]
+
+    def edit(self) -> Edit:
+        factor, steps = _CHANGES[self.way]
+
+        def apply(logical: dict[str, Any]) -> dict[str, Any]:
+            changed = dict(logical)
+            for name, places in itertools.groupby(sorted(self.places), key=lambda place: place[0]):
+                t = logical[name].clone(memory_format=torch.contiguous_format)
+                step = steps * float(t.double().abs().nan_to_num(0, 0, 0).max())
+                for _, index in places:
+                    t.view(-1)[index] = factor * t.view(-1)[index] + step
+                changed[name] = t
+            return changed
+
+        return Edit(f"change {self.way} of {self.places}", apply)
+
+
+def elsewhere(lab: Lab) -> Found | None:
+    """Wrong elements change with elements of the inputs that the right ones do not know, and not with some they do.
+
+    What a formula gets wrong changes with the same elements as the right result, what a mask leaves out or takes in
+    with fewer or with more.
+    """
+    if lab.check == gradients.NAME:
+        return None
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
+    for case in {each.key(): each for each in (plain, lab.grown(plain, (2, 2, 2, 2)))}.values():
+        told = []
+        for seed in lab.seeds(case, _SEEDS):
+            seeded = case.with_(seed=seed)
+            answer = lab.ask(seeded)
+            if answer.wrong:
+                said = _elsewhere(lab, answer, lambda edit, seeded=seeded: lab.ask(seeded, edit=edit))
+                told += [said] if said else []
+            if len(told) == _AGREEING:
+                return Found("wrong-index-map", [f"{told[0]}; so it is for other values"])
+    lab.ruled_out.append(
+        "single elements: the wrong ones change with the same elements of the inputs as the right ones"
+    )
+    return None
+
+
+def _elsewhere(lab: Lab, answer: Answer, run: Any) -> str | None:
+    """In words, which element reaches a wrong one in place of another; ``None`` where none does."""
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    if found is None or wrong is None or not wrong.far_off:
+        return None
+    names = [
+        name
+        for name in edits.free(lab.spec, lab.base)
+        if isinstance(t := found.logical.get(name), torch.Tensor) and t.numel()
+    ]
+    places = [(name, i) for name in names for i in range(found.logical[name].numel())]
+    if not 1 < len(places) <= _MOST_ELEMENTS:
+        return None
+    known = _known_to(lab, found.logical, wrong.name, places)
+    if known is None:
+        return None
+    for element in _worst(wrong.got, wrong.right, wrong.mask):
+        near = [place for place in places if known[place][element]]
+        far = tuple(place for place in places if not known[place].any() or not known[place][element])
+        if not near or not far or len(near) > _MOST_SOURCES:
+            continue
+        before = _value(wrong.got, element)
+        if not any(_moved(before, after) for after in _values(run, far, wrong.name, element)):
+            continue
+        for place in near:
+            after = list(_values(run, (place,), wrong.name, element))
+            if len(after) == len(_CHANGES) and all(value == before for value in after):
+                extra = next(
+                    (p for p in far if any(_moved(before, v) for v in _values(run, (p,), wrong.name, element))), None
+                )
+                if extra is not None:
+                    return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
+    return None
+
+
+def _known_to(
+    lab: Lab, logical: Mapping[str, Any], output: str, places: list[Place]
+) -> dict[Place, torch.Tensor] | None:
+    """By place, which elements of the right result change with it, as a flat mask; ``None`` where that is not known."""
+    before = probing.right_of(lab.bench, logical)
+    if before is None or output not in before:
+        return None
+    masks: dict[Place, torch.Tensor] = {}
+    for place in places:
+        mask = torch.zeros(before[output].numel(), dtype=torch.bool)
+        for way in range(len(_CHANGES)):
+            after = probing.right_of(lab.bench, _Changed(way, (place,)).edit().apply(dict(logical)))
+            if after is None or after[output].shape != before[output].shape:
+                return None
+            a, b = (t.detach().cpu().flatten() for t in (before[output], after[output]))
+            mask |= (a != b) & ~(torch.isnan(a) & torch.isnan(b)) if a.is_floating_point() else a != b
+        masks[place] = mask
+    return masks
+
+
+def _worst(got: torch.Tensor, right: torch.Tensor, mask: torch.Tensor) -> list[int]:
+    """The flat indices of the wrong elements that are furthest off."""
+    off = (got.double() - right.double()).abs().nan_to_num(0.0, 0.0, 0.0) * mask
+    return [int(i) for i in off.flatten().argsort(descending=True)[:_MOST_WRONG] if bool(mask.flatten()[i])]
+
+
+def _values(run: Any, places: tuple[Place, ...], output: str, element: int) -> Iterator[float]:
+    """The kernel's element under each change of these places, as far as those can be run."""
+    for way in range(len(_CHANGES)):
+        answer = run(_Changed(way, places).edit())
+        got = answer.probe.got.get(output) if answer.probe is not None else None
+        if got is not None and element < got.numel():
+            yield _value(got, element)
+
+
+def _value(t: torch.Tensor, element: int) -> float:
+    return float(t.detach().flatten()[element])
+
+
+def _moved(before: float, after: float) -> bool:
+    if not math.isfinite(before) or not math.isfinite(after):
+        return False
+    return abs(after - before) > _CHANGED * max(abs(before), abs(after))
+
+
+def _said(
+    logical: Mapping[str, Any], output: str, shape: tuple[int, ...], element: int, instead_of: Place, taken: Place
+) -> str:
+    def at(name: str, flat: int, sizes: tuple[int, ...]) -> str:
+        return f"{name}[{', '.join(str(int(i)) for i in torch.unravel_index(torch.tensor(flat), sizes))}]"
+
+    one, other = (at(name, i, tuple(logical[name].shape)) for name, i in (taken, instead_of))
+    return f"{at(output, element, shape)} changes with {one}, which it must not, and not with {other}, which it must"

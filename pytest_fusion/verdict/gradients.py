@@ -100,16 +100,18 @@ def run(trial: Trial) -> Verdict:
 
 def _run(trial: Trial) -> Verdict:
     upstream = Upstream(trial, wanted(trial))
+    # What may be overwritten is there for one backward, and for no other use.
+    once = bool(overwritten(trial, upstream.wanted))
+    twice = not once and numbers.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
     try:
+        upstream.settle()
+        # Before the reference's gradients exist: a backward that looks for them among live or freed objects finds none.
+        first = Attempt(trial, upstream, FILLS[0], twice=twice)
         few = upstream.lanes(FEW_LANES)
     except NoGraph:
         return unknown(NAME, "the reference's outputs do not depend on the inputs in a way that autograd knows")
     except ReferenceFailed as error:
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
-    # What may be overwritten is there for one backward, and for no other use.
-    once = bool(overwritten(trial, upstream.wanted))
-    twice = not once and numbers.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
-    first = Attempt(trial, upstream, FILLS[0], twice=twice)
     verdict = _ended(trial, first) or _forward(trial, first)
     if verdict is not None:
         return verdict

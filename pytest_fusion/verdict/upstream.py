@@ -40,7 +40,8 @@ class Upstream:
     """Upstream gradients of one case, and what the reference's own backward makes of them.
 
     ``wanted`` are the inputs that require grad. ``kind``, ``upstream`` and ``layout`` (by output) follow from the
-    case's seed. After ``lanes``, ``used`` names the outputs that got a gradient, ``present`` the inputs that have one.
+    case's seed. After ``settle`` or ``lanes``, ``used`` names the outputs that get a gradient, after ``lanes``
+    ``present`` the inputs that have one.
     """
 
     def __init__(self, trial: Trial, wanted: Sequence[str]) -> None:
@@ -54,6 +55,14 @@ class Upstream:
         self.used: list[str] = []
         self.present: list[str] = []
         self.native: dict[str, torch.Tensor] = {}
+
+    def settle(self) -> None:
+        """Learn which outputs get an upstream gradient, without any gradient that a kernel could find in memory.
+
+        Raises as ``lanes`` does.
+        """
+        with self.trial.bench.clock.phase("reference"), torch.enable_grad():
+            self._graph()
 
     def lanes(self, count: int) -> dict[str, OutputLanes]:
         """Lanes of every gradient that the reference has; with a fixed tolerance only its native values count.
@@ -105,6 +114,14 @@ class Upstream:
         return [gradient for gradient in found.values() if gradient is not None]
 
     def _first(self, *, twice: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
+        arguments, outputs = self._graph()
+        leaves = [arguments[name] for name in self.wanted]
+        ends, given = [outputs[name] for name in self.used], [self.upstream[name] for name in self.used]
+        found = _ask(ends, leaves, given, create_graph=twice)
+        return arguments, dict(zip(self.wanted, found, strict=True))
+
+    def _graph(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The reference's arguments and differentiable outputs; notes those that get a gradient."""
         spec, bench = self.trial.spec, self.trial.bench
         arguments = copies(self.trial.logical)
         for name in self.wanted:
@@ -117,10 +134,7 @@ class Upstream:
         if not outputs:
             raise NoGraph
         self.used = self._part(list(outputs))
-        leaves = [arguments[name] for name in self.wanted]
-        ends, given = [outputs[name] for name in self.used], [self.upstream[name] for name in self.used]
-        found = _ask(ends, leaves, given, create_graph=twice)
-        return arguments, dict(zip(self.wanted, found, strict=True))
+        return arguments, outputs
 
     def _part(self, outputs: list[str]) -> list[str]:
         """The outputs that get an upstream gradient: all, or one alone as where only a loss is used."""

@@ -281,10 +281,10 @@ def _gradient(spec: FusionSpec, case: Case, evidence: Mapping[str, Any]) -> dict
     floating = [
         n for n in named or () if n in case.tensors and n not in case.absent and "float" in case.tensors[n].dtype
     ]
-    layouts = dict(evidence.get("layouts") or {})
+    used = list(evidence.get("layouts") or {})
     return {
         "wanted": list(evidence.get("wanted") or floating),
         "upstream": str(evidence.get("upstream") or "random"),
-        "layouts": layouts,
-        "seeds": {name: numbers.mix(case.seed, "upstream", name) >> 1 for name in layouts},
+        "laid": dict(evidence.get("upstream_strides") or {}),
+        "seeds": {name: numbers.mix(case.seed, "upstream", name) >> 1 for name in used},
     }

@@ -222,6 +222,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
                 statistical=judged.statistical,
                 upstream=upstream.kind,
                 layouts={name: upstream.layout[name].kind for name in upstream.used},
+                upstream_strides={name: upstream.strides(name) for name in upstream.used},
                 wanted=list(upstream.wanted),
                 **evidence,
             )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import numbers
-from pytest_fusion.case.layouts import choices
+from pytest_fusion.case.layouts import choices, geometry
 from pytest_fusion.case.model import Layout
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.lanes.shadow import run_lanes
@@ -76,6 +76,13 @@ class Upstream:
             run = run_lanes(self._backward, lanes=1 if fixed else count, kind="E", seed=seed)
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
+
+    def strides(self, name: str) -> dict[str, Any] | None:
+        """How an output's upstream gradient lies, in elements; ``None`` for one element of storage."""
+        if self.layout[name].kind == "expanded":
+            return None
+        plan = geometry(tuple(self.upstream[name].shape), self.layout[name])
+        return {"strides": list(plan.strides), "offset": plan.offset, "storage": plan.storage}
 
     def constant(self, value: float) -> Upstream:
         """The same with upstream gradients that are ``value`` everywhere, contiguous; its lanes are its own."""

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.diagnosis.embedded import machinery
 from pytest_fusion.diagnosis.literal import LITERAL_BYTES, Unwritable, literal
 from pytest_fusion.diagnosis.replay import Replay
 from pytest_fusion.diagnosis.script import Script, compose
-from pytest_fusion.diagnosis.standalone.failure import as_recorded
+from pytest_fusion.diagnosis.standalone.failure import _upstream, as_recorded
 from pytest_fusion.diagnosis.standalone.tensors import Maker
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import place
@@ -211,6 +212,23 @@ def element(got: float, expected: float, allowed: float | None) -> dict[str, Any
 def test_a_mended_element_is_told_from_a_wrong_one(seen: dict[str, Any], now: float, again: bool) -> None:
     """Beyond what was allowed, or half as far off as before where a statistic failed; NaN in its place."""
     assert as_recorded(torch.tensor([0.0, now], dtype=torch.float64), seen) is again
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS[:5], Layout("transposed", 0, 1), Layout("unflattenable", 3, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["random", "negative", "zero"])
+def test_an_upstream_gradient_is_laid_as_it_was(kind: str, layout: Layout) -> None:
+    """Every variant of a layout has its strides, offset and numbers, with NaN in the gaps."""
+    output = torch.zeros(3, 2, 4)
+    plan = geometry((3, 2, 4), layout)
+    laid = {"strides": list(plan.strides), "offset": plan.offset, "storage": plan.storage}
+    made = _upstream(output, kind, laid, 7)
+    drawn = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(7))
+    wanted = {"random": drawn, "negative": -drawn.abs(), "zero": drawn * 0}[kind]
+    assert torch.equal(made, wanted)
+    assert (made.stride(), made.storage_offset()) == (plan.strides, plan.offset)
+    whole = torch.empty(0).set_(made.untyped_storage())
+    assert len(whole) == plan.storage
+    assert int(whole.isnan().sum()) == plan.storage - made.numel()
 
 
 def test_writes_around_a_tensor_are_seen() -> None:

@@ -38,6 +38,16 @@ class Square(torch.autograd.Function):
     def backward(ctx, dy):
         return (3 if WRONG else 2) * dy * ctx.saved_tensors[0]
 
+class Sliced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        # Of a slice that begins in the middle, the start of the whole.
+        return 2 * dy.as_strided(dy.shape, dy.stride(), 0 if WRONG else dy.storage_offset())
+
 def part(x):
     out = torch.empty_like(x)
     out.view(-1)[: x.numel() - WRONG] = 2 * x.reshape(-1)[: x.numel() - WRONG]
@@ -70,6 +80,10 @@ class TestMethods:
 @fused_equivalent(lambda x: x * x, inputs=SHAPE, grad=True)
 def test_gradient(x):
     return kernels.Square.apply(x)
+
+@fused_equivalent(TWICE, inputs=SHAPE, grad=True)
+def test_slice(x):
+    return kernels.Sliced.apply(x)
 
 @settings(max_examples=30)
 @fused_equivalent(TWICE, inputs=SHAPE)
@@ -126,7 +140,7 @@ def test_scripts_show_what_failed_and_that_it_is_mended(
     monkeypatch.delenv("MENDED", raising=False)
     project.pytester.makepyfile(kernels=KERNELS)
     project.write(TESTS)
-    project.run("--fusion-report", "page.html").assert_outcomes(failed=8)
+    project.run("--fusion-report", "page.html").assert_outcomes(failed=9)
 
     scripts = {name: project.pytester.path / test["script"] for name, test in project.tests.items()}
     assert all(script.is_file() for script in scripts.values())

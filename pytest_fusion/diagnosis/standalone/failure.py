@@ -55,7 +55,7 @@ class Failure:
     """What was recorded: the check that failed, and what decides whether it fails again.
 
     ``seen`` is the worst element (output, index, got, expected, allowed) where values were compared; ``gradient`` what
-    backward was asked for (wanted, upstream, layouts, seeds); ``varies`` that bits may differ from call to call.
+    backward was asked for (wanted, upstream, laid, seeds); ``varies`` that bits may differ from call to call.
     """
 
     check: str
@@ -198,35 +198,28 @@ def _differentiated(
     results: Mapping[str, torch.Tensor], given: Mapping[str, Any], grad: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
     """The gradients of the inputs, for an upstream gradient like the one that was used."""
-    ends = {name: t for name, t in results.items() if t.requires_grad}
+    seeds, laid = grad["seeds"], grad["laid"]
+    # Of several outputs, those that got an upstream gradient, where that is known.
+    ends = {name: t for name, t in results.items() if t.requires_grad and name in (seeds or results)}
     if not ends:
         return {}
-    upstream = [
-        _upstream(t, grad["upstream"], grad["layouts"].get(n), grad["seeds"].get(n, 0)) for n, t in ends.items()
-    ]
+    upstream = [_upstream(t, grad["upstream"], laid.get(n), seeds.get(n, 0)) for n, t in ends.items()]
     found = torch.autograd.grad(list(ends.values()), [given[n] for n in grad["wanted"]], upstream, allow_unused=True)
     return {f"d{name}": g for name, g in zip(grad["wanted"], found, strict=True) if g is not None}
 
 
-def _upstream(output: torch.Tensor, kind: str, layout: str | None, seed: int) -> torch.Tensor:
-    """An upstream gradient of the kind and layout that was used; on the CPU with the same numbers."""
+def _upstream(output: torch.Tensor, kind: str, laid: Mapping[str, Any] | None, seed: int) -> torch.Tensor:
+    """An upstream gradient of the kind that was used, laid as it was; on the CPU with the same numbers."""
     source = torch.Generator(output.device).manual_seed(seed)
     shape = output.shape
     if kind == "expanded":
         return torch.randn((), generator=source, device=output.device).to(output.dtype).expand(shape)
-    values = torch.randn(shape, generator=source, device=output.device).to(output.dtype)
-    if kind == "zero":
-        values = torch.zeros_like(values)
-    made = values
-    if layout == "transposed" and output.dim() > 1:
-        made = values.mT.contiguous().mT
-    elif layout in ("step", "padded") and output.dim():
-        wide = values.new_full((*shape[:-1], 2 * shape[-1] + 3), math.nan)
-        made = wide[..., : 2 * shape[-1] : 2] if layout == "step" else wide[..., : shape[-1]]
-        made.copy_(values)
-    elif layout == "unflattenable" and output.dim() > 2:
-        made = values.transpose(0, -2).contiguous().transpose(0, -2)
-    return made
+    values = torch.randn(shape, generator=source, device=output.device)
+    values = {"zero": torch.zeros_like, "negative": lambda t: -t.abs()}.get(kind, lambda t: t)(values).to(output.dtype)
+    if laid is None:
+        return values
+    around = values.new_full((laid["storage"],), math.nan)
+    return around.as_strided(shape, laid["strides"], laid["offset"]).copy_(values)
 
 
 def _unwritten(fused: Any, inputs: Inputs, failure: Failure, device: str, first: Call) -> list[str]:

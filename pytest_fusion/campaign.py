@@ -18,7 +18,7 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.error_map import picture
+from pytest_fusion.diagnosis.error_map import marked, picture
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
@@ -349,6 +349,8 @@ class Campaign:
         found_map = None
         if result.evidence is not None:
             found_map = picture(result.evidence, self.spec.tolerance)
+        elif result.differs is not None:
+            found_map = marked(*result.differs)
         described = describe(self.spec, result.case)
         diagnosis = diagnose(self._lab(result))
         return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)

@@ -74,6 +74,12 @@ def cells(share: torch.Tensor, side: int = 48) -> list[list[float]]:
     return [[float(f"{float(value):.3g}") for value in row] for row in pooled]
 
 
+def marked(name: str, mask: torch.Tensor) -> dict[str, Any]:
+    """As :func:`picture`, of elements that are wrong in their bits: nothing else is allowed of them."""
+    share = torch.where(mask, torch.inf, 0.0)
+    return {**_drawn(share), "caption": f"elements of {name} that differ"}
+
+
 def picture(
     evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor], tolerance: str | Tolerance
 ) -> dict[str, Any]:
@@ -85,12 +91,10 @@ def picture(
     as a matrix: what one cell stands for) and ``caption``.
     """
     name, candidate, right = evidence
-    share = excess_by(candidate, right, tolerance)
+    return {**_drawn(excess_by(candidate, right, tolerance)), "caption": f"errors of {name}"}
+
+
+def _drawn(share: torch.Tensor) -> dict[str, Any]:
     columns = share.shape[-1] if share.dim() else 1
-    return {
-        **error_map(share > 1),
-        "cells": cells(share),
-        "scale": SCALE,
-        "shape": [share.numel() // columns if columns else 0, columns],
-        "caption": f"errors of {name}",
-    }
+    shape = [share.numel() // columns if columns else 0, columns]
+    return {**error_map(share > 1), "cells": cells(share), "scale": SCALE, "shape": shape}

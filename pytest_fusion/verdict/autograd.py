@@ -187,7 +187,7 @@ def _second_branch(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict 
         return None
     if repeat.first_difference(alone, other.named()) is not None:
         return None
-    name, mask = difference
+    name, mask = trial.result.differs = difference
     return failed(
         NAME,
         f"{int(mask.sum())} of {mask.numel()} element(s) of {name} are wrong where {name[1:]} is the result of another "

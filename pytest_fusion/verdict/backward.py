@@ -221,7 +221,9 @@ def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, 
         got, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(trial.logical)
     )
     if not verdict.failed:
-        verdict = values.as_verdict(trial.judge(got))
+        judged = trial.judge(got)
+        verdict = values.as_verdict(judged)
+        trial.keep(got, judged)
     if not verdict.failed:
         return None
     return failed(

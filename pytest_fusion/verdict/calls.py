@@ -83,6 +83,9 @@ class CaseResult:
     tuned: dict[int, Tuned] = field(default_factory=dict)
     # The failing output and the reference's lanes, kept for the error map of the final report only.
     evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor] | None = None
+    # Elements of an output or a gradient that differ in their bits from what they should be, where it is that which
+    # fails and no price was asked; for the error map too.
+    differs: tuple[str, torch.Tensor] | None = None
     trace: str = ""
     # The one of the checks in `further` that concluded last; empty where none ran.
     reached: str = ""

@@ -119,7 +119,7 @@ def _run(trial: Trial) -> Verdict:
     verdict = _compare(trial, upstream, first.backward, few)
     if verdict is not None:
         return blame.explained(trial, upstream, first, verdict, _judging(trial))
-    verdict = _left_alone(first.backward)
+    verdict = _left_alone(trial, first.backward)
     if verdict is not None:
         return verdict
     if first.backward.saved and not twice and not once:
@@ -150,9 +150,10 @@ def _forward(trial: Trial, attempt: Attempt) -> Verdict | None:
     return wrong_results(trial, attempt.forward, "with inputs that require grad", "forward")
 
 
-def _left_alone(backward: Backward) -> Verdict | None:
+def _left_alone(trial: Trial, backward: Backward) -> Verdict | None:
     """What backward changed or set that was not its own."""
     for name, mask in backward.outputs.items():
+        trial.result.differs = (name, mask)
         return failed(
             NAME,
             f"backward changed {int(mask.sum())} of {mask.numel()} element(s) of {name}, a result that forward had "
@@ -177,6 +178,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
         got = backward.gradients[name]
         if name not in few:
             if got is not None and bool((got != 0).any()):
+                trial.result.differs = (f"d{name}", got.detach() != 0)
                 return failed(
                     NAME,
                     f"{name} has a gradient though no output of the reference depends on it",
@@ -235,13 +237,13 @@ def _judging(trial: Trial) -> blame.Right:
     def right(attempt: Attempt, upstream: Upstream) -> bool | None:
         if attempt.backward is None or _ended(trial, attempt) is not None:
             return None
-        kept = trial.result.evidence
+        kept, differs = trial.result.evidence, trial.result.differs
         try:
             return _compare(trial, upstream, attempt.backward, upstream.lanes(FEW_LANES)) is None
         except (NoGraph, ReferenceFailed):
             return None
         finally:
-            trial.result.evidence = kept
+            trial.result.evidence, trial.result.differs = kept, differs
 
     return right
 
@@ -259,6 +261,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
         chance = _chance(trial, upstream, before)
         if chance is not None:
             return chance
+        trial.result.differs = difference
         return failed(
             NAME,
             f"a second backward through the retained graph gives another {name} in {int(mask.sum())} of "
@@ -267,6 +270,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
             cause="mutates-input",
         )
     for name, mask in backward.overwritten.items():
+        trial.result.differs = (f"d{name}", mask)
         return failed(
             NAME,
             f"a second backward changed {int(mask.sum())} of {mask.numel()} element(s) of the d{name} that the first "
@@ -304,7 +308,7 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
     varied = repeat.variations(before, [same.named()])
     if varied:
         return repeat.varies(varied, "from one backward to the next")
-    name, mask = difference
+    name, mask = trial.result.differs = difference
     return failed(
         "bounds",
         f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what lies around the inputs or in fresh "

@@ -76,13 +76,13 @@ def _judge(trial: Trial) -> Verdict:
     patience_s = _WHILE_SHRINKING_S if trial.bench.spent[_FOUND] else _PATIENCE_S
     calls = later.LaterCalls(trial, patience_s=patience_s)
     if not calls.names:
-        return unknown(NAME, "every output may vary from run to run, as deterministic= allows")
+        return unknown(NAME, "every output may vary from run to run, as deterministic= allows, and none is compared")
     verdict = calls.judge()
     if verdict is not None:
         return verdict
     bench, left = trial.bench, calls.left
     if bench.spent[NAME] <= _OBSERVED_CASES or bench.spent[_FOUND] or bench.complete:
-        outcome = observed.judge(trial, calls.right)
+        outcome = observed.judge(trial, calls.first_wrong)
         if isinstance(outcome, Verdict):
             return outcome
         if outcome is None:

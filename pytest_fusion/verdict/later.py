@@ -7,6 +7,9 @@
 * Results of earlier calls, compared with copies that were made as they were returned: what changes was unfinished
   (work on another thread or stream), or is memory that a later call used again.
 
+What ``deterministic=`` lets vary is the answer where `values` would call it right, and is compared in its bits with
+nothing but itself: a result that was returned stays what it is whatever the order of a sum.
+
 An honest cache is keyed by a tensor that it keeps alive or refers to weakly, and its version; all values here are
 written by operators, which count it up.
 """
@@ -27,12 +30,14 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import numbers
+from pytest_fusion.case.model import Case
 from pytest_fusion.run import genuine, stragglers
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, renewed
+from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.verdict import repeat, structure
-from pytest_fusion.verdict.calls import rejection
+from pytest_fusion.verdict.calls import CaseResult, reference_of, rejection
 from pytest_fusion.verdict.model import Verdict, failed, unknown
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
@@ -45,6 +50,8 @@ ASKED_REFERENCE, CALLED_REFERENCE = "honesty asked for the reference", "honesty 
 _STEP_S = 0.005
 # Buffers that a kernel may return in turn; so many calls show whose memory an earlier result is.
 _BUFFERS = 3
+# So many different numbers are no chance when they come again in every bit.
+_FEW_VALUES = 2
 
 Tensors = dict[str, torch.Tensor]
 
@@ -74,7 +81,7 @@ class _Call:
 
 
 class LaterCalls:
-    """The calls of one case. Outputs that ``deterministic=`` allows to vary are left out.
+    """The calls of one case. Outputs that ``deterministic=`` allows to vary are judged by their values.
 
     A result that is not right when it is returned is looked at for ``patience_s``.
     """
@@ -83,12 +90,19 @@ class LaterCalls:
         self.patience_s = patience_s
         self.trial, self.bench, self.spec = trial, trial.bench, trial.spec
         self.case = trial.result.case
-        self.names = [name for name, t in trial.got.tensors.items() if t.numel() and not trial.tolerates(name)]
+        self.varying = {name for name in trial.order if trial.tolerates(name)}
+        self.names = [
+            name
+            for name, t in trial.got.tensors.items()
+            if t.numel() and (name in self.varying or not trial.tolerates(name))
+        ]
         self.right: Tensors = {
             name: trial.judged[name] if name in trial.judged else trial.got.tensors[name].detach().clone()
             for name in self.names
         }
         self.other: _Call | None = None
+        # Where an output may vary: what is right for the other values.
+        self.there: Trial | None = None
         self.ran: list[str] = []
         self.left: dict[str, str] = {}
 
@@ -111,18 +125,22 @@ class LaterCalls:
 
     def _other_values(self) -> Verdict | None:
         """Other values, then the same ones elsewhere once the caller has written over the result."""
-        logical = self.trial.other_values(NAME, "other")[1]
+        case, logical = self.trial.other_values(NAME, "other")
         if logical is None:
             self.left["values"] = "no other values of the same shapes could be drawn"
             return None
         a = self.other = self._called(self._place(logical), told=True)
+        if self.varying:
+            try:
+                self.there = self._trial(case, logical)
+            except ReferenceFailed:
+                self.left["values"] = "the reference does not bear other values"
+                return None
         verdict = self._late(a) or self._earlier(a)
         if verdict is not None:
             return verdict
         # An output that is the same for other values (a table of positions) may be shared and remembered.
-        depends = [
-            name for name in self.names if name in a.returned and repeat.differ(self.right[name], a.returned[name])
-        ]
+        depends = [name for name in self.names if name in a.returned and not self._is_right(name, a.returned[name])]
         written = [name for name in depends if _scribble(a.outputs[name], a.placed.tensors.values())]
         if not (self.spec.mutates or self.spec.clobbers):
             verdict = self._same_answer(a, self._called(a.placed), written)
@@ -172,7 +190,8 @@ class LaterCalls:
         for name in self.names:
             if name not in a.returned or name not in b.returned:
                 return unknown(NAME, f"{name} is not returned for other values")
-            if not repeat.differ(a.returned[name], b.returned[name]):
+            wrong = self._differing(name, a, b)
+            if wrong is None:
                 continue
             if name in written and not repeat.differ(b.returned[name], a.outputs[name]):
                 return self._finding(
@@ -182,10 +201,21 @@ class LaterCalls:
                     name,
                     "cached-answer",
                 )
-            old = not repeat.differ(a.returned[name], self.right[name])
             verdict = self._unfinished(b)
-            return verdict or (self._recycled_finding(name, old=True) if old else self._unsteady(name))
+            if verdict is not None:
+                return verdict
+            old = not repeat.differ(wrong, self.right[name])
+            # Where results may vary, a number or two that come again may do so by chance.
+            old = old and (name not in self.varying or len(set(wrong.flatten().tolist())) > _FEW_VALUES)
+            return self._recycled_finding(name, old=True) if old else self._unsteady(name)
         return None
+
+    def _differing(self, name: str, a: _Call, b: _Call) -> torch.Tensor | None:
+        """What ``a`` gave, where ``b`` gave other bits; where they may vary, that which is no answer to the values."""
+        first, second = a.returned[name], b.returned[name]
+        if name not in self.varying or self.there is None:
+            return first if repeat.differ(first, second) else None
+        return next((t for t in (first, second) if not _judged(self.there, name, t)), None)
 
     def _recycled(self) -> Verdict | None:
         """Other tensors with the case's own values where the last ones' memory was."""
@@ -279,9 +309,24 @@ class LaterCalls:
     def _wrong(self, call: _Call) -> str | None:
         """The first output that is not the case's own answer."""
         for name in self.names:
-            if name not in call.returned or repeat.differ(self.right[name], call.returned[name]):
+            if name not in call.returned or not self._is_right(name, call.returned[name]):
                 return name
         return None
+
+    def first_wrong(self, outputs: Mapping[str, torch.Tensor]) -> str | None:
+        """The first of the case's outputs that is missing among these, or is not its answer."""
+        return next((n for n in self.names if n not in outputs or not self._is_right(n, outputs[n])), None)
+
+    def _is_right(self, name: str, t: torch.Tensor) -> bool:
+        """Whether it is the case's own answer: in every bit, or where it may vary by its values."""
+        if not repeat.differ(self.right[name], t):
+            return True
+        return name in self.varying and _judged(self.trial, name, t)
+
+    def _trial(self, case: Case, logical: Mapping[str, Any]) -> Trial:
+        """What is right for other values; made after the kernel's call, which must find no right answer in memory."""
+        reference, expected = reference_of(self.bench, case, logical)
+        return Trial(self.bench, CaseResult(case), logical, reference, expected, self.trial.alone)
 
     def _late(self, call: _Call) -> Verdict | None:
         """What changed between the return and the end of all work on the device."""
@@ -326,6 +371,14 @@ class LaterCalls:
 
     def _finding(self, what: str, reason: str, name: str, cause: str) -> Verdict:
         return failed(NAME, reason, identity=f"honesty:{what}", output=name, cause=cause)
+
+
+def _judged(trial: Trial, name: str, t: torch.Tensor) -> bool:
+    """Whether `values` would not call it wrong by any element."""
+    if name not in trial.order:
+        return True
+    verdict = trial.judge_tensor(trial.order.index(name), t)
+    return verdict.ok or verdict.statistical
 
 
 def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:

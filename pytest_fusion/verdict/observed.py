@@ -12,23 +12,26 @@ from pytest_fusion.run import incognito
 from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import place
-from pytest_fusion.verdict import repeat
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
 
+# The first output of a call that is missing or not the case's own answer.
+FirstWrong = Callable[[Mapping[str, torch.Tensor]], str | None]
 
-def judge(trial: Trial, right: Mapping[str, torch.Tensor]) -> Verdict | str | None:
-    """A failure; why nothing can be told; ``None`` where the answer is ``right``, the case's own, for any caller.
+
+def judge(trial: Trial, first_wrong: FirstWrong) -> Verdict | str | None:
+    """A failure; why nothing can be told; ``None`` where the answer is the case's own for any caller.
 
     A thread has its own autocast, default device and locals, so the call that shows no test is compared with one in a
     thread that does: only where that is right, and the other wrong twice, the caller makes the difference.
     """
     frames: list[incognito.Frame] = []
-    wrong = _wrong(trial, right, frames, hidden=True)
+    wrong = _wrong(trial, first_wrong, frames, hidden=True)
     if wrong is None:
         return None
-    if _wrong(trial, right, frames, hidden=False) is not None or _wrong(trial, right, [], hidden=True) is None:
+    shown = _wrong(trial, first_wrong, frames, hidden=False)
+    if shown is not None or _wrong(trial, first_wrong, [], hidden=True) is None:
         return "the answer is another one in another thread, whoever calls"
     return failed(
         "honesty",
@@ -39,9 +42,7 @@ def judge(trial: Trial, right: Mapping[str, torch.Tensor]) -> Verdict | str | No
     )
 
 
-def _wrong(
-    trial: Trial, right: Mapping[str, torch.Tensor], frames: list[incognito.Frame], *, hidden: bool
-) -> str | None:
+def _wrong(trial: Trial, first_wrong: FirstWrong, frames: list[incognito.Frame], *, hidden: bool) -> str | None:
     """What is wrong with a call in a thread. The first notes its stack in ``frames``, for the one that shows it."""
     spec, bench = trial.spec, trial.bench
     prepare: Callable[[], Any] = partial(torch.set_grad_enabled, torch.is_grad_enabled())
@@ -60,5 +61,5 @@ def _wrong(
     if outcome.error is not None:
         return f"the kernel raises {type(outcome.error).__name__}"
     outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
-    different = repeat.first_difference(right, outputs)
-    return None if different is None else f"{different[0]} is another one"
+    different = first_wrong(outputs)
+    return None if different is None else f"{different} is another one"

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pytest_fusion.diagnosis.error_map import cells, error_map, picture
+from pytest_fusion.diagnosis.error_map import cells, error_map, marked, picture
 from pytest_fusion.diagnosis.heat import SCALE, drawing
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.policy import Tolerance
@@ -87,6 +87,16 @@ def test_codes_that_no_lane_has_are_beyond_any_scale() -> None:
         ("out", torch.tensor([[3, 9, 5]]), OutputLanes(native, native, native[None].repeat(6, 1, 1))), "auto"
     )
     assert found["cells"] == [[0.0, math.inf, 0.0]]
+
+
+def test_elements_that_differ_in_their_bits_have_a_picture() -> None:
+    """Where no error is priced the elements that differ are marked, and their place is told."""
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    mask[2, 1:3] = True
+    found = marked("dx", mask)
+    assert found["cells"] == [[0.0] * 5, [0.0] * 5, [0.0, math.inf, math.inf, 0.0, 0.0]]
+    assert found["where"] == "axis 0: index 2 of 3 (the last); axis 1: indices 1..2 of 5"
+    assert (found["count"], found["shape"], found["caption"]) == (2, [3, 5], "elements of dx that differ")
 
 
 def test_an_error_of_all_elements_together_is_said_to_be_one() -> None:

@@ -175,3 +175,10 @@ def test_sizes_that_cannot_be_are_not_tried(plan_of: Any) -> None:
         pytest.fail("6 is a multiple of 6")
     found = Shrinker(plan, case, lambda case: case.sizes["b"] > 1).run()  # type: ignore[operator]
     assert dict(found.sizes) == {"a": 6, "b": 2}
+
+
+def test_other_seeds_are_asked_where_few_are_enough(plan_of: Any) -> None:
+    """A failure that two seeds of five show at the smallest size is shrunk to it, and not without other seeds."""
+    fails: Fails = lambda case: case.sizes["hidden"] > 9 or case.seed in (3, 4)  # noqa: E731
+    assert shrink(plan_of(INPUTS), HOSTILE, fails, seeds=5)[0].sizes["hidden"] == 0
+    assert shrink(plan_of(INPUTS), HOSTILE, fails)[0].sizes["hidden"] == 10

@@ -297,8 +297,10 @@ def test_what_backward_spoils_is_named(
 ) -> None:
     """What it had saved shows in a second backward, whether or not the case asks for one; its result at once."""
     monkeypatch.setattr(Keeping, "spoil", spoil)
-    failures = [judge_one(of_x(Keeping), torch.tanh, grad=True, case=case).failure for case in plain_cases(8)]
-    found = [failure for failure in failures if failure is not None]
+    results = [judge_one(of_x(Keeping), torch.tanh, grad=True, case=case) for case in plain_cases(8)]
+    found = [result.failure for result in results if result.failure is not None]
+    marks = [result.differs for result in results if result.failure is not None]
+    assert all(differs is not None and bool(differs[1].any()) for differs in marks), "for a picture of where"
     assert found
     assert {failure.identity for failure in found} == {identity}
     assert words in found[0].reason

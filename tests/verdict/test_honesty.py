@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from pytest_fusion import values
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.run import genuine
 from pytest_fusion.spec.inputs import optional, tensor
+from pytest_fusion.testing import examine as examine_spec
 from pytest_fusion.verdict.model import Verdict
+from tests.quality.kernels import sampling
 
 T = torch.Tensor
 
@@ -434,11 +437,43 @@ def test_an_answer_by_shape_is_no_wrong_value(judge_one: Any) -> None:
 # What cannot be known.
 
 
-def test_chance_everywhere_is_unknown(judge_one: Any) -> None:
-    """Where every output may vary, nothing can be compared, and the check says so."""
-    verdict = honesty(judge_one(lambda x: x + x, double, deterministic=False))
-    assert verdict.status == "unknown"
-    assert "deterministic" in verdict.reason
+def row_sums(x: T) -> T:
+    return x.sum(-1)
+
+
+def sums_in_any_order(x: T) -> T:
+    """What atomics make of a sum: another order, and other last bits, on every call."""
+    return x[:, torch.randperm(x.shape[1])].cumsum(-1)[:, -1] if x.shape[1] else x.sum(-1)
+
+
+@pytest.mark.parametrize("declared", [False, {"out": False}])
+def test_results_that_vary_are_judged_by_their_values(judge_one: Any, declared: Any) -> None:
+    """Other bits on every call are honest where they are declared, and all steps of the check ran."""
+    for seed in range(8):
+        case = Case({"rows": 5, "hidden": 40}, "float32", {"x": TensorCase("float32")}, seed=seed)
+        result = judge_one(sums_in_any_order, row_sums, case=case, deterministic=declared)
+        verdict = honesty(result)
+        assert verdict.status == "pass", verdict
+        assert set(verdict.evidence["ran"]) == {"values", "address", "caller"}
+
+
+def test_an_earlier_answer_of_a_kernel_that_may_vary_is_told(judge_one: Any) -> None:
+    """A result that is kept by its input's address is that of other values, whatever its last bits may be."""
+    kept: dict[int, T] = {}
+
+    def fused(x: T) -> T:
+        return kept.setdefault(x.data_ptr(), sums_in_any_order(x)).clone()
+
+    verdict = honesty(judge_one(fused, row_sums, deterministic=False))
+    assert verdict.status == "fail"
+    assert verdict.evidence["cause"] == "cached-answer"
+
+
+def test_drawn_indices_that_may_vary_are_unknown(tmp_path: Path) -> None:
+    """Where every output is drawn by chance nothing can be compared, and the check says so."""
+    record = examine_spec(sampling.make_spec().with_(deterministic=False), seed=0, max_cases=6, root=tmp_path)
+    assert record.checks["honesty"]["verdict"] == "unknown", record.checks["honesty"]
+    assert "deterministic" in record.checks["honesty"]["reason"]
 
 
 def test_results_without_elements_are_unknown(examine: Any) -> None:

@@ -215,11 +215,13 @@ def _upstream(output: torch.Tensor, kind: str, laid: Mapping[str, Any] | None, s
     if kind == "expanded":
         return torch.randn((), generator=source, device=output.device).to(output.dtype).expand(shape)
     values = torch.randn(shape, generator=source, device=output.device)
-    values = {"zero": torch.zeros_like, "negative": lambda t: -t.abs()}.get(kind, lambda t: t)(values).to(output.dtype)
+    values = (values * 0 if kind == "zero" else -values.abs() if kind == "negative" else values).to(output.dtype)
     if laid is None:
         return values
     around = values.new_full((laid["storage"],), math.nan)
-    return around.as_strided(shape, laid["strides"], laid["offset"]).copy_(values)
+    made = around.as_strided(shape, laid["strides"], laid["offset"])
+    made.copy_(values)
+    return made
 
 
 def _unwritten(fused: Any, inputs: Inputs, failure: Failure, device: str, first: Call) -> list[str]:

@@ -1,0 +1,225 @@
+"""Causes that single elements, further slices, another order and empty selections tell, beside their look-alikes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from pytest_fusion import FusionSpec, dim, tensor, values
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.spec.inputs import derived
+from pytest_fusion.testing import examine
+
+T = torch.Tensor
+
+
+def turned(x: T, first: list[int], second: list[int]) -> T:
+    """The first four columns turned in pairs, the others as they are."""
+    out = x.clone()
+    out[:, first] = x[:, first] * 0.6 - x[:, second] * 0.8
+    out[:, second] = x[:, second] * 0.6 + x[:, first] * 0.8
+    return out
+
+
+def by_groups(x: T, w: T, b: T) -> T:
+    return x * w + b
+
+
+def by_first_group(x: T, w: T, b: T) -> T:
+    per = len(w) // 2
+    return x * w[:per].repeat(2) + b[:per].repeat(2)
+
+
+def column_of_neighbour(x: T, w: T) -> T:
+    """A product with the weight's columns in another order: each element is a sum of the wrong products."""
+    return x @ w.roll(1, 1)
+
+
+def by_largest(x: T) -> T:
+    return x / x.abs().amax(-1, keepdim=True).clamp(min=0.01)
+
+
+def by_signed_largest(x: T) -> T:
+    return x / x.amax(-1, keepdim=True).clamp(min=0.01)
+
+
+def double(x: T) -> T:
+    return x * 2
+
+
+def another_way_from(rows: int) -> Callable[[T], T]:
+    return lambda x: double(x) if x.shape[0] < rows else x * 2 + x.abs() * 0.01
+
+
+def stores_few_rows(x: T) -> T:
+    return torch.cat([x[:8] * 2, torch.zeros_like(x[8:])])
+
+
+def kept(rows: int, hidden: int, generator: torch.Generator) -> T:
+    return torch.rand(rows, hidden, generator=generator) < 0.3
+
+
+def mean_of_kept(x: T, keep: T) -> T:
+    return (x * keep).sum() / keep.sum().clamp(min=1)
+
+
+def mean_of_kept_or_nan(x: T, keep: T) -> T:
+    return (x * keep).sum() / keep.sum()
+
+
+def largest_of_kept(x: T, keep: T) -> T:
+    if not x.shape[1]:
+        return x.new_zeros(x.shape[0])
+    return torch.where(keep.any(-1), torch.where(keep, x, -torch.inf).amax(-1), 0.0)
+
+
+def largest_of_kept_or_nothing(x: T, keep: T) -> T:
+    return torch.where(keep, x, -9.0).amax(-1) if x.shape[1] else x.new_full((x.shape[0],), -9.0)
+
+
+def mean_of_kept_and_one(x: T, keep: T) -> T:
+    return mean_of_kept(x, keep) + 1
+
+
+def added_up(w: T, index: T, bins: T) -> T:
+    out = w.new_zeros(len(bins)).index_add(0, index, w)
+    return out.index_fill(0, torch.tensor([0]), 0.0)
+
+
+def added_up_all(w: T, index: T, bins: T) -> T:
+    return w.new_zeros(len(bins)).index_add(0, index, w)
+
+
+def added_up_but_the_last(w: T, index: T, bins: T) -> T:
+    return added_up_all(w, index, bins).index_fill(0, torch.tensor([len(bins) - 1]), 0.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    cause: str
+    fused: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: dict[str, Any]
+    choice: dict[str, Any]
+    keywords: dict[str, Any] = field(default_factory=lambda: {"dtypes": "float32"})
+
+
+X = {"x": tensor("rows hidden")}
+GROUPS = {"x": tensor("rows 2*per"), "w": tensor("2*per"), "b": tensor("2*per")}
+PRODUCT = {"x": tensor("rows inner"), "w": tensor("inner cols")}
+KEPT = {"x": tensor("rows hidden"), "keep": derived(kept)}
+BINS = {
+    "w": tensor("n"),
+    "index": tensor("n", dtype=torch.int64, values=values.indices("bins")),
+    "bins": tensor("bins"),
+}
+
+TABLE: dict[str, Row] = {
+    "pairs in place of halves, of some columns": Row(
+        "wrong-index-map", lambda x: turned(x, [0, 2], [1, 3]), lambda x: turned(x, [0, 1], [2, 3]),
+        {"x": tensor("rows 6")}, {"dim rows": 1},
+    ),
+    "two weights of the first group": Row(
+        "wrong-index-map", by_first_group, by_groups, GROUPS, {"dim rows": 2, "dim per": 1}
+    ),
+    "other columns of a product": Row(
+        "wrong-index-map", column_of_neighbour, lambda x, w: x @ w, PRODUCT,
+        {"dim rows": 1, "dim inner": 2, "dim cols": 2},
+    ),
+    "the largest instead of the furthest from 0": Row(
+        "unexplained", by_signed_largest, by_largest, X, {"dim rows": 2, "dim hidden": 3}
+    ),
+    "another way from eight rows on": Row(
+        "batch-variant", another_way_from(8), double, X, {"dim rows": 8, "dim hidden": 2}
+    ),
+    "another way from five rows on": Row(
+        "batch-variant", another_way_from(5), double, X, {"dim rows": 5, "dim hidden": 3}
+    ),
+    "rows past the eighth are not reached": Row(
+        "block-limit", stores_few_rows, double, X, {"dim rows": 9, "dim hidden": 2}
+    ),
+    "a mean of none": Row("zero-size", mean_of_kept_or_nan, mean_of_kept, KEPT, {"dim rows": 0, "dim hidden": 1}),
+    "the largest of none": Row(
+        "zero-size", largest_of_kept_or_nothing, largest_of_kept, KEPT, {"dim rows": 1, "dim hidden": 0}
+    ),
+    "a mean that is wrong of some too": Row(
+        "unexplained", mean_of_kept_and_one, mean_of_kept, KEPT, {"dim rows": 0, "dim hidden": 1}
+    ),
+    "a bin that pads": Row("unexplained", added_up_all, added_up, BINS, {"dim n": 3, "dim bins": 1}),
+    "the last bin left out": Row(
+        "off-by-one-mask", added_up_but_the_last, added_up_all, BINS, {"dim n": 9, "dim bins": 3}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_experiments_name_the_cause(lab_of: Any, name: str) -> None:
+    """Each row is a kernel that is wrong in one way, on a small case, and the cause or that none is sure."""
+    row = TABLE[name]
+    bounds = {"bins": dim(1, 40)} if "bins" in row.inputs else {}
+    found = diagnose(lab_of(row.fused, row.reference, row.inputs, row.choice, dims=bounds, **row.keywords))
+    assert found.cause == row.cause, found
+    assert not [said for said in found.ruled_out if "could not be asked" in said], found.ruled_out
+
+
+@pytest.mark.parametrize("name", ["two weights of the first group", "another way from five rows on", "a mean of none"])
+def test_few_runs_name_no_cause(lab_of: Any, name: str) -> None:
+    """One or two seeds are no evidence."""
+    row = TABLE[name]
+    found = diagnose(lab_of(row.fused, row.reference, row.inputs, row.choice, max_runs=3, **row.keywords))
+    assert found.cause == "unexplained", found
+
+
+def test_the_element_that_is_taken_is_named(lab_of: Any) -> None:
+    """The evidence says which element reaches the wrong one, and which should."""
+    row = TABLE["two weights of the first group"]
+    found = diagnose(lab_of(row.fused, row.reference, row.inputs, row.choice, **row.keywords))
+    assert "which it must not, and not with" in found.evidence[0]
+    assert "[0]" in found.evidence[0]
+    assert "[1]" in found.evidence[0]
+
+
+@triton.jit
+def bins_kernel(w, index, out, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0)
+    target = out + tl.load(index + at)
+    value = tl.load(w + at)
+    if HOW == "load and store":
+        tl.store(target, tl.load(target) + value)
+    elif HOW == "twice":
+        tl.atomic_add(target, value + value)
+    else:
+        tl.atomic_add(target, value)
+
+
+def bins_spec(how: str) -> FusionSpec:
+    def fused(w: T, index: T, bins: T) -> T:
+        out = torch.zeros(len(bins))
+        if len(w):
+            bins_kernel[(len(w),)](w.contiguous(), index.contiguous(), out, HOW=how)
+        return out
+
+    return FusionSpec(fused=fused, reference=added_up_all, inputs=BINS, dtypes="float32", deterministic=False,
+                      dims={"n": dim(0, 30), "bins": dim(1, 8)}, name=f"bins {how}")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"), [("load and store", {"racing-load", "racing-stores"}), ("twice", {"unexplained"})]
+)
+def test_a_race_is_named_where_results_may_vary(how: str, cause: set[str], tmp_path: Path) -> None:
+    """Where another order of programs gives other wrong values it is the race; wrong terms of atomics are none."""
+    record = examine(bins_spec(how), seed=0, root=tmp_path)
+    assert record.failed_check == "values"
+    assert record.cause in cause, record.diagnosis
+
+
+def test_a_sum_by_atomics_passes(tmp_path: Path) -> None:
+    """Any order of a sum is right where results may vary."""
+    assert examine(bins_spec("atomics"), seed=0, root=tmp_path).verdict == "pass"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pytest_fusion.request import Request
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor
+from pytest_fusion.verdict.judge import judge_case
 
 T = torch.Tensor
 
@@ -136,6 +138,17 @@ def test_a_failure_ends_the_run_and_is_shrunk() -> None:
     assert dict(tally.failure.case.sizes) == {"rows": 4, "hidden": 3}
     assert tally.failure.shrink_runs > 0
     assert tally.cases == tally.judged + sum(tally.rejected.values())
+
+
+def test_checks_after_the_one_that_failed_are_not_run_while_shrinking() -> None:
+    """A case that no longer shows a wrong value ends where that was found; what follows would cost most of its time."""
+    run = campaign(lambda x: x * 2 if x.shape[1] < 30 else x * 2 + 1, cases=40)
+    run.run()
+    assert run.failing is not None
+    assert run.failing.reached == ""
+    case = run.failing.case.with_(sizes={"rows": 3, "hidden": 5})
+    reached = {until: judge_case(replace(run.bench, until=until), case).reached for until in (None, "", "invariance")}
+    assert reached == {None: "honesty", "": "", "invariance": "invariance"}
 
 
 def test_without_the_shrink_phase_the_first_failing_case_is_reported() -> None:

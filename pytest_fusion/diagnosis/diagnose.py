@@ -62,6 +62,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         lab.ruled_out.append("the failure did not show again when its case was run once more")
         rules = ()
     for rule in rules:
+        lab.begin_rule()
         try:
             found = rule(lab)
         except Exception as error:  # noqa: BLE001 - a failure that was found must not be lost to its explanation

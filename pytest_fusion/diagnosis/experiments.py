@@ -24,7 +24,9 @@ from pytest_fusion.verdict.tolerance import excess_by
 
 # At 5 to 30 ms a run a diagnosis takes one to three seconds; a slow kernel has the second limit. It counts seconds of
 # this process, so that a loaded machine names the same cause.
-MAX_RUNS = 160
+MAX_RUNS = 240
+# Of these, what one rule may take: one that asks every dim for every tile leaves the others their turn.
+_MOST_RUNS_OF_RULE = 100
 MAX_SECONDS = 8.0
 _SEEDS = 3
 # Roundings are far below this share of the largest element, another element's value is of its size.
@@ -95,6 +97,7 @@ class Lab:
         self.runs = 0
         self._note, self._max_runs, self._clock = note, max_runs, clock
         self._until = clock() + max_seconds
+        self._most_now = max_runs
         self._known: dict[tuple[str, str, str], Answer] = {}
         self.check = _check_of(verdict)
         # What a backward does wrong beside its gradients is told by another check, and shows in no forward.
@@ -125,7 +128,11 @@ class Lab:
 
     @property
     def spent(self) -> bool:
-        return self.runs >= self._max_runs or self._clock() > self._until
+        return self.runs >= self._most_now or self._clock() > self._until
+
+    def begin_rule(self) -> None:
+        """From now on a share of the runs for one rule."""
+        self._most_now = min(self._max_runs, self.runs + _MOST_RUNS_OF_RULE)
 
     def _run(self, case: Case, laid: Case | None, edit: Edit | None) -> Answer:
         try:

@@ -41,7 +41,7 @@ def zero(lab: Lab) -> Found | None:
     larger = lab.grown(case)
     for other in (case, larger):
         if any(lab.ask(other.with_(seed=seed)).wrong for seed in lab.seeds(other, _SEEDS)):
-            if _only_where_nothing_counts(lab, (case, larger)):
+            if _only_where_nothing_counts(lab, case, lab.grown(case, (12, 12, 12, 12))):
                 told = f"wrong with {', '.join(filled)} of 0, and with more where no element of any input counts"
                 return Found("zero-size", [told, "right in every element that some input has a part in"])
             lab.ruled_out.append("size 0: wrong without one too")
@@ -53,34 +53,50 @@ def zero(lab: Lab) -> Found | None:
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
 
 
-def _only_where_nothing_counts(lab: Lab, cases: Iterable[Case]) -> bool:
+def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
     """Whether all wrong elements are such as the reference gives whatever the inputs' floating values are.
 
-    It must have been seen that others are right: a mean over no label, beside means over some.
+    Each place that is wrong in a larger case, for some seed, must be right for another that gives it what counts: where
+    the last bag is always wrong it is wrong as well where it is empty.
     """
-    if lab.check == gradients.NAME:
+    if lab.verdict.check != "values" or lab.check == gradients.NAME:
         return False
     telling = 0
-    for case in cases:
-        names = edits.free(lab.spec, case)
-        changes = (edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
-        for seed in lab.seeds(case, _MANY_SEEDS):
-            answer = lab.ask(case.with_(seed=seed))
-            found, wrong = answer.probe, lab.wrong_of(answer)
-            if found is None or not (answer.right or answer.wrong) or (answer.wrong and wrong is None) or not names:
+    wrong: dict[str, torch.Tensor] = {}
+    right: dict[str, torch.Tensor] = {}
+    for case, count in ((small, _MANY_SEEDS), (larger, 2 * _MANY_SEEDS)):
+        for seed in lab.seeds(case, count):
+            masks = _counting(lab, lab.ask(case.with_(seed=seed)), case)
+            if masks is None:
                 return False
-            others = [probing.right_of(lab.bench, edit.apply(dict(found.logical))) for edit in changes]
-            for name, right in found.expected.items():
-                depends = torch.zeros(right.shape, dtype=torch.bool, device=right.device)
-                for other in others:
-                    if other is None or name not in other or other[name].shape != right.shape:
-                        return False
-                    depends |= (other[name] != right) & ~(other[name].isnan() & right.isnan())
-                off = wrong.mask if wrong is not None and wrong.name == name else torch.zeros_like(depends)
+            for name, (off, depends) in masks.items():
                 if bool((off & depends).any()):
                     return False
                 telling += bool(depends.any())
-    return telling > _SEEDS
+                if case is larger:
+                    wrong[name] = off | wrong.get(name, off)
+                    right[name] = depends | right.get(name, depends)
+    return telling > _SEEDS and not any(bool((off & ~right[name]).any()) for name, off in wrong.items())
+
+
+def _counting(lab: Lab, answer: Answer, case: Case) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+    """By output, which elements are wrong and which change with the floating inputs; ``None`` if that is not known."""
+    names = edits.free(lab.spec, case)
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    if found is None or not names or not (answer.right or (answer.wrong and wrong is not None)):
+        return None
+    changes = (edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
+    others = [probing.right_of(lab.bench, edit.apply(dict(found.logical))) for edit in changes]
+    masks = {}
+    for name, right in found.expected.items():
+        depends = torch.zeros(right.shape, dtype=torch.bool, device=right.device)
+        for other in others:
+            if other is None or name not in other or other[name].shape != right.shape:
+                return None
+            depends |= (other[name] != right) & ~(other[name].isnan() & right.isnan())
+        off = wrong.mask if answer.wrong and wrong is not None and wrong.name == name else torch.zeros_like(depends)
+        masks[name] = off, depends
+    return masks
 
 
 def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:

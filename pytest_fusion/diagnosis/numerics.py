@@ -23,6 +23,7 @@ _SHIFT = 1000.0
 # References to ask are three for each, at a third of a millisecond.
 _MOST_ELEMENTS = 32
 _SEEDS = 4
+_MOST_DRAWN = 4
 
 
 def special(lab: Lab) -> Found | None:
@@ -40,6 +41,9 @@ def special(lab: Lab) -> Found | None:
         return None
     if not all(answer.right for answer in cured):
         return None
+    if (other := _wrong_otherwise_drawn(lab, ordinary(lab.base, names))) is not None:
+        lab.base = other
+        return None
     evidence = [f"right with finite numbers in place of NaN and infinity in {', '.join(names)}"]
     wrong = lab.wrong_of(lab.ask(lab.base))
     if wrong is not None and wrong.got.is_floating_point():
@@ -51,6 +55,21 @@ def special(lab: Lab) -> Found | None:
         if lost or made:
             evidence.append(f"{wrong.name}: {lost} non-finite element(s) lost, {made} made where none belongs")
     return Found("nan-swallowed", evidence)
+
+
+def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
+    """The case with another number or flag where that fails: a factor of 0 is the plainest one and hides most.
+
+    0 times NaN is NaN all the same, so that what lacks a product shows with special values even there.
+    """
+    for name, pool in lab.plan.pools.items():
+        for value in pool[:_MOST_DRAWN]:
+            if name in plain.drawn and repr(value) != repr(plain.drawn[name]):
+                other = plain.with_(drawn={**plain.drawn, name: value})
+                if lab.mostly_wrong(other):
+                    lab.ruled_out.append(f"NaN and infinity: wrong with finite numbers too where {name}={value!r}")
+                    return other
+    return None
 
 
 def _hidden(lab: Lab, names: list[str]) -> bool:

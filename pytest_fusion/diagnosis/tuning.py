@@ -24,8 +24,12 @@ def config(lab: Lab) -> Found | None:
         bad = [index for index in chosen if index not in right]
         if right and bad:
             return Found("bad-config", [f"right with {seen.called(right[0])}, wrong with {seen.called(bad[0])}"])
+        if right and len(tuned) == 1 and lab.once(lab.base).wrong:
+            told = f"right with {seen.called(right[0])} and every other config that its pruning leaves for these sizes"
+            kept = "wrong with the one that an earlier call chose: the key lacks what that choice depends on"
+            return Found("bad-config", [told, kept])
     if tuned:
-        lab.ruled_out.append("config: every config of the autotuned kernels is wrong")
+        lab.ruled_out.append("config: no config of the autotuned kernels makes the difference")
     return None
 
 

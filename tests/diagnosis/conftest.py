@@ -40,10 +40,11 @@ def lab_of() -> Callable[..., Lab]:
         change: Callable[[Case], Case] = lambda case: case,
         again: bool = False,
         max_runs: int = 240,
+        pools: Any = None,
         **keywords: Any,
     ) -> Lab:
         spec = FusionSpec(fused=fused, reference=reference, inputs=inputs, **keywords)
-        plan = make_plan(spec, limits=Limits())
+        plan = make_plan(spec, pools=pools, limits=Limits())
         bench = Bench(spec, torch.device("cpu"))
         case = change(build(plan, choice, 0))
         result = judge_case(bench, case, again=again)

@@ -11,8 +11,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from hypothesis import strategies as st
 
 from pytest_fusion import FusionSpec, dim, tensor, values
+from pytest_fusion.diagnosis import diagnose as module
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived
 from pytest_fusion.testing import examine
@@ -88,6 +90,21 @@ def mean_of_kept_and_one(x: T, keep: T) -> T:
     return mean_of_kept(x, keep) + 1
 
 
+def means_of_kept(x: T, keep: T) -> T:
+    return torch.stack([mean_of_kept(row, kept) for row, kept in zip(x, keep, strict=True)]) if len(x) else x.sum(-1)
+
+
+def means_of_kept_but_the_last(x: T, keep: T) -> T:
+    """9 stands in the last row, whatever it keeps."""
+    return means_of_kept(x, keep).index_fill(0, torch.arange(len(x))[-1:], 9.0)
+
+
+def kept_before_the_last(rows: int, hidden: int, generator: torch.Generator) -> T:
+    keep = torch.rand(rows, hidden, generator=generator) < 0.7
+    keep[-1:] = False
+    return keep
+
+
 def added_up(w: T, index: T, bins: T) -> T:
     out = w.new_zeros(len(bins)).index_add(0, index, w)
     return out.index_fill(0, torch.tensor([0]), 0.0)
@@ -149,6 +166,10 @@ TABLE: dict[str, Row] = {
     "the largest of none": Row(
         "zero-size", largest_of_kept_or_nothing, largest_of_kept, KEPT, {"dim rows": 1, "dim hidden": 0}
     ),
+    "a row that is wrong and keeps nothing by chance": Row(
+        "unexplained", means_of_kept_but_the_last, means_of_kept,
+        {"x": tensor("rows hidden"), "keep": derived(kept_before_the_last)}, {"dim rows": 2, "dim hidden": 0},
+    ),
     "a mean that is wrong of some too": Row(
         "unexplained", mean_of_kept_and_one, mean_of_kept, KEPT, {"dim rows": 0, "dim hidden": 1}
     ),
@@ -184,6 +205,42 @@ def test_the_element_that_is_taken_is_named(lab_of: Any) -> None:
     assert "which it must not, and not with" in found.evidence[0]
     assert "[0]" in found.evidence[0]
     assert "[1]" in found.evidence[0]
+
+
+def decayed(x: T, w: T, rate: float) -> T:
+    return x + rate * w
+
+
+def decayed_apart(x: T, w: T, rate: float) -> T:
+    """Another formula, which for a rate of 0 differs by no finite number."""
+    return x + (rate * w.nan_to_num() * 0.5)
+
+
+def test_a_factor_of_0_is_no_proof_that_nan_is_swallowed(lab_of: Any) -> None:
+    """Where another rate is wrong for finite numbers too, NaN only showed what 0 hides; by itself it is the cause."""
+    inputs = {"x": tensor("n"), "w": tensor("n"), "rate": st.sampled_from([0.0, 0.5])}
+    more: dict[str, Any] = {"dtypes": "float32", "change": lambda case: case.with_tensor("w", regime="nan")}
+    for fused, causes in ((decayed_apart, {"unexplained"}), (swallows, {"nan-swallowed"})):
+        lab = lab_of(fused, decayed, inputs, {"dim n": 4, "value rate": 0.0}, pools={"rate": (0.0, 0.5)}, **more)
+        found = diagnose(lab)
+        assert found.cause in causes, found
+
+
+def swallows(x: T, w: T, rate: float) -> T:
+    return decayed(x, w.nan_to_num(), rate)
+
+
+def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that asks without end leaves the rules after it their share."""
+
+    def endless(lab: Any) -> None:
+        for seed in range(10_000):
+            lab.ask(lab.base.with_(seed=seed))
+
+    row = TABLE["two weights of the first group"]
+    monkeypatch.setitem(module._RULES, "values", (endless, *module._OF_VALUES))
+    found = module.diagnose(lab_of(row.fused, row.reference, row.inputs, row.choice, **row.keywords))
+    assert found.cause == "wrong-index-map", found
 
 
 @triton.jit

@@ -302,12 +302,9 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
     difference = repeat.first_difference(before, other.named())
     if difference is None:
         return None
-    same = Attempt(trial, upstream, FILLS[0])
-    if same.backward is None:
-        return _ended(trial, same)
-    varied = repeat.variations(before, [same.named()])
-    if varied:
-        return repeat.varies(varied, "from one backward to the next")
+    chance = _chance(trial, upstream, before)
+    if chance is not None:
+        return chance
     name, mask = trial.result.differs = difference
     return failed(
         "bounds",

@@ -57,7 +57,8 @@ FORWARD: tuple[Plant, ...] = (
     *group("softmax", softmax.make_spec, "rows cols", [
         ("mask-pitch", "A3", 20, READS, "ignores-strides", [(2, 1)]),
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 3)]),
-        ("masks-by-product", "B4", 49, VALUES, "wrong-neutral-element nan-swallowed", [(1, 2)]),
+        # Which size shows it depends on the values: a masked score of 0 must count beside the others.
+        ("masks-by-product", "B4", 49, VALUES, "wrong-neutral-element nan-swallowed", [(2, 5)]),
         ("width-cap", "C3", 73, HOLES, "block-limit unwritten-output", [(1, 513)]),
         ("no-max", "D2", 93, VALUES, "missing-max-subtraction", [(1, 1)]),
         ("masked-row", "D3", 96, VALUES, "unexplained", [(1, 1)]),

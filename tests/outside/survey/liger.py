@@ -221,7 +221,14 @@ def ops() -> list[Op]:
 
     def mhc_inputs(d: Draw) -> list[Any]:
         ones = torch.ones(())
-        return [d.normal(5, 4, 33), d.normal(132, 24, scale=0.1), torch.randn(24), ones * 0.9, ones * 1.1, ones * 0.7]
+        return [
+            d.normal(5, 4, 33),
+            d.normal(132, 24, scale=0.1),
+            torch.randn(24, generator=d.generator),
+            ones * 0.9,
+            ones * 1.1,
+            ones * 0.7,
+        ]
 
     def moe_inputs(d: Draw) -> list[Any]:
         index = torch.stack([d.permutation(4)[:2] for _ in range(9)]).int()

@@ -43,7 +43,7 @@ def group(fact: str) -> str:
 
 def direction(fact: str) -> int:
     """1 where more is worse, -1 where less is, 0 where nobody can say."""
-    words = set(_last(fact).lower().split("."))
+    words = _words(fact)
     if "reference" in words:
         return 0
     if words & _LESS_IS_WORSE:
@@ -124,8 +124,8 @@ def _compare(
 
 def _worse(fact: str, was: int, is_: int, before: Mapping[str, int], now: Mapping[str, int]) -> Change:
     """A fact that went the wrong way. Shared memory costs nothing until fewer blocks fit on a multiprocessor."""
-    occupancy = fact.removesuffix(_last(fact)) + "occupancy"
-    if "shared" in _last(fact).split(".") and occupancy in before and now.get(occupancy, -1) >= before[occupancy]:
+    fits = next((name for name in before if _is_beside(name, fact) and "occupancy" in _words(name)), None)
+    if "shared" in _words(fact) and fits is not None and now.get(fits, -1) >= before[fits]:
         return Change(fact, was, is_, "changed", "as many warps fit on a multiprocessor as before")
     if was == 0:
         return Change(fact, was, is_, "regressed", "there was none")
@@ -134,6 +134,16 @@ def _worse(fact: str, was: int, is_: int, before: Mapping[str, int], now: Mappin
 
 def _last(fact: str) -> str:
     return fact.rpartition("/")[2]
+
+
+def _is_beside(one: str, other: str) -> bool:
+    """Whether both are of the same kernel on the same target."""
+    return one.rpartition("/")[0] == other.rpartition("/")[0]
+
+
+def _words(fact: str) -> set[str]:
+    """What a fact says it is, whole and in parts: ``"sm_90/k/local_bytes"`` is local_bytes, local and bytes."""
+    return {word for part in _last(fact).lower().split(".") for word in (part, *part.split("_"))}
 
 
 def _times(name: str, count: int) -> str:

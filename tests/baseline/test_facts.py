@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from pytest_fusion.baseline.facts import compare_facts, compare_names, direction
+from pytest_fusion.run.resources.record import Resources, figures
+from pytest_fusion.run.resources.targets import Occupancy
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,28 @@ def test_shared_memory_that_costs_no_occupancy_is_only_changed() -> None:
         return next(change.verdict for change in changes if "shared" in change.fact)
 
     assert [verdict(occupancy) for occupancy in (48, 32, 16)] == ["changed", "changed", "regressed"]
+
+
+def test_the_figures_of_compiled_kernels_have_their_directions() -> None:
+    """Under the very names that compiling gives them: spills that begin, memory that costs occupancy, and registers."""
+
+    def figures_of(**changes: Any) -> dict[str, int]:
+        held = Occupancy(changes.pop("warps_held", 32), 64, "registers")
+        plain = Resources("k", "sm_90", registers=40, local_bytes=0, shared_dynamic=1024, warps=4, occupancy=held)
+        return figures([replace(plain, **changes)])
+
+    def verdicts(**changes: Any) -> dict[str, str]:
+        found = compare_facts(figures_of(), figures_of(**changes))
+        return {change.fact: change.verdict for change in found if change.verdict != "same"}
+
+    assert verdicts() == {}
+    assert verdicts(local_bytes=16) == {"sm_90/k/local_bytes": "regressed"}
+    assert verdicts(registers=48) == {"sm_90/k/registers": "changed"}
+    assert verdicts(shared_dynamic=2048) == {"sm_90/k/shared_bytes": "changed"}
+    assert verdicts(shared_dynamic=2048, warps_held=16) == {
+        "sm_90/k/shared_bytes": "regressed",
+        "sm_90/k/occupancy_warps": "regressed",
+    }
 
 
 def test_what_one_side_lacks_is_unknown() -> None:

@@ -71,6 +71,11 @@ def first_line(error: object) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+def said(error: BaseException) -> str:
+    """``"ValueError: the first line of what it says"``; the type alone where it says nothing."""
+    return f"{type(error).__name__}: {first_line(error)}".rstrip(": ")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'rows'?"`` when something close to ``word`` is known, else the list of what is."""
     names = sorted(known)

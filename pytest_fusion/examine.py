@@ -85,8 +85,14 @@ def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
     from pytest_fusion.bench.run import bench, told
 
     spec, request = job.spec, job.request
-    described = environment.describe(request.device)
-    found = bench(spec, asked, nodeid=request.nodeid, environment=described, extra=job.extra)
+    found = bench(
+        spec,
+        asked,
+        nodeid=request.nodeid,
+        environment=environment.describe(request.device),
+        extra=job.extra,
+        isolated=_why_not_isolated(request) is None,
+    )
     record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
     if not found.failures or asked.update in ("regressed", "all"):
         return record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from pytest_fusion import lane
 from pytest_fusion.errors import FusionError, did_you_mean
 from pytest_fusion.profiles import PROFILES, Profile, profile
+from pytest_fusion.run.resources.targets import parse_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Options:
     bench: bool
     update: str
     baseline: Path
-    targets: tuple[str, ...]
+    targets: str
 
 
 UPDATES = ("none", "new", "regressed", "all")
@@ -142,9 +142,12 @@ def _path(config: pytest.Config, name: str) -> Path | None:
     return folder / Path(text).expanduser() if text else None
 
 
-def _targets(text: str) -> tuple[str, ...]:
-    words = tuple(word for word in re.split(r"[\s,]+", text) if word)
-    return () if words == ("none",) else words
+def _targets(text: str) -> str:
+    """Checked before the run; empty for ``none``."""
+    if text.strip() == "none":
+        return ""
+    parse_targets(text)
+    return text
 
 
 def _one_of(name: str, text: str, known: tuple[str, ...]) -> str:

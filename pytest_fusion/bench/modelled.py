@@ -6,8 +6,8 @@ reference runs on tensors without data where it bears that. Interpreted kernels 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.errors import first_line
+from pytest_fusion.errors import first_line, said
 from pytest_fusion.run.bare import bare
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.counting.modelled import modelled
@@ -27,19 +27,18 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 CPU = torch.device("cpu")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Modelled:
     """Facts of one entry.
 
     ``counts`` of the fused call and of the reference, ``moved`` its algorithmic bytes, ``reference`` what the reference
-    moves and computes. ``lacking`` says of a fact that is not here why.
+    moves and computes, ``None`` where its counts say why there is neither.
     """
 
     counts: Counts | Uncounted
     moved: int
     reference_counts: Counts | Uncounted
     reference: Traffic | None
-    lacking: dict[str, str] = field(default_factory=dict)
 
 
 class NotMeasuredError(Exception):
@@ -63,26 +62,23 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Modelle
             call()
             counts = modelled(call, arguments).counts
     except Exception as error:
-        raise NotMeasuredError(f"the call raises {type(error).__name__}: {first_line(error)}") from error
+        raise NotMeasuredError(f"the call raises {said(error)}") from error
     written = [arguments[name] for name in spec.mutates if isinstance(arguments.get(name), torch.Tensor)]
     moved = algorithmic_bytes(logical.values(), [results[0], *written])
-    found = Modelled(counts, moved, Uncounted("not asked"), None)
-    _of_reference(spec, logical, extra, found)
-    return found
+    return Modelled(counts, moved, *_of_reference(spec, logical, extra))
 
 
-def _of_reference(spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any], found: Modelled) -> None:
+def _of_reference(
+    spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]
+) -> tuple[Counts | Uncounted, Traffic | None]:
     """On tensors without data: at full sizes a product of 8192 cubed would take a CPU half a minute."""
-
-    def called(arguments: Mapping[str, Any]) -> Callable[[], Any]:
-        return lambda: spec.reference(**arguments, **takes(spec.reference, extra))
-
     empty = {name: map_tensors(value, lambda t: t.to("meta")) for name, value in logical.items()}
+
+    def call() -> Any:
+        return spec.reference(**empty, **takes(spec.reference, extra))
+
     try:
         with torch.no_grad():
-            found.reference = traffic_of(called(empty))
-            found.reference_counts = modelled(called(empty), empty).counts
+            return modelled(call, empty).counts, traffic_of(call)
     except Exception as error:  # noqa: BLE001 - whatever a reference needs values for
-        why = f"the reference needs values ({type(error).__name__}: {first_line(error)})"
-        found.lacking["reference"] = why
-        found.reference_counts = Uncounted(why)
+        return Uncounted(f"it needs values ({said(error)})"), None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What ``--fusion-bench`` asks: targets to compile for by name, the folder of the baselines, what is written there.
+    """What ``--fusion-bench`` asks: targets to compile for, the folder of the baselines, what is written there.
 
-    In ``ci`` nobody is there to make a baseline that is missing.
+    ``targets`` is ``"sm_80,sm_90"``, or empty for none. In ``ci`` nobody is there to make a baseline that is missing.
     """
 
-    targets: tuple[str, ...] = ()
+    targets: str = ""
     folder: Path = Path(".fusion") / "baselines"
     update: str = "none"
     ci: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fusion.baseline import store
@@ -24,6 +24,8 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 # Making the inputs of full sizes and binding some launches; nothing is computed.
 _SECONDS = 120.0
 ALL = "all entries"
+# What of a reference is not known where its launches are not, without and with its bytes.
+_REFERENCE = ("launches of the reference", "launches and bytes of the reference")
 
 
 @dataclass(slots=True)
@@ -56,9 +58,15 @@ class Measured:
 
 
 def bench(
-    spec: FusionSpec, asked: BenchRequest, *, nodeid: str, environment: Mapping[str, Any], extra: Mapping[str, Any]
+    spec: FusionSpec,
+    asked: BenchRequest,
+    *,
+    nodeid: str,
+    environment: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    isolated: bool = True,
 ) -> Measured:
-    """Measure every entry of ``bench=`` in a child and compare with the baselines.
+    """Measure every entry of ``bench=``, ``isolated`` in a child, and compare with the baselines.
 
     Raises ``SpecError`` for entries that name no case and ``BaselineError`` for a baseline that cannot be read.
     """
@@ -69,18 +77,16 @@ def bench(
     if environment.get("lane") == "cuda":
         found.notes.append("bench= is measured on the CPU lane only by this version")
         return found
-    modelled = _in_child(spec, named, extra, found.notes)
+    modelled = _modelled(spec, named, extra, found.notes, isolated=isolated)
     found.complete = len(modelled) == len(named)
-    targets = parse_targets(",".join(asked.targets)) if asked.targets else ()
+    targets = parse_targets(asked.targets) if asked.targets else ()
     reports = resources_of(spec, [entry.given for entry in named], targets) if targets else []
     found.resources = [kernel for report in reports for kernel in report.kernels]
-    found.rows = _rows(modelled, _by_case(named, reports), found, stable(nodeid), environment)
     again = recompilations_of(reports)
-    if len(named) > 1 and reports:
-        found.rows.append(_recompilations(again, found.rows))
+    sweep = {"recompiles": sum(count for _, count in again)} if len(named) > 1 and reports else {}
+    found.rows = _rows(modelled, _by_case(named, reports), sweep, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({count} x)" for reason, count in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
-    found.notes += [f"{text}: {what} not known: {why}" for text, one in modelled for what, why in one.lacking.items()]
     stored = store.load(asked.folder, stable(nodeid), device_class(environment))
     command = f"pytest {nodeid} --fusion-bench --fusion-update new"
     ci = asked.ci and asked.update == "none"
@@ -88,8 +94,8 @@ def bench(
     return found
 
 
-def _in_child(
-    spec: FusionSpec, named: Sequence[Entry], extra: Mapping[str, Any], notes: list[str]
+def _modelled(
+    spec: FusionSpec, named: Sequence[Entry], extra: Mapping[str, Any], notes: list[str], *, isolated: bool
 ) -> list[tuple[str, Modelled]]:
     def work(_: object) -> list[tuple[str, Modelled | str]]:
         found: list[tuple[str, Modelled | str]] = []
@@ -100,7 +106,7 @@ def _in_child(
                 found.append((entry.text, str(error)))
         return found
 
-    outcome = run_isolated(work, time_limit_s=_SECONDS)
+    outcome = run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None)
     if isinstance(outcome, Crash | ChildError):
         why = outcome.detail if isinstance(outcome, Crash) else f"{outcome.type_name}: {outcome.message}"
         notes.append(f"{spec.name} was not measured: {why}")
@@ -119,16 +125,10 @@ def _by_case(named: Sequence[Entry], reports: Sequence[Report]) -> dict[str, dic
     return found
 
 
-def _recompilations(again: Sequence[tuple[str, int]], rows: Sequence[Row]) -> Row:
-    """How often the sweep over all entries compiles a kernel again."""
-    return replace(
-        rows[0], case=ALL, role="fused", facts={"recompiles": sum(n for _, n in again)}, names={}, methods={}
-    )
-
-
 def _rows(
     modelled: Sequence[tuple[str, Modelled]],
     figures: Mapping[str, Mapping[str, int]],
+    sweep: Mapping[str, int],
     found: Measured,
     test: str,
     environment: Mapping[str, Any],
@@ -151,11 +151,14 @@ def _rows(
         if facts:
             rows.append(Row(case=text, role="reference", facts=facts, names=names, methods=methods, **shared))
         found.notes += [
-            f"{text}: launches of the {whose} not known: {counts.reason}"
-            for whose, counts in (("kernel", one.counts), ("reference", one.reference_counts))
-            if isinstance(counts, Uncounted) and not (whose == "reference" and "reference" in one.lacking)
+            f"{text}: {what} not known: {counts.reason}"
+            for what, counts in (
+                ("launches of the kernel", one.counts),
+                (_REFERENCE[work is None], one.reference_counts),
+            )
+            if isinstance(counts, Uncounted)
         ]
-    return rows
+    return [*rows, Row(case=ALL, role="fused", facts=sweep, **shared)] if sweep else rows
 
 
 def _counted(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:

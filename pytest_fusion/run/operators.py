@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.tree import leaves
 
@@ -94,17 +94,12 @@ class Log:
             self.outside.append(launch)
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(DispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, log: Log) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._log = log
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in ``memory.watch``: without this the first call imports torch._dynamo."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
+
+from pytest_fusion.run.dispatch import DispatchMode
 
 # Make tensors without touching them.
 _FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
@@ -53,15 +54,18 @@ def algorithmic_bytes(inputs: Iterable[Any], outputs: Any) -> int:
     return sum(bytes_of(t for t in tree_leaves(side) if isinstance(t, Tensor)) for side in (list(inputs), outputs))
 
 
-class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Ledger(DispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.bytes = 0
         self.operations = 0
+        self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func._overloadpacket in flop_registry:
+            self.flops += int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         name = func._schema.name.partition("::")[2]
         moved = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
@@ -78,10 +82,9 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def traffic_of(function: Callable[[], object]) -> Traffic:
     """Call ``function`` and add up what its ATen operations move; kernels outside the dispatcher are not seen."""
     ledger = _Ledger()
-    flops = FlopCounterMode(display=False)
-    with flops, ledger:
+    with ledger:
         function()
-    return Traffic(ledger.bytes, ledger.operations, int(flops.get_total_flops()))
+    return Traffic(ledger.bytes, ledger.operations, ledger.flops)
 
 
 def _is_view(func: Any) -> bool:

@@ -23,6 +23,7 @@ from pytest_fusion.case import regimes
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import refit
+from pytest_fusion.errors import first_line, said
 from pytest_fusion.run import compilers
 from pytest_fusion.run.bare import bare, called
 from pytest_fusion.run.fused import Outcome
@@ -430,5 +431,4 @@ def _plain(logical: Mapping[str, Any]) -> str:
 
 
 def _first_line(error: object) -> str:
-    name = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
-    return f"{name}{str(error).strip().partition(chr(10))[0]}"[:300]
+    return (said(error) if isinstance(error, BaseException) else first_line(error))[:300]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.errors import said
 from pytest_fusion.run.configs import Tuned, forced, refused, retuned, unable
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.memory import FILLS
@@ -203,7 +204,7 @@ def _alone(trial: Trial, seen: Tuned, index: int) -> _Alone:
         raise ContextLost(f"{called}: {lost}") from lost
     error = applied.error
     if error is not None and (unable(error) or refused(error)):
-        return _Alone(None, _first_line(error), refused(error), applied.launches)
+        return _Alone(None, said(error), refused(error), applied.launches)
     if found is None or inner.unable:
         return _Alone(None, inner.unable, launches=applied.launches)
     trial.result.evidence, trial.result.trace = inner.result.evidence, inner.result.trace
@@ -261,10 +262,6 @@ def _retuned(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(": ")
-
-
 class _NotObserved(Vacuity):
     """Only the case itself counts as evidence that a wrong answer is refuted, not its repetitions."""
 
@@ -289,7 +286,7 @@ class _Inner:
             first, placed = call(bench, self.result.case, trial.logical, FILLS[0])
         error = first.error
         if error is not None and rejection(bench.spec, error) is not None:
-            self.unable = _first_line(error)
+            self.unable = said(error)
             return None
         accessed = memory.check_access(first, chance=allows_chance(bench.spec))
         if accessed is not None and bench.on(accessed.check):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import regimes
-from pytest_fusion.errors import first_line
+from pytest_fusion.errors import first_line, said
 from pytest_fusion.run import streams
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import cuda_is_poisoned
@@ -207,8 +207,7 @@ class _Parts:
         if error is not None:
             if rejection(self.spec, error) is not None:
                 return None
-            line = first_line(error)
-            return self.fail(f"{where} the call raised {type(error).__name__}: {line}; {advice}", "wrong-device")
+            return self.fail(f"{where} the call raised {said(error)}; {advice}", "wrong-device")
         wrong = judged(self.trial, result, placed)
         if wrong is None:
             self.state.proved["a second GPU"] = None

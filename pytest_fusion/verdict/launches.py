@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pytest_fusion.case.model import Case
-from pytest_fusion.errors import first_line
+from pytest_fusion.errors import first_line, said
 from pytest_fusion.run import counting
 from pytest_fusion.run.bare import bare
 from pytest_fusion.run.counting import Counts, Modelled, Uncounted, Work
@@ -146,7 +146,7 @@ class _Counting:
         except ContextLost:
             raise
         except Exception as error:  # noqa: BLE001 - what it did not raise before is no answer to how much it launches
-            return self.leave(f"called to be counted, it raised {type(error).__name__}: {first_line(error)[:200]}")
+            return self.leave(f"called to be counted, it raised {said(error)[:200]}")
         if isinstance(counts, Uncounted):
             return self.leave(counts.reason)
         if counts.kernels > self.allowed:

@@ -42,9 +42,9 @@ ONE, TWO = TEST.replace("FUSED", "double(x)"), TEST.replace("FUSED", "double(x) 
 def bench(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(test: str, *options: str, targets: str = "none") -> pytest.RunResult:
+    def run(test: str, *options: str, targets: str = "none", subprocess: bool = False) -> pytest.RunResult:
         project.write(KERNEL + test)
-        return project.run("--fusion-bench", "--fusion-targets", targets, *options)
+        return project.run("--fusion-bench", "--fusion-targets", targets, *options, subprocess=subprocess)
 
     return run
 
@@ -164,3 +164,38 @@ def test_workers_measure_and_the_controller_writes(project: Project, bench: Any)
     result.assert_outcomes(passed=1)
     assert len(list((project.pytester.path / ".fusion" / "baselines").glob("*.json"))) == 1
     result.stdout.fnmatch_lines(["baseline written: *"])
+
+
+def test_a_target_that_is_none_is_refused_before_the_run(bench: Any) -> None:
+    """Nothing is judged for an hour first; the message has the right name."""
+    result = bench(ONE, targets="sm_91")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--fusion-targets 'sm_91' is no target; did you mean*"])
+
+
+def test_entries_that_cannot_be_called_are_told(project: Project, bench: Any) -> None:
+    """A launcher that raises at the sizes of every entry leaves no row, with targets too; the note says why."""
+    call = "double(x) if x.numel() < 200_000 else x.view(7)"
+    two = '[{"rows": 512, "cols": 1000}, {"rows": 512, "cols": 2000}]'
+    result = bench(TEST.replace("FUSED", call).replace('[{"rows": 512, "cols": 1000}]', two), targets="sm_90")
+
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"{CASE}: not measured: the call raises RuntimeError: *"])
+    assert not any(row["role"] == "reference" for row in project.tests["test_double"]["bench"]["rows"])
+
+
+def test_a_reference_that_needs_values_is_told(project: Project, bench: Any) -> None:
+    """What it moves is not known then; the kernel's own facts are."""
+    asks = ONE.replace("reference,", "lambda x: x + x * bool((x == x).all() or True),", 1)
+    result = bench(asks)
+
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"{CASE}: launches and bytes of the reference not known: it needs values (*"])
+    assert set(rows(project)) == {(CASE, "fused")}
+
+
+def test_without_a_child_it_is_measured_here(project: Project, bench: Any) -> None:
+    """With ``--fusion-isolate off`` too. It imports ``torch._dynamo``, which a process bears once only."""
+    bench(ONE, "--fusion-isolate", "off", subprocess=True).assert_outcomes(passed=1)
+    assert rows(project)[CASE, "fused"]["facts"]["launches.kernels"] == 1

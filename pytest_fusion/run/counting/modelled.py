@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run import interpreter
@@ -23,6 +23,7 @@ from pytest_fusion.run.counting import inductor
 from pytest_fusion.run.counting.model import Counts, named
 from pytest_fusion.run.counting.operators import Work, caller, tensors, work_of, written_by
 from pytest_fusion.run.counting.places import Places
+from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.interpreter.regions import Facts, described_by
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.memory.watch import TORCH_NAMESPACES, kernel_key
@@ -139,20 +140,15 @@ class _Met:
         return frozenset()
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Operators(DispatchMode):
     """Notes what each operator does on the device, inside of a user's operators too."""
 
     supports_higher_order_operators = True
     functions: _Functions
 
     def __init__(self, log: _Log) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._log = log
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in ``memory.watch``: without this the first call imports torch._dynamo."""
-        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.lanes.cancellation import SUMS, exposed, loose
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -25,7 +25,7 @@ MOVES = frozenset({"_to_copy", "copy", "clone", "complex", "fill", "zero"})
 _UNSURE = 2.0**-21
 
 
-class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LaneMode(DispatchMode):
     """Shapes, control flow and random draws follow the native values; rounding is repeated in every lane.
 
     Lane 0 is the float64 oracle. Lanes 1..K round each result at random: to its native dtype (kind ``E``, the
@@ -33,16 +33,11 @@ class LaneMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, noise: Noise) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.noise = noise
         self.store = Store(1 + noise.lanes)
         self.fallbacks: list[str] = []
         self.random_ops = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch would wrap the handler so that its first call imports torch._dynamo: 1.9 s in every forked child."""
-        return False
 
     def lanes_of(self, tensor: Tensor) -> Lanes:
         """Lanes of a native tensor: the tracked ones, or its exact value where nothing has been rounded."""

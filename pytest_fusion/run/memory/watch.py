@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported
@@ -242,17 +242,12 @@ class Watch:
             tensor.set_(ordinary, offset, size, strides)
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(DispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._watch = watch
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch would wrap the handler so that its first call imports torch._dynamo: 1.9 s in every forked child."""
-        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from pytest_fusion.errors import first_line
+from pytest_fusion.errors import said
 from pytest_fusion.run import genuine
 
 # What torch compiles and tunes at first: calls before the capture.
@@ -60,7 +60,7 @@ def replayed(function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], de
             kept = [function(**arguments) for arguments in sets]
     except Exception as error:  # noqa: BLE001 - whatever a capture does not bear
         genuine.synchronize(device)
-        return _by_events(function, sets, device, f"{type(error).__name__}: {first_line(error)}")
+        return _by_events(function, sets, device, said(error))
     return Replayed("graph", len(sets), "", graph.replay, device, [graph, kept])
 
 

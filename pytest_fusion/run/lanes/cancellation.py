@@ -3,7 +3,9 @@
 Where both sides of a cancellation come from one rounded value, every lane has exactly 0. A GPU has not: compilers
 contract a product and the sum that it feeds into one operation that leaves the product unrounded (PTX's default,
 ``--fmad=true``; Triton's ``enable_fp_fusion``), and a kernel that factors its formula otherwise rounds elsewhere. Of a
-layer norm's backward over a single element 4e-6 was left where the reference has 0.
+layer norm's backward over a single element 4e-6 was left where the reference has 0. A value that is computed twice is
+rounded twice: the score that attention's backward computes again, or the sum that each thread of a Triton reduction
+ends up with, which two threads contract differently (one unit of a score of 141: 1.5e-5 of a softmax over one key).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ SUMS = frozenset({"add", "sub", "subtract", "rsub"})
 
 
 def loose(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> list[int]:
-    """The ``id`` of each operand whose last rounding was to float32: none is as written in kernels, others may be."""
+    """The ``id`` of each operand whose last rounding was to float32: a kernel need not do that one."""
     return [id(t) for t in operands if not seen[id(t)].single and (kind == "F" or t.dtype == torch.float32)]
 
 
@@ -28,6 +30,13 @@ def unrounded(lanes: Lanes, way: int = 1, ways: int = 2) -> Tensor:
     """Rounded lanes, but every ``ways``-th from ``way`` on (never lane 0, the oracle) as before their last rounding."""
     mixed = lanes.rounded.expand(max(lanes.raw.shape[0], lanes.rounded.shape[0]), *lanes.rounded.shape[1:]).clone()
     mixed[way::ways] = lanes.raw.expand_as(mixed)[way::ways]
+    return mixed
+
+
+def again(raw: Tensor, rounded: Tensor) -> Tensor:
+    """Rounded lanes, but every second (never lane 0, the oracle) as another lane has the value before its rounding."""
+    mixed = unrounded(Lanes(raw, rounded))
+    mixed[1::2] = mixed[1::2].roll(1, 0)
     return mixed
 
 

@@ -12,7 +12,7 @@ from pytest_fusion.run.lanes.model import OutputLanes
 from pytest_fusion.run.lanes.rounding import U32, U64, D
 from pytest_fusion.verdict.tolerance.model import ValuesVerdict
 from pytest_fusion.verdict.tolerance.spread import Deviation, Spread, allowed_classes, spread_of
-from pytest_fusion.verdict.tolerance.statistics import ENOUGH, Statistics, repetition, statistics_of
+from pytest_fusion.verdict.tolerance.statistics import ENOUGH, Statistics, common_bias, repetition, statistics_of
 
 # Lanes are judged in groups of at most this many values at a time, which bounds the memory of a large output.
 CHUNK = 1 << 22
@@ -175,9 +175,11 @@ def _verdict(
     if got.numel() >= ENOUGH:
         # Lanes may be off by a common factor themselves (roundings that all go one way); no error at all is as good.
         scale, low, high = float(measured.scale), min(0.0, limits.centre), max(0.0, limits.centre)
-        ratios["scale"] = max(low - scale, scale - high, 0.0) / limits.scale
+        beyond_all = max(low - scale, scale - high, 0.0)
+        ratios["scale"] = beyond_all / limits.scale
         if ratios["scale"] > 1:
-            ratios["scale"] /= repetition(spread.centre, deviation.mean)
+            wider = limits.scale * repetition(spread.centre, deviation.mean)
+            ratios["scale"] = beyond_all / (wider + common_bias(spread.centre, deviation.mean, spread.step))
     # The first failing statistic in this order says most about where to look.
     failing = [name for name in ("max", "row", "col", "rms", "moved", "scale") if ratios.get(name, 0.0) > 1]
     name = failing[0] if failing else max(ratios, key=ratios.__getitem__)

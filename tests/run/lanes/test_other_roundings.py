@@ -107,3 +107,77 @@ def test_an_accumulator_may_begin_with_the_bias(seed: int, form: str) -> None:
 
     assert judged(reference, total, x, seed)
     assert not judged(reference, (x @ weight.T).bfloat16().float() + bias, x, seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_score_that_is_computed_twice_is_rounded_twice(seed: int) -> None:
+    """Of one key the weight is 1; where two threads contract the score differently it is off by a unit of the score."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, 24, 2, generator=generator) * torch.tensor([1.0, 200.0])[:, None, None]
+    v = torch.randn(24, 2, generator=generator)
+    scores = [
+        fma(q[:, c], 1.0, q[:, 1 - c] * 0).double() * k[:, c].double() + (q[:, 1 - c] * k[:, 1 - c]).double()
+        for c in (0, 1)
+    ]
+    first, second = (score.float() * 2**-0.5 for score in scores)
+    got = v * torch.exp(second - first)[:, None]
+    assert bool((got != v).any())
+
+    def reference(v: Tensor) -> Tensor:
+        score = torch.bmm(q[:, None], k[:, :, None]) * 2**-0.5
+        return torch.bmm(score.softmax(-1), v[:, None])[:, 0]
+
+    assert judged(reference, got, v, seed)
+    assert not judged(reference, v.bfloat16().float(), v, seed)
+    assert not judged(lambda v: v.softmax(-1) + v, v * 0 + got, v, seed)
+
+
+@pytest.mark.parametrize("form", ["sum", "mean", "cumsum", "matmul"])
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_terms_err_alike(seed: int, form: str) -> None:
+    """Added one after the other they drift: each step misses the grid by the same."""
+    generator = torch.Generator().manual_seed(seed)
+    terms = (57, 300, 1000)[seed % 3]
+    x = torch.randn(65, 1, generator=generator).expand(65, terms)
+    ones = torch.full((terms, 2), 0.3)
+    total, steps = torch.zeros(65), []
+    for k in range(terms):
+        total = total + x[:, k] if form != "matmul" else fma(x[:, k], 0.3, total)
+        steps.append(total)
+    forms: dict[str, tuple[Function, Tensor]] = {
+        "sum": (lambda x: x.sum(-1), total),
+        "mean": (lambda x: x.mean(-1), total / terms),
+        "cumsum": (lambda x: x.cumsum(-1), torch.stack(steps, -1)),
+        "matmul": (lambda x: x @ ones, total[:, None].expand(65, 2)),
+    }
+    reference, got = forms[form]
+
+    assert judged(reference, got, x, seed)
+    assert not judged(reference, got * (1 - 0.5 / terms), x, seed)
+
+
+def test_different_terms_do_not() -> None:
+    """A drift of so many units is no accident where terms differ."""
+    x = torch.randn(65, 1000, generator=torch.Generator().manual_seed(0)).abs()
+
+    assert not judged(lambda x: x.sum(-1), x.sum(-1) * (1 + 2.0**-18), x, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_cancellation_leaves_may_be_biased(seed: int) -> None:
+    """Of one column, 1 - (x / rms)^2 is some 1e-6: what is rounded to the neighbour of 1 is the same for many rows."""
+    x = torch.randn(9255, 1, generator=torch.Generator().manual_seed(seed))
+    g = torch.randn(9255, 1, generator=torch.Generator().manual_seed(seed + 100))
+
+    def reference(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return torch.autograd.grad(y, x, g)[0]
+
+    scale = 1 / (x * x + 1e-6).sqrt()
+    normed = x * scale
+    got = scale * (g - normed * (g * normed))
+
+    assert judged(reference, got, x, seed)
+    assert not judged(reference, scale * (g - normed * (g * normed) * (1 - 1e-5)), x, seed)

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.cancellation import again
 from pytest_fusion.run.lanes.ops.reduction import average, moments, total
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, dims_from_end, from_end, rank
 
 
-def _shifted(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``(x - max, exp(x - max))``; the argument's noise of 3 units covers ``exp2(x * log2 e)`` and online rescaling."""
-    top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
-    below = (_score(op, x) if unrounded is None else unrounded) - top
-    return below, op.relative(torch.exp(op.relative(below, 3)), 4)
+def _exp(op: Op, below: Tensor) -> Tensor:
+    """The argument's noise of 3 units covers ``exp2(x * log2 e)`` and online rescaling."""
+    return op.relative(torch.exp(op.relative(below, 3)), 4)
 
 
 def _score(op: Op, x: Tensor) -> Tensor:
@@ -33,10 +32,17 @@ def _softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     return value
 
 
-def softmax(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> Tensor:
-    """``unrounded`` is ``x`` as the difference with its largest value may read it, where ``x`` is no operand."""
-    _, grown = _shifted(op, x, dims, unrounded)
+def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor | None = None) -> Tensor:
+    """``score`` is ``x`` as the difference with its largest value may read it, where ``x`` is no operand.
+
+    Of a computed score what is divided may have been computed again: even the only one of a row is not exactly 1 then.
+    """
+    top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
+    grown = _exp(op, (_score(op, x) if score is None else score) - top)
     whole = total(op, grown, dims, True)
+    if score is not None or id(x) in op.held:
+        second = op.again(x) if score is None else again(x, x)
+        grown = _exp(op, op.relative(second, 1) - top)
     # A row with an overflow is rescaled by 0 * inf in kernels that go by blocks.
     return op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
 
@@ -44,8 +50,11 @@ def softmax(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None)
 @computed("_log_softmax", "log_softmax")
 def _log_softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     x, dims = as_float(x), dims_from_end(dim, rank(x))
-    below, grown = _shifted(op, x, dims)
-    return op.relative(op.relative(below, 1) - _log(op, total(op, grown, dims, True)), 1)
+    top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
+    score = _score(op, x)
+    whole = total(op, _exp(op, score - top), dims, True)
+    below = (op.relative(op.again(x), 1) if id(x) in op.held else score) - top
+    return op.relative(op.relative(below, 1) - _log(op, whole), 1)
 
 
 def _log(op: Op, value: Tensor) -> Tensor:
@@ -60,8 +69,8 @@ def _logsumexp(op: Op, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
         return torch.logsumexp(x, dims, keepdim) if dims else x
     top = x.amax(dims, True)
     top = torch.where(torch.isinf(top), 0.0, top)
-    grown = op.relative(torch.exp(op.relative(_score(op, x) - top, 3)), 4)
-    value = op.relative(_log(op, total(op, grown, dims, True)) + top, 1)
+    whole = total(op, _exp(op, _score(op, x) - top), dims, True)
+    value = op.relative(_log(op, whole) + top, 1)
     return value if keepdim else value.reshape(value.shape[0], *op.outs[0].shape)
 
 
@@ -134,8 +143,9 @@ def _per_channel(op: Op, value: Tensor, weight: Tensor | None, bias: Tensor | No
 @computed("_softmax_backward_data")
 def _softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: Any) -> Tensor:
     grad, output, dims = as_float(grad), as_float(output), dims_from_end(dim, rank(grad))
-    product = grad * output
-    return op.relative(product - output * total(op, product, dims, True), 2)
+    whole = total(op, grad * output, dims, True)
+    # Kernels have the whole from the forward pass's output (delta), so what was computed twice is subtracted.
+    return op.relative(output * op.relative(op.again(grad) - whole, 1), 2)
 
 
 @computed("_log_softmax_backward_data")

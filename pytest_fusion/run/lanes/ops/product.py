@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.drift import drifted, product_drift
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, each
 from pytest_fusion.run.lanes.rounding import GRIDS
 
@@ -27,7 +28,8 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     squares = torch.matmul(first_a.square(), first_b.square())
     terms = a.shape[-1]
     value = truncated(op, value, terms) if low_a is not None or low_b is not None else value
-    return op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
+    value = op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
+    return drifted(op.noise, value, product_drift(first_a, first_b, value[0], op.unit))
 
 
 def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:

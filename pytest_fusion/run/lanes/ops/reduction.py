@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.drift import drift, drifted, running_drift
 from pytest_fusion.run.lanes.ops.registry import (
     Op,
     as_float,
@@ -28,11 +29,10 @@ def total(op: Op, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """The sum of ``x`` over ``dims`` (from the end) with accumulator noise."""
     if not dims:
         return x
-    value = x.sum(dims, keepdim)
-    first = x[0]
-    return op.accumulated(
-        value, first.square().sum(dims, keepdim), count(x, dims), lambda: first.abs().sum(dims, keepdim)
-    )
+    first, whole = x[0], x.sum(dims, True)
+    value = op.accumulated(whole, first.square().sum(dims, True), count(x, dims), lambda: first.abs().sum(dims, True))
+    value = drifted(op.noise, value, drift(first, whole[0], dims, op.unit))
+    return value if keepdim else value.squeeze(dims)
 
 
 def average(op: Op, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
@@ -146,10 +146,9 @@ def _cumsum(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     if not rank(x) or not x.numel():
         return x
     along = from_end(dim, rank(x))
-    first = x[0]
-    return op.accumulated(
-        x.cumsum(along), first.square().cumsum(along), _steps(x, along), lambda: first.abs().cumsum(along)
-    )
+    first, steps, whole = x[0], _steps(x, along), x.cumsum(along)
+    value = op.accumulated(whole, first.square().cumsum(along), steps, lambda: first.abs().cumsum(along))
+    return drifted(op.noise, value, running_drift(first, whole[0], steps, along, op.unit))
 
 
 @computed("cumprod")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.lanes.cancellation import unrounded
+from pytest_fusion.run.lanes.cancellation import again, unrounded
 from pytest_fusion.run.lanes.rounding import LARGEST32, U32, U64, D, Noise, unit
 from pytest_fusion.run.lanes.store import Lanes
 
@@ -50,6 +50,11 @@ class Op:
         """An operand as a difference with a reduction of itself may read it: in half of the lanes not yet rounded."""
         lanes = self.held.get(id(value))
         return value if lanes is None else unrounded(lanes)
+
+    def again(self, value: Tensor) -> Tensor:
+        """An operand as a kernel that computes it a second time may have it then."""
+        lanes = self.held.get(id(value))
+        return value if lanes is None else again(lanes.raw, lanes.rounded)
 
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Positional arguments by the names of the native schema."""

@@ -1,0 +1,94 @@
+"""Sums of equal terms round the same way in step after step, where those of different terms walk at random.
+
+While the partial sum stays between two powers of two, adding ``t`` errs by what ``t`` misses the grid there by: the
+same for the same ``t``. After 57 equal terms, one added after the other, a sum was off by 14 units; random errors leave
+2.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.lanes.rounding import Noise
+
+# A shorter sum has no room to drift.
+_TERMS = 8
+# One term in so many that equals the one before it shows that terms repeat.
+_SHARE = 8
+# Powers of two that partial sums pass through last, and those of the partial sums of as many as 2^5 blocks.
+_OCTAVES = 6
+
+
+def drift(terms: Tensor, total: Tensor, dims: Sequence[int], unit: float) -> Tensor | None:
+    """How far the sum of ``terms`` over ``dims`` may be off because they repeat; ``None`` where they do not.
+
+    Both are the oracle's; ``total``, of the result's shape, has kept its dims.
+    """
+    repeats = _repeats(terms, dims)
+    if repeats is None:
+        return None
+    worst = torch.zeros_like(total)
+    for octave in range(_OCTAVES):
+        worst = torch.maximum(worst, _missed(terms, _grid(total, unit, octave)).sum(list(dims), True).abs())
+    return _finite(worst, repeats)
+
+
+def running_drift(terms: Tensor, total: Tensor, steps: Tensor, dim: int, unit: float) -> Tensor | None:
+    """The same of each prefix along ``dim``, as if all its terms were the last one; ``steps`` counts them."""
+    repeats = _repeats(terms, [dim])
+    if repeats is None:
+        return None
+    return _finite(_missed(terms, _grid(total, unit, 0)).abs() * steps, repeats.expand_as(terms))
+
+
+def product_drift(a: Tensor, b: Tensor, total: Tensor, unit: float) -> Tensor | None:
+    """The same of ``a @ b`` (..., M, K) and (..., K, N), where a row and a column are constant."""
+    terms = a.shape[-1]
+    if terms < _TERMS:
+        return None
+    rows, columns = (a == a[..., :1]).all(-1), (b == b[..., :1, :]).all(-2)
+    if not (bool(rows.any()) and bool(columns.any())):
+        return None
+    worst = torch.zeros_like(total)
+    for octave in range(_OCTAVES):
+        missed = _missed(a[..., :1] * b[..., :1, :], _grid(total, unit, octave))
+        worst = torch.maximum(worst, missed.abs() * terms)
+    return _finite(worst, rows[..., :, None] & columns[..., None, :])
+
+
+def drifted(noise: Noise, value: Tensor, size: Tensor | None) -> Tensor:
+    """Lanes ``value`` (L, *shape), all but the oracle off by up to ``size`` (*shape)."""
+    if size is None:
+        return value
+    out = noise.spread(value)
+    out[1:].add_(size * noise.uniform(tuple(out.shape[1:]), out.device))
+    return out
+
+
+def _repeats(terms: Tensor, dims: Sequence[int]) -> Tensor | None:
+    """Bool, dims kept: where terms repeat. ``None`` for nowhere."""
+    along = dims[-1]
+    size = terms.shape[along]
+    if size < _TERMS:
+        return None
+    same = terms.narrow(along, 1, size - 1) == terms.narrow(along, 0, size - 1)
+    share = same.to(torch.float32).mean(list(dims), True)
+    repeats = share * _SHARE >= 1
+    return repeats if bool(repeats.any()) else None
+
+
+def _grid(total: Tensor, unit: float, octave: int) -> Tensor:
+    """Distance of neighbours at ``total`` over ``2**octave``."""
+    _, exponent = torch.frexp(total)
+    return torch.ldexp(torch.full_like(total, unit), exponent - octave)
+
+
+def _missed(terms: Tensor, grid: Tensor) -> Tensor:
+    return torch.round(terms / grid) * grid - terms
+
+
+def _finite(size: Tensor, where: Tensor) -> Tensor:
+    return torch.where(where & torch.isfinite(size), size, 0.0)

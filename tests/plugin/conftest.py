@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch._dynamo  # an import inside a run in this process would be undone after it, and torch allows one only
 from hypothesis import settings
 
 import pytest_fusion

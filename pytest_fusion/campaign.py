@@ -104,7 +104,8 @@ class Campaign:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         clock = Clock(lambda: note(self._last))
         programs = _programs(profile, device)
-        self.bench = Bench(spec, device, extra, programs=programs, deep=profile.name == "deep", clock=clock)
+        deep = profile.name == "deep"
+        self.bench = Bench(spec, device, extra, programs=programs, deep=deep, clock=clock, began=self._began)
         # What earlier tests of this process left is theirs.
         genuine.take()
         self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
@@ -123,6 +124,9 @@ class Campaign:
         # The first case that passed: what checks leave for the end is asked of it.
         self._usual: Case | None = None
         self.dry = dry
+
+    def _began(self, check: str) -> None:
+        self.note({**self._last, "reached": check})
 
     def note(self, data: dict[str, Any]) -> None:
         """Tell what runs now; told again while its calls come to an end."""

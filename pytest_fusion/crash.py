@@ -95,7 +95,8 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
     def dies(case: Case) -> bool:
         nonlocal last
         outcome = job.alone(case).in_child(seconds, forward=False)
-        if not isinstance(outcome, Crash) or outcome.kind != crash.kind:
+        # The further checks make calls of other sizes: that one of these dies says nothing of the case itself.
+        if not isinstance(outcome, Crash) or (outcome.kind, _reached(outcome)) != (crash.kind, _reached(crash)):
             return False
         last = outcome
         return True
@@ -120,11 +121,18 @@ def _case_of(note: Mapping[str, Any]) -> Case | None:
         return None
 
 
+def _reached(crash: Crash) -> str:
+    """The check in whose further calls it ended; empty for the case's own."""
+    return str((crash.last_note or {}).get("reached", ""))
+
+
 def _verdict(crash: Crash) -> Verdict:
+    further = f"; it was in the further calls of check `{_reached(crash)}`" if _reached(crash) else ""
     if crash.kind == "timeout":
         reason = f"a call did not end within the time limit ({crash.detail})"
     elif crash.kind == "signal":
         reason = f"the process running the case died ({crash.detail}), most often an access far outside a tensor"
     else:
         reason = f"the process running the case ended before the call returned ({crash.detail})"
+    reason += further
     return failed("crash", reason, identity=f"crash:{crash.kind}", kind=crash.kind, detail=crash.detail)

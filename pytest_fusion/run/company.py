@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,12 @@ import torch
 # Products of 4096 x 4096 halves: 0.25 ms each on an H100, so that 40 of them outlast the few milliseconds that a
 # guarded call takes to be launched.
 _SIZE, _PRODUCTS = 4096, 40
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all: cuBLAS keeps a workspace of 32 MB for each stream that it has worked on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -27,7 +34,7 @@ def competing(device: torch.device) -> Iterator[None]:
     except torch.OutOfMemoryError:
         yield
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream), torch.no_grad():
         for _ in range(_PRODUCTS):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.run import capture, genuine
+
 # More sizes than this are never swept; beyond torch's own limit of 8 fullgraph=True raises instead of recompiling.
 _RECOMPILES = 256
 
@@ -89,10 +91,6 @@ def specialisations() -> Iterator[dict[int, Any]]:
         jit.JITFunction.run = original
 
 
-# Calls before a capture, as torch's own notes on CUDA graphs have it: they tune, compile and fill caches.
-_WARM_UPS = 3
-
-
 class Captured:
     """A CUDA graph of one call on fixed memory; ``replay`` runs it on what lies there now.
 
@@ -100,19 +98,14 @@ class Captured:
     """
 
     def __init__(self, fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                fused(**arguments, **extra)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = fused(**arguments, **extra)
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        try:
+            self._graph, self._result = capture.captured(lambda _: fused(**arguments, **extra), self._device)
+        except capture.CaptureFailed as error:
+            raise error.__cause__ or error from None
 
     def replay(self) -> Any:
         """The result, in the same memory each time."""
         self._graph.replay()
-        torch.cuda.synchronize()
+        genuine.synchronize(self._device)
         return self._result

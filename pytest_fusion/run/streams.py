@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.run import genuine
 
 # 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
 _CYCLES = 1 << 26
@@ -36,7 +37,7 @@ def behind_producer(
     the call, so that what is wrong then has other reasons. Raises what the call raises.
     """
     device = next(t.device for t in arguments.values() if isinstance(t, torch.Tensor))
-    torch.cuda.synchronize(device)
+    genuine.synchronize(device)
     stream, produced = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
@@ -48,13 +49,13 @@ def behind_producer(
         late = not produced.query()  # type: ignore[no-untyped-call]
         # The arguments of kernels that write in place are results too.
         copies = map_tensors((result, dict(arguments)), lambda t: t.clone())
-    torch.cuda.synchronize(device)
+    genuine.synchronize(device)
     return Behind(copies[0], copies[1], late)
 
 
 def settle(device: torch.device) -> None:
     """Wait for all that is queued on a device."""
-    torch.cuda.synchronize(device)
+    genuine.synchronize(device)
 
 
 @contextlib.contextmanager

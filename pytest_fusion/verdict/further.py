@@ -47,7 +47,7 @@ class Further(Protocol):
 
 CHECKS: tuple[Further, ...] = (
     *(randomness, distribution, repetition, invariance),
-    *(gradients, configs, launches, compiling, device, honesty),
+    *(gradients, configs, honesty, device, launches, compiling),
 )
 
 

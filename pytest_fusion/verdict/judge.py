@@ -150,6 +150,7 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
             break
         result.reached = check.NAME
         if bench.on(check.NAME) and check.missing(bench.spec, bench.device) is None and check.due(trial):
+            bench.began(check.NAME)
             with bench.clock.check(check.NAME):
                 verdict = check.run(trial)
             conclude(bench, result, verdict)

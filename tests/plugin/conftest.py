@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401 - an import inside a run here would be undone after it, and torch allows one only
 from hypothesis import settings
 
 import pytest_fusion

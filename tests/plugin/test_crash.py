@@ -149,3 +149,39 @@ def test_skips(x):
 
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED *: not today"])
+
+
+def test_the_smallest_case_dies_in_its_own_call(project: Project) -> None:
+    """Check `repeat` calls with other sizes too: that 5 rows die makes no crash of the case with 2."""
+    project.write(
+        """
+import os, signal
+
+@fused_equivalent(relu_reference, **{"inputs": X})
+def test_dies(x):
+    if len(x) >= 5:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return relu(x)
+"""
+    )
+    project.run(subprocess=True).assert_outcomes(failed=1)
+
+    assert project.tests["test_dies"]["case"]["dims"]["rows"] == 5
+
+
+def test_a_crash_in_further_calls_is_told(project: Project) -> None:
+    """Where only a call of another size dies, the check that made it is named."""
+    project.write(
+        """
+import os, signal
+
+@fused_equivalent(relu_reference, inputs=X, dims={"rows": 3})
+def test_dies(x):
+    if torch.is_grad_enabled() and x.requires_grad:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return relu(x)
+""".replace("inputs=X,", "inputs=X, grad=True,")
+    )
+    project.run(subprocess=True).assert_outcomes(failed=1)
+
+    assert "in the further calls of check `gradients`" in project.tests["test_dies"]["message"]

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
 from pytest_fusion.errors import first_line
+from pytest_fusion.run import capture
 from pytest_fusion.run.counting.model import Counts, Uncounted, named
 
 # CUgraphNodeType of cuda.h, 11.0 to 13.1.
 KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL = 0, 1, 2, 4, 13
-
-# Calls before a capture, as torch's own notes on CUDA graphs have it: they tune, compile and fill caches.
-_WARM_UPS = 3
 
 
 class Nodes(Protocol):
@@ -52,33 +49,17 @@ def captured(
     ``prepare`` runs before each call and is not counted. What the call launches on a stream that does not wait for the
     current one is not in the graph. Raises what a call raises that is not captured.
     """
-    prepare = prepare or (lambda: None)
-    torch.cuda.synchronize(device)
-    # A capture that fails leaves its own stream the current one; the outer context puts back which one it was.
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                prepare()
-                call()
-            prepare()
-        torch.cuda.current_stream(device).wait_stream(side)
-        torch.cuda.synchronize(device)
-        try:
-            graph = torch.cuda.CUDAGraph(keep_graph=True)
-            with torch.cuda.graph(graph):
-                result = call()
-            del result
-        except Exception as error:  # noqa: BLE001 - what a call raises only while it is captured is the capture's
-            return Uncounted(f"the call cannot be captured in a CUDA graph: {first_line(error)[:200]}")
-        try:
-            return counts_of(walk(_driver(), int(graph.raw_cuda_graph())))
-        except (UncountableError, OSError, AttributeError) as error:
-            return Uncounted(f"the captured graph cannot be read: {first_line(error)}")
-        finally:
-            graph.reset()
+    try:
+        graph, result = capture.captured(lambda _: call(), device, prepare=prepare, keep=True)
+    except capture.CaptureFailed as error:
+        return Uncounted(f"the call cannot be captured in a CUDA graph: {first_line(error)[:200]}")
+    del result
+    try:
+        return counts_of(walk(_driver(), int(graph.raw_cuda_graph())))
+    except (UncountableError, OSError, AttributeError) as error:
+        return Uncounted(f"the captured graph cannot be read: {first_line(error)}")
+    finally:
+        graph.reset()
 
 
 def walk(driver: Nodes, graph: int) -> Iterator[tuple[int, str]]:

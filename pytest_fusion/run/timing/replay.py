@@ -13,10 +13,8 @@ from typing import Any, Literal
 import torch
 
 from pytest_fusion.errors import said
-from pytest_fusion.run import genuine
+from pytest_fusion.run import capture, genuine
 
-# What torch compiles and tunes at first: calls before the capture.
-_BEFORE = 3
 _MS = 1e-3
 # As they were before any kernel was imported.
 _EVENT, _RECORD, _ELAPSED = torch.cuda.Event, torch.cuda.Event.record, torch.cuda.Event.elapsed_time
@@ -47,20 +45,16 @@ class Replayed:
 
 def replayed(function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device) -> Replayed:
     """``function(**set)`` for each set, in order, as something to time. Raises what the function raises outside."""
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side), torch.no_grad():
-        for i in range(_BEFORE):
-            function(**sets[i % len(sets)])
-    torch.cuda.current_stream(device).wait_stream(side)
-    genuine.synchronize(device)
-    graph, kept = torch.cuda.CUDAGraph(), []
+
+    def call(turn: int) -> list[Any]:
+        with torch.no_grad():
+            every = sets if turn == capture.WARM_UPS else sets[turn % len(sets) :][:1]
+            return [function(**arguments) for arguments in every]
+
     try:
-        with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            kept = [function(**arguments) for arguments in sets]
-    except Exception as error:  # noqa: BLE001 - whatever a capture does not bear
-        genuine.synchronize(device)
-        return _by_events(function, sets, device, said(error))
+        graph, kept = capture.captured(call, device)
+    except capture.CaptureFailed as error:
+        return _by_events(function, sets, device, said(error.__cause__ or error))
     return Replayed("graph", len(sets), "", graph.replay, device, [graph, kept])
 
 

@@ -1,0 +1,70 @@
+"""One call captured in a CUDA graph, after others that warm up; a capture that fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from pytest_fusion.run import genuine
+
+T = TypeVar("T")
+
+# Calls before a capture, as torch's own notes on CUDA graphs have it: they tune, compile and fill caches.
+WARM_UPS = 3
+
+
+class CaptureFailed(Exception):
+    """What a call that runs well raised while it was captured, as the cause."""
+
+
+def captured(
+    call: Callable[[int], T], device: torch.device, *, prepare: Callable[[], None] | None = None, keep: bool = False
+) -> tuple[Any, T]:
+    """The ``torch.cuda.CUDAGraph`` of ``call(WARM_UPS)`` and what it returned, after ``call(0)`` to ``call(2)``.
+
+    ``prepare`` runs before each call and is not captured. ``keep`` keeps the graph's nodes readable. What a call
+    launches on a stream that does not wait for the current one is not in the graph. Raises what a call raises that is
+    not captured, and :class:`CaptureFailed`.
+    """
+    prepare = prepare or (lambda: None)
+    genuine.synchronize(device)
+    with torch.cuda.device(device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for turn in range(WARM_UPS):
+                prepare()
+                call(turn)
+            prepare()
+        torch.cuda.current_stream(device).wait_stream(side)
+        genuine.synchronize(device)
+        graph = torch.cuda.CUDAGraph(keep_graph=True) if keep else torch.cuda.CUDAGraph()
+        try:
+            with _put_back(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = call(WARM_UPS)
+        except Exception as error:
+            raise CaptureFailed(str(error)) from error
+    return graph, result
+
+
+@contextlib.contextmanager
+def _put_back(device: torch.device) -> Iterator[None]:
+    """After a failure torch leaves its capture's stream the current one, and its generators as if still captured.
+
+    A generator that believes so raises "Offset increment outside graph capture" at the next draw. The end of a capture
+    that succeeds tells it otherwise.
+    """
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream(device)):
+            yield
+    except Exception:
+        with contextlib.suppress(RuntimeError):
+            genuine.synchronize(device)
+        with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass
+        raise

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import regimes
+from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import refit
@@ -62,7 +63,7 @@ class _State:
     """What this check keeps from case to case of one test. ``ran``: what was tried, in words."""
 
     plain: int = 0
-    layouts: set[tuple[str, str, int]] = field(default_factory=set)
+    layouts: set[tuple[Any, ...]] = field(default_factory=set)
     asked: int = 0
     compiled: Counter[str] = field(default_factory=Counter)
     ran: dict[str, None] = field(default_factory=dict)
@@ -104,16 +105,24 @@ def due(trial: Trial) -> bool:
         return False
     if _kind(case) == "plain":
         return state.plain < _COMPILED_OF_A_KIND
-    return not _layouts(case) <= state.layouts and state.asked < _MOST_CASES
+    return not _layouts(trial) <= state.layouts and state.asked < _MOST_CASES
 
 
 def _kind(case: Case) -> str:
     return "plain" if all(tensor.layout.plain for tensor in case.tensors.values()) else "strided"
 
 
-def _layouts(case: Case) -> set[tuple[str, str, int]]:
-    """Each tensor's layout, without its offset."""
-    return {(name, tensor.layout.kind, tensor.layout.variant) for name, tensor in case.tensors.items()}
+def _layouts(trial: Trial) -> set[tuple[Any, ...]]:
+    """Each tensor's layout, without its offset, and the order of its axes: transposed, one column is no other one."""
+    found: set[tuple[Any, ...]] = set()
+    for name, tensor in trial.result.case.tensors.items():
+        value = trial.logical.get(name)
+        if isinstance(value, torch.Tensor):
+            strides = geometry(tuple(value.shape), tensor.layout).strides
+            axes = [axis for axis, size in enumerate(value.shape) if size > 1]
+            order = sorted(axes, key=lambda axis: -strides[axis])
+            found.add((name, tensor.layout.kind, tensor.layout.variant, tuple(order)))
+    return found
 
 
 def run(trial: Trial) -> Verdict:
@@ -121,7 +130,7 @@ def run(trial: Trial) -> Verdict:
     state, case = _state(trial.bench), trial.result.case
     state.asked += 1
     state.plain += _kind(case) == "plain"
-    state.layouts |= _layouts(case)
+    state.layouts |= _layouts(trial)
     found = _Compiling(trial, state).run()
     if found is None:
         return unknown(NAME, "; ".join(state.left)) if state.left else passed(NAME, ran=list(state.ran))

@@ -96,7 +96,7 @@ def test_streams_and_waits(pytester: pytest.Pytester) -> None:
     expected = {
         "right": None,
         "default_stream": "wrong-stream",
-        "own_stream": "wrong-stream",
+        "own_stream": "late-work",
         "own_stream_in_order": None,
         "waits": "hidden-sync",
         "synchronizes": "hidden-sync",

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes.rounding import Noise
 
-# A shorter sum has no room to drift.
-_TERMS = 8
+# Of two terms the sum is rounded once.
+_TERMS = 3
 # One term in so many that equals the one before it shows that terms repeat.
 _SHARE = 8
 # Powers of two that partial sums pass through last, and those of the partial sums of as many as 2^5 blocks.
@@ -46,17 +46,24 @@ def running_drift(terms: Tensor, total: Tensor, steps: Tensor, dim: int, unit: f
 
 def product_drift(a: Tensor, b: Tensor, total: Tensor, unit: float) -> Tensor | None:
     """The same of ``a @ b`` (..., M, K) and (..., K, N), where a row and a column are constant."""
-    terms = a.shape[-1]
-    if terms < _TERMS:
+    found, terms = _constant(a, b), a.shape[-1]
+    if found is None:
         return None
-    rows, columns = (a == a[..., :1]).all(-1), (b == b[..., :1, :]).all(-2)
-    if not (bool(rows.any()) and bool(columns.any())):
-        return None
+    rows, columns = found
     worst = torch.zeros_like(total)
     for octave in range(_OCTAVES):
         missed = _missed(a[..., :1] * b[..., :1, :], _grid(total, unit, octave))
         worst = torch.maximum(worst, missed.abs() * terms)
     return _finite(worst, rows[..., :, None] & columns[..., None, :])
+
+
+def steps(a: Tensor, b: Tensor) -> int:
+    """How many roundings that are independent an accumulator of ``a @ b`` has as much error of.
+
+    K, or its square where all K of some row and of some column are equal.
+    """
+    terms = int(a.shape[-1])
+    return terms if _constant(a, b) is None else terms * terms
 
 
 def drifted(noise: Noise, value: Tensor, size: Tensor | None) -> Tensor:
@@ -66,6 +73,14 @@ def drifted(noise: Noise, value: Tensor, size: Tensor | None) -> Tensor:
     out = noise.spread(value)
     out[1:].add_(size * noise.uniform(tuple(out.shape[1:]), out.device))
     return out
+
+
+def _constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Bool (..., M) and (..., N): the constant rows and columns; ``None`` where either has none."""
+    if a.shape[-1] < _TERMS:
+        return None
+    rows, columns = (a == a[..., :1]).all(-1), (b == b[..., :1, :]).all(-2)
+    return (rows, columns) if bool(rows.any()) and bool(columns.any()) else None
 
 
 def _repeats(terms: Tensor, dims: Sequence[int]) -> Tensor | None:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.lanes.cancellation import SUMS, exposed, loose
+from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
 from pytest_fusion.run.lanes.ops import Op
@@ -356,7 +357,7 @@ def _same_dtype(args: Sequence[Any], natives: Sequence[Any]) -> bool:
 
 def _product_terms(name: str, args: Sequence[Any]) -> int:
     if name in ("mm", "bmm"):
-        return int(args[0].shape[-1])
+        return steps(args[0], args[1])
     if name in ("addmm", "baddbmm"):
-        return int(args[1].shape[-1])
+        return steps(args[1], args[2])
     return 1

@@ -15,7 +15,7 @@ from pytest_fusion.run.lanes.rounding import D
 class Entry:
     """Lanes of one storage, flat: ``raw`` (before the last rounding) and ``rounded`` (what consumers read), (L, n).
 
-    ``terms`` is the length of the reduction that produced it (1: none).
+    ``terms`` is the length of the product that made it (1: none), its square where its terms are equal (``drift``).
     """
 
     owner: StorageWeakRef

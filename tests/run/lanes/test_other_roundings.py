@@ -181,3 +181,35 @@ def test_what_cancellation_leaves_may_be_biased(seed: int) -> None:
 
     assert judged(reference, got, x, seed)
     assert not judged(reference, scale * (g - normed * (g * normed) * (1 - 1e-5)), x, seed)
+
+
+@pytest.mark.parametrize("inner", [4, 64])
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_products_on_a_bias_err_alike(seed: int, inner: int) -> None:
+    """Each of them is added at the bias's magnitude, and misses the grid there by the same."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(7, 1, generator=generator).expand(7, inner)
+    weight = torch.randn(20, 1, generator=generator).mul(0.01).expand(20, inner)
+    bias = torch.randn(20, generator=generator)
+    total = bias.expand(7, 20).clone()
+    for k in range(inner):
+        total = (total.double() + x[:, k, None].double() * weight[None, :, k].double()).float()
+
+    assert judged(lambda x: torch.nn.functional.linear(x, weight, bias), total, x, seed)
+    assert judged(lambda x: x @ weight.T + bias, total, x, seed)
+    assert not judged(lambda x: x @ weight.T + bias, total * (1 + 2.0**-12), x, seed)
+
+
+def test_a_mean_by_updates_of_an_infinite_value_is_nan() -> None:
+    """``mean += (x - mean) / count`` goes on with ``inf - inf``; of other rows and of squares it does not."""
+    x = torch.randn(4, 65, generator=torch.Generator().manual_seed(0))
+    x[1, 3] = torch.inf
+    updated = x.mean(-1)
+    updated[1] = torch.nan
+    assert judged(lambda x: x.mean(-1), updated, x, 0)
+    assert judged(lambda x: x.mean(-1), x.mean(-1), x, 0)
+    updated[2] = torch.nan
+    assert not judged(lambda x: x.mean(-1), updated, x, 0)
+    squares = x.square().mean(-1)
+    squares[1] = torch.nan
+    assert not judged(lambda x: x.square().mean(-1), squares, x, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.lanes.drift import drifted, product_drift
+from pytest_fusion.run.lanes.drift import drifted, product_drift, steps
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, each
 from pytest_fusion.run.lanes.rounding import GRIDS
 
@@ -82,7 +82,7 @@ def _matmul(op: Op, a: Tensor, b: Tensor) -> Tensor:
 def _addmm(
     op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
 ) -> Tensor:
-    value = _biased(op, product(op, a, b), as_float(bias), beta, alpha, a.shape[-1])
+    value = _biased(op, product(op, a, b), as_float(bias), beta, alpha, steps(a[0], b[0]))
     if op.name == "_addmm_activation":
         return torch.nn.functional.gelu(value, approximate="tanh") if use_gelu else value.relu()
     return value

@@ -52,12 +52,28 @@ def _sum(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: An
 
 @computed("mean")
 def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    return average(op, as_float(x), dims_from_end(dim, rank(x)), keepdim)
+    x, dims = as_float(x), dims_from_end(dim, rank(x))
+    mean = average(op, x, dims, keepdim)
+    return _updated(op, mean, x, dims, keepdim) if dims else mean
+
+
+def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """A mean that is infinite because a value is; every other lane has NaN, as from ``mean += (x - mean) / count``.
+
+    Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. Nobody has them for a mean of squares.
+    """
+    lost = torch.isinf(mean[0])
+    if not bool(lost.any()):
+        return mean
+    lost &= torch.isinf(x[0]).sum(dims, keepdim).bool() & (x[0].amin(dims, keepdim) < 0)
+    out = op.noise.spread(mean)
+    out[1::2] = torch.where(lost, math.nan, out[1::2])
+    return out
 
 
 def moments(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
-    mean = average(op, x, dims, True)
+    mean = _updated(op, average(op, x, dims, True), x, dims, True)
     centred = op.relative((op.unrounded(x) if unrounded is None else unrounded) - mean, 1)
     return mean, centred, average(op, centred.square(), dims, True)
 

@@ -91,6 +91,18 @@ class Latency:
         )
 
 
+class Span(NamedTuple):
+    """One activity of the device within one call: its ``kind`` (``"kernel"``, ``"memcpy"``, ``"memset"``), in seconds.
+
+    ``start`` counts from the beginning of the first one of the call.
+    """
+
+    name: str
+    kind: str
+    start: float
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One measured thing of a test.
@@ -100,6 +112,11 @@ class Row:
     ``facts`` are exact integers under stable names (see ``facts``), ``names`` how often each kernel was launched,
     ``methods`` how facts of a prefix were counted (``{"launches": "graph"}``): counts of two methods do not compare.
     ``environment`` holds versions and the like as text, ``made`` the time (UTC, ``"2026-11-22T04:00:00Z"``).
+
+    ``measures`` are for people and for reports only: no verdict rests on them, and no file of baselines has them. Their
+    names end in their units: ``host_s`` (host seconds a call), ``span_s`` and ``busy_s`` (from the first activity's
+    start to the last one's end, and the part of it in which anything ran), ``copy_bytes_per_s`` and
+    ``matmul_flops_per_s`` (ceilings of this device, measured in the same run). ``timeline`` is one call.
 
     Raises ``TypeError`` for a fact or count that is not exactly an ``int``: a number of numpy would end a run of
     pytest-xdist, and a float cannot be compared exactly.
@@ -116,6 +133,8 @@ class Row:
     golden: tuple[GoldenOutput, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    timeline: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
         for what, counts in (("fact", self.facts), ("count of the kernel", self.names)):
@@ -133,8 +152,13 @@ class Row:
         return self.role.partition(" ")[0] == "fused"
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but ``test`` and ``device``, which a file has once for all of its rows, included: for a report."""
-        return {"test": self.test, "device": self.device, **self.content(), "environment": dict(self.environment)}
+        """All of it, for a report."""
+        data = {"test": self.test, "device": self.device, **self.content(), "environment": dict(self.environment)}
+        if self.measures:
+            data["measures"] = {name: float(value) for name, value in sorted(self.measures.items())}
+        if self.timeline:
+            data["timeline"] = [[one.name, one.kind, float(one.start), float(one.seconds)] for one in self.timeline]
+        return data
 
     def content(self) -> dict[str, Any]:
         """What a file has in each row: without ``test``, ``device``, ``environment``, and without what is empty."""
@@ -166,6 +190,8 @@ class Row:
             golden=tuple(GoldenOutput.from_json(output) for output in data.get("golden", ())),
             environment=_texts(_mapping(data, "environment")),
             made=str(data.get("made", "")),
+            measures={str(name): float(value) for name, value in _mapping(data, "measures").items()},
+            timeline=tuple(Span(str(n), str(k), float(s), float(t)) for n, k, s, t in data.get("timeline", ())),
         )
 
 

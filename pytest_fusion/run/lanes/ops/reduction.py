@@ -65,7 +65,8 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
     lost = torch.isinf(mean[0])
     if not bool(lost.any()):
         return mean
-    lost &= torch.isinf(x[0]).sum(dims, keepdim).bool() & (x[0].amin(dims, keepdim) < 0)
+    least = x[0].amin(dims, keepdim)
+    lost &= torch.isinf(x[0]).sum(dims, keepdim).bool() & ((least < 0) | torch.isinf(least))
     out = op.noise.spread(mean)
     out[1::2] = torch.where(lost, math.nan, out[1::2])
     return out

@@ -94,6 +94,10 @@ def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
         isolated=_why_not_isolated(request) is None,
     )
     record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
+    if found.wrong:
+        listed = "\n".join(f"  {one}" for one in found.wrong)
+        message = f"{spec.name}: bench failed: it is wrong at sizes of bench=, and is not measured there\n{listed}"
+        return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
     if not found.failures or asked.update in ("regressed", "all"):
         return record
     listed = "\n".join(f"  {told(one)}" for one in found.failures)

@@ -7,12 +7,12 @@ reference runs on tensors without data where it bears that. Interpreted kernels 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pytest_fusion.bench.entries import Entry
+from pytest_fusion.bench.figures import Figures, NotMeasuredError
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import first_line, said
@@ -27,25 +27,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Modelled:
-    """Facts of one entry.
-
-    ``counts`` of the fused call and of the reference, ``moved`` its algorithmic bytes, ``reference`` what the reference
-    moves and computes, ``None`` where its counts say why there is neither.
-    """
-
-    counts: Counts | Uncounted
-    moved: int
-    reference_counts: Counts | Uncounted
-    reference: Traffic | None
-
-
-class NotMeasuredError(Exception):
-    """The entry cannot be called at all; the message says why."""
-
-
-def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Modelled:
+def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures:
     """Raises ``NotMeasuredError`` where the inputs cannot be made or the fused call raises."""
     try:
         logical = make_inputs(spec, entry.case, CPU, zeros=True)
@@ -65,10 +47,10 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Modelle
         raise NotMeasuredError(f"the call raises {said(error)}") from error
     written = [arguments[name] for name in spec.mutates if isinstance(arguments.get(name), torch.Tensor)]
     moved = algorithmic_bytes(logical.values(), [results[0], *written])
-    return Modelled(counts, moved, *_of_reference(spec, logical, extra))
+    return Figures(counts, moved, *of_reference(spec, logical, extra))
 
 
-def _of_reference(
+def of_reference(
     spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> tuple[Counts | Uncounted, Traffic | None]:
     """On tensors without data: at full sizes a product of 8192 cubed would take a CPU half a minute."""

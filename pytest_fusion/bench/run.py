@@ -7,22 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from pytest_fusion.baseline import store
 from pytest_fusion.baseline.compare import Comparison, compare, judged
 from pytest_fusion.baseline.model import Row, stable
 from pytest_fusion.baseline.place import device_class
 from pytest_fusion.bench.entries import Entry, entries
-from pytest_fusion.bench.modelled import Modelled, NotMeasuredError, measure
+from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError
+from pytest_fusion.bench.modelled import measure
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.isolate import ChildError, Crash, run_isolated
+from pytest_fusion.run.isolate import Channel, ChildError, Crash, run_isolated
 from pytest_fusion.run.resources.measure import Report, recompilations_of, resources_of
-from pytest_fusion.run.resources.record import Resources
+from pytest_fusion.run.resources.record import Resources, figures
 from pytest_fusion.run.resources.targets import parse_targets
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-# Making the inputs of full sizes and binding some launches; nothing is computed.
-_SECONDS = 120.0
+# Of one entry at full sizes: on a CPU nothing is computed, on a GPU kernels compile.
+_SECONDS = 300.0
+_VERSIONS = ("torch", "triton", "cuda", "driver")
 ALL = "all entries"
 # What of a reference is not known where its launches are not, without and with its bytes.
 _REFERENCE = ("launches of the reference", "launches and bytes of the reference")
@@ -36,6 +40,8 @@ class Measured:
     compared: list[Comparison] = field(default_factory=list)
     resources: list[Resources] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    # Entries whose result is wrong at their sizes, which have no row.
+    wrong: list[str] = field(default_factory=list)
     # Every entry was measured, so that another row of the test is of a case that is gone.
     complete: bool = False
 
@@ -52,6 +58,7 @@ class Measured:
                 for one in self.compared
             ],
             "resources": [one.as_json() for one in self.resources],
+            "wrong": list(self.wrong),
             "notes": list(self.notes),
             "complete": self.complete,
         }
@@ -74,45 +81,77 @@ def bench(
     named = entries(spec)
     if not named:
         return found
-    if environment.get("lane") == "cuda":
-        found.notes.append("bench= is measured on the CPU lane only by this version")
+    on_gpu = environment.get("lane") == "cuda"
+    measure = _on_device if on_gpu else _modelled
+    session = measure(spec, named, extra, environment, isolated=isolated)
+    if isinstance(session, str):
+        found.notes.append(f"{spec.name} was not measured: {session}")
         return found
-    modelled = _modelled(spec, named, extra, found.notes, isolated=isolated)
-    found.complete = len(modelled) == len(named)
-    targets = parse_targets(asked.targets) if asked.targets else ()
+    environment = {**environment, **session.facts}
+    found.wrong = session.wrong
+    found.notes += [f"{text}: not measured: {one}" for text, one in session.entries if isinstance(one, str)]
+    figured = [(text, one) for text, one in session.entries if not isinstance(one, str)]
+    found.complete = len(figured) == len(named)
+    targets = parse_targets(asked.targets) if asked.targets and not on_gpu else ()
     reports = resources_of(spec, [entry.given for entry in named], targets) if targets else []
     found.resources = [kernel for report in reports for kernel in report.kernels]
-    again = recompilations_of(reports)
-    sweep = {"recompiles": sum(count for _, count in again)} if len(named) > 1 and reports else {}
-    found.rows = _rows(modelled, _by_case(named, reports), sweep, found, stable(nodeid), environment)
-    found.notes += [f"compiled again: {reason} ({count} x)" for reason, count in again]
+    found.resources += [kernel for _, one in figured for kernel in one.resources]
+    again = session.again if on_gpu else recompilations_of(reports)
+    sweep = {"recompiles": sum(times for _, times in again)} if len(named) > 1 and (reports or on_gpu) else {}
+    found.rows = _rows(figured, _by_case(named, reports), sweep, found, stable(nodeid), environment)
+    found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
     stored = store.load(asked.folder, stable(nodeid), device_class(environment))
     command = f"pytest {nodeid} --fusion-bench --fusion-update new"
     ci = asked.ci and asked.update == "none"
-    found.compared = judged([compare(row, stored, ci=ci, command=command) for row in found.rows])
+    compared = [compare(row, stored, machine=session.noise, ci=ci, command=command) for row in found.rows]
+    found.compared = judged(compared)
     return found
 
 
 def _modelled(
-    spec: FusionSpec, named: Sequence[Entry], extra: Mapping[str, Any], notes: list[str], *, isolated: bool
-) -> list[tuple[str, Modelled]]:
-    def work(_: object) -> list[tuple[str, Modelled | str]]:
-        found: list[tuple[str, Modelled | str]] = []
+    spec: FusionSpec,
+    named: Sequence[Entry],
+    extra: Mapping[str, Any],
+    environment: Mapping[str, Any],  # noqa: ARG001 - as for a GPU
+    *,
+    isolated: bool,
+) -> Found | str:
+    def work(_: object) -> Found:
+        found = Found({})
         for entry in named:
             try:
-                found.append((entry.text, measure(spec, entry, extra)))
+                found.entries.append((entry.text, measure(spec, entry, extra)))
             except NotMeasuredError as error:
-                found.append((entry.text, str(error)))
+                found.entries.append((entry.text, str(error)))
         return found
 
-    outcome = run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None)
-    if isinstance(outcome, Crash | ChildError):
-        why = outcome.detail if isinstance(outcome, Crash) else f"{outcome.type_name}: {outcome.message}"
-        notes.append(f"{spec.name} was not measured: {why}")
-        return []
-    notes += [f"{text}: not measured: {one}" for text, one in outcome if isinstance(one, str)]
-    return [(text, one) for text, one in outcome if not isinstance(one, str)]
+    return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
+
+
+def _on_device(
+    spec: FusionSpec,
+    named: Sequence[Entry],
+    extra: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    *,
+    isolated: bool,
+) -> Found | str:
+    from pytest_fusion.bench.on_device import measure_all
+
+    device = torch.device(str(environment["device"]))
+
+    def work(channel: Channel | None) -> Found:
+        note = channel.note if channel is not None else lambda _: None
+        return measure_all(spec, named, extra, device, environment, note)
+
+    return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
+
+
+def _answer(outcome: Found | Crash | ChildError) -> Found | str:
+    if isinstance(outcome, Crash):
+        return outcome.detail
+    return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
 
 
 def _by_case(named: Sequence[Entry], reports: Sequence[Report]) -> dict[str, dict[str, int]]:
@@ -126,8 +165,8 @@ def _by_case(named: Sequence[Entry], reports: Sequence[Report]) -> dict[str, dic
 
 
 def _rows(
-    modelled: Sequence[tuple[str, Modelled]],
-    figures: Mapping[str, Mapping[str, int]],
+    figured: Sequence[tuple[str, Figures]],
+    resources: Mapping[str, Mapping[str, int]],
     sweep: Mapping[str, int],
     found: Measured,
     test: str,
@@ -136,29 +175,48 @@ def _rows(
     shared: dict[str, Any] = {
         "test": test,
         "device": device_class(environment),
-        "environment": {name: str(environment[name]) for name in ("torch", "triton") if environment.get(name)},
+        "environment": {name: str(environment[name]) for name in _VERSIONS if environment.get(name)},
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     rows: list[Row] = []
-    for text, one in modelled:
-        facts, names, methods = _counted(one.counts)
-        facts |= {"bytes.algorithmic": one.moved, **figures.get(text, {})}
-        rows.append(Row(case=text, role="fused", facts=facts, names=names, methods=methods, **shared))
-        facts, names, methods = _counted(one.reference_counts)
+    for text, one in figured:
+        of_kernels = resources.get(text, {}) or figures(one.resources)
         work = one.reference
-        if work is not None:
-            facts |= {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
-        if facts:
-            rows.append(Row(case=text, role="reference", facts=facts, names=names, methods=methods, **shared))
-        found.notes += [
-            f"{text}: {what} not known: {counts.reason}"
-            for what, counts in (
-                ("launches of the kernel", one.counts),
-                (_REFERENCE[work is None], one.reference_counts),
-            )
-            if isinstance(counts, Uncounted)
-        ]
+        moved = (
+            {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops} if work else {}
+        )
+        sides = (
+            ("fused", one.counts, one.fused_side, {"bytes.algorithmic": one.moved, **of_kernels}),
+            ("reference", one.reference_counts, one.reference_side, moved),
+        )
+        for role, counts, side, more in sides:
+            facts, names, methods = _counted(counts)
+            facts |= {**more, **side.memory}
+            if facts:
+                latency = one.latency if role == "fused" else None
+                rows.append(
+                    Row(case=text, role=role, facts=facts, names=names, methods=methods, latency=latency,
+                        measures=side.measures, timeline=side.timeline, **shared)
+                )  # fmt: skip
+            if side.backward is not None:
+                facts, names, methods = _counted(side.backward)
+                if facts:
+                    role = f"{role} backward"
+                    rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))
+        found.notes += [f"{text}: {note}" for note in (*one.notes, *_unknown(one))]
     return [*rows, Row(case=ALL, role="fused", facts=sweep, **shared)] if sweep else rows
+
+
+def _unknown(one: Figures) -> list[str]:
+    """What of an entry is not known, and why."""
+    counted = (
+        ("launches of the kernel", one.counts),
+        (_REFERENCE[one.reference is None], one.reference_counts),
+        ("launches of the kernel's backward pass", one.fused_side.backward),
+        ("launches of the reference's backward pass", one.reference_side.backward),
+    )
+    said = [f"{what} not known: {counts.reason}" for what, counts in counted if isinstance(counts, Uncounted)]
+    return [*said, f"no latency: {one.untimed}"] if one.untimed else said
 
 
 def _counted(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:

@@ -11,7 +11,8 @@ import json
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ _SESSIONS = 3
 # The categories of what runs on the device, in traces of torch 2.6 to 2.13. Kernels are told from copies by these and
 # not by name: that of SDPA's fused kernel has "Mem" in it.
 _KINDS: Final = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+
+_US: Final = 1e-6
 
 Window = Counter[tuple[str, str]]
 
@@ -52,6 +55,38 @@ def profiled(
                 return found
             reason = found.reason
     return Uncounted(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One thing that the device did: its name and kind, its start after the first one's and its length, in seconds."""
+
+    name: str
+    kind: str
+    start: float
+    seconds: float
+
+
+def activities(call: Callable[[], Any], device: torch.device) -> list[Activity] | Uncounted:
+    """What the device does in one call, on any stream, in order of time. Raises what the call raises."""
+    with torch.cuda.device(device):
+        call()
+        found = _inside(_session(call, device, lambda: None))
+    return found if isinstance(found, Uncounted) else activities_of(found[-1])
+
+
+def activities_of(events: Sequence[Mapping[str, Any]]) -> list[Activity]:
+    """Events of a trace in Chrome's format (microseconds) as activities."""
+    first = float(events[0]["ts"]) if events else 0.0
+    return [
+        Activity(
+            readable(str(event["name"])),
+            _KINDS[str(event["cat"])],
+            (float(event["ts"]) - first) * _US,
+            float(event.get("dur", 0.0)) * _US,
+        )
+        for event in events
+    ]
 
 
 def _session(call: Callable[[], Any], device: torch.device, prepare: Callable[[], None]) -> list[dict[str, Any]]:
@@ -104,6 +139,14 @@ def counts_of(events: Iterable[Mapping[str, Any]]) -> Counts | Uncounted:
 
 
 def windows(events: list[Mapping[str, Any]]) -> list[Window] | Uncounted:
+    """What was done, and how often, in each of the last ``WINDOWS`` calls."""
+    found = _inside(events)
+    if isinstance(found, Uncounted):
+        return found
+    return [Counter((_KINDS[str(event["cat"])], readable(str(event["name"]))) for event in inside) for inside in found]
+
+
+def _inside(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]] | Uncounted:
     """What lies between the sentinels before and after each of the last ``WINDOWS`` calls."""
     places = [i for i, event in enumerate(events) if SENTINEL in str(event["name"])]
     wanted = 2 * SENTINELS * WINDOWS
@@ -112,11 +155,10 @@ def windows(events: list[Mapping[str, Any]]) -> list[Window] | Uncounted:
     if not wanted <= len(places) <= most:
         return Uncounted(f"the profiler recorded {len(places)} of {most} kernels that are known to have run")
     places = places[-wanted:]
-    found: list[Window] = []
+    found: list[list[Mapping[str, Any]]] = []
     for start in range(0, wanted, 2 * SENTINELS):
         before, after = places[start : start + SENTINELS], places[start + SENTINELS : start + 2 * SENTINELS]
         if before[-1] - before[0] != SENTINELS - 1 or after[-1] - after[0] != SENTINELS - 1:
             return Uncounted("something else ran between kernels that were launched one after the other")
-        inside = events[before[-1] + 1 : after[0]]
-        found.append(Counter((_KINDS[str(event["cat"])], readable(str(event["name"]))) for event in inside))
+        found.append(list(events[before[-1] + 1 : after[0]]))
     return found

@@ -114,14 +114,15 @@ def _lacking(spec: FusionSpec, target: Target) -> str:
     return ""
 
 
-def _backward(spec: FusionSpec) -> tuple[str, ...]:
+def graded(spec: FusionSpec) -> tuple[str, ...]:
+    """The inputs that the spec asks gradients of."""
     if isinstance(spec.grad, bool):
         return tuple(spec.inputs) if spec.grad else ()
     return tuple(spec.grad)
 
 
 def _described(spec: FusionSpec, sizes: Sizes) -> Any:
-    return describe(spec.fused, arguments_of(spec, sizes), _backward(spec)).as_json()
+    return describe(spec.fused, arguments_of(spec, sizes), graded(spec)).as_json()
 
 
 def _rehearsed(asked: Sequence[_Asked]) -> None:

@@ -20,8 +20,8 @@ PADDING = 0
 
 
 def reference(table: Tensor, token: Tensor) -> Tensor:
-    # In float32, so that the gradient is added up there and rounded once. torch.embedding_dense_backward (2.11) makes an
-    # illegal access on a GPU where rows have no elements.
+    # In float32, so that the gradient is added up there and rounded once. torch.embedding_dense_backward (2.11) makes
+    # an illegal access on a GPU where rows have no elements.
     rows = table.float()[token]
     return torch.where((token == PADDING)[:, None], rows.detach(), rows).to(table.dtype)
 

@@ -1,0 +1,282 @@
+"""What a GPU shows of a case: launches, resources, memory, latency, and where the time of one call goes."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_fusion.baseline.judge import Noise
+from pytest_fusion.baseline.model import Latency, Span
+from pytest_fusion.baseline.place import unit_of
+from pytest_fusion.bench import latency as timing
+from pytest_fusion.bench.ceilings import Ceilings, ceilings
+from pytest_fusion.bench.entries import Entry
+from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
+from pytest_fusion.bench.modelled import of_reference
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.errors import first_line, said
+from pytest_fusion.run.counting.count import count
+from pytest_fusion.run.counting.model import Counts, Uncounted, named
+from pytest_fusion.run.counting.profile import activities
+from pytest_fusion.run.genuine import perf_counter, synchronize
+from pytest_fusion.run.reference import takes
+from pytest_fusion.run.resources.measure import graded
+from pytest_fusion.run.resources.on_device import loaded
+from pytest_fusion.run.resources.recompilations import recompilations
+from pytest_fusion.run.resources.record import Resources
+from pytest_fusion.run.resources.specialisation import Specialisation
+from pytest_fusion.run.traffic import algorithmic_bytes
+from pytest_fusion.run.tree import leaves
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.calls import Bench
+from pytest_fusion.verdict.judge import judge_case
+
+# Launches queue up to about 1,000 before the host waits for the device.
+_HOST_CALLS, _HOST_SAMPLES = 20, 5
+
+
+@dataclass(slots=True)
+class Device:
+    """A GPU: what baselines know it by, its cache in bytes, its ceilings, and what it makes of equal things."""
+
+    device: torch.device
+    facts: dict[str, str]
+    cache: int
+    ceilings: Ceilings | None = None
+    noise: Noise | None = None
+
+
+def measure_all(
+    spec: FusionSpec,
+    named_entries: Sequence[Entry],
+    extra: Mapping[str, Any],
+    device: torch.device,
+    environment: Mapping[str, Any],
+    note: Callable[[str], None],
+) -> Found:
+    """Every entry on ``device``, where nothing else of this plugin is timed meanwhile. ``note`` hears which is next."""
+    torch.cuda.set_device(device)
+    here = opened(device)
+    with _alone(here):
+        here.ceilings = ceilings(device)
+    found = Found(here.facts)
+    launches: list[Specialisation] = []
+    for entry in named_entries:
+        note(entry.text)
+        try:
+            reason, notes = _gate(spec, entry, extra, device)
+            if reason:
+                found.wrong.append(f"{entry.text}: {reason}")
+                continue
+            figures = measure(spec, entry, extra, here, environment, launches, notes)
+            found.entries.append((entry.text, figures))
+        except NotMeasuredError as error:
+            found.entries.append((entry.text, str(error)))
+        torch.cuda.empty_cache()
+    found.noise, found.again = here.noise, recompilations(launches)
+    return found
+
+
+def opened(device: torch.device) -> Device:
+    """What torch knows of the GPU."""
+    about = torch.cuda.get_device_properties(device)
+    facts = {"device_name": about.name, "capability": f"{about.major}.{about.minor}"}
+    uuid = getattr(about, "uuid", None)
+    if uuid is not None:
+        facts["uuid"] = str(uuid)
+    return Device(device, facts, int(getattr(about, "L2_cache_size", 0)) or 64 << 20)
+
+
+def measure(
+    spec: FusionSpec,
+    entry: Entry,
+    extra: Mapping[str, Any],
+    here: Device,
+    environment: Mapping[str, Any],
+    launches: list[Specialisation],
+    notes: Sequence[str] = (),
+) -> Figures:
+    """One entry, judged before. Raises ``NotMeasuredError`` where it cannot be made or called."""
+    try:
+        logical = make_inputs(spec, entry.case, here.device)
+    except (ImpossibleCase, InputFailed, RuntimeError, MemoryError) as error:
+        raise NotMeasuredError(f"the inputs cannot be made: {first_line(error)}") from error
+    fused = partial(spec.fused, **extra)
+    reference = partial(spec.reference, **takes(spec.reference, extra))
+    try:
+        with torch.no_grad():
+            fused(**logical)
+            resources: list[Resources] = []
+            with loaded(resources, launches):
+                outputs = fused(**logical)
+        counts = _counted(fused, logical, here.device)
+        reference_counts = _counted(reference, logical, here.device)
+        written = [logical[name] for name in spec.mutates if isinstance(logical.get(name), torch.Tensor)]
+        moved = algorithmic_bytes(logical.values(), [outputs, *written])
+        _, traffic = of_reference(spec, logical, extra)
+        sides = [_side(spec, function, logical, here) for function in (fused, reference)]
+        with _alone(here):
+            latency, untimed = _timed(spec, fused, reference, logical, outputs, here, environment)
+    except Exception as error:
+        raise NotMeasuredError(f"the call raises {said(error)}") from error
+    ours, theirs = sides
+    return Figures(
+        counts, moved, reference_counts, traffic, ours, theirs, latency, untimed, tuple(resources), tuple(notes)
+    )  # fmt: skip
+
+
+def _gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> tuple[str, list[str]]:
+    """Why the result at these sizes is wrong, empty where it is right; and what is to be told."""
+    result = judge_case(Bench(spec, device, extra), entry.case)
+    torch.cuda.empty_cache()
+    if result.failure is not None:
+        return f"{result.failure.check} failed: {first_line(result.failure.reason)}", []
+    return "", [f"its result was not judged at these sizes: {result.rejected}"] if result.rejected is not None else []
+
+
+def _counted(function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device) -> Counts | Uncounted:
+    with torch.no_grad():
+        return count(lambda: function(**logical), dict(logical), device)
+
+
+def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, Any], here: Device) -> Side:
+    with torch.no_grad():
+        memory = _memory(function, logical, here.device)
+        measures = {"host_s": _host_seconds(function, logical, here.device)}
+        spent = activities(lambda: function(**logical), here.device)
+    timeline: tuple[Span, ...] = ()
+    if not isinstance(spent, Uncounted) and spent:
+        timeline = tuple(Span(one.name, one.kind, one.start, one.seconds) for one in spent)
+        measures |= {"span_s": max(one.start + one.seconds for one in spent), "busy_s": busy(timeline)}
+    if here.ceilings is not None:
+        measures |= here.ceilings.as_measures()
+    return Side(memory, measures, timeline, _backward(spec, function, logical, here.device) if spec.grad else None)
+
+
+def busy(timeline: Sequence[Span]) -> float:
+    """Seconds in which anything ran: activities of several streams may overlap."""
+    total, reached = 0.0, 0.0
+    for one in sorted(timeline, key=lambda span: span.start):
+        end = one.start + one.seconds
+        total += max(0.0, end - max(one.start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _memory(function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device) -> dict[str, int]:
+    """Bytes above the inputs while it runs, its results included, and what it keeps when these are gone."""
+    synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = function(**logical)
+    synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del result
+    return {"memory.peak": peak, "memory.retained": max(0, torch.cuda.memory_allocated(device) - before)}
+
+
+def _host_seconds(function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device) -> float:
+    """Of one call, from Python to its last launch; the best of some series, since other work only adds to it."""
+    found = []
+    for _ in range(_HOST_SAMPLES):
+        synchronize(device)
+        begun = perf_counter()
+        for _ in range(_HOST_CALLS):
+            function(**logical)
+        found.append((perf_counter() - begun) / _HOST_CALLS)
+    synchronize(device)
+    return min(found)
+
+
+def _backward(
+    spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device
+) -> Counts | Uncounted:
+    """What the backward pass launches: a call with it, less the call without.
+
+    A backward pass runs on its forward's stream, so neither can be captured alone.
+    """
+    names = graded(spec)
+    arguments = {
+        name: value.detach().requires_grad_(name in names and value.is_floating_point())
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in logical.items()
+    }
+    wanted = [value for value in arguments.values() if isinstance(value, torch.Tensor) and value.requires_grad]
+    given: list[torch.Tensor] = []
+
+    def forward() -> list[torch.Tensor]:
+        return [leaf.value for leaf in leaves(function(**arguments)) if leaf.is_tensor and leaf.value.requires_grad]
+
+    def both() -> None:
+        ends = forward()
+        if not given:
+            given.extend(torch.randn_like(end) for end in ends)
+        torch.autograd.grad(ends, wanted, given, allow_unused=True)
+
+    with torch.enable_grad():
+        alone, together = count(forward, arguments, device), count(both, arguments, device)
+    if isinstance(alone, Uncounted) or isinstance(together, Uncounted):
+        return alone if isinstance(alone, Uncounted) else together
+    return without(together, alone)
+
+
+def without(whole: Counts, part: Counts) -> Counts | Uncounted:
+    """What ``whole`` launches beside ``part``; no number where two methods counted, or ``part`` has another kernel."""
+    if whole.method != part.method:
+        return Uncounted(f"with a backward pass the {whole.method} counted, without one the {part.method}")
+    left = Counter(dict(whole.names))
+    left.subtract(dict(part.names))
+    if min(left.values(), default=0) < 0:
+        return Uncounted("the forward pass launches other kernels where a backward pass follows")
+    kernels, memcpy, memset = (a - b for a, b in zip(whole.totals, part.totals, strict=True))
+    names = named(name for name, times in left.items() for _ in range(times))
+    return Counts(kernels, memcpy, memset, names, whole.method, whole.agreed)
+
+
+def _timed(
+    spec: FusionSpec,
+    fused: Callable[..., Any],
+    reference: Callable[..., Any],
+    logical: Mapping[str, Any],
+    outputs: Any,
+    here: Device,
+    environment: Mapping[str, Any],
+) -> tuple[Latency | None, str]:
+    """The latency beside that of the reference; the machine is measured against itself first, once a session."""
+    try:
+        with torch.no_grad():
+            control, cold = timing.timed(reference, logical, outputs, here.device, here.cache)
+            if here.noise is None:
+                here.noise, _ = timing.against_itself(control)
+            candidate, also = timing.timed(fused, logical, outputs, here.device, here.cache)
+        blocks = timing.compared(candidate, control)
+    except torch.OutOfMemoryError:
+        return None, "there is no memory for copies of its inputs and outputs"
+    return timing.latency(
+        blocks,
+        candidate,
+        control,
+        cold=cold and also,
+        spec=spec,
+        environment={**environment, **here.facts},
+        machine=here.noise,
+    ), ""
+
+
+@contextlib.contextmanager
+def _alone(here: Device) -> Iterator[None]:
+    """No other worker of a run times on this GPU meanwhile."""
+    from filelock import FileLock
+
+    name = unit_of(here.facts.get("uuid")) or str(here.device).replace(":", "")
+    with FileLock(Path(tempfile.gettempdir()) / f"pytest-fusion-{name}.lock"):
+        yield

@@ -97,7 +97,9 @@ def bench(
     found.resources = [kernel for report in reports for kernel in report.kernels]
     found.resources += [kernel for _, one in figured for kernel in one.resources]
     again = session.again if on_gpu else recompilations_of(reports)
-    sweep = {"recompiles": sum(times for _, times in again)} if len(named) > 1 and (reports or on_gpu) else {}
+    sweep = (
+        {"recompiles": sum(times for _, times in again)} if len(named) > 1 and (reports or (on_gpu and figured)) else {}
+    )
     found.rows = _rows(figured, _by_case(named, reports), sweep, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)

@@ -141,7 +141,8 @@ def _on_device(
 ) -> Found | str:
     from pytest_fusion.bench.on_device import measure_all
 
-    device = torch.device(str(environment["device"]))
+    asked = torch.device(str(environment["device"]))
+    device = torch.device("cuda", asked.index or 0)
 
     def work(channel: Channel | None) -> Found:
         note = channel.note if channel is not None else lambda _: None

@@ -9,9 +9,13 @@ judged too.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 from pytest_fusion import lane
+from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _ALSO = {"values": "values (structure, inputs, bounds)", "unwritten": "unwritten (bounds, repeat)"}
 
@@ -31,7 +35,8 @@ def main() -> None:
     from pytest_fusion.case import search
     from pytest_fusion.profiles import profile
 
-    print(f"torch {torch.__version__}, device {device}, profile {given.profile}")
+    print(f"torch {torch.__version__}, device {device}, profile {given.profile}", flush=True)
+    _whole(specs(), device, given.profile, given.cases)
     for name, spec in specs().items():
 
         def outer() -> None: ...
@@ -60,6 +65,17 @@ def main() -> None:
         for check, share in sorted(shares.items(), key=lambda pair: -pair[1].seconds):
             label = _ALSO.get(check, check)
             print(f"| {label} | {share.calls} | {share.seconds:.2f} | {share.seconds / seconds:.0%} |")
+
+
+def _whole(specs: Mapping[str, FusionSpec], device: str, profile: str, cases: int | None) -> None:
+    """Each test as a user runs it, in a child and compiling ahead, twice: the second one finds compiled kernels."""
+    from pytest_fusion.testing import examine
+
+    for name, spec in specs.items():
+        for when in ("first", "again"):
+            with tempfile.TemporaryDirectory() as root:
+                found = examine(spec, device=device, seed=0, profile=profile, max_cases=cases, root=Path(root))
+            print(f"{name}, {when}: {found.verdict}, {found.cases} cases in {found.seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ class Replayed:
     why: str
     _run: Callable[[], None]
     _device: torch.device
-    # What the graph's memory belongs to: freed outputs would be handed to the next call, still in the cache.
+    # What the graph's memory belongs to: freed outputs would be handed to the next call, still in the cache, and freed
+    # inputs are unmapped when the next capture empties torch's cache.
     _kept: list[Any]
 
     def seconds(self) -> float:
@@ -55,7 +56,7 @@ def replayed(function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], de
         graph, kept = capture.captured(call, device)
     except capture.CaptureFailed as error:
         return _by_events(function, sets, device, said(error.__cause__ or error))
-    return Replayed("graph", len(sets), "", graph.replay, device, [graph, kept])
+    return Replayed("graph", len(sets), "", graph.replay, device, [graph, kept, sets])
 
 
 def _by_events(

@@ -33,7 +33,8 @@ def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Calla
     The test calls the fused kernel with the inputs it is given and returns its output; the reference is called with the
     same inputs by name. Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``,
     ``grad``, ``deterministic``, ``rng``, ``distribution``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``,
-    ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``bench``, ``requires``.
+    ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``bench``, ``golden``,
+    ``requires``.
     Test parameters that are not
     inputs are fixtures and parametrizations; the reference gets those it takes.
 

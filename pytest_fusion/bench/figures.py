@@ -10,6 +10,7 @@ from pytest_fusion.baseline.model import Latency, Span
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.resources.record import Resources
 from pytest_fusion.run.traffic import Traffic
+from pytest_fusion.verdict.golden import GoldenOutput
 
 
 class NotMeasuredError(Exception):
@@ -56,7 +57,7 @@ class Found:
     """What one session found: entries in order, each measured or with why not.
 
     Of a GPU: what baselines know it by, entries whose result is wrong at their sizes, what it makes of equal things,
-    and why kernels were compiled again over the entries.
+    and why kernels were compiled again over the entries. ``golden`` are outputs of pinned cases, or why there are none.
     """
 
     facts: dict[str, str]
@@ -64,3 +65,4 @@ class Found:
     wrong: list[str] = field(default_factory=list)
     noise: Noise | None = None
     again: list[tuple[str, int]] = field(default_factory=list)
+    golden: list[tuple[str, tuple[GoldenOutput, ...] | str]] = field(default_factory=list)

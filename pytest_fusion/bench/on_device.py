@@ -40,7 +40,7 @@ from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.judge import judge_case
 
 # A GPU runs any number of them.
-_PROGRAMS = 1 << 62
+PROGRAMS = 1 << 62
 # Launches queue up to about 1,000 before the host waits for the device.
 _HOST_CALLS, _HOST_SAMPLES = 20, 5
 
@@ -137,7 +137,7 @@ def measure(
 
 def _gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> tuple[str, list[str]]:
     """Why the result at these sizes is wrong, empty where it is right; and what is to be told."""
-    result = judge_case(Bench(spec, device, extra, programs=_PROGRAMS), entry.case)
+    result = judge_case(Bench(spec, device, extra, programs=PROGRAMS), entry.case)
     torch.cuda.empty_cache()
     if result.failure is not None:
         return f"{result.failure.check} failed: {first_line(result.failure.reason)}", []

@@ -15,8 +15,10 @@ from pytest_fusion.baseline.model import Row, stable
 from pytest_fusion.baseline.place import device_class
 from pytest_fusion.bench.entries import Entry, entries
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError
-from pytest_fusion.bench.modelled import measure
+from pytest_fusion.bench.golden import goldens
+from pytest_fusion.bench.modelled import CPU, measure
 from pytest_fusion.bench.request import BenchRequest
+from pytest_fusion.case.plan import Limits
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.isolate import Channel, ChildError, Crash, run_isolated
 from pytest_fusion.run.resources.measure import Report, recompilations_of, resources_of
@@ -79,7 +81,7 @@ def bench(
     """
     found = Measured()
     named = entries(spec)
-    if not named:
+    if not named and not spec.golden:
         return found
     on_gpu = environment.get("lane") == "cuda"
     measure = _on_device if on_gpu else _modelled
@@ -101,6 +103,7 @@ def bench(
         {"recompiles": sum(times for _, times in again)} if len(named) > 1 and (reports or (on_gpu and figured)) else {}
     )
     found.rows = _rows(figured, _by_case(named, reports), sweep, found, stable(nodeid), environment)
+    found.rows += _golden_rows(session, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
     stored = store.load(asked.folder, stable(nodeid), device_class(environment))
@@ -126,6 +129,8 @@ def _modelled(
                 found.entries.append((entry.text, measure(spec, entry, extra)))
             except NotMeasuredError as error:
                 found.entries.append((entry.text, str(error)))
+        if spec.golden:
+            found.golden = goldens(spec, extra, CPU, Limits().programs)
         return found
 
     return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
@@ -139,14 +144,17 @@ def _on_device(
     *,
     isolated: bool,
 ) -> Found | str:
-    from pytest_fusion.bench.on_device import measure_all
+    from pytest_fusion.bench.on_device import PROGRAMS, measure_all, opened
 
     asked = torch.device(str(environment["device"]))
     device = torch.device("cuda", asked.index or 0)
 
     def work(channel: Channel | None) -> Found:
         note = channel.note if channel is not None else lambda _: None
-        return measure_all(spec, named, extra, device, environment, note)
+        found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
+        if spec.golden:
+            found.golden = goldens(spec, extra, device, PROGRAMS)
+        return found
 
     return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
 
@@ -175,12 +183,7 @@ def _rows(
     test: str,
     environment: Mapping[str, Any],
 ) -> list[Row]:
-    shared: dict[str, Any] = {
-        "test": test,
-        "device": device_class(environment),
-        "environment": {name: str(environment[name]) for name in _VERSIONS if environment.get(name)},
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    shared = _shared(test, environment)
     rows: list[Row] = []
     for text, one in figured:
         of_kernels = resources.get(text, {}) or figures(one.resources)
@@ -208,6 +211,24 @@ def _rows(
                     rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))
         found.notes += [f"{text}: {note}" for note in (*one.notes, *_unknown(one))]
     return [*rows, Row(case=ALL, role="fused", facts=sweep, **shared)] if sweep else rows
+
+
+def _shared(test: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "test": test,
+        "device": device_class(environment),
+        "environment": {name: str(environment[name]) for name in _VERSIONS if environment.get(name)},
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _golden_rows(session: Found, found: Measured, test: str, environment: Mapping[str, Any]) -> list[Row]:
+    found.notes += [f"{text}: not kept: {one}" for text, one in session.golden if isinstance(one, str)]
+    return [
+        Row(case=text, role="fused", golden=one, **_shared(test, environment))
+        for text, one in session.golden
+        if not isinstance(one, str) and one
+    ]
 
 
 def _unknown(one: Figures) -> list[str]:

@@ -57,6 +57,8 @@ class FusionSpec:
     tolerance: str | Tolerance = "auto"
     without: Mapping[str, str] = field(default_factory=dict)
     bench: Sequence[Mapping[str, Any]] = ()
+    # Outputs of a few pinned cases are kept with the baseline of --fusion-bench.
+    golden: bool = False
     requires: Any = ()
     # Parameters of a decorated test that are fixtures or parametrizations: not inputs, but known to both functions.
     fixtures: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Generator
 from dataclasses import replace
@@ -335,7 +336,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     records = [replace(r, nodeid=_from_start(config, r.nodeid)) for r in config.stash[keys.records]]
     lines = summary(records, verbosity=config.get_verbosity(), written=written)
     lines = [*((said, {"yellow": True}) for said in config.stash[keys.orphans]), *lines]
-    lines = [*((text, {}) for text in bench_lines(records)), *lines]
+    width = shutil.get_terminal_size().columns
+    lines = [*((text, {}) for text in bench_lines(records, width)), *lines]
     lines += [(f"baseline written: {_shown(config, path)}", {}) for path in config.stash.get(keys.baselines, [])]
     if failed is not None:
         lines.append((failed, {"red": True, "bold": True}))

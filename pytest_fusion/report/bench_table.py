@@ -1,70 +1,123 @@
-"""The tables of ``--fusion-bench`` as text: what each case costs, and what each kernel takes of each target."""
+"""The tables of ``--fusion-bench``: what each case takes and moves, and what each kernel takes of each target."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_fusion.report.bench_figures import Figures, figures
 from pytest_fusion.report.case_table import Table
+from pytest_fusion.report.columns import UNKNOWN, Listing, lines
 from pytest_fusion.report.record import TestRecord
 
-_UNKNOWN = "?"
-_CASES = ("case", "launches", "reference's", "bytes", "reference's", "saved", "baseline")
+WIDTH = 80
+_TIMES = (
+    "case", "fused", "reference", "speed-up", "interval", "of copy", "of matmul", "bound", "host", "peak",
+    "reference's", "timed by",
+)  # fmt: skip
+_TIMES_DROP = (11, 10, 9, 6, 8, 7, 5, 4, 2)
+_COSTS = ("case", "launches", "reference's", "bytes", "reference's", "saved", "baseline")
+_COSTS_DROP = (4, 2, 5)
 _KERNELS = ("kernel", "target", "registers", "local", "shared", "warps", "tensor core", "compiled in")
+_KERNELS_DROP = (7, 6, 5)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def bench_tables(records: Iterable[TestRecord]) -> list[Table]:
     """What each measured case costs, and what each kernel takes of each target; nothing where nothing was measured."""
-    measured = [record for record in records if record.bench]
-    cases = tuple(row for record in measured for row in _cases(record))
-    # One kernel is compiled for several cases; how long that took each time is no other row.
-    kernels = tuple({row[:-1]: row for record in measured for row in reversed(_kernels(record))}.values())
-    modelled = all(_is_modelled(record) for record in measured)
-    how = " (modelled: a GPU launches at least as many)" if modelled else ""
-    tables = [Table(f"launches and bytes{how}", _CASES, cases), Table("resources of each kernel", _KERNELS, kernels)]
-    return [table for table in tables if table.rows]
+    return [listing.table() for listing in _listings(list(records))]
 
 
-def bench_lines(records: Sequence[TestRecord]) -> list[str]:
-    """The tables as text, and what could not be measured."""
-    lines: list[str] = []
-    for table in bench_tables(records):
-        lines += [*([""] if lines else []), f"{table.title}:", *_columns(table)]
-    return [*lines, *bench_notes(records)]
+def bench_lines(records: Sequence[TestRecord], width: int = WIDTH) -> list[str]:
+    """The tables as text of at most ``width`` characters a line, and what could not be measured."""
+    found: list[str] = []
+    for listing in _listings(records):
+        found += [*([""] if found else []), f"{listing.title}:", *lines(listing, width)]
+    return [*found, *bench_notes(records)]
 
 
 def bench_notes(records: Iterable[TestRecord]) -> list[str]:
-    """What could not be measured, and why, each once."""
-    return list(dict.fromkeys(note for record in records for note in record.bench.get("notes", ())))
+    """How times were taken that were not taken as usual, and what could not be measured, and why, each once."""
+    records = list(records)
+    unusual: dict[str, list[Figures]] = {}
+    for one in figures(records):
+        if one.unusual:
+            unusual.setdefault(one.unusual, []).append(one)
+    said = [
+        f"latency of {same[0].test} {same[0].label}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {how}"
+        for how, same in unusual.items()
+    ]
+    return list(dict.fromkeys([*said, *(note for record in records for note in record.bench.get("notes", ()))]))
 
 
-def _is_modelled(record: TestRecord) -> bool:
-    return all(row.get("methods", {}).get("launches", "modelled") == "modelled" for row in record.bench.get("rows", ()))
+def latency_listing(found: Sequence[Figures]) -> Listing:
+    """Times beside the reference's, and how near they come to what this device can do."""
+    timed = [one for one in found if one.timed]
+    rows = tuple(_time(one) for one in timed)
+    return Listing("latency", _TIMES, rows, tuple(one.test for one in timed), _TIMES_DROP).known()
 
 
-def _cases(record: TestRecord) -> list[tuple[str, ...]]:
-    rows = record.bench.get("rows", [])
-    references = {row["case"]: row for row in rows if row["role"] == "reference"}
-    verdicts = {(one["case"], one["role"]): one["verdict"] for one in record.bench.get("compared", [])}
-    found: list[tuple[str, ...]] = []
-    for row in rows:
-        if row["role"] != "fused" or "launches.kernels" not in row.get("facts", {}):
-            continue
-        facts, other = row["facts"], references.get(row["case"], {}).get("facts", {})
-        moved, theirs = facts.get("bytes.algorithmic"), other.get("bytes.moved")
-        found.append(
-            (
-                f"{_name(record.nodeid)} {row['case']}",
-                str(facts["launches.kernels"]),
-                str(other.get("launches.kernels", _UNKNOWN)),
-                quantity(moved),
-                quantity(theirs),
-                f"{theirs / moved:.1f}x" if moved and theirs else _UNKNOWN,
-                verdicts.get((row["case"], "fused"), ""),
-            )
-        )
-    return found
+def cost_listing(found: Sequence[Figures]) -> Listing:
+    """Launches and bytes. Where some were counted and some modelled, each modelled one says so."""
+    counted = [one for one in found if one.fact("launches.kernels") is not None]
+    ways = {way for one in counted for way in (_way(one.row), _way(one.other)) if way}
+    modelled = ways == {"modelled"}
+    how = " (modelled: a GPU launches at least as many)" if modelled else ""
+    rows = tuple(_cost(one, say_modelled=not modelled) for one in counted)
+    return Listing(f"launches and bytes{how}", _COSTS, rows, tuple(one.test for one in counted), _COSTS_DROP)
+
+
+def _listings(records: Sequence[TestRecord]) -> list[Listing]:
+    found = figures(records)
+    # One kernel is compiled for several cases; how long that took each time is no other row.
+    kernels = {row[:-1]: row for record in records if record.bench for row in reversed(_kernels(record))}
+    resources = Listing("resources of each kernel", _KERNELS, tuple(kernels.values()), (), _KERNELS_DROP)
+    return [listing for listing in (latency_listing(found), cost_listing(found), resources) if listing.rows]
+
+
+def _time(one: Figures) -> tuple[str, ...]:
+    up = one.speed_up
+    latency = one.row["latency"]
+    return (
+        one.label,
+        time(one.fused_s),
+        time(one.reference_s),
+        UNKNOWN if up is None else f"{three(up[0])}x",
+        UNKNOWN if up is None else f"{three(up[1])}-{three(up[2])}",
+        whole(one.copy_share),
+        whole(one.matmul_share),
+        one.bound or UNKNOWN,
+        time(one.measure("host_s")),
+        quantity(one.fact("memory.peak")),
+        quantity(one.reference_fact("memory.peak")),
+        ", ".join(str(latency.get("method", {}).get(name, UNKNOWN)) for name in ("timer", "cache")),
+    )
+
+
+def _cost(one: Figures, *, say_modelled: bool) -> tuple[str, ...]:
+    moved, theirs = one.moved, one.reference_fact("bytes.moved")
+
+    def launches(count: int | None, row: Mapping[str, Any]) -> str:
+        if count is None:
+            return UNKNOWN
+        return f"{count} modelled" if say_modelled and _way(row) == "modelled" else str(count)
+
+    return (
+        one.label,
+        launches(one.fact("launches.kernels"), one.row),
+        launches(one.reference_fact("launches.kernels"), one.other),
+        quantity(moved),
+        quantity(theirs),
+        f"{theirs / moved:.1f}x" if moved and theirs else UNKNOWN,
+        one.verdict,
+    )
+
+
+def _way(row: Mapping[str, Any]) -> str:
+    """How a row's launches were counted; empty where they were not."""
+    if "launches.kernels" not in row.get("facts", {}):
+        return ""
+    return str(row.get("methods", {}).get("launches", "modelled"))
 
 
 def _kernels(record: TestRecord) -> list[tuple[str, ...]]:
@@ -82,7 +135,7 @@ def _kernels(record: TestRecord) -> list[tuple[str, ...]]:
                 str(one["registers"]),
                 quantity(one["local_bytes"]),
                 quantity(one["shared_static"] + one["shared_dynamic"]),
-                f"{held['warps']} of {held['most']}" if held else _UNKNOWN,
+                f"{held['warps']} of {held['most']}" if held else UNKNOWN,
                 str(tensor),
                 f"{seconds:.1f} s" if seconds is not None else "cached",
             )
@@ -94,32 +147,35 @@ def _tensor_core(instructions: Mapping[str, Any]) -> int:
     return sum(count for name, count in instructions.items() if name.startswith("tensor_core"))
 
 
-def quantity(size: int | None) -> str:
+def quantity(size: float | None) -> str:
     """Bytes with three significant digits and a decimal unit: ``"268 MB"``."""
     if size is None:
-        return _UNKNOWN
+        return UNKNOWN
     value, unit = float(size), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:.3g} {_UNITS[unit]}"
 
 
-def _name(nodeid: str) -> str:
-    return nodeid.rpartition("::")[2]
+def time(seconds: float | None) -> str:
+    """Three significant digits in microseconds, milliseconds or seconds: ``"55.1 us"``."""
+    if seconds is None:
+        return UNKNOWN
+    for scale, unit in ((1e6, "us"), (1e3, "ms")):
+        if seconds * scale < 999.5:
+            return f"{three(seconds * scale)} {unit}"
+    return f"{three(seconds)} s"
 
 
-def _columns(table: Table) -> list[str]:
-    """Columns as wide as their widest cell; the first flush left, the others right; a short row's last cell runs on."""
-    title, rows = table.header, table.rows
-    whole = [row for row in rows if len(row) == len(title)]
-    widths = [max(len(row[i]) for row in [title, *whole]) for i in range(len(title))]
-    for row in rows:
-        widths[0] = max(widths[0], len(row[0]))
+def three(value: float) -> str:
+    """Three significant digits, zeros too, never in powers of ten: ``"5.70"``, ``"1240"``."""
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.9995 else f"{value:.3g}"
 
-    def line(cells: Sequence[str]) -> str:
-        if len(cells) < len(title):
-            return "  ".join([cells[0].ljust(widths[0]), *cells[1:]])
-        rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-        return "  ".join([cells[0].ljust(widths[0]), *rest]).rstrip()
 
-    return [line(title), *(line(row) for row in rows)]
+def whole(share: float | None) -> str:
+    """Whole per cent, one digit where there is no more: ``"91 %"``, ``"0.4 %"``."""
+    if share is None:
+        return UNKNOWN
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"

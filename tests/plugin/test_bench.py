@@ -41,6 +41,7 @@ ONE, TWO = TEST.replace("FUSED", "double(x)"), TEST.replace("FUSED", "double(x) 
 @pytest.fixture
 def bench(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "120")
 
     def run(test: str, *options: str, targets: str = "none", subprocess: bool = False) -> pytest.RunResult:
         project.write(KERNEL + test)

@@ -1,0 +1,106 @@
+"""A listing of measured calls as text that fits a terminal: columns go before a line is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_fusion.report.case_table import Table
+
+UNKNOWN = "?"
+_GAP, _INDENT = "  ", "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """``rows`` of cells under ``header``; the first cell names the row, ``groups`` the test that each row is of.
+
+    ``drop`` are columns in the order in which they go where there is no room for all. A row of fewer cells ends in
+    text that runs on.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    groups: tuple[str, ...] = ()
+    drop: tuple[int, ...] = ()
+
+    def table(self) -> Table:
+        """For a page, which scrolls: every column, and each row's name in full."""
+        names = self.groups or ("",) * len(self.rows)
+        rows = tuple((f"{group} {row[0]}".strip(), *row[1:]) for group, row in zip(names, self.rows, strict=True))
+        return Table(self.title, self.header, rows)
+
+    def known(self) -> Listing:
+        """Without the columns that have no known cell."""
+        whole = [row for row in self.rows if len(row) == len(self.header)]
+        empty = [i for i in range(1, len(self.header)) if whole and all(row[i] in (UNKNOWN, "") for row in whole)]
+        return self.without(empty)
+
+    def without(self, columns: Sequence[int]) -> Listing:
+        if not columns:
+            return self
+        kept = [i for i in range(len(self.header)) if i not in columns]
+        rows = tuple(tuple(row[i] for i in kept) if len(row) == len(self.header) else row for row in self.rows)
+        drop = tuple(kept.index(i) for i in self.drop if i in kept)
+        return Listing(self.title, tuple(self.header[i] for i in kept), rows, self.groups, drop)
+
+
+def lines(listing: Listing, width: int) -> list[str]:
+    """The listing in at most ``width`` characters a line, but for text that runs on.
+
+    The test stands in each row where there is room for that, else above its rows. Then columns go, and last the middle
+    of the names.
+    """
+    flat = Listing(listing.title, listing.header, listing.table().rows, (), listing.drop)
+    if _width(flat, 0) <= width or not listing.groups:
+        return _grid(_fitted(flat, width, 0), width, 0)
+    grouped = _fitted(listing, width, len(_INDENT))
+    head, *body = _grid(grouped, width, len(_INDENT))
+    found = [head]
+    for number, line in enumerate(body):
+        if number == 0 or listing.groups[number] != listing.groups[number - 1]:
+            found.append(clipped(listing.groups[number], width))
+        found.append(line)
+    return found
+
+
+def clipped(text: str, width: int) -> str:
+    """``text`` without its middle where it is longer: both ends of a test's name tell it from others."""
+    if len(text) <= width:
+        return text
+    kept = max(width - 1, 2)
+    return f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}"
+
+
+def _fitted(listing: Listing, width: int, indent: int) -> Listing:
+    while listing.drop and _width(listing, indent) > width:
+        listing = listing.without(listing.drop[:1])
+    return listing
+
+
+def _widths(listing: Listing) -> list[int]:
+    whole = [row for row in [listing.header, *listing.rows] if len(row) == len(listing.header)]
+    widths = [max(len(row[i]) for row in whole) for i in range(len(listing.header))]
+    return [max([widths[0], *(len(row[0]) for row in listing.rows)]), *widths[1:]]
+
+
+def _width(listing: Listing, indent: int) -> int:
+    widths = _widths(listing)
+    return indent + sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _grid(listing: Listing, width: int, indent: int) -> list[str]:
+    """Columns as wide as their widest cell; the first flush left, the others right; a short row's last cell runs on."""
+    widths = _widths(listing)
+    rest = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
+    widths[0] = max(min(widths[0], width - indent - rest), 8)
+
+    def line(cells: Sequence[str], margin: str) -> str:
+        first = clipped(cells[0], widths[0]).ljust(widths[0])
+        if len(cells) < len(listing.header):
+            return margin + _GAP.join([first, *cells[1:]])
+        others = (cell.rjust(size) for cell, size in zip(cells[1:], widths[1:], strict=True))
+        return (margin + _GAP.join([first, *others])).rstrip()
+
+    return [line(listing.header, " " * indent), *(line(row, " " * indent) for row in listing.rows)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_fusion.report.bench_figures import Figures, figures
 from pytest_fusion.report.case_table import Table
-from pytest_fusion.report.columns import UNKNOWN, Listing, lines
+from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, lines
 from pytest_fusion.report.record import TestRecord
 
 WIDTH = 80
@@ -85,7 +85,7 @@ def _time(one: Figures) -> tuple[str, ...]:
         UNKNOWN if up is None else f"{three(up[0])}x",
         UNKNOWN if up is None else f"{three(up[1])}-{three(up[2])}",
         whole(one.copy_share),
-        whole(one.matmul_share),
+        NONE if one.flops == 0 else whole(one.matmul_share),
         one.bound or UNKNOWN,
         time(one.measure("host_s")),
         quantity(one.fact("memory.peak")),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pytest_fusion.report.case_table import Table
 
-UNKNOWN = "?"
+# Not known, and nothing to be known.
+UNKNOWN, NONE = "?", "-"
 _GAP, _INDENT = "  ", "  "
 
 
@@ -34,7 +35,7 @@ class Listing:
     def known(self) -> Listing:
         """Without the columns that have no known cell."""
         whole = [row for row in self.rows if len(row) == len(self.header)]
-        empty = [i for i in range(1, len(self.header)) if whole and all(row[i] in (UNKNOWN, "") for row in whole)]
+        empty = [i for i in range(1, len(self.header)) if whole and all(row[i] in (UNKNOWN, NONE, "") for row in whole)]
         return self.without(empty)
 
     def without(self, columns: Sequence[int]) -> Listing:

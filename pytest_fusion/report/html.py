@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.diagnosis.heat import drawing
-from pytest_fusion.report import phrases
+from pytest_fusion.report import bench_plots, phrases, timeline
+from pytest_fusion.report.bench_figures import figures
 from pytest_fusion.report.bench_table import bench_notes, bench_tables
 from pytest_fusion.report.case_table import Table, case_tables
 from pytest_fusion.report.heat_map import HeatMap, heat_map
@@ -79,14 +80,26 @@ def render(
     import jinja2
 
     here = resources.files("pytest_fusion.report")
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+    def text(name: str) -> str:
+        return here.joinpath(name).read_text(encoding="utf-8")
+
+    page = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(text),
+    )
+    # What all templates see: macros know nothing of what a page is rendered with.
+    page.globals.update(sizes=bench_plots, calls_sizes=timeline)
     ordered = phrases.by_urgency(records)
     failures = [record for record in ordered if phrases.outcome(record) == "fail"][:_OPEN]
     found = phrases.counts(records)
-    return page.from_string(here.joinpath("page.html.j2").read_text(encoding="utf-8")).render(
+    return page.get_template("page.html.j2").render(
         title=title,
         finished=finished,
-        css=here.joinpath("page.css").read_text(encoding="utf-8"),
+        css=text("page.css") + text("bench.css"),
         totals=[(key, found[key], word) for key, word in _TOTALS.items() if found[key]],
         cases=phrases.plural(sum(record.cases for record in records), "case"),
         seconds=phrases.duration(sum(record.seconds for record in records)),
@@ -94,6 +107,7 @@ def render(
         number=phrases.number,
         bench=bench_tables(records),
         bench_notes=bench_notes(records),
+        drawings=bench_plots.drawings(figures(records)),
         rows=[_row(record, is_open=any(record is failure for failure in failures)) for record in ordered],
     )
 

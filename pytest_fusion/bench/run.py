@@ -13,9 +13,11 @@ from pytest_fusion.baseline import store
 from pytest_fusion.baseline.compare import Comparison, compare, judged
 from pytest_fusion.baseline.model import Row, stable
 from pytest_fusion.baseline.place import device_class
+from pytest_fusion.bench import limits
 from pytest_fusion.bench.entries import Entry, entries
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError
 from pytest_fusion.bench.golden import goldens
+from pytest_fusion.bench.limits import Limited, limited
 from pytest_fusion.bench.modelled import CPU, measure
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.case.plan import Limits
@@ -44,12 +46,13 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     # Entries whose result is wrong at their sizes, which have no row.
     wrong: list[str] = field(default_factory=list)
+    limits: list[Limited] = field(default_factory=list)
     # Every entry was measured, so that another row of the test is of a case that is gone.
     complete: bool = False
 
     @property
-    def failures(self) -> list[Comparison]:
-        return [one for one in self.compared if one.failed]
+    def failures(self) -> list[Comparison | Limited]:
+        return [*(one for one in self.compared if one.failed), *(one for one in self.limits if one.failed)]
 
     def as_json(self) -> dict[str, Any]:
         """The ``bench`` of a test in reports."""
@@ -61,6 +64,7 @@ class Measured:
             ],
             "resources": [one.as_json() for one in self.resources],
             "wrong": list(self.wrong),
+            "limits": [one.as_json() for one in self.limits],
             "notes": list(self.notes),
             "complete": self.complete,
         }
@@ -109,6 +113,10 @@ def bench(
     stored = store.load(asked.folder, stable(nodeid), device_class(environment))
     command = f"pytest {nodeid} --fusion-bench --fusion-update new"
     ci = asked.ci and asked.update == "none"
+    noisy = session.noise.noisy if session.noise is not None else ""
+    timed = [row for row in found.rows if row.case != ALL and not row.golden]
+    found.limits = limited(timed, spec.bench_limits, noisy=noisy)
+    found.notes += limits.notes(found.limits)
     compared = [compare(row, stored, machine=session.noise, ci=ci, command=command) for row in found.rows]
     found.compared = judged(compared)
     return found
@@ -250,6 +258,6 @@ def _counted(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int]
     return facts, dict(counts.names), {"launches": counts.method}
 
 
-def told(one: Comparison) -> str:
-    """A failed comparison in a sentence."""
+def told(one: Comparison | Limited) -> str:
+    """A failed comparison or limit in a sentence."""
     return f"{one.key.case}, {one.key.role}: {one.verdict}: {one.reason}"

@@ -22,7 +22,7 @@ class TestRecord:
     ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
     script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,
     two lists of sentences, and how often the kernel ran for them; ``bench`` of a measured test has ``{"rows",
-    "compared", "resources", "notes", "complete"}``.
+    "compared", "resources", "limits", "notes", "complete"}``.
     """
 
     __test__ = False  # a record, not a test class

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.spec.bench_limits import as_bench_limits
 from pytest_fusion.spec.dims import Dim, dim, parse_expression
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, as_input, unwrap
@@ -59,6 +60,7 @@ class FusionSpec:
     bench: Sequence[Mapping[str, Any]] = ()
     # Outputs of a few pinned cases are kept with the baseline of --fusion-bench.
     golden: bool = False
+    bench_limits: Mapping[str, Any] = field(default_factory=dict)
     requires: Any = ()
     # Parameters of a decorated test that are fixtures or parametrizations: not inputs, but known to both functions.
     fixtures: tuple[str, ...] = ()
@@ -92,6 +94,7 @@ class FusionSpec:
         rejects = (self.rejects,) if isinstance(self.rejects, type) else tuple(self.rejects)
         put("rejects", rejects)
         put("without", dict(self.without))
+        put("bench_limits", as_bench_limits(self.bench_limits, self.name))
         put("dims", {name: _as_dim(name, bound) for name, bound in self.dims.items()})
         self._check_dtypes()
         self._check_names()
@@ -316,6 +319,11 @@ class FusionSpec:
         for kind in self.rejects:  # type: ignore[union-attr]
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise SpecError(f"{self.name}: rejects={kind!r} is not an exception type")
+        if self.bench_limits and not self.bench:
+            raise SpecError(
+                f"{self.name}: bench_limits= bounds what bench= measures, and there is none; name the sizes, as in "
+                "bench=[{'rows': 8192, 'hidden': 8192}]"
+            )
         if self.max_launches is not None and self.max_launches < 0:
             raise SpecError(f"{self.name}: max_launches={self.max_launches}; expected 0 or more")
         if self.max_recompiles is not None and self.max_recompiles < 0:

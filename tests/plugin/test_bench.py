@@ -224,3 +224,32 @@ def test_golden_outputs_are_kept_and_compared(project: Project, bench: Any) -> N
     other = GOLDEN.replace("FUSED", "double(x) * 2").replace("reference,", "lambda x: x * 4,")
     bench(other).assert_outcomes(failed=1)
     assert "golden output out: sample" in project.tests["test_double"]["message"]
+
+
+def test_limits_without_a_gpu_are_unknown_and_pass_nothing(project: Project, bench: Any) -> None:
+    """The test stays green, and its report says what was not judged; a limit of nothing is an error."""
+    limits = ONE.replace("}]\n)", '}],\n    bench_limits={"latency_ratio": 0.9, "peak_memory": "1 MiB"},\n)')
+    assert limits != ONE
+    result = bench(limits)
+
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"bench_limits not judged in {CASE}: latency_ratio: no latency was measured*"])
+    found = project.tests["test_double"]["bench"]["limits"]
+    assert {one["limit"]: one["verdict"] for one in found} == {"latency_ratio": "unknown", "peak_memory": "unknown"}
+
+
+def test_a_limit_that_is_passed_fails_whatever_is_updated(
+    project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new baseline accepts what regressed, not what nobody allows."""
+    from pytest_fusion.bench import run as running
+    from pytest_fusion.bench.limits import Limited
+
+    def over(rows: Any, limits: Any, **_: Any) -> Any:
+        return [Limited(rows[0].key, "peak_memory", "over", "peak_memory: 2 B above the inputs")]
+
+    monkeypatch.setattr(running, "limited", over)
+    result = bench(ONE, "--fusion-update", "all")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{CASE}, fused: over: peak_memory: 2 B above*", "*change bench_limits=, or mend*"])

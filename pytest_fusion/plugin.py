@@ -209,7 +209,7 @@ def _note_properties(item: pytest.Item, records: list[TestRecord]) -> None:
     """For JUnit, which reads them from the report of the teardown; those of an earlier try are replaced."""
     from pytest_fusion.report.junit import properties
 
-    others = [pair for pair in item.user_properties if not pair[0].startswith("fusion_")]
+    others = [pair for pair in item.user_properties if not pair[0].startswith(("fusion_", "fusion.bench."))]
     item.user_properties[:] = [*others, *(pair for record in records for pair in properties(record))]
 
 

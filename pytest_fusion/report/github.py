@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.errors import FusionError
+from pytest_fusion.report.bench_table import bench_notes, bench_tables
+from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.phrases import (
     by_urgency,
     counts,
@@ -23,11 +25,14 @@ from pytest_fusion.report.record import TestRecord
 
 # GitHub drops a step's summary whole above 1 MiB; other tools write into the same file.
 LIMIT_BYTES = 1024 * 1024 - 16 * 1024
+# For a line about what was left out.
+_CUT = 200
+_WHERE = "the summary may hold 1 MiB; see the HTML or JSON report."
 _WORDS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
 
 
 def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, limit_bytes: int = LIMIT_BYTES) -> str:
-    """Markdown of at most ``limit_bytes`` UTF-8 bytes: failures first, then a table, cut with a word about the cut."""
+    """Markdown of at most ``limit_bytes`` UTF-8 bytes: failures first, then the bench, cut with a word."""
     found = counts(records)
     head = [
         "## pytest-fusion",
@@ -40,7 +45,9 @@ def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, li
         "|---|---|---|---|",
     ]
     rows = [_row(record) for record in by_urgency(records)]
-    left = limit_bytes - _size(head) - 200  # 200: the line about the cut
+    tables = bench_tables(records)
+    # What is said about a cut, of the tests and of the bench.
+    left = limit_bytes - _size(head) - _CUT * (2 if tables else 1)
     kept: list[str] = []
     for row in rows:
         left -= _size([row])
@@ -48,8 +55,8 @@ def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, li
             break
         kept.append(row)
     cut = len(rows) - len(kept)
-    foot = ["", f"{plural(cut, 'more test')} left out: the summary may hold 1 MiB; see the HTML or JSON report."]
-    return "\n".join(head + kept + (foot if cut else [])) + "\n"
+    foot = ["", f"{plural(cut, 'more test')} left out: {_WHERE}"] if cut else []
+    return "\n".join([*head, *kept, *foot, *_bench(tables, bench_notes(records), max(left, 0))]) + "\n"
 
 
 def append_summary(path: Path, records: Sequence[TestRecord], environment: Mapping[str, Any]) -> None:
@@ -66,6 +73,31 @@ def append_summary(path: Path, records: Sequence[TestRecord], environment: Mappi
             f"cannot append to the step summary {path} ({error.strerror or error}); "
             "unset GITHUB_STEP_SUMMARY to do without it"
         ) from error
+
+
+def _bench(tables: Sequence[Table], notes: Sequence[str], left: int) -> list[str]:
+    """The tables of the bench and its notes in at most ``left`` bytes, and a line about what is left out."""
+    found: list[str] = []
+    cut = 0
+    for table in tables:
+        names = f"| {' | '.join(map(_text, table.header))} |"
+        head = ["", f"### {_text(table.title)}", "", names, f"{'|---' * len(table.header)}|"]
+        for cells in table.rows:
+            row = f"| {' | '.join(map(_text, cells))} |{' |' * (len(table.header) - len(cells))}"
+            left -= _size([*head, row])
+            if left < 0:
+                cut += 1
+                continue
+            found += [*head, row]
+            head = []
+    for note in notes:
+        line = f"* {_text(one_line(note))}"
+        left -= _size([line]) + 1
+        if left < 0:
+            cut += 1
+            continue
+        found += [line] if found and found[-1].startswith("* ") else ["", line]
+    return [*found, *(["", f"{plural(cut, 'more line')} of the bench left out: {_WHERE}"] if cut else [])]
 
 
 def _row(record: TestRecord) -> str:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from pytest_fusion.report.phrases import worst_ratio
 from pytest_fusion.report.record import TestRecord
 
+Scalar = str | int | float
+_TIMES = ("fused_s", "reference_s")
+# In a record as logarithms.
+_RATIOS = ("ratio", "low", "high")
 
-def properties(record: TestRecord) -> list[tuple[str, str | int | float]]:
-    """``fusion_*`` names and values; what has no value is left out.
+
+def properties(record: TestRecord) -> list[tuple[str, Scalar]]:
+    """``fusion_*`` names and values, and ``fusion.bench.<case>.<role>.<fact>``; what has no value is left out.
 
     Scalars alone: JUnit's writer turns a value into ``str(value)``, so a dict would be pasted whole into an attribute.
     """
-    found: dict[str, str | int | float | None] = {
+    found: dict[str, Scalar | None] = {
         "fusion_verdict": record.verdict,
         "fusion_cases": record.cases,
         "fusion_rejected": sum(record.rejected.values()),
@@ -22,4 +31,32 @@ def properties(record: TestRecord) -> list[tuple[str, str | int | float]]:
         "fusion_replay": record.replay,
         "fusion_off": ", ".join(record.off) or None,
     }
-    return [(name, value) for name, value in found.items() if value is not None]
+    return [*((name, value) for name, value in found.items() if value is not None), *_bench(record)]
+
+
+def _bench(record: TestRecord) -> Iterator[tuple[str, Scalar]]:
+    """Facts, measures and times of each row; ``latency.ratio`` is time of the fused call over the reference's."""
+    for row in record.bench.get("rows", ()):
+        stem = f"fusion.bench.{row['case']}.{row['role']}"
+        for name, value in (*row.get("facts", {}).items(), *row.get("measures", {}).items(), *_latency(row)):
+            if _is_number(value):
+                yield f"{stem}.{name}", value
+        counted = row.get("methods", {}).get("launches")
+        if counted:
+            yield f"{stem}.launches.method", str(counted)
+    for one in record.bench.get("compared", ()):
+        yield f"fusion.bench.{one['case']}.{one['role']}.verdict", str(one["verdict"])
+    for one in record.bench.get("limits", ()):
+        yield f"fusion.bench.{one['case']}.{one['role']}.limit.{one['limit']}", str(one["verdict"])
+
+
+def _latency(row: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
+    found = row.get("latency") or {}
+    yield from ((f"latency.{name}", found[name]) for name in _TIMES if name in found)
+    for name in _RATIOS:
+        if _is_number(found.get(name)) and abs(found[name]) < 50:
+            yield f"latency.{name}", math.exp(found[name])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

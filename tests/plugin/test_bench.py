@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -253,3 +254,18 @@ def test_a_limit_that_is_passed_fails_whatever_is_updated(
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*{CASE}, fused: over: peak_memory: 2 B above*", "*change bench_limits=, or mend*"])
+
+
+def test_ci_gets_the_figures(project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JUnit has a property for each fact, once; the step summary and the page have the tables."""
+    folder = project.pytester.path
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(folder / "summary.md"))
+    bench(ONE, "--junit-xml", "junit.xml", "--fusion-report", "page.html").assert_outcomes(passed=1)
+
+    found = ET.parse(folder / "junit.xml").iter("property")
+    values = [one.get("value") for one in found if one.get("name") == f"fusion.bench.{CASE}.fused.launches.kernels"]
+    assert values == ["1"]
+    assert "### launches and bytes (modelled" in (folder / "summary.md").read_text()
+    page = (folder / "page.html").read_text()
+    assert "1 kernel (modelled)" in page
+    assert "Latency against size" not in page

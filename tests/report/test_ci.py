@@ -11,6 +11,7 @@ import pytest
 from pytest_fusion.errors import FusionError
 from pytest_fusion.report import github, junit
 from pytest_fusion.report.record import TestRecord
+from tests.report.benched import record, rows, sweep
 
 Make = Callable[..., TestRecord]
 
@@ -78,3 +79,68 @@ def test_an_unwritable_summary_is_a_named_error(tmp_path: Path, passing: Make) -
     """The error names the file and how to do without."""
     with pytest.raises(FusionError, match="unset GITHUB_STEP_SUMMARY"):
         github.append_summary(tmp_path / "none" / "summary.md", [passing()], {})
+
+
+def test_junit_gets_each_figure_of_a_bench_as_a_scalar() -> None:
+    """Facts, measures, times and ratios of each row under its case and role, and what became of it."""
+    case = "rows=8192 hidden=8192 bfloat16"
+    found = record(
+        rows(case),
+        compared=[{"case": case, "role": "fused", "verdict": "same", "reason": ""}],
+        limits=[{"case": case, "role": "fused", "limit": "peak_memory", "verdict": "within", "reason": ""}],
+    )
+    named = dict(junit.properties(found))
+
+    stem = f"fusion.bench.{case}"
+    assert named[f"{stem}.fused.launches.kernels"] == 1
+    assert named[f"{stem}.reference.launches.kernels"] == 9
+    assert named[f"{stem}.fused.launches.method"] == "graph"
+    assert named[f"{stem}.fused.latency.fused_s"] == 73.8e-6
+    assert named[f"{stem}.fused.latency.ratio"] == pytest.approx(73.8 / 506)
+    assert named[f"{stem}.fused.host_s"] == 21e-6
+    assert named[f"{stem}.fused.verdict"] == "same"
+    assert named[f"{stem}.fused.limit.peak_memory"] == "within"
+    assert all(type(value) in (str, int, float) for value in named.values())
+
+
+def test_junit_gets_no_figure_that_was_not_measured() -> None:
+    """No latency without a GPU, and text that JSON has for infinity is no number."""
+    bare = record(rows(fused_s=None))
+    assert not any("latency" in name or "memory" in name for name, _ in junit.properties(bare))
+
+    odd = record(rows())
+    odd.bench["rows"][0]["latency"]["high"] = "inf"
+    odd.bench["rows"][0]["measures"]["host_s"] = "nan"
+    names = [name for name, _ in junit.properties(odd)]
+    assert not any(name.endswith(("latency.high", "host_s")) for name in names)
+
+
+def test_the_summary_has_the_tables_of_the_bench(passing: Make) -> None:
+    """Below the tests, each with its title and as many cells in a row as in its head."""
+    measured = record(sweep(), notes=["n=1 was | not measured"])
+    lines = github.summary([passing(), measured], {}).splitlines()
+    at = lines.index("### latency")
+    table = lines[at + 2 : lines.index("", at + 2)]
+
+    assert "| rests on |" in lines[6]
+    assert table[2].startswith("| test\\_rms\\_norm rows=256 hidden=8192 bfloat16 | 4.60 us | 33.8 us | 7.35x |")
+    assert len({line.count("|") for line in table}) == 1
+    assert "### launches and bytes" in lines
+    assert lines[-1] == "* n=1 was \\| not measured"
+
+
+def test_a_summary_without_a_bench_is_as_it_was(passing: Make) -> None:
+    """No heading of nothing."""
+    assert "###" not in github.summary([passing()], {})
+
+
+@pytest.mark.parametrize("limit", [900, 2_000, 5_000, 20_000, github.LIMIT_BYTES])
+def test_a_summary_of_a_long_bench_is_cut_with_a_word(limit: int, failing: Make) -> None:
+    """Whatever the limit, all of it holds; what is missing is counted, and no head stands without a row."""
+    records = [failing(), record(sweep(range(16, 16 + 3000)), notes=["é" * 300] * 3)]
+    text = github.summary(records, {}, limit_bytes=limit)
+    lines = text.splitlines()
+
+    assert len(text.encode()) <= limit
+    assert any("of the bench left out: the summary may hold 1 MiB" in line for line in lines) == (limit < 10**6)
+    assert all(lines[at + 4].startswith("| ") for at, line in enumerate(lines) if line.startswith("### "))

@@ -18,6 +18,8 @@ LANE = 22
 _MOST_MARKS, _MOST_ROWS = 600, 100
 # A character of 11 px text, so that a name is written where it fits.
 _CHARACTER = 6.6
+# Fewer of a name tell nothing.
+_FEWEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _track(role: str, spans: Sequence[tuple[str, str, float, float]], axis: Axis
         free[lane:] = [start + seconds, *free[lane + 1 :]]
         wide = max(axis.at(start + seconds) - axis.at(start), 0.8)
         room = int((wide - 6) / _CHARACTER)
-        text = clipped(name, room) if room >= 4 else ""
+        text = clipped(name, room) if room >= min(len(name), _FEWEST) else ""
         said = f"{name} ({kind}): {time(seconds)} from {time(start)}"
         marks.append(Mark(_kind(kind), axis.at(start), top + lane * (LANE + 2), wide, text, said))
     length = max(start + seconds for _, _, start, seconds in spans)

@@ -34,20 +34,20 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     devices, and what the reference raises when it is the one that does not take these arguments.
     """
     __tracebackhide__ = True
-    names = _positional_names(reference, len(args), kwargs)
+    names = positional_names(reference, len(args), kwargs)
     inputs = {**dict(zip(names, args, strict=True)), **kwargs}
     inputs = {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
-    fused_call, reference_call = _by_name(fused, names), _by_name(reference, names)
+    fused_call, reference_call = by_name(fused, names), by_name(reference, names)
     spec = FusionSpec(
         fused=fused_call,
         reference=reference_call,
         inputs={name: ConstantSpec(value) for name, value in (inputs or {_NOTHING: None}).items()},
-        name=_name_of(fused),
+        name=name_of(fused),
         without={"vacuity": _ONE_CALL},
     )
     running = active.current()
     request = running.make_request() if running is not None else Request(nodeid=spec.name)
-    device = _device_of(inputs)
+    device = device_of(inputs)
     if device == "cpu":
         lane.prepare(device)
     request = replace(request, device=device, replay=Case({}, "float32", {}), given=_described(inputs))
@@ -68,8 +68,8 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     return record
 
 
-def _by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """The function with its positional arguments, which may have no names of their own, given by keyword."""
+def by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """The function with the arguments ``names``, which may have no names of their own, taken by keyword."""
 
     def call(**given: Any) -> Any:
         given.pop(_NOTHING, None)
@@ -79,11 +79,13 @@ def _by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., An
     return call
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """What messages call a function."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
+def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
+    """Names for ``count`` positional arguments beside ``kwargs``: the reference's own, else numbers."""
     try:
         parameters = inspect.signature(reference).parameters.values()
     except (TypeError, ValueError):
@@ -94,7 +96,8 @@ def _positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping
     return names[:count] if len(names) >= count else [f"arg{i}" for i in range(count)]
 
 
-def _device_of(inputs: Mapping[str, Any]) -> str:
+def device_of(inputs: Mapping[str, Any]) -> str:
+    """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` where they lie on several."""
     found = {leaf.value.device for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)}
     if len(found) > 1:
         # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.

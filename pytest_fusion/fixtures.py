@@ -1,4 +1,4 @@
-"""The fixtures `fusion` and `fusion_device`."""
+"""The fixtures `fusion`, `fusion_bench` and `fusion_device`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from pytest_fusion import keys
 
 if TYPE_CHECKING:
+    from pytest_fusion.measuring import FusionBench
     from pytest_fusion.report.record import TestRecord
 
 
@@ -24,6 +25,14 @@ def fusion() -> Callable[..., TestRecord]:
         return check_equivalent(fused, reference, *args, **kwargs)
 
     return check
+
+
+@pytest.fixture
+def fusion_bench(request: pytest.FixtureRequest) -> FusionBench:
+    """Call ``fused`` and, with --fusion-bench, measure it: ``fusion_bench(fused, reference, *args, **kwargs)``."""
+    from pytest_fusion.measuring import FusionBench
+
+    return FusionBench(measured=request.config.stash[keys.options].bench)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_fusion import active, keys, lane
 from pytest_fusion.errors import FusionError, FusionFailure
-from pytest_fusion.fixtures import fusion, fusion_device
+from pytest_fusion.fixtures import fusion, fusion_bench, fusion_device
 from pytest_fusion.options import Options, add_options, resolve
 from pytest_fusion.report.record import TestRecord
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_fusion.bench.request import BenchRequest
     from pytest_fusion.request import Pinned, Request
 
-__all__ = ["fusion", "fusion_device"]
+__all__ = ["fusion", "fusion_bench", "fusion_device"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -116,7 +116,8 @@ class Row:
     ``measures`` are for people and for reports only: no verdict rests on them, and no file of baselines has them. Their
     names end in their units: ``host_s`` (host seconds a call), ``span_s`` and ``busy_s`` (from the first activity's
     start to the last one's end, and the part of it in which anything ran), ``copy_bytes_per_s`` and
-    ``matmul_flops_per_s`` (ceilings of this device, measured in the same run). ``timeline`` is one call.
+    ``matmul_flops_per_s`` (ceilings of this device, measured in the same run). ``timeline`` is one call. ``samples``
+    are the seconds a call that ``latency`` was made of, by role (``"fused"``, ``"reference"``); not in files either.
 
     Raises ``TypeError`` for a fact or count that is not exactly an ``int``: a number of numpy would end a run of
     pytest-xdist, and a float cannot be compared exactly.
@@ -135,6 +136,7 @@ class Row:
     made: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)
     timeline: tuple[Span, ...] = ()
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for what, counts in (("fact", self.facts), ("count of the kernel", self.names)):
@@ -158,6 +160,8 @@ class Row:
             data["measures"] = {name: float(value) for name, value in sorted(self.measures.items())}
         if self.timeline:
             data["timeline"] = [[one.name, one.kind, float(one.start), float(one.seconds)] for one in self.timeline]
+        if self.samples:
+            data["samples"] = {role: list(map(float, seconds)) for role, seconds in sorted(self.samples.items())}
         return data
 
     def content(self) -> dict[str, Any]:
@@ -192,6 +196,7 @@ class Row:
             made=str(data.get("made", "")),
             measures={str(name): float(value) for name, value in _mapping(data, "measures").items()},
             timeline=tuple(Span(str(n), str(k), float(s), float(t)) for n, k, s, t in data.get("timeline", ())),
+            samples={str(role): tuple(map(float, s)) for role, s in _mapping(data, "samples").items()},
         )
 
 

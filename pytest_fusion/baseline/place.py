@@ -8,7 +8,13 @@ from typing import Any
 
 MODELLED = "cpu (modelled)"
 # Latency is compared only where all of these are equal: part, what of it counts, and how people call it.
-_LATENCY = (("gpu", "GPU"), ("capability", "compute capability"), ("mig", "MIG profile"), ("driver", "driver"))
+_LATENCY = (
+    ("gpu", "GPU"),
+    ("cpu", "CPU"),
+    ("capability", "compute capability"),
+    ("mig", "MIG profile"),
+    ("driver", "driver"),
+)
 _VERSIONS = ("torch", "triton")
 
 
@@ -33,7 +39,7 @@ def latency_place(environment: Mapping[str, Any]) -> dict[str, str]:
     it generates, and a GPU's driver is renewed with its machine.
     """
     parts = {
-        "gpu": environment.get("device_name"),
+        "cpu" if environment.get("lane") == "cpu-interpreter" else "gpu": environment.get("device_name"),
         "capability": environment.get("capability"),
         "mig": environment.get("mig"),
         "driver": _release(environment.get("driver"), 1),

@@ -79,8 +79,8 @@ def latency(
         "warm-up": "steady" if blocks.warm else "unsteady",
     }
     return Latency(
-        fused_s=_median(blocks.candidate),
-        reference_s=_median(blocks.control),
+        fused_s=median(blocks.candidate),
+        reference_s=median(blocks.control),
         ratio=found.ratio,
         low=found.low,
         high=found.high,
@@ -103,5 +103,6 @@ def digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _median(blocks: Sequence[Sequence[float]]) -> float:
+def median(blocks: Sequence[Sequence[float]]) -> float:
+    """The median of all samples, in seconds."""
     return statistics.median(value for block in blocks for value in block)

@@ -12,7 +12,7 @@ from pytest_fusion.profiles import PROFILES
 from pytest_fusion.verdict.model import CHECKS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md")
+PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md", "docs/bench.md")
 # That an example is right takes few cases; that the search finds bugs is proved in tests/quality.
 _SHORT = """
 from hypothesis import settings
@@ -55,9 +55,7 @@ def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytes
     result.assert_outcomes(passed=tests)
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, "docs/causes.md", "docs/baselines.md", "docs/bench.md", "CONTRIBUTING.md", "ARCHITECTURE.md"]
-)
+@pytest.mark.parametrize("page", [*PAGES, "docs/causes.md", "docs/baselines.md", "CONTRIBUTING.md", "ARCHITECTURE.md"])
 def test_every_link_leads_somewhere(page: str) -> None:
     """Files and headings that a page links to exist."""
     for link in _LINK.finditer(_prose(ROOT / page)):

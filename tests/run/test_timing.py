@@ -121,3 +121,14 @@ def test_each_call_has_inputs_of_its_own_while_there_is_room() -> None:
     assert all(torch.equal(s["x"], x) and s["eps"] == 1e-6 for s in sets)
     sets, cold = rotated({"x": x}, 4, room=2 * 32)
     assert (len(sets), len({s["x"].data_ptr() for s in sets}), cold) == (4, 2, False)
+
+
+def test_copies_keep_their_layout() -> None:
+    """Another layout would be another case; only elements that share a place get places of their own."""
+    x = torch.arange(24.0).view(4, 6)
+    given = {"gaps": x[:, ::2], "turned": x.T, "wide": x[0].expand(3, 6), "windows": x.as_strided((3, 4), (2, 1))}
+    (made,), _ = rotated(given, 1, 1 << 20)
+
+    assert all(torch.equal(made[name], t) for name, t in given.items())
+    assert (made["gaps"].stride(), made["turned"].stride()) == ((6, 2), (1, 6))
+    assert made["windows"].stride() == (4, 1)

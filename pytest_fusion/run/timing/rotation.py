@@ -31,8 +31,25 @@ def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dic
     own = [t for value in logical.values() for t in _tensors(value)]
     size = max(1, bytes_of(own))
     kept = max(1, min(count, room // size))
-    sets = [{name: map_tensors(value, torch.clone) for name, value in logical.items()} for _ in range(kept)]
+    sets = [{name: map_tensors(value, twin) for name, value in logical.items()} for _ in range(kept)]
     return [sets[i % kept] for i in range(count)], kept == count
+
+
+def twin(t: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of ``t``, since another layout is another case; without them where elements overlap."""
+    if t.is_contiguous() or _overlap(t):
+        return t.clone()
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+
+
+def _overlap(t: torch.Tensor) -> bool:
+    """Whether two elements may lie in one place: a dim steps no further than those inside of it reach."""
+    reach = 0
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

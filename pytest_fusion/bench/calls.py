@@ -1,0 +1,254 @@
+"""What two calls on the caller's own arguments cost: the fused one beside its reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.baseline import store
+from pytest_fusion.baseline.bootstrap import block_ratios, estimate
+from pytest_fusion.baseline.compare import compare, judged
+from pytest_fusion.baseline.judge import Noise
+from pytest_fusion.baseline.model import Latency, Row, stable
+from pytest_fusion.baseline.place import device_class, latency_place, unit_of
+from pytest_fusion.bench import host
+from pytest_fusion.bench.latency import against_itself, compared, median, timed
+from pytest_fusion.bench.request import BenchRequest
+from pytest_fusion.bench.run import Measured
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.errors import said
+from pytest_fusion.run import genuine, interpreter
+from pytest_fusion.run.bare import bare
+from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.counting.count import count
+from pytest_fusion.run.counting.model import Counts, Uncounted
+from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.timing.pairs import Blocks
+from pytest_fusion.run.timing.rotation import twin
+from pytest_fusion.run.traffic import Traffic, algorithmic_bytes, traffic_of
+from pytest_fusion.run.tree import leaves
+
+_INTERPRETED = "an interpreted kernel has no latency worth a number"
+# Names of what Inductor makes, for a GPU and for the CPU; its bytes pass no operator of torch.
+_INDUCTOR = ("triton_", "cpp_")
+_UNSEEN = "it launches kernels whose bytes no operator of torch shows"
+# What each GPU makes of one thing timed against itself, asked once in a process.
+_noise: dict[str, Noise] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two functions that take ``inputs`` by keyword and write none of them, tensors on ``device``.
+
+    ``control`` is a digest of the reference. The inputs are the caller's own, since a copy may have other strides.
+    """
+
+    fused: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: Mapping[str, Any]
+    device: torch.device
+    control: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """One side: its launches, the kernels of Triton that were seen, and what a call returned."""
+
+    counts: Counts | Uncounted
+    launched: Sequence[Launch]
+    result: Any
+
+
+def measure(
+    pair: Pair, asked: BenchRequest, *, nodeid: str, case: str, environment: Mapping[str, Any], machine: Noise | None
+) -> Measured:
+    """Launches, bytes and latency of both calls beside their baselines.
+
+    ``machine`` is what is known about the noise of latencies here; without one a GPU is asked. What cannot be measured
+    is in the notes. Raises ``BaselineError`` for a baseline that cannot be read.
+    """
+    found = Measured()
+    test, device = stable(nodeid), device_class(environment)
+    try:
+        with torch.no_grad():
+            ours, theirs = _counted(pair.fused, pair), _counted(pair.reference, pair)
+            work = _traffic(theirs, pair)
+    except Exception as error:  # noqa: BLE001 - whatever a call raises that bears being judged and not being counted
+        found.notes.append(f"{case}: not measured: the call raises {said(error)} while it is counted")
+        return found
+    found.notes += [f"{case}: {what} not known: {why}" for what, why in _unknown(ours.counts, theirs.counts, work)]
+    found.notes += [f"{case}: launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
+    latency: Latency | None = None
+    samples: dict[str, tuple[float, ...]] = {}
+    try:
+        latency, samples, machine = _timed(pair, ours, theirs, environment, machine)
+    except _NoLatencyError as why:
+        found.notes.append(f"{case}: no latency: {why}")
+    shared: dict[str, Any] = {
+        "test": test,
+        "device": device,
+        "case": case,
+        "environment": {name: str(environment[name]) for name in ("torch", "triton") if environment.get(name)},
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    facts, names, methods = _facts(ours.counts)
+    facts["bytes.algorithmic"] = algorithmic_bytes(pair.inputs.values(), ours.result)
+    found.rows = [
+        Row(role="fused", facts=facts, names=names, methods=methods, latency=latency, samples=samples, **shared)
+    ]
+    facts, names, methods = _facts(theirs.counts)
+    if isinstance(work, Traffic):
+        facts |= {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
+    if facts:
+        found.rows.append(Row(role="reference", facts=facts, names=names, methods=methods, **shared))
+    stored = store.load(asked.folder, test, device)
+    command = f"pytest {nodeid} --fusion-bench --fusion-update new"
+    ci = asked.ci and asked.update == "none"
+    found.compared = judged([compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows])
+    return found
+
+
+def remembers(pair: Pair) -> bool:
+    """Whether the fused call gives the answer to earlier values when others were written into its inputs.
+
+    The values are written by operators, so that a cache with the version of a tensor in its key is right. False where
+    no input is floating point of 16 bits or more, where the other values have the same answer, and where the call does
+    not bear them.
+    """
+    inputs = {name: map_tensors(value, twin) for name, value in pair.inputs.items()}
+
+    def call() -> list[torch.Tensor]:
+        result = [leaf.value for leaf in leaves(pair.fused(**inputs)) if isinstance(leaf.value, torch.Tensor)]
+        return [t.detach().clone() for t in result]
+
+    def change(t: Any) -> None:
+        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.element_size() > 1:
+            t.mul_(0.75).add_(0.125)
+
+    try:
+        with bare(), torch.no_grad():
+            before = call()
+            for leaf in leaves(inputs):
+                change(leaf.value)
+            if not _same(before, call()):
+                return False
+            inputs = {name: map_tensors(value, twin) for name, value in inputs.items()}
+            return not _same(before, call())
+    except Exception:  # noqa: BLE001 - a kernel may refuse values, and on the caller's own it was judged
+        return False
+
+
+def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Whether all are equal in every bit: what a cache returns is."""
+    return [t.shape for t in one] == [t.shape for t in other] and all(
+        map(genuine.equal, map(_bits, one), map(_bits, other))
+    )
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    return t.contiguous().view(-1).view(torch.uint8)
+
+
+def case_text(inputs: Mapping[str, Any]) -> str:
+    """``"512x1000 float32, 1000 float32"``: shape and dtype of each tensor among the inputs, in order."""
+    tensors = [leaf.value for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)]
+    words = [f"{'x'.join(map(str, t.shape)) or 'scalar'} {str(t.dtype).removeprefix('torch.')}" for t in tensors]
+    return ", ".join(words) or "no tensors"
+
+
+def _counted(function: Callable[..., Any], pair: Pair) -> _Counted:
+    launched: list[Launch] = []
+
+    def call() -> Any:
+        return function(**pair.inputs)
+
+    with bare():
+        result = call()
+    with interpreter.observe(launched.append), observe_compiled(launched.append):
+        counts = count(call, list(pair.inputs.values()), pair.device)
+    return _Counted(counts, launched, result)
+
+
+def _traffic(theirs: _Counted, pair: Pair) -> Traffic | str:
+    """What the reference moves, or why nobody knows."""
+    names = theirs.counts.names if isinstance(theirs.counts, Counts) else ()
+    if theirs.launched or any(name.startswith(_INDUCTOR) for name, _ in names):
+        return _UNSEEN
+    return traffic_of(lambda: pair.reference(**pair.inputs))
+
+
+def _unknown(ours: Counts | Uncounted, theirs: Counts | Uncounted, work: Traffic | str) -> list[tuple[str, str]]:
+    found = [("launches of the kernel", ours.reason)] if isinstance(ours, Uncounted) else []
+    found += [("launches of the reference", theirs.reason)] if isinstance(theirs, Uncounted) else []
+    return found + ([("bytes of the reference", work)] if isinstance(work, str) else [])
+
+
+def _facts(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
+    if isinstance(counts, Uncounted):
+        return {}, {}, {}
+    facts = {"launches.kernels": counts.kernels, "launches.memcpy": counts.memcpy, "launches.memset": counts.memset}
+    return facts, dict(counts.names), {"launches": counts.method}
+
+
+class _NoLatencyError(Exception):
+    """The message says why the calls have no latency."""
+
+
+def _timed(
+    pair: Pair, ours: _Counted, theirs: _Counted, environment: Mapping[str, Any], machine: Noise | None
+) -> tuple[Latency, dict[str, tuple[float, ...]], Noise]:
+    """The latency, the seconds of each sample by role, and the noise that it is judged with."""
+    if pair.device.type == "cpu" and (ours.launched or theirs.launched):
+        raise _NoLatencyError(_INTERPRETED)
+    if pair.device.type not in ("cpu", "cuda"):
+        raise _NoLatencyError(f"nothing here times a device of type {pair.device.type}")
+    try:
+        with torch.no_grad():
+            if pair.device.type == "cpu":
+                blocks, method = host.timed(pair.fused, pair.reference, pair.inputs)
+                machine = machine or host.NOISE
+            else:
+                blocks, method, machine = _on_gpu(pair, ours, theirs, machine)
+    except host.TooSlowError as error:
+        raise _NoLatencyError(str(error)) from error
+    except Exception as error:
+        raise _NoLatencyError(f"the call raises {said(error)} while it is timed") from error
+    found = estimate(block_ratios(blocks.candidate, blocks.control))
+    latency = Latency(
+        fused_s=median(blocks.candidate),
+        reference_s=median(blocks.control),
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+        error=found.error,
+        blocks=found.blocks,
+        method={**method, "warm-up": "steady" if blocks.warm else "unsteady"},
+        control=pair.control,
+        aa=machine.spread if pair.device.type == "cuda" else None,
+        place=latency_place(environment),
+        unit=unit_of(environment.get("uuid")),
+    )
+    samples = {
+        role: tuple(seconds for block in side for seconds in block)
+        for role, side in (("fused", blocks.candidate), ("reference", blocks.control))
+    }
+    return latency, samples, machine
+
+
+def _on_gpu(
+    pair: Pair, ours: _Counted, theirs: _Counted, machine: Noise | None
+) -> tuple[Blocks, dict[str, str], Noise]:
+    cache = int(torch.cuda.get_device_properties(pair.device).L2_cache_size)
+    candidate, cold = timed(pair.fused, pair.inputs, ours.result, pair.device, cache)
+    control, also_cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, cache)
+    if machine is None:
+        machine = _noise.get(str(pair.device))
+    if machine is None:
+        machine, _ = against_itself(control)
+        _noise[str(pair.device)] = machine
+    timer = candidate.timer if candidate.timer == control.timer else f"{candidate.timer}/{control.timer}"
+    return compared(candidate, control), {"timer": timer, "cache": "cold" if cold and also_cold else "warm"}, machine

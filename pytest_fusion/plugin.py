@@ -61,6 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[keys.records] = []
     config.stash[keys.orphans] = []
     config.pluginmanager.register(_Collector(config.stash[keys.records]), "fusion-records")
+    if options.bench:
+        from pytest_fusion.integrations.benchmark import Benchmarks
+
+        config.pluginmanager.register(Benchmarks(config, config.stash[keys.device]), "fusion-benchmark")
 
 
 class _Collector:

@@ -76,6 +76,8 @@ def by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., Any
         positional = [given.pop(name) for name in names]
         return function(*positional, **given)
 
+    # All of these share one code object, and `honesty` asks by code whether the kernel calls the reference.
+    call.stands_for = function  # type: ignore[attr-defined]
     return call
 
 

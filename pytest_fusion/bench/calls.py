@@ -16,7 +16,7 @@ from pytest_fusion.baseline.judge import Noise
 from pytest_fusion.baseline.model import Latency, Row, stable
 from pytest_fusion.baseline.place import device_class, latency_place, unit_of
 from pytest_fusion.bench import host
-from pytest_fusion.bench.latency import against_itself, compared, median, timed
+from pytest_fusion.bench.latency import against_itself, compared, median, samples, timed
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.bench.run import Measured
 from pytest_fusion.case.nested import map_tensors
@@ -27,6 +27,7 @@ from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.counting.count import count
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.timing.alone import alone
 from pytest_fusion.run.timing.pairs import Blocks
 from pytest_fusion.run.timing.rotation import twin
 from pytest_fusion.run.traffic import Traffic, algorithmic_bytes, traffic_of
@@ -83,9 +84,9 @@ def measure(
     found.notes += [f"{case}: {what} not known: {why}" for what, why in _unknown(ours.counts, theirs.counts, work)]
     found.notes += [f"{case}: launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
     latency: Latency | None = None
-    samples: dict[str, tuple[float, ...]] = {}
+    raw: dict[str, tuple[float, ...]] = {}
     try:
-        latency, samples, machine = _timed(pair, ours, theirs, environment, machine)
+        latency, raw, machine = _timed(pair, ours, theirs, environment, machine)
     except _NoLatencyError as why:
         found.notes.append(f"{case}: no latency: {why}")
     shared: dict[str, Any] = {
@@ -97,9 +98,7 @@ def measure(
     }
     facts, names, methods = _facts(ours.counts)
     facts["bytes.algorithmic"] = algorithmic_bytes(pair.inputs.values(), ours.result)
-    found.rows = [
-        Row(role="fused", facts=facts, names=names, methods=methods, latency=latency, samples=samples, **shared)
-    ]
+    found.rows = [Row(role="fused", facts=facts, names=names, methods=methods, latency=latency, samples=raw, **shared)]
     facts, names, methods = _facts(theirs.counts)
     if isinstance(work, Traffic):
         facts |= {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
@@ -212,7 +211,7 @@ def _timed(
                 blocks, method = host.timed(pair.fused, pair.reference, pair.inputs)
                 machine = machine or host.NOISE
             else:
-                blocks, method, machine = _on_gpu(pair, ours, theirs, machine)
+                blocks, method, machine = _on_gpu(pair, ours, theirs, environment, machine)
     except host.TooSlowError as error:
         raise _NoLatencyError(str(error)) from error
     except Exception as error:
@@ -232,23 +231,20 @@ def _timed(
         place=latency_place(environment),
         unit=unit_of(environment.get("uuid")),
     )
-    samples = {
-        role: tuple(seconds for block in side for seconds in block)
-        for role, side in (("fused", blocks.candidate), ("reference", blocks.control))
-    }
-    return latency, samples, machine
+    return latency, samples(blocks), machine
 
 
 def _on_gpu(
-    pair: Pair, ours: _Counted, theirs: _Counted, machine: Noise | None
+    pair: Pair, ours: _Counted, theirs: _Counted, environment: Mapping[str, Any], machine: Noise | None
 ) -> tuple[Blocks, dict[str, str], Noise]:
-    cache = int(torch.cuda.get_device_properties(pair.device).L2_cache_size)
-    candidate, cold = timed(pair.fused, pair.inputs, ours.result, pair.device, cache)
-    control, also_cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, cache)
-    if machine is None:
-        machine = _noise.get(str(pair.device))
-    if machine is None:
-        machine, _ = against_itself(control)
-        _noise[str(pair.device)] = machine
+    # Some builds do not tell the size of the cache; no GPU so far has much more than this.
+    cache = int(getattr(torch.cuda.get_device_properties(pair.device), "L2_cache_size", 0)) or 64 << 20
+    with alone(unit_of(environment.get("uuid")) or str(pair.device).replace(":", "")):
+        control, cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, cache)
+        machine = machine or _noise.get(str(pair.device))
+        if machine is None:
+            machine = _noise[str(pair.device)] = against_itself(control)[0]
+        candidate, also_cold = timed(pair.fused, pair.inputs, ours.result, pair.device, cache)
+        blocks = compared(candidate, control)
     timer = candidate.timer if candidate.timer == control.timer else f"{candidate.timer}/{control.timer}"
-    return compared(candidate, control), {"timer": timer, "cache": "cold" if cold and also_cold else "warm"}, machine
+    return blocks, {"timer": timer, "cache": "cold" if cold and also_cold else "warm"}, machine

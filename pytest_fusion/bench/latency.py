@@ -94,6 +94,12 @@ def latency(
     )
 
 
+def samples(blocks: Blocks) -> dict[str, tuple[float, ...]]:
+    """The seconds of each sample by role, as the ``samples`` of a row."""
+    sides = {"fused": blocks.candidate, "reference": blocks.control}
+    return {role: tuple(seconds for block in side for seconds in block) for role, side in sides.items()}
+
+
 def digest(function: Callable[..., Any]) -> str:
     """Eight digits of a function's source, so that a ratio to another reference is not compared; else of its name."""
     try:

@@ -288,7 +288,8 @@ class LaterCalls:
 
     @contextmanager
     def _reference_noted(self) -> Iterator[None]:
-        code = getattr(self.spec.reference, "__code__", None)
+        reference = getattr(self.spec.reference, "stands_for", self.spec.reference)
+        code = getattr(reference, "__code__", None)
         if code is None or sys.getprofile() is not None:
             yield
             return

@@ -170,3 +170,18 @@ def test_not_a_failure():
     ]
     assert {test["checks"]["crash"]["verdict"] for test in project.report["tests"]} == {"unknown"}
     result.stdout.fnmatch_lines(["wrong: values failed"])
+
+
+@pytest.mark.parametrize(("fused", "calls"), [("lambda x: torch.relu(x)", False), ("lambda x: clamped(x)", True)])
+def test_only_a_kernel_that_calls_the_reference_is_said_to(project: Project, fused: str, calls: bool) -> None:
+    """Both functions are wrapped alike, and are told apart by what they wrap."""
+    project.write(f"""
+def clamped(x):
+    return x.clamp_min(0)
+
+def test_it():
+    record = check_equivalent({fused}, clamped, torch.randn(4, 33))
+    assert ("the reference function itself" in record.checks["honesty"]["reason"]) is {calls}
+""")
+
+    project.run().assert_outcomes(passed=1)

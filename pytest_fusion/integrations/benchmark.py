@@ -45,7 +45,7 @@ class Timed:
 class Benchmarks:
     """Hands the latencies of a run with --fusion-bench to pytest-benchmark's session, where there is one.
 
-    With ``-p no:benchmark`` and beside pytest-codspeed, which takes its place, there is none.
+    With ``-p no:benchmark`` and under ``--codspeed``, which takes its place, there is none.
     """
 
     def __init__(self, config: pytest.Config, device: str) -> None:

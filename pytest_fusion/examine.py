@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,9 @@ from pytest_fusion.run import preload
 from pytest_fusion.run.isolate import Channel, ChildError, Crash, can_fork, run_isolated
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.model import CHECKS, Verdict
+
+if TYPE_CHECKING:
+    from pytest_fusion.bench.run import Measured
 
 # How much longer a case may take after the first that was only slow.
 _PATIENCE = 10
@@ -82,7 +85,7 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
 
 def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
     """What ``bench=`` names, measured behind the green test; a regression fails it."""
-    from pytest_fusion.bench.run import bench, told
+    from pytest_fusion.bench.run import bench
 
     spec, request = job.spec, job.request
     found = bench(
@@ -93,10 +96,17 @@ def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
         extra=job.extra,
         isolated=_why_not_isolated(request) is None,
     )
+    return with_bench(record, found, asked, spec.name)
+
+
+def with_bench(record: TestRecord, found: Measured, asked: BenchRequest, name: str) -> TestRecord:
+    """The record of a green test with what was measured behind it; a regression fails it."""
+    from pytest_fusion.bench.run import told
+
     record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
     if found.wrong:
         listed = "\n".join(f"  {one}" for one in found.wrong)
-        message = f"{spec.name}: bench failed: it is wrong at sizes of bench=, and is not measured there\n{listed}"
+        message = f"{name}: bench failed: it is wrong at sizes of bench=, and is not measured there\n{listed}"
         return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
     # A new baseline accepts what regressed; it is no answer to a limit.
     accepted = asked.update in ("regressed", "all")
@@ -106,7 +116,7 @@ def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
     listed = "\n".join(f"  {told(one)}" for one in failures)
     only_limits = all(one in found.limits for one in failures)
     accept = "change bench_limits=" if only_limits else "accept it with --fusion-update regressed"
-    message = f"{spec.name}: bench failed\n{listed}\n  {accept}, or mend the kernel"
+    message = f"{name}: bench failed\n{listed}\n  {accept}, or mend the kernel"
     return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
 
 

@@ -12,12 +12,12 @@ import torch
 from pytest_fusion import active
 from pytest_fusion.bench.calls import Pair, case_text, measure, remembers
 from pytest_fusion.bench.latency import digest
-from pytest_fusion.bench.request import BenchRequest
-from pytest_fusion.bench.run import Measured, told
+from pytest_fusion.bench.on_device import opened
+from pytest_fusion.bench.run import Measured
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.check import by_name, check_equivalent, device_of, name_of, positional_names
 from pytest_fusion.errors import FusionError
-from pytest_fusion.examine import failure_of
+from pytest_fusion.examine import failure_of, with_bench
 from pytest_fusion.report import environment
 from pytest_fusion.report.record import TestRecord
 
@@ -84,7 +84,7 @@ class FusionBench:
         else:
             known = _environment(device)
             found = measure(pair, asked, nodeid=record.nodeid, case=text, environment=known, machine=None)
-            record = _with(record, found, asked, name_of(fused))
+            record = with_bench(record, found, asked, name_of(fused))
         running.records[-1] = record
         if record.verdict == "fail":
             raise failure_of(record)
@@ -102,17 +102,6 @@ class FusionBench:
         return f"{text} #{self._names[text]}"
 
 
-def _with(record: TestRecord, found: Measured, asked: BenchRequest, name: str) -> TestRecord:
-    """The record of a green judgement with what was measured; a regression fails it."""
-    record = replace(record, bench=found.as_json())
-    if not found.failures or asked.update in ("regressed", "all"):
-        return record
-    listed = "\n".join(f"  {told(one)}" for one in found.failures)
-    accept = "accept it with --fusion-update regressed, or mend the kernel"
-    message = f"{name}: bench failed\n{listed}\n  {accept}"
-    return _failed(record, "bench", message)
-
-
 def _failed(record: TestRecord, check: str, message: str) -> TestRecord:
     return replace(record, verdict="fail", failed_check=check, cause=None, message=message)
 
@@ -121,8 +110,4 @@ def _environment(device: str) -> dict[str, Any]:
     """That of reports; of a GPU, which runs by now, also what tells its class and itself."""
     if not device.startswith("cuda"):
         return environment.describe(device)
-    found = torch.cuda.get_device_properties(device)
-    uuid = getattr(found, "uuid", None)
-    return environment.describe(
-        device, capability=f"{found.major}.{found.minor}", uuid=None if uuid is None else str(uuid)
-    )
+    return environment.describe(device, **opened(torch.device(device)).facts)

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from pytest_fusion.baseline import store
-from pytest_fusion.baseline.bootstrap import block_ratios, estimate
 from pytest_fusion.baseline.compare import compare, judged
 from pytest_fusion.baseline.judge import Noise
 from pytest_fusion.baseline.model import Latency, Row, stable
-from pytest_fusion.baseline.place import device_class, latency_place, unit_of
+from pytest_fusion.baseline.place import device_class
 from pytest_fusion.bench import host
-from pytest_fusion.bench.latency import against_itself, compared, median, samples, timed
+from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
+from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.request import BenchRequest
-from pytest_fusion.bench.run import Measured
+from pytest_fusion.bench.run import Measured, facts_of
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import said
 from pytest_fusion.run import genuine, interpreter
@@ -83,10 +83,10 @@ def measure(
         return found
     found.notes += [f"{case}: {what} not known: {why}" for what, why in _unknown(ours.counts, theirs.counts, work)]
     found.notes += [f"{case}: launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
-    latency: Latency | None = None
+    timing: Latency | None = None
     raw: dict[str, tuple[float, ...]] = {}
     try:
-        latency, raw, machine = _timed(pair, ours, theirs, environment, machine)
+        timing, raw, machine = _timed(pair, ours, theirs, environment, machine)
     except _NoLatencyError as why:
         found.notes.append(f"{case}: no latency: {why}")
     shared: dict[str, Any] = {
@@ -96,10 +96,10 @@ def measure(
         "environment": {name: str(environment[name]) for name in ("torch", "triton") if environment.get(name)},
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    facts, names, methods = _facts(ours.counts)
+    facts, names, methods = facts_of(ours.counts)
     facts["bytes.algorithmic"] = algorithmic_bytes(pair.inputs.values(), ours.result)
-    found.rows = [Row(role="fused", facts=facts, names=names, methods=methods, latency=latency, samples=raw, **shared)]
-    facts, names, methods = _facts(theirs.counts)
+    found.rows = [Row(role="fused", facts=facts, names=names, methods=methods, latency=timing, samples=raw, **shared)]
+    facts, names, methods = facts_of(theirs.counts)
     if isinstance(work, Traffic):
         facts |= {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
     if facts:
@@ -186,13 +186,6 @@ def _unknown(ours: Counts | Uncounted, theirs: Counts | Uncounted, work: Traffic
     return found + ([("bytes of the reference", work)] if isinstance(work, str) else [])
 
 
-def _facts(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
-    if isinstance(counts, Uncounted):
-        return {}, {}, {}
-    facts = {"launches.kernels": counts.kernels, "launches.memcpy": counts.memcpy, "launches.memset": counts.memset}
-    return facts, dict(counts.names), {"launches": counts.method}
-
-
 class _NoLatencyError(Exception):
     """The message says why the calls have no latency."""
 
@@ -211,40 +204,25 @@ def _timed(
                 blocks, method = host.timed(pair.fused, pair.reference, pair.inputs)
                 machine = machine or host.NOISE
             else:
-                blocks, method, machine = _on_gpu(pair, ours, theirs, environment, machine)
+                blocks, method, machine = _on_gpu(pair, ours, theirs, machine)
     except host.TooSlowError as error:
         raise _NoLatencyError(str(error)) from error
     except Exception as error:
         raise _NoLatencyError(f"the call raises {said(error)} while it is timed") from error
-    found = estimate(block_ratios(blocks.candidate, blocks.control))
-    latency = Latency(
-        fused_s=median(blocks.candidate),
-        reference_s=median(blocks.control),
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
-        error=found.error,
-        blocks=found.blocks,
-        method={**method, "warm-up": "steady" if blocks.warm else "unsteady"},
-        control=pair.control,
-        aa=machine.spread if pair.device.type == "cuda" else None,
-        place=latency_place(environment),
-        unit=unit_of(environment.get("uuid")),
-    )
-    return latency, samples(blocks), machine
+    spread = machine if pair.device.type == "cuda" else None
+    found = latency(blocks, method, control=pair.control, environment=environment, machine=spread)
+    return found, samples(blocks), machine
 
 
 def _on_gpu(
-    pair: Pair, ours: _Counted, theirs: _Counted, environment: Mapping[str, Any], machine: Noise | None
+    pair: Pair, ours: _Counted, theirs: _Counted, machine: Noise | None
 ) -> tuple[Blocks, dict[str, str], Noise]:
-    # Some builds do not tell the size of the cache; no GPU so far has much more than this.
-    cache = int(getattr(torch.cuda.get_device_properties(pair.device), "L2_cache_size", 0)) or 64 << 20
-    with alone(unit_of(environment.get("uuid")) or str(pair.device).replace(":", "")):
-        control, cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, cache)
+    here = opened(pair.device)
+    with alone(here.lock):
+        control, cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, here.cache)
         machine = machine or _noise.get(str(pair.device))
         if machine is None:
             machine = _noise[str(pair.device)] = against_itself(control)[0]
-        candidate, also_cold = timed(pair.fused, pair.inputs, ours.result, pair.device, cache)
+        candidate, also_cold = timed(pair.fused, pair.inputs, ours.result, pair.device, here.cache)
         blocks = compared(candidate, control)
-    timer = candidate.timer if candidate.timer == control.timer else f"{candidate.timer}/{control.timer}"
-    return blocks, {"timer": timer, "cache": "cold" if cold and also_cold else "warm"}, machine
+    return blocks, replay_method(candidate, control, cold=cold and also_cold), machine

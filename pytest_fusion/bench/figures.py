@@ -36,8 +36,8 @@ class Figures:
     """Facts of one entry.
 
     ``counts`` of the fused call and of the reference, ``moved`` its algorithmic bytes, ``reference`` what the reference
-    moves and computes, ``None`` where its counts say why there is neither. The rest is a GPU's; ``untimed`` says why
-    there is no latency.
+    moves and computes, ``None`` where its counts say why there is neither. The rest is a GPU's; ``samples`` are
+    the seconds behind its latency by role, ``untimed`` says why there is none.
     """
 
     counts: Counts | Uncounted
@@ -47,6 +47,7 @@ class Figures:
     fused_side: Side = Side()
     reference_side: Side = Side()
     latency: Latency | None = None
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     untimed: str = ""
     resources: tuple[Resources, ...] = ()
     notes: tuple[str, ...] = ()

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,20 +18,11 @@ from pytest_fusion.run.timing.pairs import Blocks, paired
 from pytest_fusion.run.timing.replay import Replayed, replayed
 from pytest_fusion.run.timing.rotation import copies_needed, rotated
 from pytest_fusion.run.traffic import algorithmic_bytes
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # What a case may take to be timed, and how small a change it is to tell.
 BUDGET_S, SMALLEST = 0.5, 0.01
 # Of the free memory, for copies of inputs and outputs.
 _SHARE = 0.4
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The GPU as latencies need it: its last-level cache in bytes, and what it makes of equal things."""
-
-    cache: int
-    noise: Noise | None = None
 
 
 def timed(
@@ -62,22 +52,13 @@ def against_itself(control: Replayed) -> tuple[Noise, Estimate]:
 
 
 def latency(
-    blocks: Blocks,
-    candidate: Replayed,
-    control: Replayed,
-    *,
-    cold: bool,
-    spec: FusionSpec,
-    environment: Mapping[str, Any],
-    machine: Noise | None,
+    blocks: Blocks, method: Mapping[str, str], *, control: str, environment: Mapping[str, Any], machine: Noise | None
 ) -> Latency:
-    """The record; ``environment`` is that of the reports, with ``capability`` and ``uuid`` of the GPU."""
+    """The record; ``environment`` is that of the reports, with ``capability`` and ``uuid`` of a GPU.
+
+    ``control`` is a digest of the reference, ``machine`` the noise of this session where that is a number.
+    """
     found = estimate(block_ratios(blocks.candidate, blocks.control))
-    method = {
-        "timer": candidate.timer if candidate.timer == control.timer else f"{candidate.timer}/{control.timer}",
-        "cache": "cold" if cold else "warm",
-        "warm-up": "steady" if blocks.warm else "unsteady",
-    }
     return Latency(
         fused_s=median(blocks.candidate),
         reference_s=median(blocks.control),
@@ -86,12 +67,18 @@ def latency(
         high=found.high,
         error=found.error,
         blocks=found.blocks,
-        method=method,
-        control=digest(spec.reference),
+        method={**method, "warm-up": "steady" if blocks.warm else "unsteady"},
+        control=control,
         aa=machine.spread if machine is not None else None,
         place=latency_place(environment),
         unit=unit_of(environment.get("uuid")),
     )
+
+
+def replay_method(candidate: Replayed, control: Replayed, *, cold: bool) -> dict[str, str]:
+    """How two batches of calls are timed, as a record says it."""
+    timer = candidate.timer if candidate.timer == control.timer else f"{candidate.timer}/{control.timer}"
+    return {"timer": timer, "cache": "cold" if cold else "warm"}
 
 
 def samples(blocks: Blocks) -> dict[str, tuple[float, ...]]:

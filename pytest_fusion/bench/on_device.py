@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +30,7 @@ from pytest_fusion.run.resources.on_device import loaded
 from pytest_fusion.run.resources.recompilations import recompilations
 from pytest_fusion.run.resources.record import Resources
 from pytest_fusion.run.resources.specialisation import Specialisation
+from pytest_fusion.run.timing.alone import alone
 from pytest_fusion.run.traffic import algorithmic_bytes
 from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -55,6 +53,11 @@ class Device:
     ceilings: Ceilings | None = None
     noise: Noise | None = None
 
+    @property
+    def lock(self) -> str:
+        """What processes that time on this GPU agree on."""
+        return unit_of(self.facts.get("uuid")) or str(self.device).replace(":", "")
+
 
 def measure_all(
     spec: FusionSpec,
@@ -67,7 +70,7 @@ def measure_all(
     """Every entry on ``device``, where nothing else of this plugin is timed meanwhile. ``note`` hears which is next."""
     torch.cuda.set_device(device)
     here = opened(device)
-    with _alone(here):
+    with alone(here.lock):
         here.ceilings = ceilings(device)
     found = Found(here.facts)
     launches: list[Specialisation] = []
@@ -125,14 +128,23 @@ def measure(
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
         _, traffic = of_reference(spec, logical, extra)
         sides = [_side(spec, function, logical, here) for function in (fused, reference)]
-        with _alone(here):
-            latency, untimed = _timed(spec, fused, reference, logical, outputs, here, environment)
+        with alone(here.lock):
+            latency, samples, untimed = _timed(spec, fused, reference, logical, outputs, here, environment)
     except Exception as error:
         raise NotMeasuredError(f"the call raises {said(error)}") from error
-    ours, theirs = sides
     return Figures(
-        counts, moved, reference_counts, traffic, ours, theirs, latency, untimed, tuple(resources), tuple(notes)
-    )  # fmt: skip
+        counts,
+        moved,
+        reference_counts,
+        traffic,
+        fused_side=sides[0],
+        reference_side=sides[1],
+        latency=latency,
+        samples=samples,
+        untimed=untimed,
+        resources=tuple(resources),
+        notes=tuple(notes),
+    )
 
 
 def _gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> tuple[str, list[str]]:
@@ -252,7 +264,7 @@ def _timed(
     outputs: Any,
     here: Device,
     environment: Mapping[str, Any],
-) -> tuple[Latency | None, str]:
+) -> tuple[Latency | None, dict[str, tuple[float, ...]], str]:
     """The latency beside that of the reference; the machine is measured against itself first, once a session."""
     try:
         with torch.no_grad():
@@ -262,23 +274,8 @@ def _timed(
             candidate, also = timing.timed(fused, logical, outputs, here.device, here.cache)
         blocks = timing.compared(candidate, control)
     except torch.OutOfMemoryError:
-        return None, "there is no memory for copies of its inputs and outputs"
-    return timing.latency(
-        blocks,
-        candidate,
-        control,
-        cold=cold and also,
-        spec=spec,
-        environment={**environment, **here.facts},
-        machine=here.noise,
-    ), ""
-
-
-@contextlib.contextmanager
-def _alone(here: Device) -> Iterator[None]:
-    """No other worker of a run times on this GPU meanwhile."""
-    from filelock import FileLock
-
-    name = unit_of(here.facts.get("uuid")) or str(here.device).replace(":", "")
-    with FileLock(Path(tempfile.gettempdir()) / f"pytest-fusion-{name}.lock"):
-        yield
+        return None, {}, "there is no memory for copies of its inputs and outputs"
+    method = timing.replay_method(candidate, control, cold=cold and also)
+    known = {**environment, **here.facts}
+    found = timing.latency(blocks, method, control=timing.digest(spec.reference), environment=known, machine=here.noise)
+    return found, timing.samples(blocks), ""

@@ -204,16 +204,16 @@ def _rows(
             ("reference", one.reference_counts, one.reference_side, moved),
         )
         for role, counts, side, more in sides:
-            facts, names, methods = _counted(counts)
+            facts, names, methods = facts_of(counts)
             facts |= {**more, **side.memory}
             if facts:
-                latency = one.latency if role == "fused" else None
+                latency, samples = (one.latency, one.samples) if role == "fused" else (None, {})
                 rows.append(
                     Row(case=text, role=role, facts=facts, names=names, methods=methods, latency=latency,
-                        measures=side.measures, timeline=side.timeline, **shared)
+                        samples=samples, measures=side.measures, timeline=side.timeline, **shared)
                 )  # fmt: skip
             if side.backward is not None:
-                facts, names, methods = _counted(side.backward)
+                facts, names, methods = facts_of(side.backward)
                 if facts:
                     role = f"{role} backward"
                     rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))
@@ -251,7 +251,8 @@ def _unknown(one: Figures) -> list[str]:
     return [*said, f"no latency: {one.untimed}"] if one.untimed else said
 
 
-def _counted(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
+def facts_of(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
+    """Facts, names and methods of a ``Row``; empty where nothing was counted."""
     if isinstance(counts, Uncounted):
         return {}, {}, {}
     facts = {"launches.kernels": counts.kernels, "launches.memcpy": counts.memcpy, "launches.memset": counts.memset}

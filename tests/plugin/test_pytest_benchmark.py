@@ -24,6 +24,8 @@ def test_plain():
 @pytest.fixture
 def run(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # By this pytest-benchmark knows a worker, where it switches itself off.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     project.write(TORCH + PLAIN)
 
     def run(*options: str) -> pytest.RunResult:

@@ -23,6 +23,8 @@ replay: pytest.StashKey[Replay] = pytest.StashKey()
 # What lies in folders of pinned replays, and a sentence for each file there that no test runs.
 pins: pytest.StashKey[list[Pin]] = pytest.StashKey()
 orphans: pytest.StashKey[list[str]] = pytest.StashKey()
+# How many cases a run with --fusion-bench measures.
+family = pytest.StashKey[int]()
 # Baseline files that were written at the end.
 baselines: pytest.StashKey[list[Path]] = pytest.StashKey()
 # Why a report could not be written at the end.

@@ -236,15 +236,25 @@ def _request(item: pytest.Item) -> Request:
         pinned=_pinned(item),
         shown=_from_start(config, item.nodeid),
         sanitize=options.sanitize,
-        bench=_bench_request(options) if options.bench else None,
+        bench=_bench_request(item, options) if options.bench else None,
         bare=Path(bare) if (bare := os.environ.get("PYTEST_FUSION_BARE")) else None,
     )
 
 
-def _bench_request(options: Options) -> BenchRequest:
+def _bench_request(item: pytest.Item, options: Options) -> BenchRequest:
     from pytest_fusion.bench.request import BenchRequest
 
-    return BenchRequest(options.targets, options.baseline, options.update, ci=bool(os.environ.get("CI")))
+    ci = bool(os.environ.get("CI"))
+    if keys.family not in item.config.stash:
+        item.config.stash[keys.family] = sum(map(_entries, item.session.items))
+    return BenchRequest(options.targets, options.baseline, options.update, ci, item.config.stash[keys.family])
+
+
+def _entries(item: pytest.Item) -> int:
+    """How many cases of a test are measured: under pytest-xdist each worker knows all tests."""
+    if _is_fused(item):
+        return len(item.obj.fusion_spec.bench)  # type: ignore[attr-defined]
+    return int("fusion_bench" in getattr(item, "fixturenames", ()))
 
 
 def _pinned(item: pytest.Item) -> tuple[Pinned, ...]:

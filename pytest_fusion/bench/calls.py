@@ -107,7 +107,8 @@ def measure(
     stored = store.load(asked.folder, test, device)
     command = f"pytest {nodeid} --fusion-bench --fusion-update new"
     ci = asked.ci and asked.update == "none"
-    found.compared = judged([compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows])
+    rows = [compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows]
+    found.compared = judged(rows, family=asked.family)
     return found
 
 

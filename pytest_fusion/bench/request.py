@@ -11,9 +11,11 @@ class BenchRequest:
     """What ``--fusion-bench`` asks: targets to compile for, the folder of the baselines, what is written there.
 
     ``targets`` is ``"sm_80,sm_90"``, or empty for none. In ``ci`` nobody is there to make a baseline that is missing.
+    ``family`` is how many latencies the whole run judges: chance has as many tries.
     """
 
     targets: str = ""
     folder: Path = Path(".fusion") / "baselines"
     update: str = "none"
     ci: bool = False
+    family: int = 1

@@ -118,7 +118,7 @@ def bench(
     found.limits = limited(timed, spec.bench_limits, noisy=noisy)
     found.notes += limits.notes(found.limits)
     compared = [compare(row, stored, machine=session.noise, ci=ci, command=command) for row in found.rows]
-    found.compared = judged(compared)
+    found.compared = judged(compared, family=asked.family)
     return found
 
 

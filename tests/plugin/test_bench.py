@@ -269,3 +269,22 @@ def test_ci_gets_the_figures(project: Project, bench: Any, monkeypatch: pytest.M
     page = (folder / "page.html").read_text()
     assert "1 kernel (modelled)" in page
     assert "Latency against size" not in page
+
+
+def test_chance_has_as_many_tries_as_the_run_has_cases(
+    project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Holm's correction counts the entries of all tests of the run."""
+    from pytest_fusion.bench import run as running
+
+    seen: list[int | None] = []
+    judged = running.judged
+
+    def noting(found: Any, *, family: int | None = None) -> Any:
+        seen.append(family)
+        return judged(found, family=family)
+
+    monkeypatch.setattr(running, "judged", noting)
+    two = ONE.replace('"cols": 1000}]', '"cols": 1000}, {"rows": 2, "cols": 3}]').replace("test_double", "test_two")
+    bench(ONE + two + "\ndef test_any(fusion_bench):\n    pass\n").assert_outcomes(passed=3)
+    assert seen == [4, 4]

@@ -220,10 +220,10 @@ def _on_gpu(
 ) -> tuple[Blocks, dict[str, str], Noise]:
     here = opened(pair.device)
     with alone(here.lock):
-        control, cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, here.cache)
+        control, cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, here.cache, theirs.counts)
         machine = machine or _noise.get(str(pair.device))
         if machine is None:
             machine = _noise[str(pair.device)] = against_itself(control)[0]
-        candidate, also_cold = timed(pair.fused, pair.inputs, ours.result, pair.device, here.cache)
+        candidate, also_cold = timed(pair.fused, pair.inputs, ours.result, pair.device, here.cache, ours.counts)
         blocks = compared(candidate, control)
     return blocks, replay_method(candidate, control, cold=cold and also_cold), machine

@@ -14,6 +14,7 @@ from pytest_fusion.baseline.bootstrap import Estimate, block_ratios, estimate, s
 from pytest_fusion.baseline.judge import Noise, noise
 from pytest_fusion.baseline.model import Latency
 from pytest_fusion.baseline.place import latency_place, unit_of
+from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.timing.pairs import Blocks, paired
 from pytest_fusion.run.timing.replay import Replayed, replayed
 from pytest_fusion.run.timing.rotation import copies_needed, rotated
@@ -26,13 +27,23 @@ _SHARE = 0.4
 
 
 def timed(
-    call: Callable[..., Any], logical: Mapping[str, Any], outputs: Any, device: torch.device, cache: int
+    call: Callable[..., Any],
+    logical: Mapping[str, Any],
+    outputs: Any,
+    device: torch.device,
+    cache: int,
+    counts: Counts | Uncounted | None = None,
 ) -> tuple[Replayed, bool]:
-    """``call`` over rotating copies of its inputs; the second result: no call found its inputs in the cache."""
+    """``call`` over rotating copies of its inputs; the second result: no call found its inputs in the cache.
+
+    ``counts`` are its launches: only what a graph was seen to have all of is timed by one.
+    """
     touched = algorithmic_bytes(logical.values(), outputs)
     free, _ = torch.cuda.mem_get_info(device)
     sets, cold = rotated(logical, copies_needed(touched, cache), int(_SHARE * free) // 2)
-    return replayed(call, sets, device), cold
+    whole = counts is None or (isinstance(counts, Counts) and counts.method == "graph")
+    reason = counts.reason if isinstance(counts, Uncounted) else "its launches were not counted in a graph"
+    return replayed(call, sets, device, plain="" if whole else reason), cold
 
 
 def compared(candidate: Replayed, control: Replayed, *, budget_s: float = BUDGET_S, seed: int = 0) -> Blocks:

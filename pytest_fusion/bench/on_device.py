@@ -37,6 +37,9 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.judge import judge_case
 
+# A function and its launches.
+_Call = tuple[Callable[..., Any], Counts | Uncounted]
+
 # A GPU runs any number of them.
 PROGRAMS = 1 << 62
 # Launches queue up to about 1,000 before the host waits for the device.
@@ -129,7 +132,8 @@ def measure(
         _, traffic = of_reference(spec, logical, extra)
         sides = [_side(spec, function, logical, here) for function in (fused, reference)]
         with alone(here.lock):
-            latency, samples, untimed = _timed(spec, fused, reference, logical, outputs, here, environment)
+            both = ((fused, counts), (reference, reference_counts))
+            latency, samples, untimed = _timed(spec, both, logical, outputs, here, environment)
     except Exception as error:
         raise NotMeasuredError(f"the call raises {said(error)}") from error
     return Figures(
@@ -258,8 +262,7 @@ def without(whole: Counts, part: Counts) -> Counts | Uncounted:
 
 def _timed(
     spec: FusionSpec,
-    fused: Callable[..., Any],
-    reference: Callable[..., Any],
+    both: tuple[_Call, _Call],
     logical: Mapping[str, Any],
     outputs: Any,
     here: Device,
@@ -268,10 +271,11 @@ def _timed(
     """The latency beside that of the reference; the machine is measured against itself first, once a session."""
     try:
         with torch.no_grad():
-            control, cold = timing.timed(reference, logical, outputs, here.device, here.cache)
+            fused, reference = both
+            control, cold = timing.timed(reference[0], logical, outputs, here.device, here.cache, reference[1])
             if here.noise is None:
                 here.noise, _ = timing.against_itself(control)
-            candidate, also = timing.timed(fused, logical, outputs, here.device, here.cache)
+            candidate, also = timing.timed(fused[0], logical, outputs, here.device, here.cache, fused[1])
         blocks = timing.compared(candidate, control)
     except torch.OutOfMemoryError:
         return None, {}, "there is no memory for copies of its inputs and outputs"

@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from pytest_fusion.baseline.model import Latency, Span
-from pytest_fusion.bench import run
+from pytest_fusion.bench import on_device, run
+from pytest_fusion.bench.ceilings import Ceilings
+from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.figures import Figures, Found, Side
 from pytest_fusion.bench.on_device import busy, without
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.counting.profile import activities_of
+from pytest_fusion.run.counting.profile import Activity, activities_of
+from pytest_fusion.run.timing import pairs
 from pytest_fusion.run.traffic import Traffic
+from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 
@@ -93,3 +97,102 @@ def test_a_wrong_result_at_full_size_has_no_row(monkeypatch: pytest.MonkeyPatch,
     """It is told, and fails the test."""
     found = measured(monkeypatch, tmp_path, Found({}, [], ["n=8: values failed: too far off"]))
     assert (found.rows, found.wrong) == ([], ["n=8: values failed: too far off"])
+
+
+class Ticks:
+    """Stands for a batch of calls; each takes the same made-up time."""
+
+    timer, calls, why = "graph", 1, ""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A GPU that computes on the CPU, and whose calls take 1 us where they are fused and 4 us where they are not."""
+    seen: dict[str, Any] = {"counts": [], "notes": []}
+    clock = iter(range(10**9))
+
+    def timed(call: Any, logical: Any, outputs: Any, device: Any, cache: int, counts: Any) -> tuple[Ticks, bool]:
+        seen["counts"].append(counts)
+        return Ticks(1e-6 if call.func is torch.relu else 4e-6), True
+
+    monkeypatch.setattr(on_device, "opened", lambda device: on_device.Device(device, {"device_name": "made up"}, 1))
+    monkeypatch.setattr(on_device, "ceilings", lambda _: Ceilings(2e12, 5e14))
+    monkeypatch.setattr(on_device, "synchronize", lambda _: None)
+    monkeypatch.setattr(on_device, "activities", lambda *_: [Activity("k", "kernel", 0.0, 1e-6)])
+    monkeypatch.setattr(on_device.timing, "timed", timed)
+    monkeypatch.setattr(pairs, "perf_counter", lambda: next(clock) * 1e-3)
+    for name in ("set_device", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: 512)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 2048)
+    return seen
+
+
+def relu_reference(input: torch.Tensor) -> torch.Tensor:
+    return input * (input > 0)
+
+
+def session(fused: Any, notes: list[str]) -> Found:
+    spec = FusionSpec(
+        name="f",
+        fused=fused,
+        reference=relu_reference,
+        inputs={"input": tensor("n", values=values.finite())},
+        grad=True,
+        bench=[{"n": 100, "dtype": torch.float32}, {"n": 300, "dtype": torch.float32}],
+    )
+    return on_device.measure_all(spec, entries(spec), {}, torch.device("cpu"), GPU, notes.append)
+
+
+def test_a_session_measures_every_entry(made_up: dict[str, Any]) -> None:
+    """Launches forward and backward, memory, latency beside the reference, ceilings; batches know their launches."""
+    notes: list[str] = []
+    found = session(torch.relu, notes)
+
+    assert notes == ["n=100 float32", "n=300 float32"]
+    assert not found.wrong
+    assert [text for text, _ in found.entries] == notes
+    for _, one in found.entries:
+        assert isinstance(one, Figures)
+        assert isinstance(one.counts, Counts)
+        assert isinstance(one.fused_side.backward, Counts)
+        assert (one.counts.kernels, one.fused_side.backward.kernels) == (1, 1)
+        assert dict(one.fused_side.memory) == {"memory.peak": 1536, "memory.retained": 0}
+        assert one.fused_side.measures["copy_bytes_per_s"] == 2e12
+        assert one.latency is not None
+        assert one.latency.ratio == pytest.approx(-1.386294, abs=1e-5)
+        assert one.latency.aa == 0.0
+    assert len(made_up["counts"]) == 4
+    assert all(isinstance(counts, Counts) for counts in made_up["counts"])
+
+
+def test_what_is_wrong_at_its_size_has_no_number(made_up: dict[str, Any]) -> None:
+    """The entry that is right is measured."""
+
+    def fused(input: torch.Tensor) -> torch.Tensor:
+        return torch.relu(input) * (1 if len(input) < 200 else 1.01)
+
+    found = session(fused, [])
+
+    assert [text for text, _ in found.entries] == ["n=100 float32"]
+    assert len(found.wrong) == 1
+    assert found.wrong[0].startswith("n=300 float32: values failed")
+
+
+def test_an_entry_that_raises_says_so(made_up: dict[str, Any]) -> None:
+    """Raised by the first call or by any later one."""
+
+    def picky(input: torch.Tensor) -> torch.Tensor:
+        if len(input) > 200 and not torch.is_grad_enabled():
+            raise ValueError("not without gradients")
+        return torch.relu(input)
+
+    (_, right), (_, why) = session(picky, []).entries
+    assert isinstance(right, Figures)
+    assert why == "the call raises ValueError: not without gradients"

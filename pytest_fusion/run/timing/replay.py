@@ -1,7 +1,8 @@
 """Calls as one CUDA graph, replayed between two events; events around plain calls where they cannot be captured.
 
-A graph has no host in it: what is timed is the device. Everything comes from references saved at import (``genuine``),
-and work on a stream that does not join the captured one makes the capture fail.
+A graph has no host in it: what is timed is the device. Everything comes from references saved at import (``genuine``).
+Work on a stream that leaves the captured one and does not join it makes the capture fail; work on a stream that never
+waited for it is in no graph, which shows where launches are counted by two methods.
 """
 
 from __future__ import annotations
@@ -34,24 +35,39 @@ class Replayed:
     _kept: list[Any]
 
     def seconds(self) -> float:
-        """Device seconds a call, over one run of the batch; waits for it."""
+        """Device seconds a call, over one run of the batch; waits for it.
+
+        Calls outside of a graph may leave work on streams that the events know nothing of: there all of the device's
+        work counts, by the host's clock.
+        """
+        begun = genuine.perf_counter()
         start, end = (_EVENT(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream(self._device)
         _RECORD(start, stream)
         self._run()
         _RECORD(end, stream)
         genuine.synchronize(self._device)
-        return float(_ELAPSED(start, end)) * _MS / self.calls
+        whole = genuine.perf_counter() - begun if self.timer == "events" else 0.0
+        return max(float(_ELAPSED(start, end)) * _MS, whole) / self.calls
 
 
-def replayed(function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device) -> Replayed:
-    """``function(**set)`` for each set, in order, as something to time. Raises what the function raises outside."""
+def replayed(
+    function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device, *, plain: str = ""
+) -> Replayed:
+    """``function(**set)`` for each set, in order, as something to time. Raises what the function raises outside.
+
+    ``plain`` says why a graph would not have all of its work (see ``counting.count``): then it is called as it is.
+    """
 
     def call(turn: int) -> list[Any]:
         with torch.no_grad():
             every = sets if turn == capture.WARM_UPS else sets[turn % len(sets) :][:1]
             return [function(**arguments) for arguments in every]
 
+    if plain:
+        for turn in range(capture.WARM_UPS):
+            call(turn)
+        return _by_events(function, sets, device, plain)
     try:
         graph, kept = capture.captured(call, device)
     except capture.CaptureFailed as error:

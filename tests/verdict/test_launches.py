@@ -124,7 +124,8 @@ def test_work_in_place_is_counted_on_restored_inputs(examine: Any, judge_one: An
         seen.append(float(x.flatten()[0]) if x.numel() else 0.0)
         in_place(x)
 
-    result = judge_one(fused, lambda x: x.mul_(2), mutates="x", max_launches=0)
+    off = {"honesty": "its calls have other values"}
+    result = judge_one(fused, lambda x: x.mul_(2), mutates="x", max_launches=0, without=off)
     assert failure(result).evidence["names"] == [["scale_kernel", 1]]
     assert len(set(seen)) == 1
     honest = examine(in_place, lambda x: x.mul_(2), mutates="x", max_launches=1)

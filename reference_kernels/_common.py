@@ -42,7 +42,7 @@ def row_offset(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Several tensors of one shape, as the kernels read them: ``count`` rows of ``width`` elements.
+    """Tensors of the same leading sizes, as the kernels read them: ``count`` rows; ``width`` is the first's last size.
 
     ``sizes`` are the folded leading sizes, outermost first; ``strides[i]`` has those of ``tensors[i]`` and, last, the
     stride along the row, all in elements.
@@ -55,15 +55,15 @@ class Rows:
     strides: tuple[tuple[int, int, int, int], ...]
 
     @classmethod
-    def of(cls, *tensors: torch.Tensor) -> Rows:
-        """Fold the leading dimensions of ``tensors`` (equal shapes, at least one dimension) together.
+    def of(cls, *tensors: torch.Tensor, trailing: int = 1) -> Rows:
+        """Fold the leading dimensions of ``tensors`` together: all but the last ``trailing``, of equal sizes.
 
         Tensors whose dimensions do not fold into three are copied to contiguous memory, which always does.
         """
         shape = tensors[0].shape
-        folded = _fold(shape[:-1], [tensor.stride()[:-1] for tensor in tensors])
+        folded = _fold(shape[:-trailing], [tensor.stride()[:-trailing] for tensor in tensors])
         if folded is None:
-            return cls.of(*(tensor.contiguous() for tensor in tensors))
+            return cls.of(*(tensor.contiguous() for tensor in tensors), trailing=trailing)
         sizes, strides = folded
         return cls(
             count=sizes[0] * sizes[1] * sizes[2],
@@ -150,3 +150,10 @@ def check_tensor(
             f"{kernel}: {name} is on the CPU, where Triton only runs interpreted; move it to a CUDA device, "
             "or set TRITON_INTERPRET=1 before triton is first imported"
         )
+
+
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a tensor of ``shape`` expands to ``target``."""
+    return len(shape) <= len(target) and all(
+        size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False)
+    )

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from reference_kernels._activations import activated
 from reference_kernels._common import FLOATS, INTERPRETED, Rows, check_tensor, jit, placed, row_offset
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -44,18 +45,6 @@ def config(rows: int, columns: int, depth: int, dtype: torch.dtype, *, interpret
     if rows * columns < 96 * 128 * 256:  # large tiles for less than three quarters of an H200's 132 multiprocessors
         return MatmulTile(64, 128, 64, warps=4, stages=4)
     return MatmulTile(128, 256, 64, warps=8, stages=4)
-
-
-@jit
-def _activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """The activation in float32, by the formulas of torch's own kernels so that infinities come out alike."""
-    if ACTIVATION == "relu":
-        x = tl.where(x < 0, 0.0, x)  # not tl.maximum, which turns NaN into 0
-    elif ACTIVATION == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACTIVATION == "silu":
-        x = x / (1.0 + tl.exp(-x))
-    return x
 
 
 @jit
@@ -109,7 +98,7 @@ def _linear_kernel(
         weight_ptrs += BLOCK_K * weight_stride_k
     if HAS_BIAS:
         total += tl.load(bias_ptr + n * bias_step, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    total = _activated(total, ACTIVATION)
+    total = activated(total, ACTIVATION)
     tl.store(y_ptr + m[:, None] * N + n[None, :], total, mask=m_inside & n_inside)
 
 

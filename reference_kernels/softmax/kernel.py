@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, RowTile, check_tensor, jit, placed, row_offset, row_tile
+from reference_kernels._common import FLOATS, Rows, RowTile, broadcasts, check_tensor, jit, placed, row_offset, row_tile
 
 
 def config(width: int) -> RowTile:
@@ -168,13 +168,7 @@ def softmax(
         if mask is None:
             continue
         check_tensor("softmax", name, mask, x, dtypes)
-        if not _broadcasts(mask.shape, x.shape):
+        if not broadcasts(mask.shape, x.shape):
             raise ValueError(f"softmax: {name} of shape {tuple(mask.shape)} does not broadcast to x's {tuple(x.shape)}")
     y: torch.Tensor = _softmax(x, float(scale), keep, bias)
     return y
-
-
-def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
-    return len(shape) <= len(target) and all(
-        size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False)
-    )

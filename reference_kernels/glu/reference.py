@@ -1,0 +1,31 @@
+"""What the glu kernels have to compute, unfused."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def glu_reference(
+    gate: torch.Tensor, up: torch.Tensor, activation: str = "silu", compute: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """``activation(gate) * up`` in ``compute`` throughout, rounded once to ``gate``'s dtype.
+
+    Both are ``(*batch, hidden)``. ``activation`` is ``"silu"`` (SwiGLU), ``"gelu"`` (GeGLU, exact, by erf) or
+    ``"gelu_tanh"`` (GeGLU by the usual approximation).
+    """
+    wide = gate.to(compute)
+    if activation == "silu":
+        gated = F.silu(wide)
+    else:
+        gated = F.gelu(wide, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return (gated * up.to(compute)).to(gate.dtype)
+
+
+def glu_packed_reference(
+    x: torch.Tensor, activation: str = "silu", compute: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """`glu_reference` of the two halves of ``x``, ``(*batch, 2 * hidden)``: the gate first, as the projections of
+    most models lay them out."""
+    gate, up = x.chunk(2, dim=-1)
+    return glu_reference(gate, up, activation, compute)

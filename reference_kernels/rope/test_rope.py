@@ -1,0 +1,8 @@
+"""The kernel's tests, made from its specs: ``pytest reference_kernels/rope``."""
+
+from __future__ import annotations
+
+from reference_kernels.rope import spec
+
+test_rope = spec.SPEC.test()
+test_rope_partial = spec.PARTIAL.test()

@@ -11,7 +11,7 @@ from reference_kernels.rope.reference import rope_reference
 
 LAYOUT = st.sampled_from(("half", "interleaved"))
 ANGLES = (torch.float32, torch.bfloat16)
-DIMS = {"q_heads": dim(0, 40), "k_heads": dim(0, 40), "half": dim(0, 128), "rest": dim(0, 96)}
+DIMS = {"q_heads": dim(0, 20), "k_heads": dim(0, 20), "half": dim(0, 40), "rest": dim(0, 40)}
 
 SPEC = FusionSpec(
     name="rope",

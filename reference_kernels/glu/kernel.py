@@ -160,7 +160,7 @@ def _glu(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 @_glu.register_fake
-def _(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+def _(gate: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
 
 
@@ -175,9 +175,7 @@ def _glu_backward(
 
 
 @_glu_backward.register_fake
-def _(
-    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(_: torch.Tensor, gate: torch.Tensor, *__: object) -> tuple[torch.Tensor, torch.Tensor]:
     dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
     return dgate, dup
 
@@ -189,7 +187,7 @@ def _glu_packed(x: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 @_glu_packed.register_fake
-def _(x: torch.Tensor, activation: str) -> torch.Tensor:
+def _(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
 
 
@@ -202,11 +200,11 @@ def _glu_packed_backward(dy: torch.Tensor, x: torch.Tensor, activation: str) -> 
 
 
 @_glu_packed_backward.register_fake
-def _(dy: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
+def _(_: torch.Tensor, x: torch.Tensor, *__: object) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001 -- passed by name
     *tensors, ctx.activation = inputs
     ctx.save_for_backward(*tensors)
 

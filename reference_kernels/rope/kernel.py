@@ -221,14 +221,12 @@ def _rope(
 
 
 @_rope.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, inverse: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(q: torch.Tensor, k: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     return q_out, k_out
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG001 -- passed by name
     _, _, cos, sin, ctx.interleaved, ctx.inverse = inputs
     ctx.save_for_backward(cos, sin)
 
@@ -246,9 +244,9 @@ def rope(
     """Queries and keys turned by their positions: ``(*batch, heads, dim)`` each to contiguous ones of their dtype.
 
     ``q`` and ``k`` share batch, ``dim`` and dtype (float32, float16 or bfloat16) and differ in heads as they like;
-    ``cos`` and ``sin``, in any of these dtypes, broadcast to ``(*batch, half)``: the first ``2 * half`` of ``dim`` turn,
-    in the pairs of `rope_reference`. All may have any strides. In float32, rounded once. Differentiable by ``q`` and
-    ``k``, as often as one likes: the gradient is the turn by the negative angles.
+    ``cos`` and ``sin``, in any of these dtypes, broadcast to ``(*batch, half)``: the first ``2 * half`` of ``dim``
+    turn, in the pairs of `rope_reference`. All may have any strides. In float32, rounded once. Differentiable by ``q``
+    and ``k``, as often as one likes: the gradient is the turn by the negative angles.
 
     Raises `TypeError` for other or mixed dtypes; `ValueError` for shapes that do not fit, ``dim`` past 1024, an unknown
     layout, angles that require a gradient, or mixed devices.
@@ -274,8 +272,8 @@ def rope(
             raise ValueError(f"rope: {name} requires a gradient, which this kernel does not compute; detach it")
     if cos.shape[-1] != sin.shape[-1] or 2 * cos.shape[-1] > q.shape[-1]:
         raise ValueError(
-            f"rope: cos has {cos.shape[-1]} angles, sin {sin.shape[-1]}, and a head {q.shape[-1]} dimensions; both have "
-            "one angle for each pair, at most dim // 2. Of a table that repeats them, pass cos[..., : dim // 2]"
+            f"rope: cos has {cos.shape[-1]} angles, sin {sin.shape[-1]}, and a head {q.shape[-1]} dimensions; both "
+            "have one angle for each pair, at most dim // 2. Of a table that repeats them, pass cos[..., : dim // 2]"
         )
     q_out, k_out = _rope(q, k, cos, sin, layout == "interleaved", False)
     return q_out, k_out

@@ -16,8 +16,8 @@ def rope_reference(
     """Both ``q`` and ``k`` with their first dimensions turned in pairs, in ``compute``, rounded once to their dtype.
 
     ``q`` is ``(*batch, q_heads, dim)``, ``k`` ``(*batch, k_heads, dim)``; ``cos`` and ``sin`` broadcast to
-    ``(*batch, half)``, one angle for each pair, so the first ``2 * half`` of ``dim`` turn and the others stay. A pair is
-    ``(x[i], x[i + half])`` in layout ``"half"`` (GPT-NeoX, Llama) and ``(x[2 * i], x[2 * i + 1])`` in
+    ``(*batch, half)``, one angle for each pair, so the first ``2 * half`` of ``dim`` turn and the others stay. A pair
+    is ``(x[i], x[i + half])`` in layout ``"half"`` (GPT-NeoX, Llama) and ``(x[2 * i], x[2 * i + 1])`` in
     ``"interleaved"`` (GPT-J).
     """
     turned = [_turned(x, cos.unsqueeze(-2).to(compute), sin.unsqueeze(-2).to(compute), layout) for x in (q, k)]

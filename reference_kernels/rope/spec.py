@@ -18,6 +18,24 @@ SPEC = FusionSpec(
     fused=rope,
     reference=rope_reference,
     inputs={
+        "q": tensor("batch tokens q_heads 2*half+rest"),
+        "k": tensor("batch tokens k_heads 2*half+rest"),
+        "cos": tensor("tokens half", dtype=ANGLES),
+        "sin": tensor("tokens half", dtype=ANGLES),
+        "layout": LAYOUT,
+    },
+    dims=DIMS,
+    grad=("q", "k"),
+    invariant="tokens",
+    max_launches=1,
+    bench=[{"batch": batch, "tokens": 4096, "q_heads": 32, "k_heads": 8, "half": 64, "rest": 0} for batch in (8, 4)],
+)
+
+RANKS = FusionSpec(
+    name="rope_any_rank",
+    fused=rope,
+    reference=rope_reference,
+    inputs={
         "q": tensor("*batch q_heads 2*half"),
         "k": tensor("*batch k_heads 2*half"),
         "cos": tensor("*batch half", dtype=ANGLES),
@@ -29,24 +47,4 @@ SPEC = FusionSpec(
     max_launches=1,
 )
 
-PARTIAL = FusionSpec(
-    name="rope_partial",
-    fused=rope,
-    reference=rope_reference,
-    inputs={
-        "q": tensor("batch tokens q_heads 2*half+rest"),
-        "k": tensor("batch tokens k_heads 2*half+rest"),
-        "cos": tensor("tokens half", dtype=ANGLES),
-        "sin": tensor("tokens half", dtype=ANGLES),
-        "layout": LAYOUT,
-    },
-    dims=DIMS,
-    grad=("q", "k"),
-    invariant=("batch", "tokens"),
-    max_launches=1,
-    bench=[
-        {"batch": batch, "tokens": 4096, "q_heads": 32, "k_heads": 8, "half": 64, "rest": 0} for batch in (8, 4)
-    ],
-)
-
-SPECS = [SPEC, PARTIAL]
+SPECS = [SPEC, RANKS]

@@ -5,4 +5,4 @@ from __future__ import annotations
 from reference_kernels.rope import spec
 
 test_rope = spec.SPEC.test()
-test_rope_partial = spec.PARTIAL.test()
+test_rope_any_rank = spec.RANKS.test()

@@ -20,11 +20,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from reference_kernels.glu import kernel as glu
 from reference_kernels.linear import kernel as linear
 from reference_kernels.rms_norm import kernel as rms_norm
+from reference_kernels.rope import kernel as rope
 from reference_kernels.softmax import kernel as softmax
 
-KERNELS = (softmax._softmax_kernel, rms_norm._rms_norm_kernel, linear._linear_kernel)
+KERNELS = (
+    softmax._softmax_kernel,
+    rms_norm._rms_norm_kernel,
+    linear._linear_kernel,
+    glu._glu_kernel,
+    glu._glu_backward_kernel,
+    rope._rope_kernel,
+)
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -33,13 +42,16 @@ POINTERS = {
 }
 
 
-def launches(dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
+def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     """Representative launches by name; the memory is never touched, so sizes cost nothing."""
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=kind)
 
     keep = empty(64, 8192, kind=torch.bool)
+    halves = empty(64, 14336), empty(64, 14336)
+    heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
+    partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
     return {
         "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
         "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
@@ -56,10 +68,23 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
         "linear large": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), empty(8192), "relu"),
         "linear large gelu": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), None, "gelu"),
         "linear transposed": lambda: linear._linear(empty(70, 300).t(), empty(70, 33).t(), None, None),
+        "glu silu": lambda: glu._glu(*halves, "silu"),
+        "glu gelu": lambda: glu._glu(*halves, "gelu"),
+        "glu gelu_tanh": lambda: glu._glu(*halves, "gelu_tanh"),
+        "glu packed": lambda: glu._glu_packed(empty(64, 28672), "silu"),
+        "glu packed narrow": lambda: glu._glu_packed(empty(64, 66), "silu"),
+        "glu backward silu": lambda: glu._glu_backward(halves[0], *halves, "silu"),
+        "glu backward gelu": lambda: glu._glu_backward(halves[0], *halves, "gelu"),
+        "glu backward gelu_tanh": lambda: glu._glu_backward(halves[0], *halves, "gelu_tanh"),
+        "glu backward packed": lambda: glu._glu_packed_backward(halves[0], empty(64, 28672), "silu"),
+        "rope half": lambda: rope._rope(*heads, *angles, False, False),
+        "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
+        "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
+        "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
     }
 
 
-def recorded(launch: Callable[[], torch.Tensor]) -> tuple[Any, dict[str, Any], dict[str, int]]:
+def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, int]]:
     """The kernel that ``launch`` ends in, its arguments by name, and its compiler options."""
     calls: list[tuple[Any, dict[str, Any], dict[str, int]]] = []
 

@@ -54,7 +54,9 @@ def test_every_launch_compiles_within_the_limits_of_sm_90(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     """A contiguous row of 8192 is read 16 bytes at a time, as memory bandwidth asks for."""
-    for name in ("softmax", "softmax masked", "softmax widest tile", "rms_norm llama", "rms_norm gemma"):
+    rows = ("softmax", "softmax masked", "softmax widest tile", "rms_norm llama", "rms_norm gemma")
+    pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
+    for name in (*rows, *pairs):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

@@ -28,7 +28,8 @@ def _by_complex_numbers(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, l
     """Each pair as a complex number, times ``cos + i * sin``."""
     half = cos.shape[-1]
     pairs = x[..., : 2 * half]
-    pairs = pairs.unflatten(-1, (2, half)).transpose(-1, -2) if layout == "half" else pairs.unflatten(-1, (half, 2))
+    lead = x.shape[:-1]
+    pairs = pairs.reshape(*lead, 2, half).transpose(-1, -2) if layout == "half" else pairs.reshape(*lead, half, 2)
     turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin).unsqueeze(-2))
     turned = turned.transpose(-1, -2) if layout == "half" else turned
     return torch.cat((turned.flatten(-2), x[..., 2 * half :]), -1)
@@ -79,9 +80,9 @@ def test_gradients_of_any_order(layout: str) -> None:
         q, k, cos, sin = _inputs(rest=1)
         q.requires_grad_()
         k.requires_grad_()
-        out = function(q, k, cos, sin, layout)  # type: ignore[operator]
+        out = function(q, k, cos, sin, layout)  # type: ignore[arg-type]
         first = torch.autograd.grad(out[0].sin().sum() + out[1].cos().sum(), (q, k), create_graph=True)
-        found.append((*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (q, k))))
+        found.append((*first, *torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (q, k))))
 
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
 
@@ -90,12 +91,12 @@ def test_gradients_of_any_order(layout: str) -> None:
 def test_heads_past_one_block(layout: str) -> None:
     """Heads that take several programs, and far more keys than queries, are all turned."""
     for q_heads, k_heads in ((70, 3), (1, 50)):
-        inputs = _inputs(q_heads=q_heads, k_heads=k_heads, half=16)
+        q, k, cos, sin = _inputs(q_heads=q_heads, k_heads=k_heads, half=16)
         assert config(q_heads, k_heads, 16, 0, interpreted=True).blocks > 1
 
-        got = rope(*inputs, layout)  # type: ignore[arg-type]
+        got = rope(q, k, cos, sin, layout)  # type: ignore[arg-type]
 
-        torch.testing.assert_close(got, rope_reference(*inputs, layout), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(got, rope_reference(q, k, cos, sin, layout), rtol=1e-6, atol=1e-6)
 
 
 def test_opcheck() -> None:
@@ -116,7 +117,7 @@ def test_sizes_of_zero(sizes: dict[str, int]) -> None:
     k.requires_grad_()
 
     got = rope(q, k, cos, sin)
-    gradients = torch.autograd.grad(sum(t.sum() for t in got), (q, k))
+    gradients = torch.autograd.grad(got[0].sum() + got[1].sum(), (q, k))
 
     torch.testing.assert_close(got, rope_reference(q, k, cos, sin), rtol=1e-6, atol=1e-6)
     assert [t.shape for t in gradients] == [q.shape, k.shape]
@@ -125,7 +126,7 @@ def test_sizes_of_zero(sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("error", "words", "call"),
     [
-        (ValueError, "known: half, interleaved", lambda q, k, c, s: rope(q, k, c, s, "neox")),
+        (ValueError, "known: half, interleaved", lambda q, k, c, s: rope(q, k, c, s, "neox")),  # type: ignore[arg-type]
         (TypeError, "k is float16, allowed: float32", lambda q, k, c, s: rope(q, k.half(), c, s)),
         (TypeError, "cos is int64", lambda q, k, c, s: rope(q, k, c.long(), s)),
         (ValueError, "heads come before the tokens", lambda q, k, c, s: rope(q.mT, k, c, s)),

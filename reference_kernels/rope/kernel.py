@@ -37,7 +37,7 @@ def config(q_heads: int, k_heads: int, half: int, rest: int, *, interpreted: boo
     pairs, 20 for each thread of 4 warps. The loads of queries and keys are both under way before either is stored.
     """
     pairs, beside = max(16, triton.next_power_of_2(half)), triton.next_power_of_2(rest) if rest else 0
-    budget = 512 if interpreted else 2048
+    budget = 256 if interpreted else 2048
     head = max(pairs, beside // 2)
     most = min(triton.next_power_of_2(max(q_heads, k_heads, 1)), max(1, budget // head))
     blocks = max(1, triton.cdiv(max(q_heads, k_heads), most))

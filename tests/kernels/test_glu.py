@@ -88,6 +88,21 @@ def test_opcheck() -> None:
     torch.library.opcheck(_glu_packed, (torch.empty(0, 6), "gelu_tanh"))
 
 
+def test_one_graph() -> None:
+    """Both kernels and their gradients compile without a graph break."""
+    gate, up = _halves(4, 6)
+    gate.requires_grad_()
+
+    def plain(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return glu(gate, up, "gelu") + glu_packed(torch.cat((gate, up), -1))
+
+    whole = torch.compile(plain, fullgraph=True, backend="aot_eager")(gate, up)
+
+    torch.testing.assert_close(whole, plain(gate, up), rtol=0, atol=0)
+    got, wanted = (torch.autograd.grad(y.sum(), gate) for y in (whole, plain(gate, up)))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
 def test_a_second_derivative_is_refused() -> None:
     """The backward kernels have no gradient of their own, and say so instead of leaving a term out."""
     gate, up = (t.requires_grad_() for t in _halves(2, 8))

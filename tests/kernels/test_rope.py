@@ -107,6 +107,19 @@ def test_opcheck() -> None:
         torch.library.opcheck(_rope, (q, k, cos[0], sin[0], interleaved, False))
 
 
+def test_one_graph() -> None:
+    """The kernel and its gradient compile without a graph break."""
+    q, k, cos, sin = _inputs()
+    q.requires_grad_()
+
+    whole = torch.compile(rope, fullgraph=True, backend="aot_eager")(q, k, cos, sin)
+
+    plain = rope(q, k, cos, sin)
+    torch.testing.assert_close(whole, plain, rtol=0, atol=0)
+    got, wanted = (torch.autograd.grad(y[0].square().sum() + y[1].sum(), q) for y in (whole, plain))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "sizes", [{"batch": (0,)}, {"q_heads": 0}, {"k_heads": 0}, {"half": 0}, {"half": 0, "rest": 6}]
 )

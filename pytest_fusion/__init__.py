@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_fusion.canary.router import canary
     from pytest_fusion.check import check_equivalent
     from pytest_fusion.decorator import FusionSpec, fused_equivalent
     from pytest_fusion.errors import FusionError, FusionFailure, SpecError
@@ -23,6 +24,7 @@ __all__ = [
     "FusionSpec",
     "SpecError",
     "Tolerance",
+    "canary",
     "check_equivalent",
     "derived",
     "dim",
@@ -51,6 +53,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "canary":
+        return import_module("pytest_fusion.canary")
     if name == "values":
         return import_module("pytest_fusion.spec.values")
     if name in _HOMES:
@@ -59,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, "values"])
+    return sorted([*globals(), *_HOMES, "canary", "values"])

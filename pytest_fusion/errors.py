@@ -23,6 +23,10 @@ class BaselineError(FusionError):
     """A baseline file is damaged, foreign, newer than this version, of another test, or cannot be written."""
 
 
+class CanaryError(FusionError):
+    """A canary is set up wrongly, or is asked for what it cannot do honestly."""
+
+
 class UnsupportedTritonError(FusionError):
     """The installed Triton is not one whose interpreter we know how to mend."""
 

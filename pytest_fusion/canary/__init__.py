@@ -1,0 +1,34 @@
+"""May a new kernel replace the one in production: ``canary("rms_norm", incumbent=old, candidate=new)``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_fusion.canary.policy import Policy
+    from pytest_fusion.canary.request import request
+    from pytest_fusion.canary.router import Canary, canary
+
+__all__ = ["Canary", "Policy", "canary", "request"]
+
+# Loaded on first use: importing the package must import no torch.
+_HOMES = {"Canary": "router", "Policy": "policy", "canary": "router", "request": "request"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"pytest_fusion.canary.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'pytest_fusion.canary' has no attribute {name!r}")
+
+
+class _Callable(ModuleType):
+    """The folder and the function have one name, so that ``from pytest_fusion import canary`` gives both."""
+
+    def __call__(self, name: str, **options: Any) -> Any:
+        return import_module("pytest_fusion.canary.router").canary(name, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,77 @@
+"""The one thread of a process that looks after its canaries: files, clocks and results, off the hot path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from typing import Protocol
+
+
+class Tended(Protocol):
+    """What is looked after. ``tend`` must not block for long; what it raises is dropped."""
+
+    @property
+    def interval_s(self) -> float: ...
+
+    def tend(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+
+_lock = threading.Lock()
+_wake = threading.Event()
+_tended: weakref.WeakSet[Tended] = weakref.WeakSet()
+_thread: threading.Thread | None = None
+_Refs = list["weakref.ref[Tended]"]
+
+
+def add(one: Tended) -> None:
+    """Looks after ``one`` until it is removed or forgotten."""
+    global _thread
+    with _lock:
+        _tended.add(one)
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_loop, name="pytest-fusion-canary", daemon=True)
+            _thread.start()
+    _wake.set()
+
+
+def remove(one: Tended) -> None:
+    with _lock:
+        _tended.discard(one)
+
+
+def _refs() -> _Refs:
+    with _lock:
+        return [weakref.ref(one) for one in _tended]
+
+
+def _loop() -> None:
+    while True:
+        shortest = 60.0
+        for ref in _refs():
+            one = ref()
+            if one is not None:
+                shortest = min(shortest, one.interval_s)
+                # A fault of ours must not end the thread that could still roll back.
+                with contextlib.suppress(Exception):
+                    one.tend()
+            del one
+        _wake.wait(shortest)
+        _wake.clear()
+
+
+def _after_fork() -> None:
+    """A child has no thread of ours, and locks as they stood: it begins anew."""
+    global _lock, _wake, _thread
+    _lock, _wake, _thread = threading.Lock(), threading.Event(), None
+    for one in list(_tended):
+        with contextlib.suppress(Exception):
+            one.after_fork()
+            add(one)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,126 @@
+"""The event log: one JSON line for each event, appended by one process, readable whenever the process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+# Events that wait for the writer; when it cannot write, the oldest go and their number is kept.
+_WAITING = 4096
+# A line is written with one call, so that a reader or a second writer never sees half of one before another.
+_LONGEST = 1 << 16
+
+
+class Log:
+    """Events of one canary in one process. ``add`` never raises and touches no file; ``flush`` never raises.
+
+    Without a ``folder`` the events go to the ``publishers`` alone. A file of more than half of ``most_bytes`` is
+    renamed to ``*.1.jsonl`` in place of the one before. ``publish_errors`` and ``lost`` are counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path | None,
+        most_bytes: int,
+        publishers: Sequence[Callable[[Mapping[str, Any]], object]] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._name = name
+        self._folder = folder
+        self._most_bytes = most_bytes
+        self._publishers = tuple(publishers)
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A log of this process: empty, with a lock that nobody holds. Called again in a forked child."""
+        self._lock = threading.Lock()
+        self._waiting: deque[Event] = deque()
+        self._added = 0
+        self.lost = 0
+        self.publish_errors = 0
+        self.path: Path | None = None
+        if self._folder is not None:
+            slug = re.sub(r"[^A-Za-z0-9_]+", "-", self._name)[:60]
+            host = re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname())[:40]
+            self.path = self._folder / f"{slug}.{host}.{os.getpid()}.{time.time_ns()}.jsonl"
+
+    def add(self, kind: str, **facts: Any) -> None:
+        with self._lock:
+            self._added += 1
+            event = {"time": self._clock(), "n": self._added, "pid": os.getpid(), "name": self._name, "event": kind}
+            self._waiting.append({**event, **facts})
+            if len(self._waiting) > _WAITING:
+                self._waiting.popleft()
+                self.lost += 1
+
+    def flush(self) -> None:
+        """Writes what waits and tells the publishers. What cannot be written is lost and counted."""
+        with self._lock:
+            events = list(self._waiting)
+            self._waiting.clear()
+        if not events:
+            return
+        for publisher in self._publishers:
+            for event in events:
+                try:
+                    publisher(event)
+                except Exception:  # noqa: BLE001 - a publisher's trouble must not become the caller's
+                    self.publish_errors += 1
+        if self.path is not None:
+            try:
+                self._write(self.path, [_line(event) for event in events])
+            except OSError:
+                self.lost += len(events)
+
+    def _write(self, path: Path, lines: Iterable[bytes]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            for line in lines:
+                if size and size + len(line) > self._most_bytes // 2:
+                    os.close(handle)
+                    handle = -1
+                    path.replace(path.with_suffix(".1.jsonl"))
+                    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                    size = 0
+                written = os.write(handle, line)
+                size += written
+                if written < len(line):
+                    # A full disk took a part: end it, so that the next line is one of its own.
+                    os.write(handle, b"\n")
+                    self.lost += 1
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+
+def _line(event: Event) -> bytes:
+    line = json.dumps(event, default=str, separators=(",", ":")).encode() + b"\n"
+    if len(line) > _LONGEST:
+        short = {key: value if not isinstance(value, str) else value[:200] for key, value in event.items()}
+        line = json.dumps(short, default=str, separators=(",", ":")).encode()[: _LONGEST - 1] + b"\n"
+    return line
+
+
+def read(path: Path) -> Iterator[Event]:
+    """The events of a file, in order; a line cut short by a kill or a full disk is passed over. Raises ``OSError``."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and line.endswith(b"\n"):
+                yield event

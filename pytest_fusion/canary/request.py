@@ -1,0 +1,47 @@
+"""Which request a call belongs to, which share of all it falls into, and which kernel it is bound to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
+_64 = (1 << 64) - 1
+
+
+@contextmanager
+def request(key: object) -> Iterator[None]:
+    """Calls inside belong to the request ``key``: all of them are served by the same kernel while the share holds.
+
+    Use the request's own id, the same on every rank of a tensor-parallel group: ranks that decide differently diverge.
+    """
+    token = _KEY.set(str(key))
+    try:
+        yield
+    finally:
+        _KEY.reset(token)
+
+
+def current() -> str | None:
+    """The key of the request that runs here, ``None`` outside of any."""
+    return _KEY.get()
+
+
+def position(seed: str, key: str) -> int:
+    """Where a key stands among all, 0 to 2^64-1: the same in every process, and for every share that contains it."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\0{key}".encode("utf-8", "replace"), digest_size=8).digest())
+
+
+def scattered(seed: int, number: int) -> int:
+    """As :func:`position` for a counter, with no digest: the finaliser of splitmix64 (Steele et al., OOPSLA 2014)."""
+    z = (seed + number * 0x9E3779B97F4A7C15) & _64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _64
+    return z ^ (z >> 31)
+
+
+def threshold(share: float) -> int:
+    """Positions below it are ``share`` of all; all of them at 1."""
+    return round(share * (1 << 64))

@@ -1,0 +1,68 @@
+"""What is seen of a candidate, run by run, and who decides about it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+# What needs no second time: no honest kernel does any of it even once.
+HARD = ("nonfinite", "structure", "inputs", "hang")
+RESULTS = ("ok", "violation", "nonfinite", "structure", "inputs", "error", "hang", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One run of the candidate: ``result`` is one of ``RESULTS``, ``bucket`` the class of its shapes.
+
+    ``squared_difference`` and ``squared_incumbent`` are sums over the ``elements`` of the outputs, ``worst`` the
+    largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that.
+    """
+
+    result: str
+    bucket: str = ""
+    reason: str = ""
+    elements: int = 0
+    beyond: int = 0
+    worst: float = 0.0
+    squared_difference: float = 0.0
+    squared_incumbent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``verdict`` is ``"hold"`` (go on as it is), ``"promote"`` (an advice) or ``"rollback"`` (trips at once)."""
+
+    verdict: str
+    reason: str = ""
+
+
+class Judge(Protocol):
+    """Told of every run, one at a time; what it says last counts."""
+
+    def update(self, observation: Observation) -> Decision:
+        """What the observations so far, this one included, say."""
+        ...
+
+
+class FirstFaults:
+    """Rolls back at the first hard fault, or at ``after`` failures in the last ``window`` runs; never promotes."""
+
+    def __init__(self, after: int, window: int) -> None:
+        self._after = after
+        self._recent: deque[bool] = deque(maxlen=window)
+
+    def update(self, observation: Observation) -> Decision:
+        if observation.result == "skipped":
+            return Decision("hold", "not run")
+        if observation.result in HARD:
+            return Decision("rollback", f"{observation.result}: {observation.reason}")
+        self._recent.append(observation.result != "ok")
+        failed = sum(self._recent) if observation.result != "ok" else 0
+        if failed >= self._after:
+            return Decision(
+                "rollback",
+                f"{failed} failures in the last {len(self._recent)} runs of the candidate, where fewer than "
+                f"{self._after} are allowed; the last: {observation.result}: {observation.reason}",
+            )
+        return Decision("hold")

@@ -1,0 +1,36 @@
+"""What calls are told apart by: exactly, and in classes few enough to count by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pytest_fusion.canary.copies import tensors_in
+
+
+def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    """Shapes, dtypes and devices of the tensors, values of what is discrete, types of the rest. Hashable."""
+    return tuple(_part(value) for value in args), tuple((name, _part(kwargs[name])) for name in sorted(kwargs))
+
+
+def _part(value: Any) -> object:
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    if isinstance(value, tuple | list):
+        return tuple(_part(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((key, _part(item)) for key, item in value.items())
+    return (type(value), value) if value is None or isinstance(value, bool | int | str) else type(value)
+
+
+def bucket_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """``"float16[2^10,2^12] float16[2^12]"``: dtypes, and sizes rounded up to a power of two; at most four tensors."""
+    parts = []
+    for tensor in tensors_in([args, kwargs]):
+        sizes = ",".join("0" if size == 0 else f"2^{(size - 1).bit_length()}" for size in tensor.shape)
+        parts.append(f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]")
+        if len(parts) == 4:
+            break
+    return " ".join(parts) or "no tensor"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_fusion.canary.policy import Policy
-    from pytest_fusion.canary.request import request
     from pytest_fusion.canary.router import Canary, canary
+    from pytest_fusion.canary.sharing import request
 
 __all__ = ["Canary", "Policy", "canary", "request"]
 
 # Loaded on first use: importing the package must import no torch.
-_HOMES = {"Canary": "router", "Policy": "policy", "canary": "router", "request": "request"}
+_HOMES = {"Canary": "router", "Policy": "policy", "canary": "router", "request": "sharing"}
 
 
 def __getattr__(name: str) -> Any:

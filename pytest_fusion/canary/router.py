@@ -24,9 +24,9 @@ from pytest_fusion.canary.events import Log
 from pytest_fusion.canary.generators import Generators
 from pytest_fusion.canary.mode import OFF
 from pytest_fusion.canary.policy import Policy
-from pytest_fusion.canary.request import current, position, scattered, threshold
 from pytest_fusion.canary.rule import FirstFaults, Judge, Observation
 from pytest_fusion.canary.shadow import Comparisons
+from pytest_fusion.canary.sharing import current, position, scattered, threshold
 from pytest_fusion.canary.signature import bucket_of, signature_of
 from pytest_fusion.canary.state import Control
 from pytest_fusion.canary.watchdog import CandidateHungError, Watchdog
@@ -106,6 +106,9 @@ class Canary:
         self._mode = OFF
         # What an active canary does with a call; None is the whole cost of a canary that is off.
         self._active: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self._control.look()
+        self._apply()
+        self._log.add("start", rollout=policy.rollout, state=self.state, tripped=self._control.tripped)
         self.refresh()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -199,11 +198,9 @@ class Control:
         path = self._mark()
         if path is None:
             return None
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return path.read_text(encoding="utf-8", errors="replace").strip() or "tripped by an earlier process"
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                return f"{path} cannot be read ({said(error)}), so nobody knows that this rollout was not tripped"
-        return None
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").strip() or "tripped by an earlier process"
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return f"{path} cannot be read ({said(error)}), so nobody knows that this rollout was not tripped"

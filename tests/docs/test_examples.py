@@ -12,7 +12,7 @@ from pytest_fusion.profiles import PROFILES
 from pytest_fusion.verdict.model import CHECKS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md", "docs/bench.md")
+PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md", "docs/bench.md", "docs/canary.md")
 # That an example is right takes few cases; that the search finds bugs is proved in tests/quality.
 _SHORT = """
 from hypothesis import settings

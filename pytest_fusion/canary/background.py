@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -18,6 +19,8 @@ class Tended(Protocol):
     def tend(self) -> None: ...
 
     def after_fork(self) -> None: ...
+
+    def at_exit(self) -> None: ...
 
 
 _lock = threading.Lock()
@@ -73,5 +76,15 @@ def _after_fork() -> None:
             add(one)
 
 
+def _at_exit() -> None:
+    """What waits to be written is written by a process that ends in peace."""
+    for ref in _refs():
+        one = ref()
+        if one is not None:
+            with contextlib.suppress(Exception):
+                one.at_exit()
+
+
+atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

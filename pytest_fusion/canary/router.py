@@ -186,6 +186,11 @@ class Canary:
 
     tend = refresh
 
+    def at_exit(self) -> None:
+        """Writes what waits; no state is read any more, for a file that does not answer would hold up the exit."""
+        self._write_block()
+        self._log.flush()
+
     def after_fork(self) -> None:
         """In a forked child: locks that nobody holds, counts and a log of its own."""
         self._lock = threading.RLock()
@@ -229,14 +234,16 @@ class Canary:
         if mode.state != "route":
             return False
         if self.policy.by == "process":
-            key = self.policy.replica or f"{socket.gethostname()}:{os.getpid()}"
+            key = self._replica
         where = position(self._seed, key) if key is not None else scattered(self._ticket_seed, ticket)
         return where < threshold(mode.share)
 
     def _reseed(self) -> None:
         self._seed = f"{self.policy.salt}\0{self.name}\0{self._control.rollout}"
         self._sample_seed = position(self._seed, "sample")
-        self._ticket_seed = position(self._seed, f"{socket.gethostname()}:{os.getpid()}")
+        process = f"{socket.gethostname()}:{os.getpid()}"
+        self._replica = self.policy.replica or process
+        self._ticket_seed = position(self._seed, process)
 
     def _sampled(self, ticket: int, share: float) -> bool:
         return scattered(self._sample_seed, ticket) < threshold(share)

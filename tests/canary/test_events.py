@@ -53,6 +53,15 @@ def test_a_killed_process_leaves_a_log_that_is_read(tmp_path: Path) -> None:
     assert {event["pid"] for event in events} == {process.pid}
 
 
+def test_a_process_that_ends_in_peace_leaves_all_its_events(tmp_path: Path) -> None:
+    """What its thread had not yet written is written at exit."""
+    code = _KILLED.partition("kernel.refresh()")[0].replace("0.001", "3600")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)
+
+    (path,) = tmp_path.glob("*.jsonl")
+    assert sum(event["event"] == "failure" for event in read(path)) == 20
+
+
 def test_a_line_that_was_cut_is_passed_over(tmp_path: Path) -> None:
     """At every byte where a write can end, the events before it are read and nothing else is."""
     log = Log("k", tmp_path, 1 << 20)
@@ -157,6 +166,7 @@ if child == 0:
     kernel(torch.ones(2)); kernel(torch.ones(2))
     kernel.refresh()
     os._exit(0 if kernel.status()["counts"] == {"compared: ok": 2} else 1)
+kernel._log._lock.release()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120, check=False)

@@ -416,6 +416,21 @@ def test_gradients_flow_through_the_kernel_that_served(state: str) -> None:
     assert torch.allclose(w.grad, 2 * 2 * torch.full((3,), 2.0) + w.detach().exp())
 
 
+def test_a_shadowed_candidate_records_no_graph() -> None:
+    """Weights that the candidate holds itself make no history that keeps the copies alive."""
+    weight = torch.ones(3, requires_grad=True)
+    recorded: list[bool] = []
+
+    def candidate(x: Tensor) -> Tensor:
+        result = x * 2 * weight
+        recorded.append(result.requires_grad)
+        return result
+
+    _made(_double, candidate, shadow=1.0)(torch.ones(3))
+
+    assert recorded == [False]
+
+
 def test_inference_mode_is_served() -> None:
     """Inference tensors, which have no version counter, are copied, restored and routed."""
     fail = [False]
@@ -525,3 +540,20 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     options = {"name": "k", "incumbent": _double, "candidate": _sum, **wrong}
     with pytest.raises(CanaryError, match="expected a"):
         canary(options.pop("name"), **options)
+
+
+def test_a_process_is_one_or_the_other() -> None:
+    """Routed by process, a replica serves every call with one kernel, and about the share of replicas is new."""
+    x = torch.ones(1)
+    served: list[str] = []
+    for replica in range(80):
+        kernel = _made(
+            lambda x: "old", lambda x: "new", _Patient(), state="route", share=0.5, by="process", replica=f"r{replica}"
+        )
+        kernel(x)  # the first call of its shape is the incumbent's
+        answers = {kernel(x) for _ in range(5)}
+        assert len(answers) == 1
+        served += answers
+        kernel.close()
+
+    assert 20 < served.count("new") < 60

@@ -1,0 +1,1 @@
+"""How often rollouts end as they should, by simulation."""

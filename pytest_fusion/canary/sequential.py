@@ -1,0 +1,157 @@
+"""Evidence about a mean that may be looked at after every observation: betting on binned, bounded values.
+
+A gambler who starts with 1 and bets that the mean is above ``m`` gets, for an observation ``x`` of at least ``low``,
+``(x - low) / (m - low)`` for each coin that he stakes and keeps the rest. Where the mean is at most ``m``, whatever
+came before, no stake makes his wealth grow on average, and by Ville's inequality it ever reaches ``1 / alpha`` with at
+most the probability ``alpha``, however often one looks (Waudby-Smith and Ramdas, JRSS-B 86, 2024). He splits his coins
+over fixed stakes from all to almost nothing, once and for all (Cover's universal portfolio; Orabona and Jun, IEEE
+Trans. Inf. Theory 70, 2024). His wealth then depends on how often each value occurred and not on the order, so counts
+of many processes add up to one valid statement.
+
+For values 0 and 1 this is the likelihood ratio of a mixture of rates. Nothing is assumed about the distribution, only
+that values are bounded (what lies outside is clipped: the statement is about the clipped mean) and that no observation
+has, given the earlier ones, a mean beyond ``m``. Pairs in random order have that even on a machine that drifts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Stakes are 1, 1/2, 1/4, ... of the coins: 2^-20 is best for a rate of 10^-6 above an allowed one of zero.
+_STAKES = 2.0 ** -np.arange(21)
+# Half of the coins are on the highest stake. For a rate below a limit that is the rule of three, looked at all the
+# time: with no event, log(2 / alpha) / limit observations are enough. The others share the rest equally.
+_SHARES = np.array([0.5] + [0.5 / 20] * 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The values that are counted: ``low``, ``low + step``, ... up to ``high``.
+
+    A mean of rounded values is off by half a step at most. Raises ``ValueError`` where steps do not end at ``high``.
+    """
+
+    low: float
+    high: float
+    step: float
+
+    def __post_init__(self) -> None:
+        steps = (self.high - self.low) / self.step if self.step > 0 else 0.0
+        if not (math.isfinite(steps) and steps >= 1 and abs(steps - round(steps)) < 1e-6):
+            raise ValueError(f"from {self.low} to {self.high} is not a whole number of steps of {self.step}")
+
+    @property
+    def size(self) -> int:
+        return round((self.high - self.low) / self.step) + 1
+
+    def index(self, value: float) -> int:
+        """Which value stands for this one; infinities are clipped. Raises ``ValueError`` for NaN."""
+        if math.isnan(value):
+            raise ValueError("NaN is no value")
+        return round((min(max(value, self.low), self.high) - self.low) / self.step)
+
+    def value(self, index: int) -> float:
+        return self.low + index * self.step
+
+
+# Whether something happened in a call: 0 or 1.
+RATE = Scale(0.0, 1.0, 1.0)
+
+
+def mean(counts: Mapping[int, int], scale: Scale) -> float:
+    """The mean of counted values; NaN for none."""
+    total = sum(counts.values())
+    return sum(scale.value(index) * count for index, count in counts.items()) / total if total else math.nan
+
+
+def above(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
+    """Logarithm of the evidence that the mean is above ``bound``: it ever exceeds ``log(1 / alpha)`` by chance in at
+    most ``alpha`` of all streams whose mean is not.
+
+    ``counts`` says how often each index of ``scale`` occurred. ``bound`` at ``low`` or under it makes the first other
+    value infinite evidence; at ``high`` or over it there is never any.
+    """
+    if bound <= scale.low:
+        return math.inf if any(index > 0 and count for index, count in counts.items()) else 0.0
+    return _wealth(counts, _payoffs(scale, bound, up=True)) if bound < scale.high else 0.0
+
+
+def below(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
+    """As :func:`above`, that the mean is below ``bound``."""
+    if bound >= scale.high:
+        top = scale.size - 1
+        return math.inf if any(index < top and count for index, count in counts.items()) else 0.0
+    return _wealth(counts, _payoffs(scale, bound, up=False)) if bound > scale.low else 0.0
+
+
+def interval(counts: Mapping[int, int], scale: Scale, alpha: float) -> tuple[float, float]:
+    """The means that are not refuted: it ever excludes the true one in at most ``alpha`` of all streams.
+
+    Raises ``ValueError`` for an ``alpha`` that is no probability.
+    """
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha is {alpha}, and it is a probability between 0 and 1")
+    needed = math.log(2 / alpha)
+    centre = mean(counts, scale)
+    if math.isnan(centre):
+        return scale.low, scale.high
+    # Evidence falls as the bound nears the mean from either side, so each end is a sign change.
+    lower = _refuted(lambda bound: _fresh(counts, scale, bound, up=True) >= needed, scale.low, centre)
+    upper = _refuted(lambda bound: _fresh(counts, scale, bound, up=False) >= needed, scale.high, centre)
+    return lower, upper
+
+
+def clean_calls(limit: float, alpha: float) -> int:
+    """How many observations without an event show that its rate is below ``limit``."""
+    return math.ceil(math.log(2 / alpha) / -math.log1p(-limit))
+
+
+def _refuted(refutes: Callable[[float], bool], outer: float, inner: float) -> float:
+    """The end of what is refuted between ``outer`` and ``inner``; ``outer`` where nothing is."""
+    unit = inner - outer
+    # In shares of the way on a logarithmic grid: a rate of 10^-6 is as well resolved as one of one half.
+    refuted, kept = 0.0, 1.0
+    if unit == 0 or not refutes(outer + unit * 1e-12):
+        return outer
+    refuted = 1e-12
+    for _ in range(60):
+        middle = math.sqrt(refuted * kept)
+        if refutes(outer + unit * middle):
+            refuted = middle
+        else:
+            kept = middle
+    return outer + unit * refuted
+
+
+def _fresh(counts: Mapping[int, int], scale: Scale, bound: float, *, up: bool) -> float:
+    return _wealth(counts, _log_payoffs(scale, bound, up=up)) if scale.low < bound < scale.high else 0.0
+
+
+def _log_payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]:
+    """Logarithm of what a coin becomes: float64, stakes x values."""
+    values = scale.low + scale.step * np.arange(scale.size)
+    gain = (values - scale.low) / (bound - scale.low) if up else (scale.high - values) / (scale.high - bound)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log((1 - _STAKES[:, None]) + _STAKES[:, None] * np.maximum(gain, 0.0)[None, :]))
+
+
+# A judge asks about the same few bounds at every look.
+@functools.lru_cache(maxsize=64)
+def _payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]:
+    return _log_payoffs(scale, bound, up=up)
+
+
+def _wealth(counts: Mapping[int, int], payoffs: NDArray[np.float64]) -> float:
+    seen = [(index, count) for index, count in counts.items() if count]
+    if not seen:
+        return 0.0
+    indices, many = zip(*seen, strict=True)
+    each = payoffs[:, list(indices)] @ np.array(many, dtype=np.float64)
+    top = float(each.max())
+    return top + math.log(float(_SHARES @ np.exp(each - top)))

@@ -32,7 +32,8 @@ class Tally:
     broken: int = 0
 
     def __post_init__(self) -> None:
-        if any(type(n) is not int or n < 0 for pair in self.counts.items() for n in pair) or self.broken < 0:
+        numbers = (*self.counts, *self.counts.values(), self.broken)
+        if {*map(type, numbers)} != {int} or min(numbers) < 0:
             raise ValueError(f"indices and counts are integers from 0 on, not {dict(self.counts)}, {self.broken}")
 
     @property
@@ -77,8 +78,13 @@ class Evidence:
 
     def pooled(self, metric: str, arm: Arm = "candidate") -> Tally:
         """All buckets of a metric together."""
-        found = [tally for cell, tally in self.tallies.items() if (cell.metric, cell.arm) == (metric, arm)]
-        return sum(found, Tally())
+        counts: Counter[int] = Counter()
+        broken = 0
+        for cell, tally in self.tallies.items():
+            if (cell.metric, cell.arm) == (metric, arm):
+                counts.update(tally.counts)
+                broken += tally.broken
+        return Tally(dict(sorted(counts.items())), broken)
 
     def as_json(self) -> dict[str, Any]:
         return {

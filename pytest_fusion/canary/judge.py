@@ -113,7 +113,7 @@ def _inconsistent(evidence: Evidence, rules: Rules) -> Iterator[str]:
             yield f"{cell.metric!r} was observed, and the rules do not know it; they know {', '.join(sorted(known))}"
         elif max(tally.counts, default=0) >= known[cell.metric].size:
             yield f"{cell.metric}: counts are not on its scale; were they made under other rules?"
-        if tally.seen and not evidence.calls.get(cell.bucket):
+        if cell.arm == "candidate" and tally.seen and not evidence.calls.get(cell.bucket):
             yield f"{cell.metric}: bucket {cell.bucket!r} has {tally.seen} observations and no calls; are counts lost?"
 
 

@@ -16,11 +16,12 @@ Role = Literal["critical", "ordinary", "muted"]
 class Metric:
     """One thing that is observed of calls, where more is worse, as a mean.
 
-    ``scale`` is ``RATE`` for events per call, else that of a log ratio of candidate to incumbent, one for each block of
-    calls. Worse: the mean is shown to be above ``acceptable``; that may be after few observations. Good enough: shown to
-    be below ``limit`` over all calls, and below ``bucket_limit`` in each bucket of some traffic, where there is less to
+    ``scale`` is ``RATE`` for events per call, else that of a log ratio of candidate to incumbent, one per block of calls.
+
+    Worse: the mean is shown to be above ``acceptable``; that may be after few observations. Good enough: shown to be
+    below ``limit`` over all calls, and below ``bucket_limit`` in each bucket of some traffic, where there is less to
     show it with; not asked before ``fewest`` observations, ``fewest_in_bucket`` in a bucket. ``itself``: how far from 0
-    the incumbent beside itself may be, 0 for no such test; ``fewest_itself`` observations of it are needed to promote.
+    the incumbent beside itself may be, 0 for no such test; to promote takes ``fewest_itself`` observations of it.
     """
 
     name: str

@@ -16,7 +16,7 @@ Role = Literal["critical", "ordinary", "muted"]
 class Metric:
     """One thing that is observed of calls, where more is worse, as a mean.
 
-    ``scale`` is ``RATE`` for events per call, else that of a log ratio of candidate to incumbent, one per block of calls.
+    ``scale`` is ``RATE`` for events per call, else that of log ratios of candidate to incumbent, one a block of calls.
 
     Worse: the mean is shown to be above ``acceptable``; that may be after few observations. Good enough: shown to be
     below ``limit`` over all calls, and below ``bucket_limit`` in each bucket of some traffic, where there is less to

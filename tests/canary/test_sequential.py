@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ RATIO = Scale(-0.25, 0.25, 0.005)
 RUNS = 300
 ALPHA = 0.05
 Drawn = NDArray[np.float64]
+Evidence = Callable[[Mapping[int, int], Scale, float], float]
 
 
 def _ever(draws: Drawn, scale: Scale, alarm: Callable[[Counter[int]], bool]) -> bool:
@@ -59,6 +61,35 @@ def test_the_true_mean_is_excluded_at_most_as_often_as_promised_by_one_who_looks
     )
 
     assert wrong < 27 / RUNS
+
+
+@pytest.mark.parametrize("bound", [0.003, 0.3, 0.9])
+@pytest.mark.parametrize("evidence", [above, below])
+def test_wealth_does_not_grow_on_average_where_the_mean_is_the_bound(evidence: Evidence, bound: float) -> None:
+    """Summed over all that 30 calls can show, expected wealth is 1 at the bound and less beyond it: Ville's premise."""
+
+    def expected(rate: float) -> float:
+        return sum(
+            math.comb(30, k) * rate**k * (1 - rate) ** (30 - k) * math.exp(evidence({0: 30 - k, 1: k}, RATE, bound))
+            for k in range(31)
+        )
+
+    harmless, harmful = (bound / 2, (1 + bound) / 2) if evidence is above else ((1 + bound) / 2, bound / 2)
+
+    assert expected(bound) == pytest.approx(1, abs=1e-9)
+    assert expected(harmless) < 1 < expected(harmful)
+
+
+def test_wealth_does_not_grow_on_average_with_ratios_either() -> None:
+    """The same of all sequences of six observations of three values, -0.05, 0.02 and 0.2, whose mean is the bound."""
+    values, chances = (-0.05, 0.02, 0.2), (0.5, 0.3, 0.2)
+    bound = sum(value * chance for value, chance in zip(values, chances, strict=True))
+    for evidence in (above, below):
+        expected = 0.0
+        for drawn in itertools.product(range(3), repeat=6):
+            counts = Counter(RATIO.index(values[one]) for one in drawn)
+            expected += math.prod(chances[one] for one in drawn) * math.exp(evidence(counts, RATIO, bound))
+        assert expected == pytest.approx(1, abs=1e-9)
 
 
 def test_an_interval_for_one_look_would_not_pass_that_test() -> None:

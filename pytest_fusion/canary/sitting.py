@@ -27,7 +27,7 @@ _REACHED = {
 
 
 class Run(Protocol):
-    """One run of the candidate: ``result`` is ``"ok"``, ``"skipped"`` or what was wrong, ``bucket`` a class of shapes."""
+    """One run of the candidate: ``result`` is ``"ok"``, ``"skipped"`` or what was wrong, ``bucket`` its shapes."""
 
     @property
     def result(self) -> str: ...
@@ -46,7 +46,7 @@ class Ruling(NamedTuple):
 class Sitting:
     """Counts runs and asks the judge: at each one that is not ``"ok"``, and at every ``every``-th that is.
 
-    A skipped run counts as a call that was not compared. Ratios come by ``ratio``; without them the metrics of the rules
+    A skipped run counts as a call that was not compared. Ratios come by ``ratio``; without them the metrics of rules
     that are ratios have no data, and nothing is promoted. Any number of threads may call: no run is lost, and the judge
     may be asked one run late. Raises ``ValueError`` for ``every`` under 1.
     """

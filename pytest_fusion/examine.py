@@ -39,7 +39,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.model import CHECKS, Verdict
 
 if TYPE_CHECKING:
-    from pytest_fusion.bench.run import Measured
+    from pytest_fusion.bench.measured import Measured
 
 # How much longer a case may take after the first that was only slow.
 _PATIENCE = 10
@@ -101,7 +101,7 @@ def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
 
 def with_bench(record: TestRecord, found: Measured, asked: BenchRequest, name: str) -> TestRecord:
     """The record of a green test with what was measured behind it; a regression fails it."""
-    from pytest_fusion.bench.run import told
+    from pytest_fusion.bench.measured import told
 
     record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
     if found.wrong:

@@ -12,8 +12,8 @@ import torch
 from pytest_fusion import active
 from pytest_fusion.bench.calls import Pair, case_text, measure, remembers
 from pytest_fusion.bench.latency import digest
+from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.on_device import opened
-from pytest_fusion.bench.run import Measured
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.check import by_name, check_equivalent, device_of, name_of, positional_names
 from pytest_fusion.errors import FusionError

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pytest_fusion.baseline import store
-from pytest_fusion.baseline.compare import compare, judged
 from pytest_fusion.baseline.judge import Noise
 from pytest_fusion.baseline.model import Latency, Row, stable
-from pytest_fusion.baseline.place import device_class
 from pytest_fusion.bench import host
 from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
+from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.request import BenchRequest
-from pytest_fusion.bench.run import Measured, facts_of
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import said
 from pytest_fusion.run import genuine, interpreter
@@ -73,7 +69,6 @@ def measure(
     is in the notes. Raises ``BaselineError`` for a baseline that cannot be read.
     """
     found = Measured()
-    test, device = stable(nodeid), device_class(environment)
     try:
         with torch.no_grad():
             ours, theirs = _counted(pair.fused, pair), _counted(pair.reference, pair)
@@ -89,27 +84,16 @@ def measure(
         timing, raw, machine = _timed(pair, ours, theirs, environment, machine)
     except _NoLatencyError as why:
         found.notes.append(f"{case}: no latency: {why}")
-    shared: dict[str, Any] = {
-        "test": test,
-        "device": device,
-        "case": case,
-        "environment": {name: str(environment[name]) for name in ("torch", "triton") if environment.get(name)},
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    shared = {"case": case, **common(stable(nodeid), environment)}
     facts, names, methods = facts_of(ours.counts)
     facts["bytes.algorithmic"] = algorithmic_bytes(pair.inputs.values(), ours.result)
     found.rows = [Row(role="fused", facts=facts, names=names, methods=methods, latency=timing, samples=raw, **shared)]
     facts, names, methods = facts_of(theirs.counts)
     if isinstance(work, Traffic):
-        facts |= {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
+        facts |= work_facts(work)
     if facts:
         found.rows.append(Row(role="reference", facts=facts, names=names, methods=methods, **shared))
-    stored = store.load(asked.folder, test, device)
-    command = f"pytest {nodeid} --fusion-bench --fusion-update new"
-    ci = asked.ci and asked.update == "none"
-    rows = [compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows]
-    found.compared = judged(rows, family=asked.family)
-    return found
+    return beside_baseline(found, asked, nodeid, environment, machine)
 
 
 def remembers(pair: Pair) -> bool:

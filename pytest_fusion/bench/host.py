@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from pytest_fusion.baseline.bootstrap import block_ratios, estimate, settled
 from pytest_fusion.baseline.judge import Noise
-from pytest_fusion.bench.latency import BUDGET_S, SMALLEST
+from pytest_fusion.bench.latency import compared
 from pytest_fusion.run.timing.host import HostTimed, host_timed
-from pytest_fusion.run.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks, paired
+from pytest_fusion.run.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks
 
 # Where each process puts its memory and its threads moves both sides apart by several per cent, which no run against
 # itself within one process shows: a ratio of host times is kept and told, and accuses nobody.
@@ -34,10 +33,7 @@ def timed(
     candidate, control = host_timed(lambda: fused(**inputs)), host_timed(lambda: reference(**inputs))
     _check_time(candidate, control)
 
-    def enough(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
-        return settled(estimate(block_ratios(one, other)), SMALLEST)
-
-    blocks = paired(candidate, control, enough=enough, budget_s=BUDGET_S)
+    blocks = compared(candidate, control)
     return blocks, {"timer": candidate.timer, "cache": "warm", "threads": str(torch.get_num_threads())}
 
 

@@ -15,7 +15,7 @@ from pytest_fusion.baseline.judge import Noise, noise
 from pytest_fusion.baseline.model import Latency
 from pytest_fusion.baseline.place import latency_place, unit_of
 from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.timing.pairs import Blocks, paired
+from pytest_fusion.run.timing.pairs import Blocks, Timed, paired
 from pytest_fusion.run.timing.replay import Replayed, replayed
 from pytest_fusion.run.timing.rotation import copies_needed, rotated
 from pytest_fusion.run.traffic import algorithmic_bytes
@@ -46,7 +46,7 @@ def timed(
     return replayed(call, sets, device, plain="" if whole else reason), cold
 
 
-def compared(candidate: Replayed, control: Replayed, *, budget_s: float = BUDGET_S, seed: int = 0) -> Blocks:
+def compared(candidate: Timed, control: Timed, *, budget_s: float = BUDGET_S, seed: int = 0) -> Blocks:
     """Pairs until the log ratio is known to half the smallest effect that counts, or the budget is spent."""
 
     def enough(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> bool:

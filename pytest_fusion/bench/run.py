@@ -2,72 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from pytest_fusion.baseline import store
-from pytest_fusion.baseline.compare import Comparison, compare, judged
 from pytest_fusion.baseline.model import Row, stable
-from pytest_fusion.baseline.place import device_class
 from pytest_fusion.bench import limits
 from pytest_fusion.bench.entries import Entry, entries
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError
 from pytest_fusion.bench.golden import goldens
-from pytest_fusion.bench.limits import Limited, limited
+from pytest_fusion.bench.limits import limited
+from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
 from pytest_fusion.bench.modelled import CPU, measure
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.case.plan import Limits
-from pytest_fusion.run.counting.model import Counts, Uncounted
+from pytest_fusion.run.counting.model import Uncounted
 from pytest_fusion.run.isolate import Channel, ChildError, Crash, run_isolated
 from pytest_fusion.run.resources.measure import Report, recompilations_of, resources_of
-from pytest_fusion.run.resources.record import Resources, figures
+from pytest_fusion.run.resources.record import figures
 from pytest_fusion.run.resources.targets import parse_targets
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Of one entry at full sizes: on a CPU nothing is computed, on a GPU kernels compile.
 _SECONDS = 300.0
-_VERSIONS = ("torch", "triton", "cuda", "driver")
 ALL = "all entries"
 # What of a reference is not known where its launches are not, without and with its bytes.
 _REFERENCE = ("launches of the reference", "launches and bytes of the reference")
-
-
-@dataclass(slots=True)
-class Measured:
-    """Rows of one test, their comparisons, what kernels take of each target, and what is to be told."""
-
-    rows: list[Row] = field(default_factory=list)
-    compared: list[Comparison] = field(default_factory=list)
-    resources: list[Resources] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    # Entries whose result is wrong at their sizes, which have no row.
-    wrong: list[str] = field(default_factory=list)
-    limits: list[Limited] = field(default_factory=list)
-    # Every entry was measured, so that another row of the test is of a case that is gone.
-    complete: bool = False
-
-    @property
-    def failures(self) -> list[Comparison | Limited]:
-        return [*(one for one in self.compared if one.failed), *(one for one in self.limits if one.failed)]
-
-    def as_json(self) -> dict[str, Any]:
-        """The ``bench`` of a test in reports."""
-        return {
-            "rows": [row.as_json() for row in self.rows],
-            "compared": [
-                {"case": one.key.case, "role": one.key.role, "verdict": one.verdict, "reason": one.reason}
-                for one in self.compared
-            ],
-            "resources": [one.as_json() for one in self.resources],
-            "wrong": list(self.wrong),
-            "limits": [one.as_json() for one in self.limits],
-            "notes": list(self.notes),
-            "complete": self.complete,
-        }
 
 
 def bench(
@@ -110,16 +71,10 @@ def bench(
     found.rows += _golden_rows(session, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
-    stored = store.load(asked.folder, stable(nodeid), device_class(environment))
-    command = f"pytest {nodeid} --fusion-bench --fusion-update new"
-    ci = asked.ci and asked.update == "none"
     noisy = session.noise.noisy if session.noise is not None else ""
-    timed = [row for row in found.rows if row.case != ALL and not row.golden]
-    found.limits = limited(timed, spec.bench_limits, noisy=noisy)
+    found.limits = limited(found.rows, spec.bench_limits, noisy=noisy)
     found.notes += limits.notes(found.limits)
-    compared = [compare(row, stored, machine=session.noise, ci=ci, command=command) for row in found.rows]
-    found.compared = judged(compared, family=asked.family)
-    return found
+    return beside_baseline(found, asked, nodeid, environment, session.noise)
 
 
 def _modelled(
@@ -191,14 +146,11 @@ def _rows(
     test: str,
     environment: Mapping[str, Any],
 ) -> list[Row]:
-    shared = _shared(test, environment)
+    shared = common(test, environment)
     rows: list[Row] = []
     for text, one in figured:
         of_kernels = resources.get(text, {}) or figures(one.resources)
-        work = one.reference
-        moved = (
-            {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops} if work else {}
-        )
+        moved = work_facts(one.reference) if one.reference is not None else {}
         sides = (
             ("fused", one.counts, one.fused_side, {"bytes.algorithmic": one.moved, **of_kernels}),
             ("reference", one.reference_counts, one.reference_side, moved),
@@ -221,19 +173,10 @@ def _rows(
     return [*rows, Row(case=ALL, role="fused", facts=sweep, **shared)] if sweep else rows
 
 
-def _shared(test: str, environment: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "test": test,
-        "device": device_class(environment),
-        "environment": {name: str(environment[name]) for name in _VERSIONS if environment.get(name)},
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
 def _golden_rows(session: Found, found: Measured, test: str, environment: Mapping[str, Any]) -> list[Row]:
     found.notes += [f"{text}: not kept: {one}" for text, one in session.golden if isinstance(one, str)]
     return [
-        Row(case=text, role="fused", golden=one, **_shared(test, environment))
+        Row(case=text, role="fused", golden=one, **common(test, environment))
         for text, one in session.golden
         if not isinstance(one, str) and one
     ]
@@ -249,16 +192,3 @@ def _unknown(one: Figures) -> list[str]:
     )
     said = [f"{what} not known: {counts.reason}" for what, counts in counted if isinstance(counts, Uncounted)]
     return [*said, f"no latency: {one.untimed}"] if one.untimed else said
-
-
-def facts_of(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
-    """Facts, names and methods of a ``Row``; empty where nothing was counted."""
-    if isinstance(counts, Uncounted):
-        return {}, {}, {}
-    facts = {"launches.kernels": counts.kernels, "launches.memcpy": counts.memcpy, "launches.memset": counts.memset}
-    return facts, dict(counts.names), {"launches": counts.method}
-
-
-def told(one: Comparison | Limited) -> str:
-    """A failed comparison or limit in a sentence."""
-    return f"{one.key.case}, {one.key.role}: {one.verdict}: {one.reason}"

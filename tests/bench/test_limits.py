@@ -11,7 +11,7 @@ import torch
 from pytest_fusion import FusionSpec, SpecError, tensor
 from pytest_fusion.baseline.model import Row
 from pytest_fusion.bench.limits import limited, notes
-from pytest_fusion.bench.run import Measured, told
+from pytest_fusion.bench.measured import Measured, told
 from tests.report.benched import latency, rows
 
 

@@ -275,7 +275,7 @@ def test_chance_has_as_many_tries_as_the_run_has_cases(
     project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Holm's correction counts the entries of all tests of the run."""
-    from pytest_fusion.bench import run as running
+    from pytest_fusion.bench import measured as running
 
     seen: list[int | None] = []
     judged = running.judged

@@ -1,0 +1,98 @@
+"""`Measured`: the rows of one test beside their baselines, and the parts that rows of every kind share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_fusion.baseline import store
+from pytest_fusion.baseline.compare import Comparison, compare, judged
+from pytest_fusion.baseline.judge import Noise
+from pytest_fusion.baseline.model import Row, stable
+from pytest_fusion.baseline.place import device_class
+from pytest_fusion.bench.limits import Limited
+from pytest_fusion.bench.request import BenchRequest
+from pytest_fusion.run.counting.model import Counts, Uncounted
+from pytest_fusion.run.resources.record import Resources
+from pytest_fusion.run.traffic import Traffic
+
+_VERSIONS = ("torch", "triton", "cuda", "driver")
+
+
+@dataclass(slots=True)
+class Measured:
+    """Rows of one test, their comparisons, what kernels take of each target, and what is to be told."""
+
+    rows: list[Row] = field(default_factory=list)
+    compared: list[Comparison] = field(default_factory=list)
+    resources: list[Resources] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    # Entries whose result is wrong at their sizes, which have no row.
+    wrong: list[str] = field(default_factory=list)
+    limits: list[Limited] = field(default_factory=list)
+    # Every entry was measured, so that another row of the test is of a case that is gone.
+    complete: bool = False
+
+    @property
+    def failures(self) -> list[Comparison | Limited]:
+        return [*(one for one in self.compared if one.failed), *(one for one in self.limits if one.failed)]
+
+    def as_json(self) -> dict[str, Any]:
+        """The ``bench`` of a test in reports."""
+        return {
+            "rows": [row.as_json() for row in self.rows],
+            "compared": [
+                {"case": one.key.case, "role": one.key.role, "verdict": one.verdict, "reason": one.reason}
+                for one in self.compared
+            ],
+            "resources": [one.as_json() for one in self.resources],
+            "wrong": list(self.wrong),
+            "limits": [one.as_json() for one in self.limits],
+            "notes": list(self.notes),
+            "complete": self.complete,
+        }
+
+
+def beside_baseline(
+    found: Measured, asked: BenchRequest, nodeid: str, environment: Mapping[str, Any], machine: Noise | None
+) -> Measured:
+    """``found`` with its rows compared; ``machine`` is what latencies are judged with.
+
+    Raises ``BaselineError`` for a baseline that cannot be read.
+    """
+    stored = store.load(asked.folder, stable(nodeid), device_class(environment))
+    command = f"pytest {nodeid} --fusion-bench --fusion-update new"
+    ci = asked.ci and asked.update == "none"
+    compared = [compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows]
+    found.compared = judged(compared, family=asked.family)
+    return found
+
+
+def common(test: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What all rows of a test have alike."""
+    return {
+        "test": test,
+        "device": device_class(environment),
+        "environment": {name: str(environment[name]) for name in _VERSIONS if environment.get(name)},
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def facts_of(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
+    """Facts, names and methods of a ``Row``; empty where nothing was counted."""
+    if isinstance(counts, Uncounted):
+        return {}, {}, {}
+    facts = {"launches.kernels": counts.kernels, "launches.memcpy": counts.memcpy, "launches.memset": counts.memset}
+    return facts, dict(counts.names), {"launches": counts.method}
+
+
+def work_facts(work: Traffic) -> dict[str, int]:
+    """What a reference moves and computes, under the names of a ``Row``."""
+    return {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
+
+
+def told(one: Comparison | Limited) -> str:
+    """A failed comparison or limit in a sentence."""
+    return f"{one.key.case}, {one.key.role}: {one.verdict}: {one.reason}"

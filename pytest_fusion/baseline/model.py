@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pytest_fusion.run.timing.activity import Activity
 from pytest_fusion.verdict.golden import GoldenOutput
 
 # Sessions of a row that are kept: enough for a spread between sessions, few enough to read.
@@ -91,18 +92,6 @@ class Latency:
         )
 
 
-class Span(NamedTuple):
-    """One activity of the device within one call: its ``kind`` (``"kernel"``, ``"memcpy"``, ``"memset"``), in seconds.
-
-    ``start`` counts from the beginning of the first one of the call.
-    """
-
-    name: str
-    kind: str
-    start: float
-    seconds: float
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One measured thing of a test.
@@ -135,7 +124,7 @@ class Row:
     environment: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)
-    timeline: tuple[Span, ...] = ()
+    timeline: tuple[Activity, ...] = ()
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -195,7 +184,7 @@ class Row:
             environment=_texts(_mapping(data, "environment")),
             made=str(data.get("made", "")),
             measures={str(name): float(value) for name, value in _mapping(data, "measures").items()},
-            timeline=tuple(Span(str(n), str(k), float(s), float(t)) for n, k, s, t in data.get("timeline", ())),
+            timeline=tuple(Activity(str(n), str(k), float(s), float(t)) for n, k, s, t in data.get("timeline", ())),
             samples={str(role): tuple(map(float, s)) for role, s in _mapping(data, "samples").items()},
         )
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_fusion.baseline.judge import Noise
-from pytest_fusion.baseline.model import Latency, Span
+from pytest_fusion.baseline.model import Latency
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.resources.record import Resources
+from pytest_fusion.run.timing.activity import Activity
 from pytest_fusion.run.traffic import Traffic
 from pytest_fusion.verdict.golden import GoldenOutput
 
@@ -27,7 +28,7 @@ class Side:
 
     memory: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
-    timeline: tuple[Span, ...] = ()
+    timeline: tuple[Activity, ...] = ()
     backward: Counts | Uncounted | None = None
 
 

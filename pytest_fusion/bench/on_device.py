@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.baseline.judge import Noise
-from pytest_fusion.baseline.model import Latency, Span
+from pytest_fusion.baseline.model import Latency
 from pytest_fusion.baseline.place import unit_of
 from pytest_fusion.bench import latency as timing
 from pytest_fusion.bench.ceilings import Ceilings, ceilings
@@ -30,6 +30,7 @@ from pytest_fusion.run.resources.on_device import loaded
 from pytest_fusion.run.resources.recompilations import recompilations
 from pytest_fusion.run.resources.record import Resources
 from pytest_fusion.run.resources.specialisation import Specialisation
+from pytest_fusion.run.timing.activity import Activity
 from pytest_fusion.run.timing.alone import alone
 from pytest_fusion.run.traffic import algorithmic_bytes
 from pytest_fusion.run.tree import leaves
@@ -170,19 +171,18 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
         memory = _memory(function, logical, here.device)
         measures = {"host_s": _host_seconds(function, logical, here.device)}
         spent = activities(lambda: function(**logical), here.device)
-    timeline: tuple[Span, ...] = ()
-    if not isinstance(spent, Uncounted) and spent:
-        timeline = tuple(Span(one.name, one.kind, one.start, one.seconds) for one in spent)
-        measures |= {"span_s": max(one.start + one.seconds for one in spent), "busy_s": busy(timeline)}
+    timeline = () if isinstance(spent, Uncounted) else tuple(spent)
+    if timeline:
+        measures |= {"span_s": max(one.start + one.seconds for one in timeline), "busy_s": busy(timeline)}
     if here.ceilings is not None:
         measures |= here.ceilings.as_measures()
     return Side(memory, measures, timeline, _backward(spec, function, logical, here.device) if spec.grad else None)
 
 
-def busy(timeline: Sequence[Span]) -> float:
+def busy(timeline: Sequence[Activity]) -> float:
     """Seconds in which anything ran: activities of several streams may overlap."""
     total, reached = 0.0, 0.0
-    for one in sorted(timeline, key=lambda span: span.start):
+    for one in sorted(timeline, key=lambda activity: activity.start):
         end = one.start + one.seconds
         total += max(0.0, end - max(one.start, reached))
         reached = max(reached, end)

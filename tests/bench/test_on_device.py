@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.baseline.model import Latency, Span
+from pytest_fusion.baseline.model import Latency
 from pytest_fusion.bench import on_device, run
 from pytest_fusion.bench.ceilings import Ceilings
 from pytest_fusion.bench.entries import entries
@@ -16,8 +16,9 @@ from pytest_fusion.bench.figures import Figures, Found, Side
 from pytest_fusion.bench.on_device import busy, without
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.counting.profile import Activity, activities_of
+from pytest_fusion.run.counting.profile import activities_of
 from pytest_fusion.run.timing import pairs
+from pytest_fusion.run.timing.activity import Activity
 from pytest_fusion.run.traffic import Traffic
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -32,7 +33,7 @@ def counts(*names: str, method: Any = "graph") -> Counts:
 
 def test_busy_counts_overlapping_work_once() -> None:
     """Two streams at a time are one device at work."""
-    spans = [Span("a", "kernel", 0.0, 2.0), Span("b", "kernel", 1.0, 3.0), Span("c", "memcpy", 6.0, 1.0)]
+    spans = [Activity("a", "kernel", 0.0, 2.0), Activity("b", "kernel", 1.0, 3.0), Activity("c", "memcpy", 6.0, 1.0)]
     assert busy(spans) == 5.0
     assert busy([]) == 0.0
 
@@ -67,7 +68,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Found) -> r
 
 def test_figures_become_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of the fused call with its latency, of the reference, of their backward passes, of the whole sweep."""
-    timeline = (Span("f", "kernel", 0.0, 1e-6),)
+    timeline = (Activity("f", "kernel", 0.0, 1e-6),)
     latency = Latency(1e-6, 2e-6, -0.7, -0.71, -0.69, 0.005, (-0.7,) * 10)
     one = Figures(
         counts("f"),

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_fusion.baseline.model import Latency, Row, Span
+from pytest_fusion.baseline.model import Latency, Row
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run.timing.activity import Activity
 
 COPY, MATMUL = 4.0e12, 8.0e14
 NODEID = "tests/test_norm.py::test_rms_norm"
@@ -63,7 +64,7 @@ def rows(
             "copy_bytes_per_s": COPY,
             "matmul_flops_per_s": MATMUL,
         }
-        ours["timeline"] = (Span("rms_norm_kernel", "kernel", 0.0, fused_s),)
+        ours["timeline"] = (Activity("rms_norm_kernel", "kernel", 0.0, fused_s),)
         theirs["timeline"] = chain(["to", "pow", "mean", "add", "rsqrt", "mul", "to", "mul", "copy"], reference_s)
     tail = f" {phase}" if phase else ""
     return [
@@ -72,10 +73,10 @@ def rows(
     ]
 
 
-def chain(names: Sequence[str], seconds: float) -> tuple[Span, ...]:
+def chain(names: Sequence[str], seconds: float) -> tuple[Activity, ...]:
     """Kernels one after the other with a gap after each."""
     step = seconds / len(names)
-    return tuple(Span(f"{name}_kernel", "kernel", at * step, 0.8 * step) for at, name in enumerate(names))
+    return tuple(Activity(f"{name}_kernel", "kernel", at * step, 0.8 * step) for at, name in enumerate(names))
 
 
 def sweep(sizes: Sequence[int] = (256, 1024, 4096, 16384), **more: Any) -> list[Row]:

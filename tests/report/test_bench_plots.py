@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.baseline.model import Span
 from pytest_fusion.report.axis import Axis, LogAxis
 from pytest_fusion.report.bench_figures import figures
 from pytest_fusion.report.bench_plots import Drawing, drawings
@@ -18,6 +17,7 @@ from pytest_fusion.report.html import render
 from pytest_fusion.report.json_file import read_json, write_json
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.report.timeline import busy, timeline
+from pytest_fusion.run.timing.activity import Activity
 from tests.report.benched import NODEID, chain, record, rows, sweep
 
 
@@ -81,7 +81,7 @@ def test_each_plot_has_a_title_and_a_sentence_of_its_own() -> None:
 def test_the_page_of_a_bench_loads_nothing_and_escapes(tmp_path: Path) -> None:
     """Names of tests, cases and kernels stay text, in attributes too."""
     evil = '"><script>alert(1)</script>'
-    found = rows(f"n={evil}", fused={"timeline": (Span(evil, evil, 0.0, 1e-3),)})
+    found = rows(f"n={evil}", fused={"timeline": (Activity(evil, evil, 0.0, 1e-3),)})
     text = render([record([*found, *rows()], f"t.py::{evil}", notes=[evil])], {})
     page = _Tags(text)
 

@@ -12,7 +12,6 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ import torch
 
 from pytest_fusion.run.counting.graph import readable
 from pytest_fusion.run.counting.model import Counts, Uncounted, named
+from pytest_fusion.run.timing.activity import Activity
 
 # The kernel of ``torch.cuda._sleep``, which nobody else launches.
 SENTINEL: Final = "spin_kernel"
@@ -55,16 +55,6 @@ def profiled(
                 return found
             reason = found.reason
     return Uncounted(reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """One thing that the device did: its name and kind, its start after the first one's and its length, in seconds."""
-
-    name: str
-    kind: str
-    start: float
-    seconds: float
 
 
 def activities(call: Callable[[], Any], device: torch.device) -> list[Activity] | Uncounted:

@@ -77,7 +77,8 @@ def drifted(noise: Noise, value: Tensor, size: Tensor | None) -> Tensor:
 
 def _constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Bool (..., M) and (..., N): the constant rows and columns; ``None`` where either has none."""
-    if a.shape[-1] < _TERMS:
+    # Two columns tell of nearly all products that they have no constant row: the operands need not be read whole.
+    if a.shape[-1] < _TERMS or not bool((a[..., 0] == a[..., 1]).any() and (b[..., 0, :] == b[..., 1, :]).any()):
         return None
     rows, columns = (a == a[..., :1]).all(-1), (b == b[..., :1, :]).all(-2)
     return (rows, columns) if bool(rows.any()) and bool(columns.any()) else None

@@ -26,10 +26,11 @@ from pytest_fusion.canary.mode import OFF
 from pytest_fusion.canary.policy import Policy
 from pytest_fusion.canary.rule import FirstFaults, Judge, Observation
 from pytest_fusion.canary.shadow import Comparisons
-from pytest_fusion.canary.sharing import current, position, scattered, threshold
+from pytest_fusion.canary.sharing import current, position, threshold
 from pytest_fusion.canary.signature import bucket_of, signature_of
 from pytest_fusion.canary.state import Control
 from pytest_fusion.canary.watchdog import CandidateHungError, Watchdog
+from pytest_fusion.case import numbers
 from pytest_fusion.errors import CanaryError, said
 from pytest_fusion.run.isolate import cuda_is_poisoned
 
@@ -235,7 +236,7 @@ class Canary:
             return False
         if self.policy.by == "process":
             key = self._replica
-        where = position(self._seed, key) if key is not None else scattered(self._ticket_seed, ticket)
+        where = position(self._seed, key) if key is not None else numbers.element(self._ticket_seed, ticket)
         return where < threshold(mode.share)
 
     def _reseed(self) -> None:
@@ -246,7 +247,7 @@ class Canary:
         self._ticket_seed = position(self._seed, process)
 
     def _sampled(self, ticket: int, share: float) -> bool:
-        return scattered(self._sample_seed, ticket) < threshold(share)
+        return numbers.element(self._sample_seed, ticket) < threshold(share)
 
     def _apply(self) -> None:
         with self._lock:

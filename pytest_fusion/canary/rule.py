@@ -31,7 +31,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``verdict`` is ``"hold"`` (go on as it is), ``"promote"`` (an advice) or ``"rollback"`` (trips at once)."""
+    """``verdict`` is that of ``judge``: ``"rollback"`` trips at once, ``"promote"`` is an advice, all others go on."""
 
     verdict: str
     reason: str = ""

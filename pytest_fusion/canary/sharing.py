@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
-_64 = (1 << 64) - 1
 
 
 @contextmanager
@@ -34,14 +33,6 @@ def position(seed: str, key: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}\0{key}".encode("utf-8", "replace"), digest_size=8).digest())
 
 
-def scattered(seed: int, number: int) -> int:
-    """As :func:`position` for a counter, with no digest: the finaliser of splitmix64 (Steele et al., OOPSLA 2014)."""
-    z = (seed + number * 0x9E3779B97F4A7C15) & _64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _64
-    return z ^ (z >> 31)
-
-
 def threshold(share: float) -> int:
-    """Positions below it are ``share`` of all; all of them at 1."""
+    """Positions, and numbers of ``case.numbers.element``, below it are ``share`` of all; all of them at 1."""
     return round(share * (1 << 64))

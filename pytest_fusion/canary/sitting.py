@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
-
 from pytest_fusion.canary.evidence import Arm, Collector, Evidence
 from pytest_fusion.canary.judge import judge
+from pytest_fusion.canary.rule import Decision, Observation
 from pytest_fusion.canary.rules import RULES, Rules
 
 # Results of a run by the metric that they count for: a wrong structure, a changed input and a hang are as little to be
@@ -26,23 +25,6 @@ _REACHED = {
 }
 
 
-class Run(Protocol):
-    """One run of the candidate: ``result`` is ``"ok"``, ``"skipped"`` or what was wrong, ``bucket`` its shapes."""
-
-    @property
-    def result(self) -> str: ...
-
-    @property
-    def bucket(self) -> str: ...
-
-
-class Ruling(NamedTuple):
-    """A verdict of ``judge`` and the first of its reasons."""
-
-    verdict: str
-    reason: str
-
-
 class Sitting:
     """Counts runs and asks the judge: at each one that is not ``"ok"``, and at every ``every``-th that is.
 
@@ -58,7 +40,7 @@ class Sitting:
         self._rules = rules
         self._every = every
         self._since = 0
-        self._last = Ruling("nodata", "no run was seen")
+        self._last = Decision("nodata", "no run was seen")
 
     @property
     def evidence(self) -> Evidence:
@@ -69,7 +51,7 @@ class Sitting:
         """A log ratio of candidate to incumbent, or of the incumbent to itself, of one block of calls."""
         self._collector.add(metric, bucket, value, arm)
 
-    def update(self, observation: Run) -> Ruling:
+    def update(self, observation: Observation) -> Decision:
         """What the runs so far, this one included, say. Raises ``KeyError`` for a result that nobody knows."""
         result, bucket = observation.result, observation.bucket
         worse = "" if result in ("ok", "skipped") else _METRIC[result]
@@ -81,5 +63,5 @@ class Sitting:
         if worse or self._since >= self._every:
             self._since = 0
             found = judge(self._collector.evidence(), self._rules, intervals=False)
-            self._last = Ruling(found.decision, found.reasons[0])
+            self._last = Decision(found.decision, found.reasons[0])
         return self._last

@@ -23,11 +23,19 @@ def mix(*parts: int | str) -> int:
     state = 0
     for part in parts:
         for word in part.encode() if isinstance(part, str) else (part & _MASK, 0x100):
-            state = (state ^ word) + _GOLDEN & _MASK
-            state = (state ^ state >> 30) * (_MIX1 & _MASK) & _MASK
-            state = (state ^ state >> 27) * (_MIX2 & _MASK) & _MASK
-            state ^= state >> 31
+            state = _finalised((state ^ word) + _GOLDEN & _MASK)
     return state
+
+
+def element(seed: int, number: int) -> int:
+    """One 64-bit number of stream ``seed``, 0 to 2^64-1: that of ``bits`` at ``number - 1``, without a tensor."""
+    return _finalised(seed + number * _GOLDEN & _MASK)
+
+
+def _finalised(state: int) -> int:
+    state = (state ^ state >> 30) * (_MIX1 & _MASK) & _MASK
+    state = (state ^ state >> 27) * (_MIX2 & _MASK) & _MASK
+    return state ^ state >> 31
 
 
 def _shift(bits: torch.Tensor, by: int) -> torch.Tensor:

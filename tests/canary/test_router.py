@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from pytest_fusion import canary
-from pytest_fusion.canary import Canary, Policy, request, router
-from pytest_fusion.canary.rule import Decision, Observation
+from pytest_fusion.canary import Canary, request
 from pytest_fusion.errors import CanaryError
-
-Kernel = Callable[..., Any]
-
-
-def _made(incumbent: Kernel, candidate: Kernel, judge: Any = None, **policy: Any) -> Canary:
-    return canary(
-        "k", incumbent=incumbent, candidate=candidate, judge=judge, policy=Policy(**{"interval_s": 3600.0, **policy})
-    )
-
-
-def _double(x: Tensor) -> Tensor:
-    return x * 2
-
-
-def _sum(x: Tensor) -> Tensor:
-    return x + x
-
-
-class _Patient:
-    """A judge that is told all and does nothing, so that a test sees more than the first failure."""
-
-    def __init__(self) -> None:
-        self.seen: list[Observation] = []
-
-    def update(self, observation: Observation) -> Decision:
-        self.seen.append(observation)
-        return Decision("hold")
-
-
-def _results(judge: _Patient) -> list[str]:
-    return [observation.result for observation in judge.seen]
+from tests.canary.kernels import Kernel, Patient, added, double, made, observed
 
 
 def test_off_never_calls_the_candidate() -> None:
     """Off is the incumbent alone, called with what came."""
     seen: list[Tensor] = []
-    kernel = _made(lambda x: seen.append(x) or x, lambda x: pytest.fail("called"), state="off")
+    kernel = made(lambda x: seen.append(x) or x, lambda x: pytest.fail("called"), state="off")
     x = torch.ones(3)
 
     assert kernel(x) is x
@@ -61,22 +24,22 @@ def test_off_never_calls_the_candidate() -> None:
 
 def test_shadow_returns_the_incumbents_result_and_passes_an_equal_candidate() -> None:
     """A candidate that rounds alike is compared on every sampled call and held against nothing."""
-    judge = _Patient()
-    kernel = _made(_double, _sum, judge, shadow=1.0)
+    judge = Patient()
+    kernel = made(double, added, judge, shadow=1.0)
     x = torch.randn(5, 7).t()
 
     results = [kernel(x) for _ in range(4)]
     kernel.refresh()
 
     assert all(torch.equal(result, x * 2) for result in results)
-    assert _results(judge) == ["ok"] * 4
+    assert observed(judge) == ["ok"] * 4
     assert judge.seen[0].elements == 2 * 35, "the result, and what became of the argument"
 
 
 def test_shadow_at_no_budget_compares_nothing() -> None:
     """Without a comparison there is no verdict on the candidate: nothing is counted as right."""
-    judge = _Patient()
-    kernel = _made(_double, _sum, judge, shadow=0.0)
+    judge = Patient()
+    kernel = made(double, added, judge, shadow=0.0)
 
     for _ in range(50):
         kernel(torch.ones(2))
@@ -100,8 +63,8 @@ def test_shadow_at_no_budget_compares_nothing() -> None:
 )
 def test_shadow_sees_what_is_wrong_and_the_caller_does_not(candidate: Kernel, result: str) -> None:
     """Whatever the candidate does, the call returns the incumbent's result and its argument is as it was."""
-    judge = _Patient()
-    kernel = _made(_double, candidate, judge, shadow=1.0)
+    judge = Patient()
+    kernel = made(double, candidate, judge, shadow=1.0)
     x = torch.arange(1.0, 9.0)
 
     served = kernel(x)
@@ -109,7 +72,7 @@ def test_shadow_sees_what_is_wrong_and_the_caller_does_not(candidate: Kernel, re
 
     assert torch.equal(served, torch.arange(1.0, 9.0) * 2)
     assert torch.equal(x, torch.arange(1.0, 9.0))
-    assert _results(judge) == [result]
+    assert observed(judge) == [result]
 
 
 def test_a_write_that_nobody_declared_is_seen_to_the_bit() -> None:
@@ -120,7 +83,7 @@ def test_a_write_that_nobody_declared_is_seen_to_the_bit() -> None:
         x[0] = torch.nextafter(x[0], torch.tensor(9.0))
         return result
 
-    kernel = _made(_double, nudges, shadow=1.0, writes=())
+    kernel = made(double, nudges, shadow=1.0, writes=())
     kernel(torch.ones(4))
     kernel.refresh()
 
@@ -135,18 +98,18 @@ def test_scratch_is_not_compared() -> None:
         workspace.fill_(7)
         return x * 2
 
-    judge = _Patient()
-    kernel = _made(incumbent, lambda x, workspace: x + x, judge, shadow=1.0, scratch=("workspace",))
+    judge = Patient()
+    kernel = made(incumbent, lambda x, workspace: x + x, judge, shadow=1.0, scratch=("workspace",))
     kernel(torch.ones(4), torch.zeros(3))
     kernel.refresh()
 
-    assert _results(judge) == ["ok"]
+    assert observed(judge) == ["ok"]
 
 
 def test_faults_trip_and_the_trip_is_latched() -> None:
     """Three wrong results send the candidate back, and no call, state or refresh brings it back but a new rollout."""
     calls: list[int] = []
-    kernel = _made(_double, lambda x: calls.append(1) or x * 3, shadow=1.0)
+    kernel = made(double, lambda x: calls.append(1) or x * 3, shadow=1.0)
     for _ in range(2):
         kernel(torch.ones(4))
     kernel.refresh()
@@ -170,7 +133,7 @@ def test_a_share_is_sticky_by_request() -> None:
     """All calls of a request are served by one kernel, another canary of the same rollout decides alike, and about the
     share of the requests goes to the candidate."""
     one, other = (
-        _made(lambda x: "old", lambda x: "new", _Patient(), state="route", share=0.25, verify=0.0) for _ in range(2)
+        made(lambda x: "old", lambda x: "new", Patient(), state="route", share=0.25, verify=0.0) for _ in range(2)
     )
     x = torch.ones(1)
 
@@ -192,7 +155,7 @@ def test_a_share_is_sticky_by_request() -> None:
 
 def test_a_larger_share_contains_the_smaller_one() -> None:
     """A request that the candidate served goes on being served by it while the share grows."""
-    kernel = _made(_double, _sum, state="route", share=0.1)
+    kernel = made(double, added, state="route", share=0.1)
     few = {key for key in range(300) if kernel.decide(key) == "candidate"}
     kernel.set_state("route 0.5")
 
@@ -202,7 +165,7 @@ def test_a_larger_share_contains_the_smaller_one() -> None:
 def test_a_call_of_unknown_shape_is_compared_before_it_is_routed() -> None:
     """The candidate serves no shape whose result the incumbent has not shown."""
     served: list[str] = []
-    kernel = _made(lambda x: served.append("old") or x * 2, lambda x: served.append("new") or x * 2, state="full")
+    kernel = made(lambda x: served.append("old") or x * 2, lambda x: served.append("new") or x * 2, state="full")
 
     kernel(torch.ones(3))
     assert served == ["old", "new"]
@@ -227,7 +190,7 @@ def test_a_candidate_that_fails_half_way_leaves_the_inputs_as_they_came(writes: 
             raise RuntimeError("out of resource: shared memory")
         return x * 2
 
-    kernel = _made(incumbent, candidate, state="full", writes=writes, verify=0.0)
+    kernel = made(incumbent, candidate, state="full", writes=writes, verify=0.0)
     base = torch.arange(24.0).reshape(4, 6)
     x, state = base[:, ::2], [torch.zeros(3)]
     kernel(x, state)
@@ -251,7 +214,7 @@ def test_a_write_against_the_declaration_is_not_papered_over() -> None:
             raise RuntimeError("refused")
         return x * 2
 
-    kernel = _made(_double, candidate, state="full", writes=(), verify=0.0)
+    kernel = made(double, candidate, state="full", writes=(), verify=0.0)
     kernel(torch.ones(3))
     fail[0] = True
 
@@ -263,7 +226,7 @@ def test_a_write_against_the_declaration_is_not_papered_over() -> None:
 def test_a_wrong_shape_is_never_served() -> None:
     """A routed result of another shape than the incumbent's is dropped for the incumbent's."""
     wrong = [False]
-    kernel = _made(_double, lambda x: (x * 2)[: 1 if wrong[0] else None], state="full", verify=0.0)
+    kernel = made(double, lambda x: (x * 2)[: 1 if wrong[0] else None], state="full", verify=0.0)
     kernel(torch.ones(3))
     wrong[0] = True
 
@@ -273,7 +236,7 @@ def test_a_wrong_shape_is_never_served() -> None:
 
 def test_shapes_that_depend_on_values_are_no_fault() -> None:
     """Where the incumbent's result has the candidate's new shape too, nothing is wrong and both are served on."""
-    kernel = _made(lambda x: x[x > 0], lambda x: x[x > 0], state="full", verify=0.0)
+    kernel = made(lambda x: x[x > 0], lambda x: x[x > 0], state="full", verify=0.0)
     kernel(torch.tensor([1.0, 2.0]))
 
     for values in ([1.0, -1.0], [-1.0, -1.0], [1.0, 1.0]):
@@ -291,7 +254,7 @@ def test_an_error_that_both_kernels_raise_is_the_callers() -> None:
             raise ValueError("negative")
         return x * 2
 
-    kernel = _made(picky, picky, state="full", trip_after=1, verify=0.0)
+    kernel = made(picky, picky, state="full", trip_after=1, verify=0.0)
     kernel(torch.ones(2))
 
     with pytest.raises(ValueError, match="negative"):
@@ -302,7 +265,7 @@ def test_an_error_that_both_kernels_raise_is_the_callers() -> None:
 def test_what_the_candidate_served_is_verified() -> None:
     """A wrong candidate is found while it serves, from calls whose incumbent runs afterwards on copies."""
     wrong = [False]
-    kernel = _made(_double, lambda x: x * (3 if wrong[0] else 2), state="full", verify=1.0)
+    kernel = made(double, lambda x: x * (3 if wrong[0] else 2), state="full", verify=1.0)
     kernel(torch.ones(2))
     kernel.refresh()
     wrong[0] = True
@@ -325,7 +288,7 @@ def test_a_candidate_that_hangs_is_interrupted_and_the_incumbent_serves(state: s
             pass
         return x * 2
 
-    kernel = _made(_double, candidate, state=state, shadow=1.0, verify=0.0, timeout_s=0.05, interval_s=0.02)
+    kernel = made(double, candidate, state=state, shadow=1.0, verify=0.0, timeout_s=0.05, interval_s=0.02)
     kernel(torch.ones(2))
     hang[0] = True
 
@@ -342,8 +305,8 @@ def test_no_memory_in_shadow_pauses_and_accuses_nobody() -> None:
         calls.append(1)
         raise torch.OutOfMemoryError("no")
 
-    judge = _Patient()
-    kernel = _made(_double, candidate, judge, shadow=1.0)
+    judge = Patient()
+    kernel = made(double, candidate, judge, shadow=1.0)
     for _ in range(3):
         kernel(torch.ones(2))
     kernel.refresh()
@@ -354,206 +317,9 @@ def test_no_memory_in_shadow_pauses_and_accuses_nobody() -> None:
 
 def test_copies_beyond_the_budget_leave_the_call_to_the_incumbent() -> None:
     """What may not be copied is neither compared nor routed, and that is counted."""
-    kernel = _made(_double, lambda x: pytest.fail("called"), state="full", memory_mib=0.001)
+    kernel = made(double, lambda x: pytest.fail("called"), state="full", memory_mib=0.001)
     x = torch.ones(4096)
 
     assert torch.equal(kernel(x), x * 2)
     assert torch.equal(kernel(x), x * 2)
     assert kernel.status()["counts"] == {"not routed": 1, "skipped: too large to copy": 2}
-
-
-@pytest.mark.parametrize("state", ["shadow", "full"])
-def test_generators_go_on_as_if_the_kernel_that_served_had_been_alone(state: str) -> None:
-    """A shadowed candidate draws what the incumbent drew and leaves no trace; one that fails gives its draws back."""
-
-    def incumbent(x: Tensor) -> Tensor:
-        return x + torch.rand(3) + random.random()
-
-    def candidate(x: Tensor) -> Tensor:
-        result = incumbent(x)
-        torch.rand(100)
-        random.random()
-        if state == "full" and calls:
-            raise RuntimeError("late")
-        calls.append(1)
-        return result
-
-    calls: list[int] = []
-    judge = _Patient()
-    kernel = _made(incumbent, candidate, judge, state=state, shadow=1.0, verify=0.0)
-
-    def run(function: Kernel) -> list[Any]:
-        torch.manual_seed(3)
-        random.seed(3)
-        return [function(torch.zeros(3)), function(torch.zeros(3)), torch.rand(2), random.random()]
-
-    for ours, alone in zip(run(kernel), run(incumbent), strict=True):
-        assert ours == alone if isinstance(ours, float) else torch.equal(ours, alone)
-    kernel.refresh()
-    assert _results(judge) == (["ok", "ok"] if state == "shadow" else ["error", "ok"])
-
-
-@pytest.mark.parametrize("state", ["shadow", "full"])
-def test_gradients_flow_through_the_kernel_that_served(state: str) -> None:
-    """Shadow adds nothing to the graph; a routed candidate that failed after writing nothing breaks no saved tensor."""
-    fail = [False]
-
-    def candidate(x: Tensor, w: Tensor) -> Tensor:
-        if fail[0]:
-            raise RuntimeError("no")
-        return x * w * w
-
-    kernel = _made(lambda x, w: x * w * w, candidate, state=state, shadow=1.0, verify=1.0)
-    x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
-
-    before = w.exp()
-    first = kernel(x, w)
-    fail[0] = True
-    (kernel(x, w) + first + before).sum().backward()
-    kernel.refresh()
-
-    assert torch.equal(x.grad, torch.full((3,), 8.0))
-    assert torch.allclose(w.grad, 2 * 2 * torch.full((3,), 2.0) + w.detach().exp())
-
-
-def test_a_shadowed_candidate_records_no_graph() -> None:
-    """Weights that the candidate holds itself make no history that keeps the copies alive."""
-    weight = torch.ones(3, requires_grad=True)
-    recorded: list[bool] = []
-
-    def candidate(x: Tensor) -> Tensor:
-        result = x * 2 * weight
-        recorded.append(result.requires_grad)
-        return result
-
-    _made(_double, candidate, shadow=1.0)(torch.ones(3))
-
-    assert recorded == [False]
-
-
-def test_inference_mode_is_served() -> None:
-    """Inference tensors, which have no version counter, are copied, restored and routed."""
-    fail = [False]
-
-    def candidate(x: Tensor) -> Tensor:
-        if fail[0]:
-            x.zero_()
-            raise RuntimeError("no")
-        return x * 2
-
-    kernel = _made(_double, candidate, state="full", verify=0.0)
-    with torch.inference_mode():
-        x = torch.ones(3)
-        kernel(x)
-        fail[0] = True
-        served = kernel(x)
-
-    assert torch.equal(served, torch.full((3,), 2.0))
-    assert kernel.status()["counts"]["fallbacks"] == 1
-
-
-def test_recorded_calls_are_not_routed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under capture a decision by call is refused with both ways out; by process, shadow and ``only`` go on."""
-    monkeypatch.setattr(router, "_recorded", lambda: True)
-    x = torch.ones(1)
-    routed = _made(lambda x: "old", lambda x: "new", state="route", share=0.5)
-
-    with pytest.raises(CanaryError, match=r"by='process'.*kernel\.only\('incumbent'\).*kernel\.decide"):
-        routed(x)
-    for arm, answer in (("incumbent", "old"), ("candidate", "new")):
-        with routed.only(arm):
-            assert routed(x) == answer
-    assert _made(lambda x: "old", lambda x: "new", state="shadow", shadow=1.0)(x) == "old"
-    assert _made(lambda x: "old", lambda x: "new", state="route", share=1.0, by="process")(x) == "new"
-    assert _made(lambda x: "old", lambda x: "new", state="full")(x) == "new"
-
-
-def test_a_tripped_canary_decides_for_the_incumbent() -> None:
-    """Whoever chooses among two graphs gets back at once."""
-    kernel = _made(_double, _sum, state="full")
-    assert kernel.decide("r") == "candidate"
-    kernel.trip("by hand")
-    assert kernel.decide("r") == "incumbent"
-    with kernel.only("candidate"):
-        assert kernel.state == "tripped"
-
-
-def test_32_threads_lose_no_count_and_mix_no_result() -> None:
-    """Each thread gets its own results, and calls, served calls and comparisons add up to the last one."""
-    judge, ran = _Patient(), [0]
-    counting = threading.Lock()
-
-    def incumbent(x: Tensor) -> Tensor:
-        with counting:
-            ran[0] += 1
-        return x * 2
-
-    kernel = _made(incumbent, _sum, judge, state="shadow", shadow=1.0, share=0.5, verify=0.15)
-    kernel(torch.ones(8))
-    kernel.set_state("route")
-    wrong: list[int] = []
-    start = threading.Barrier(32)
-
-    def work(number: int) -> None:
-        start.wait()
-        for step in range(40):
-            with request(f"{number}-{step}"):
-                value = float(number * 100 + step)
-                if not torch.equal(kernel(torch.full((8,), value)), torch.full((8,), 2 * value)):
-                    wrong.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    kernel.refresh()
-    status = kernel.status()
-    chosen = sum(kernel.decide(f"{number}-{step}") == "candidate" for number in range(32) for step in range(40))
-    verified = ran[0] - 1 - (32 * 40 - chosen)
-
-    assert wrong == []
-    assert status["calls"] == 32 * 40 + 1
-    assert status["counts"]["served by the candidate"] == chosen
-    assert verified > 0
-    assert _results(judge) == ["ok"] * (verified + 1)
-    assert status["counts"]["compared: ok"] == verified + 1
-
-
-def test_a_judge_that_breaks_breaks_no_call() -> None:
-    """What the judge raises is counted; the caller has its result."""
-
-    class Broken:
-        def update(self, observation: Observation) -> Decision:
-            raise RuntimeError(observation.result)
-
-    kernel = _made(_double, _sum, Broken(), shadow=1.0)
-    assert torch.equal(kernel(torch.ones(2)), torch.full((2,), 2.0))
-    kernel.refresh()
-
-    assert kernel.status()["counts"]["judge errors"] == 1
-
-
-@pytest.mark.parametrize("wrong", [{"name": "a:b"}, {"name": ""}, {"candidate": 3}, {"policy": "shadow"}])
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
-    """A wrong argument is named when the canary is made, not at its first call."""
-    options = {"name": "k", "incumbent": _double, "candidate": _sum, **wrong}
-    with pytest.raises(CanaryError, match="expected a"):
-        canary(options.pop("name"), **options)
-
-
-def test_a_process_is_one_or_the_other() -> None:
-    """Routed by process, a replica serves every call with one kernel, and about the share of replicas is new."""
-    x = torch.ones(1)
-    served: list[str] = []
-    for replica in range(80):
-        kernel = _made(
-            lambda x: "old", lambda x: "new", _Patient(), state="route", share=0.5, by="process", replica=f"r{replica}"
-        )
-        kernel(x)  # the first call of its shape is the incumbent's
-        answers = {kernel(x) for _ in range(5)}
-        assert len(answers) == 1
-        served += answers
-        kernel.close()
-
-    assert 20 < served.count("new") < 60

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 
+from pytest_fusion.canary.rule import Observation
 from pytest_fusion.canary.sitting import Sitting
 
 
-class Seen(NamedTuple):
-    result: str
-    bucket: str = "2^10"
+def seen(result: str, bucket: str = "2^10") -> Observation:
+    return Observation(result, bucket)
 
 
 def test_clean_runs_without_ratios_are_never_promoted() -> None:
     """Nobody measured latency or errors, and the first thing that is missing is named."""
     sitting = Sitting("r1", every=100)
-    rulings = {sitting.update(Seen("ok")).verdict for _ in range(1000)}
+    rulings = {sitting.update(seen("ok")).verdict for _ in range(1000)}
 
     assert rulings == {"nodata", "hold"}
 
@@ -30,7 +28,7 @@ def test_it_is_promoted_once_all_is_shown() -> None:
         sitting.ratio("latency_ratio", "2^10", 0.0, "itself")
         sitting.ratio("error_ratio", "2^10", 0.0)
 
-    assert [sitting.update(Seen("ok")).verdict for _ in range(60_000)][-1] == "promote"
+    assert [sitting.update(seen("ok")).verdict for _ in range(60_000)][-1] == "promote"
 
 
 @pytest.mark.parametrize("result", ["nonfinite", "structure", "inputs", "hang"])
@@ -38,10 +36,10 @@ def test_one_fault_sends_back_at_once(result: str) -> None:
     """What no honest kernel does even once needs no second time, whatever was seen before."""
     sitting = Sitting("r1")
     for _ in range(100):
-        sitting.update(Seen("ok"))
+        sitting.update(seen("ok"))
 
-    assert sitting.update(Seen(result)).verdict == "rollback"
-    assert sitting.update(Seen("ok")).verdict == "rollback"
+    assert sitting.update(seen(result)).verdict == "rollback"
+    assert sitting.update(seen("ok")).verdict == "rollback"
 
 
 @pytest.mark.parametrize("result", ["error", "violation"])
@@ -49,17 +47,17 @@ def test_few_failures_send_back(result: str) -> None:
     """A violation or an exception in a thousand runs is no proof; in each of ten more it is."""
     sitting = Sitting("r1")
     for _ in range(1000):
-        sitting.update(Seen("ok"))
+        sitting.update(seen("ok"))
 
-    assert sitting.update(Seen(result)).verdict != "rollback"
-    assert [sitting.update(Seen(result)) for _ in range(10)][-1].verdict == "rollback"
+    assert sitting.update(seen(result)).verdict != "rollback"
+    assert [sitting.update(seen(result)) for _ in range(10)][-1].verdict == "rollback"
 
 
 def test_a_run_that_raised_has_no_values_to_compare() -> None:
     """It counts as an exception, not as a comparison without violation; a skipped run is a call and nothing else."""
     sitting = Sitting("r1")
     for result in ("ok", "error", "violation", "skipped"):
-        sitting.update(Seen(result))
+        sitting.update(seen(result))
 
     evidence = sitting.evidence
     assert evidence.calls == {"2^10": 4}
@@ -73,6 +71,6 @@ def test_a_run_that_raised_has_no_values_to_compare() -> None:
 def test_an_unknown_result_or_interval_is_refused() -> None:
     """A result that nobody knows is not counted as fine."""
     with pytest.raises(KeyError, match="wonderful"):
-        Sitting("r1").update(Seen("wonderful"))
+        Sitting("r1").update(seen("wonderful"))
     with pytest.raises(ValueError, match="every is 0"):
         Sitting("r1", every=0)

@@ -261,9 +261,13 @@ class Campaign:
             yield 100_000 + position, choice
 
     def compile_share(self, worker: int, workers: int) -> None:
-        """Compile, without launching, what this worker's share of the covering phase will launch (see `prefetch`)."""
+        """Compile, without launching, what this worker's share of the covering phase will launch (see `prefetch`).
+
+        Longest first: a row of 65,537 in one block of 4 warps takes 29 s for an rms_norm and 85 s for its backward.
+        """
         self._probe()
-        for count, (position, choice) in enumerate(self._covering_choices()):
+        longest = sorted(self._covering_choices(), key=lambda one: -_longest(one[1]))
+        for count, (position, choice) in enumerate(longest):
             if count % workers == worker:
                 self._attempt(choice, position)
 
@@ -399,6 +403,11 @@ def _blocks(launches: list[Launch]) -> set[int]:
     """Launch constants of a size that blocks have."""
     constants = (c for launch in launches for c in launch.constexprs.values())
     return {c for c in constants if type(c) is int and _SMALLEST_BLOCK <= c <= _LARGEST_BLOCK}
+
+
+def _longest(choice: Mapping[str, Any]) -> int:
+    """The largest size of a choice."""
+    return max((size for name, size in choice.items() if name.startswith("dim ")), default=0)
 
 
 def limits_of(profile: Profile, device: torch.device) -> Limits:

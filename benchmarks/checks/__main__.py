@@ -75,7 +75,10 @@ def _whole(specs: Mapping[str, FusionSpec], device: str, profile: str, cases: in
         for when in ("first", "again"):
             with tempfile.TemporaryDirectory() as root:
                 found = examine(spec, device=device, seed=0, profile=profile, max_cases=cases, root=Path(root))
-            print(f"{name}, {when}: {found.verdict}, {found.cases} cases in {found.seconds:.1f} s", flush=True)
+            phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found.phases.items())
+            print(
+                f"{name}, {when}: {found.verdict}, {found.cases} cases in {found.seconds:.1f} s ({phases})", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 
 from pytest_fusion.case import numbers
 from pytest_fusion.run import interpreter
+from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.interpreter.executor import ordered
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
@@ -29,7 +30,7 @@ from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import KINDS, NoGraph, Upstream
 
-__all__ = ["NAME", "asks_plainly", "due", "missing", "run", "wanted"]
+__all__ = ["NAME", "asks_plainly", "compile_only", "due", "missing", "run", "wanted"]
 
 # Values whose gradients depend on how a formula is written: 0 * inf, inf - inf.
 _WILD = frozenset({"nan", "inf", "huge"})
@@ -88,6 +89,17 @@ def asks_plainly(seed: int) -> bool:
 
 def _names(grad: Any) -> Sequence[str]:
     return (grad,) if isinstance(grad, str) else tuple(grad)
+
+
+def compile_only(trial: Trial) -> None:
+    """Compile what a forward and a backward of the kernel launch, and run none of it.
+
+    Raises what the reference raises.
+    """
+    upstream = Upstream(trial, wanted(trial))
+    upstream.settle()
+    with observe_compiled(lambda _: None, launch=False):
+        Attempt(trial, upstream, FILLS[0])
 
 
 def run(trial: Trial) -> Verdict:

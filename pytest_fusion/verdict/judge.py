@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -75,10 +76,16 @@ def dry_run(bench: Bench, case: Case) -> CaseResult:
     """The launches that a case would make, its kernels compiled but not run; nothing is judged."""
     result = CaseResult(case, rejected="dry run")
     try:
-        placed = place(make_inputs(bench.spec, case, bench.device), case, bench.device, FILLS[0])
+        logical = make_inputs(bench.spec, case, bench.device)
     except (ImpossibleCase, InputFailed):
         return result
-    result.launches = compile_only(bench.spec.fused, placed, bench.extra)
+    result.launches = compile_only(bench.spec.fused, place(logical, case, bench.device, FILLS[0]), bench.extra)
+    if bench.spec.grad and bench.on(gradients.NAME):
+        with contextlib.suppress(Exception):  # what stops the reference or the kernel here is told by the test itself
+            reference, expected = reference_of(bench, case, logical)
+            trial = Trial(bench, result, logical, reference, expected, lambda _: result)
+            if gradients.due(trial):
+                gradients.compile_only(trial)
     return result
 
 

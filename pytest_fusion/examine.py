@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -35,6 +36,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
 from pytest_fusion.run import preload
 from pytest_fusion.run.isolate import Channel, ChildError, Crash, can_fork, run_isolated
+from pytest_fusion.run.timing.alone import beside
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.model import CHECKS, Verdict
 
@@ -63,11 +65,15 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
         request = _with_patience(request)
     job = Job(spec, request, outer, extra)
     reason = _why_not_isolated(request)
+    # Where other workers time something on this GPU, it waits for them.
+    sharing = beside(torch.device(request.device)) if request.bench is not None else contextlib.nullcontext()
     if reason is None:
-        tally = _isolated(job)
+        with sharing:
+            tally = _isolated(job)
         tally.checks.setdefault("crash", {"verdict": "pass", "reason": "", "cases": tally.cases})
     else:
-        tally = job.here(lambda _: None)
+        with sharing:
+            tally = job.here(lambda _: None)
         tally.checks["crash"] = {"verdict": "unknown", "reason": f"not isolated: {reason}", "cases": 0}
         tally.notes.append(f"ran in this process, so a crash would have ended it: {reason}")
     searching.publish_statistics(tally.statistics)

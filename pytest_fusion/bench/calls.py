@@ -203,7 +203,7 @@ def _on_gpu(
     pair: Pair, ours: _Counted, theirs: _Counted, machine: Noise | None
 ) -> tuple[Blocks, dict[str, str], Noise]:
     here = opened(pair.device)
-    with alone(here.lock):
+    with alone(here.device):
         control, cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, here.cache, theirs.counts)
         machine = machine or _noise.get(str(pair.device))
         if machine is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.model import Case
-from pytest_fusion.case.plan import Limits, make_plan
+from pytest_fusion.case.plan import Limits, Plan, make_plan
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -16,6 +16,8 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 # What kernels run in, first to last: an entry that names no dtype gets the first of these that the spec takes.
 _USUAL = ("bfloat16", "float16", "float32")
 _SEED = 0
+# A size over this is one that a smaller case of the same kind may halve.
+_LARGE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +36,46 @@ def entries(spec: FusionSpec) -> list[Entry]:
     """
     if not spec.bench:
         return []
-    plan = make_plan(spec, pools=searching.pools(spec, _SEED), limits=Limits())
+    plan = _plan(spec)
     found: dict[str, Entry] = {}
     for given in spec.bench:
-        named = _complete(spec, given)
-        case = stated_case(plan, named, _SEED, where="bench")
-        entry = Entry(text_of(named), named, case)
+        entry = _entry(plan, _complete(spec, given))
         if entry.text in found:
             raise SpecError(f"{spec.name}: bench= names the case {entry.text} twice; leave one out")
         found[entry.text] = entry
     return list(found.values())
+
+
+def smaller(spec: FusionSpec, entry: Entry) -> Entry | None:
+    """The entry with one size halved: the first that is large, so that rows are fewer before they are shorter.
+
+    ``None`` where no size is left to halve. Raises ``SpecError`` where the spec does not admit the half.
+    """
+    dims = [name for name in entry.given if name in spec.dim_names]
+    large = [name for name in dims if _largest(entry.given[name]) > _LARGE]
+    if not large:
+        return None
+    return _entry(_plan(spec), {**entry.given, large[0]: _halved(entry.given[large[0]])})
+
+
+def _plan(spec: FusionSpec) -> Plan:
+    return make_plan(spec, pools=searching.pools(spec, _SEED), limits=Limits())
+
+
+def _entry(plan: Plan, named: Mapping[str, Any]) -> Entry:
+    return Entry(text_of(named), named, stated_case(plan, named, _SEED, where="bench"))
+
+
+def _largest(size: Any) -> int:
+    return max(size, default=0) if isinstance(size, (tuple, list)) else int(size)
+
+
+def _halved(size: Any) -> Any:
+    """A number, or a tuple with its largest number halved."""
+    if not isinstance(size, (tuple, list)):
+        return int(size) // 2
+    at = size.index(max(size))
+    return (*size[:at], size[at] // 2, *size[at + 1 :])
 
 
 def text_of(given: Mapping[str, Any]) -> str:

@@ -12,11 +12,11 @@ import torch
 
 from pytest_fusion.baseline.judge import Noise
 from pytest_fusion.baseline.model import Latency
-from pytest_fusion.baseline.place import unit_of
 from pytest_fusion.bench import latency as timing
 from pytest_fusion.bench.ceilings import Ceilings, ceilings
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
+from pytest_fusion.bench.gate import gate
 from pytest_fusion.bench.modelled import of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.errors import first_line, said
@@ -35,14 +35,10 @@ from pytest_fusion.run.timing.alone import alone
 from pytest_fusion.run.traffic import algorithmic_bytes
 from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.calls import Bench
-from pytest_fusion.verdict.judge import judge_case
 
 # A function and its launches.
 _Call = tuple[Callable[..., Any], Counts | Uncounted]
 
-# A GPU runs any number of them.
-PROGRAMS = 1 << 62
 # Launches queue up to about 1,000 before the host waits for the device.
 _HOST_CALLS, _HOST_SAMPLES = 20, 5
 
@@ -57,11 +53,6 @@ class Device:
     ceilings: Ceilings | None = None
     noise: Noise | None = None
 
-    @property
-    def lock(self) -> str:
-        """What processes that time on this GPU agree on."""
-        return unit_of(self.facts.get("uuid")) or str(self.device).replace(":", "")
-
 
 def measure_all(
     spec: FusionSpec,
@@ -74,18 +65,18 @@ def measure_all(
     """Every entry on ``device``, where nothing else of this plugin is timed meanwhile. ``note`` hears which is next."""
     torch.cuda.set_device(device)
     here = opened(device)
-    with alone(here.lock):
+    with alone(device):
         here.ceilings = ceilings(device)
     found = Found(here.facts)
     launches: list[Specialisation] = []
     for entry in named_entries:
         note(entry.text)
         try:
-            reason, notes = _gate(spec, entry, extra, device)
-            if reason:
-                found.wrong.append(f"{entry.text}: {reason}")
+            gated = gate(spec, entry, extra, device)
+            if gated.wrong:
+                found.wrong.append(f"{entry.text}: {gated.wrong}")
                 continue
-            figures = measure(spec, entry, extra, here, environment, launches, notes)
+            figures = measure(spec, entry, extra, here, environment, launches, gated.notes)
             found.entries.append((entry.text, figures))
         except NotMeasuredError as error:
             found.entries.append((entry.text, str(error)))
@@ -131,8 +122,8 @@ def measure(
         written = [logical[name] for name in spec.mutates if isinstance(logical.get(name), torch.Tensor)]
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
         _, traffic = of_reference(spec, logical, extra)
-        sides = [_side(spec, function, logical, here) for function in (fused, reference)]
-        with alone(here.lock):
+        with alone(here.device):
+            sides = [_side(spec, function, logical, here) for function in (fused, reference)]
             both = ((fused, counts), (reference, reference_counts))
             latency, samples, untimed = _timed(spec, both, logical, outputs, here, environment)
     except Exception as error:
@@ -150,15 +141,6 @@ def measure(
         resources=tuple(resources),
         notes=tuple(notes),
     )
-
-
-def _gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> tuple[str, list[str]]:
-    """Why the result at these sizes is wrong, empty where it is right; and what is to be told."""
-    result = judge_case(Bench(spec, device, extra, programs=PROGRAMS), entry.case)
-    torch.cuda.empty_cache()
-    if result.failure is not None:
-        return f"{result.failure.check} failed: {first_line(result.failure.reason)}", []
-    return "", [f"its result was not judged at these sizes: {result.rejected}"] if result.rejected is not None else []
 
 
 def _counted(function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device) -> Counts | Uncounted:

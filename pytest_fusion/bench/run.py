@@ -107,7 +107,8 @@ def _on_device(
     *,
     isolated: bool,
 ) -> Found | str:
-    from pytest_fusion.bench.on_device import PROGRAMS, measure_all, opened
+    from pytest_fusion.bench.gate import PROGRAMS
+    from pytest_fusion.bench.on_device import measure_all, opened
 
     asked = torch.device(str(environment["device"]))
     device = torch.device("cuda", asked.index or 0)

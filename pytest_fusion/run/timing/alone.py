@@ -1,17 +1,61 @@
-"""A GPU to oneself while something is timed on it."""
+"""A GPU to oneself while something is timed on it: the workers of a run otherwise share it.
+
+Three workers that fuzzed beside a timed copy made a copy of 4.1 TB/s on an H200 read 2.7, and intervals six times as
+wide as alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 
 @contextlib.contextmanager
-def alone(name: str) -> Iterator[None]:
-    """No other worker of a run times on the GPU ``name`` meanwhile; whoever comes second waits."""
-    from filelock import FileLock
-
-    with FileLock(Path(tempfile.gettempdir()) / f"pytest-fusion-{name}.lock"):
+def alone(device: torch.device) -> Iterator[None]:
+    """Neither what runs ``beside`` nor what else is timed is on the GPU meanwhile; whoever comes later waits."""
+    with _held(device, shared=False):
         yield
+
+
+@contextlib.contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Work that others may share the GPU with, but for what is timed ``alone``. Nothing on a CPU."""
+    if device.type != "cuda":
+        yield
+        return
+    with _held(device, shared=True):
+        yield
+
+
+@contextlib.contextmanager
+def _held(device: torch.device, *, shared: bool) -> Iterator[None]:
+    """Through a door that whoever waits to be alone keeps shut: else workers that share would never let it in."""
+    try:
+        import fcntl
+    except ImportError:  # no Unix, so no forked workers either
+        yield
+        return
+    name = f"pytest-fusion-{os.getuid()}-gpu-{_gpu(device)}"
+    folder = Path(tempfile.gettempdir())
+    with (folder / f"{name}.lock").open("a") as room:
+        with (folder / f"{name}.door").open("a") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            fcntl.flock(room, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # closing would leave it to children that inherited the file
+
+
+def _gpu(device: torch.device) -> str:
+    """What processes of one environment call this GPU, whether or not they have begun to use it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = device.index or 0
+    names = visible.split(",") if visible else []
+    return names[index].strip().replace("/", "-") if index < len(names) else str(index)

@@ -1,0 +1,72 @@
+"""Whether a kernel is right at the sizes at which it is about to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.bench.entries import Entry, smaller
+from pytest_fusion.errors import SpecError, first_line
+from pytest_fusion.run.reference import ReferenceFailed
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.calls import Bench
+from pytest_fusion.verdict.judge import judge_case
+
+# A GPU runs any number of programs.
+PROGRAMS = 1 << 62
+# 25 float64 lanes of a 16384 x 14336 tensor take 42 GiB, and a few of them are alive at once: a case that does not fit
+# is halved so often.
+_HALVINGS = 6
+_NO_ROOM = "there is no memory for the float64 lanes of the reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """``wrong`` says what fails, empty where nothing does; ``notes`` are for the reader of the numbers."""
+
+    wrong: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated:
+    """Judge the entry's case, or a smaller one like it where its lanes find no memory, which a note then says."""
+    asked: Entry | None = entry
+    for _ in range(1 + _HALVINGS):
+        if asked is None:
+            break
+        found = _judged(spec, asked, extra, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        if found is not None:
+            return found if asked is entry else _of_smaller(found, asked)
+        try:
+            asked = smaller(spec, asked)
+        except SpecError:
+            break
+    return Gated(notes=(f"its result was not judged: {_NO_ROOM}",))
+
+
+def _of_smaller(found: Gated, asked: Entry) -> Gated:
+    if found.wrong:
+        return Gated(f"at {asked.text}: {found.wrong}")
+    return Gated(notes=(*found.notes, f"its result was judged at {asked.text}: {_NO_ROOM}"))
+
+
+def _judged(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated | None:
+    """``None`` where memory ran out."""
+    try:
+        result = judge_case(Bench(spec, device, extra, programs=PROGRAMS), entry.case)
+    except (ReferenceFailed, torch.OutOfMemoryError) as error:
+        if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+            raise
+        return None
+    if result.failure is not None:
+        return Gated(f"{result.failure.check} failed: {first_line(result.failure.reason)}")
+    if result.rejected in ("out-of-memory", f"reference {torch.OutOfMemoryError.__name__}"):
+        return None
+    if result.rejected is not None:
+        return Gated(notes=(f"its result was not judged at these sizes: {result.rejected}",))
+    return Gated()

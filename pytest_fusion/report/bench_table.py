@@ -37,7 +37,10 @@ def bench_lines(records: Sequence[TestRecord], width: int = WIDTH) -> list[str]:
 
 
 def bench_notes(records: Iterable[TestRecord]) -> list[str]:
-    """How times were taken that were not taken as usual, and what could not be measured, and why, each once."""
+    """How times were taken that were not taken as usual, and what could not be measured, and why, each once.
+
+    What only one test has to say names it.
+    """
     records = list(records)
     unusual: dict[str, list[Figures]] = {}
     for one in figures(records):
@@ -47,7 +50,11 @@ def bench_notes(records: Iterable[TestRecord]) -> list[str]:
         f"latency of {same[0].test} {same[0].label}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {how}"
         for how, same in unusual.items()
     ]
-    return list(dict.fromkeys([*said, *(note for record in records for note in record.bench.get("notes", ()))]))
+    tests: dict[str, list[str]] = {}
+    for record in records:
+        for note in dict.fromkeys(record.bench.get("notes", ())):
+            tests.setdefault(note, []).append(record.nodeid.rpartition("::")[2])
+    return [*said, *(f"{same[0]}: {note}" if len(same) == 1 else note for note, same in tests.items())]
 
 
 def latency_listing(found: Sequence[Figures]) -> Listing:

@@ -183,7 +183,7 @@ def test_entries_that_cannot_be_called_are_told(project: Project, bench: Any) ->
     result = bench(TEST.replace("FUSED", call).replace('[{"rows": 512, "cols": 1000}]', two), targets="sm_90")
 
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"{CASE}: not measured: the call raises RuntimeError: *"])
+    result.stdout.fnmatch_lines([f"test_*: {CASE}: not measured: the call raises RuntimeError: *"])
     assert not any(row["role"] == "reference" for row in project.tests["test_double"]["bench"]["rows"])
 
 
@@ -193,7 +193,7 @@ def test_a_reference_that_needs_values_is_told(project: Project, bench: Any) -> 
     result = bench(asks)
 
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"{CASE}: launches and bytes of the reference not known: it needs values (*"])
+    result.stdout.fnmatch_lines([f"test_*: {CASE}: launches and bytes of the reference not known: it needs values (*"])
     assert set(rows(project)) == {(CASE, "fused")}
 
 
@@ -234,7 +234,7 @@ def test_limits_without_a_gpu_are_unknown_and_pass_nothing(project: Project, ben
     result = bench(limits)
 
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"bench_limits not judged in {CASE}: latency_ratio: no latency was measured*"])
+    result.stdout.fnmatch_lines([f"test_*: bench_limits not judged in {CASE}: latency_ratio: no latency was measured*"])
     found = project.tests["test_double"]["bench"]["limits"]
     assert {one["limit"]: one["verdict"] for one in found} == {"latency_ratio": "unknown", "peak_memory": "unknown"}
 

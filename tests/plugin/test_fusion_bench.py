@@ -90,7 +90,7 @@ def test_an_interpreted_kernel_has_no_latency(project: Project, bench: Any) -> N
     assert fused["names"] == {"double_kernel": 1}
     assert "latency" not in fused
     assert "samples" not in fused
-    result.stdout.fnmatch_lines(["4x100 float32: no latency: an interpreted kernel has no latency worth a number"])
+    result.stdout.fnmatch_lines(["test_double: 4x100 float32: no latency: an interpreted kernel has no latency worth a number"])
 
 
 def test_a_wrong_result_prints_no_number(project: Project, bench: Any) -> None:
@@ -145,7 +145,7 @@ def test_it(fusion_bench, monkeypatch):
     result.assert_outcomes(passed=1)
     (record,) = project.report["tests"]
     assert record["bench"]["rows"] == []
-    result.stdout.fnmatch_lines(["3 float32: not measured: it is not known to be right (nobody looked)"])
+    result.stdout.fnmatch_lines(["test_it: 3 float32: not measured: it is not known to be right (nobody looked)"])
 
 
 def test_calls_that_take_too_long_have_no_latency(project: Project, bench: Any) -> None:
@@ -162,7 +162,7 @@ def test_it(fusion_bench, monkeypatch):
 
     result.assert_outcomes(passed=1)
     assert "latency" not in rows(project, "test_it")["3 float32", "fused"]
-    result.stdout.fnmatch_lines(["3 float32: no latency: both calls take *, and 50 pairs are needed*"])
+    result.stdout.fnmatch_lines(["test_it: 3 float32: no latency: both calls take *, and 50 pairs are needed*"])
 
 
 def test_cases_of_one_test_have_names(project: Project, bench: Any) -> None:

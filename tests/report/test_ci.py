@@ -126,7 +126,7 @@ def test_the_summary_has_the_tables_of_the_bench(passing: Make) -> None:
     assert table[2].startswith("| test\\_rms\\_norm rows=256 hidden=8192 bfloat16 | 4.60 us | 33.8 us | 7.35x |")
     assert len({line.count("|") for line in table}) == 1
     assert "### launches and bytes" in lines
-    assert lines[-1] == "* n=1 was \\| not measured"
+    assert lines[-1] == "* test\\_rms\\_norm: n=1 was \\| not measured"
 
 
 def test_a_summary_without_a_bench_is_as_it_was(passing: Make) -> None:

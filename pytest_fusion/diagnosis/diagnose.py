@@ -70,9 +70,8 @@ def diagnose(lab: Lab) -> Diagnosis:
             continue
         if found is not None:
             return Diagnosis(found.cause, found.evidence, lab.ruled_out, lab.runs)
-    if lab.spent:
-        lab.ruled_out.append(f"the budget of experiments was spent after {lab.runs} runs")
-    return Diagnosis(direct or UNEXPLAINED, _said(lab, direct), lab.ruled_out, lab.runs)
+    stopped = [f"the experiments stopped at their limit, after {lab.runs} runs"] if lab.spent else []
+    return Diagnosis(direct or UNEXPLAINED, [*_said(lab, direct), *stopped], lab.ruled_out, lab.runs)
 
 
 def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:

@@ -280,3 +280,16 @@ def test_a_race_is_named_where_results_may_vary(how: str, cause: set[str], tmp_p
 def test_a_sum_by_atomics_passes(tmp_path: Path) -> None:
     """Any order of a sum is right where results may vary."""
     assert examine(bins_spec("atomics"), seed=0, root=tmp_path).verdict == "pass"
+
+
+@pytest.mark.parametrize(("rows", "share"), [(17, 1.5), (17, 3.0), (33, 2.0)])
+def test_an_error_that_one_slice_bears_is_no_wrong_index(lab_of: Any, rows: int, share: float) -> None:
+    """Each row's sum is right by what is allowed of a single number, all together are not: no row takes another's."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        exact = x.double().sum(-1)
+        return (exact + share * 2.0**-24 * x.double().abs().sum(-1) * torch.sin(1e5 * exact)).to(x.dtype)
+
+    sizes = {"dim rows": rows, "dim hidden": 65, "dtype": "float32"}
+    lab = lab_of(fused, lambda x: x.sum(-1), {"x": tensor("rows hidden")}, sizes)
+    assert diagnose(lab).cause != "wrong-index-map"

@@ -90,7 +90,9 @@ def test_an_interpreted_kernel_has_no_latency(project: Project, bench: Any) -> N
     assert fused["names"] == {"double_kernel": 1}
     assert "latency" not in fused
     assert "samples" not in fused
-    result.stdout.fnmatch_lines(["test_double: 4x100 float32: no latency: an interpreted kernel has no latency worth a number"])
+    result.stdout.fnmatch_lines(
+        ["test_double: 4x100 float32: no latency: an interpreted kernel has no latency worth a number"]
+    )
 
 
 def test_a_wrong_result_prints_no_number(project: Project, bench: Any) -> None:

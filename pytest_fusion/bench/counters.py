@@ -20,6 +20,7 @@ from pytest_fusion.run.again import Again, Ended, ended, environment
 from pytest_fusion.run.counting.graph import readable
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.ncu import Profiled
+from pytest_fusion.run.timing.alone import alone
 
 # Of one test: the process imports, compiles what no cache has, and runs each kernel some ten times.
 _SECONDS = 600.0
@@ -97,8 +98,12 @@ def _one_run(
         file, log = folder / "calls.json", folder / "ncu.csv"
         profiled.ask(file, cases)
         command = ncu.command(executable, log, metrics, again.program(folder))
+        env = environment(**{profiled.VARIABLE: str(file)})
         try:
-            end = ended(command, start=again.start, env=environment(**{profiled.VARIABLE: str(file)}), seconds=_SECONDS)
+            # ncu lets one process at a time profile. Two that wait for each other, one for ncu and one for the GPU that
+            # the other times on, would wait for ever.
+            with alone("ncu"):
+                end = ended(command, start=again.start, env=env, seconds=_SECONDS)
         except subprocess.TimeoutExpired:
             return _none(cases, f"ncu did not end within {_SECONDS:g} s"), []
         except OSError as error:

@@ -168,6 +168,7 @@ def _rows(
                 )  # fmt: skip
             if side.backward is not None:
                 facts, names, methods = facts_of(side.backward)
+                facts |= side.backward_memory
                 if facts:
                     role = f"{role} backward"
                     rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))

@@ -20,6 +20,8 @@ _TIMES = (
 _TIMES_DROP = (11, 10, 9, 6, 8, 7, 5, 4, 2)
 _COSTS = ("case", "launches", "reference's", "bytes", "reference's", "saved", "baseline")
 _COSTS_DROP = (4, 2, 5)
+_MEMORY = ("case", "peak", "reference's", "retained", "reference's")
+_MEMORY_DROP = (4, 3)
 _KERNELS = ("kernel", "target", "registers", "local", "shared", "warps", "tensor core", "compiled in")
 _KERNELS_DROP = (7, 6, 5)
 
@@ -68,12 +70,30 @@ def cost_listing(found: Sequence[Figures]) -> Listing:
     return Listing(f"launches and bytes{how}", _COSTS, rows, tuple(one.test for one in counted), _COSTS_DROP)
 
 
+def memory_listing(found: Sequence[Figures]) -> Listing:
+    """Memory of calls with their backward pass; that of forward calls stands beside their latency."""
+    having = [one for one in found if one.phase == "backward" and one.fact("memory.peak") is not None]
+    rows = tuple(
+        (
+            one.case if one.series == "fused" else f"{one.case}, {one.series}",
+            *(
+                quantity(ask(f"memory.{name}"))
+                for name in ("peak", "retained")
+                for ask in (one.fact, one.reference_fact)
+            ),
+        )
+        for one in having
+    )
+    title = "device memory above the inputs, forward and backward"
+    return Listing(title, _MEMORY, rows, tuple(one.test for one in having), _MEMORY_DROP).known()
+
+
 def _listings(records: Sequence[TestRecord]) -> list[Listing]:
     found = figures(records)
     # One kernel is compiled for several cases; how long that took each time is no other row.
     kernels = {row[:-1]: row for record in records if record.bench for row in reversed(_kernels(record))}
     resources = Listing("resources of each kernel", _KERNELS, tuple(kernels.values()), (), _KERNELS_DROP)
-    listings = (latency_listing(found), cost_listing(found), counter_listing(found), resources)
+    listings = (latency_listing(found), cost_listing(found), memory_listing(found), counter_listing(found), resources)
     return [listing for listing in listings if listing.rows]
 
 

@@ -117,15 +117,20 @@ def _one_run(
     if not launches:
         output = f"{said}\n{end.output}"
         return _none(cases, _why_none(end, output, done)), ncu.lacking(output, metrics)
-    return split(cases, launches, done), []
+    return split(cases, launches, done, lost=ncu.problem(said)), []
 
 
-def split(cases: Iterable[str], launches: Sequence[Profiled], steps: Sequence[Step]) -> list[Counters]:
-    """The launches of each case: those behind its mark. All are unknown where a mark is missing."""
+def split(
+    cases: Iterable[str], launches: Sequence[Profiled], steps: Sequence[Step], *, lost: str = ""
+) -> list[Counters]:
+    """The launches of each case: those behind its mark. All are unknown where a mark is missing.
+
+    ``lost`` says why the process ended within a call, where ncu says it.
+    """
     begun = [case for what, case, _ in steps if what == BEGUN]
     marks = [at for at, one in enumerate(launches) if MARK in one.kernel]
     if len(marks) != len(begun):
-        return _none(cases, f"ncu recorded {len(marks)} of {len(begun)} kernels that are known to have run")
+        return _none(cases, lost or f"ncu recorded {len(marks)} of {len(begun)} kernels that are known to have run")
     ends = [*marks[1:], len(launches)]
     behind = {case: launches[at + 1 : end] for case, at, end in zip(begun, marks, ends, strict=True)}
     raised = {case: words for what, case, words in steps if what == RAISED}
@@ -135,8 +140,9 @@ def split(cases: Iterable[str], launches: Sequence[Profiled], steps: Sequence[St
         if case in done:
             found.append(Counters(case, launches=tuple(map(_readable, behind.get(case, ())))))
         else:
-            lost = "the process ended within the call" if case in behind else "it was not called"
-            found.append(Counters(case, reason=f"under ncu {raised.get(case, lost)}"))
+            why = "the process ended within the call" if case in behind else "it was not called"
+            spoken = case not in raised and lost
+            found.append(Counters(case, reason=spoken or f"under ncu {raised.get(case, why)}"))
     return found
 
 

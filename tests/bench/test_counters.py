@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,7 @@ def test_a_call_that_fails_under_ncu_leaves_the_others() -> None:
     assert a.reason == "under ncu the call raises OSError"
     assert [one.kernel for one in b.launches] == ["reads"]
     assert c.reason == "under ncu the process ended within the call"
+    assert split(["c"], [MARK], [(BEGUN, "c", "")], lost="ncu says: no driver")[0].reason == "ncu says: no driver"
     assert d.reason == "under ncu it was not called"
 
 
@@ -241,6 +244,23 @@ def test_a_tool_that_does_not_end_or_start_is_the_reason(tool: Tool, monkeypatch
     assert tool.under(CASES)[1].reason == "ncu did not end within 0.5 s"
     tool.path.unlink()
     assert tool.under(CASES)[0].reason.startswith("ncu could not be started")
+
+
+def test_one_process_at_a_time_is_under_ncu(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is second waits before it starts; a lock that cannot be had is the reason."""
+    held: list[str] = []
+
+    @contextlib.contextmanager
+    def alone(name: str) -> Iterator[None]:
+        held.append(name)
+        yield
+        held.append(f"{name}, asked {len(tool.asked)} x")
+
+    monkeypatch.setattr(counters, "alone", alone)
+    tool.under(CASES)
+    assert held == ["ncu", "ncu, asked 1 x"]
+    monkeypatch.setattr(counters, "alone", lambda _: tool.folder.read_text())
+    assert tool.under(CASES)[0].reason.startswith("ncu could not be started: [Errno 21]")
 
 
 def test_without_a_gpu_or_ncu_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

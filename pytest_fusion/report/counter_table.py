@@ -48,7 +48,7 @@ def _row(name: str, launches: Sequence[Mapping[str, Any]], needed: int | None, l
         str(len(launches)),
         quantity(read),
         quantity(written),
-        UNKNOWN if ratio is None else f"{least}{three(ratio)}x",
+        UNKNOWN if ratio is None else f"{least}{f'{ratio:.2f}' if ratio < 1 else three(ratio)}x",
         whole(_mean(launches, "occupancy")),
         whole(_mean(launches, "tensor_share")),
         time(_sum(launches, "duration_s")),

@@ -18,6 +18,7 @@ import torch
 from pytest_fusion.bench import counters, profiled, run
 from pytest_fusion.bench.counters import Counters, checked, counted, notes, split, under_ncu
 from pytest_fusion.bench.figures import Figures, Found
+from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.profiled import BEGUN, DONE, RAISED
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.run import ncu
@@ -287,7 +288,7 @@ def test_a_bench_has_the_counters_of_its_entries(tool: Tool, tmp_path: Path, mon
     bench: list[Any] = [{"n": 8, "dtype": torch.float32}, {"n": 16}, {"n": 32}]
     spec = FusionSpec(name="f", fused=torch.relu, reference=torch.relu, inputs={"input": tensor("n")}, bench=bench)
 
-    def measured(again: Again | None) -> run.Measured:
+    def measured(again: Again | None) -> Measured:
         asked = BenchRequest(folder=tmp_path, counters=again)
         return run.bench(spec, asked, nodeid="t.py::test_f", environment=GPU, extra={})
 

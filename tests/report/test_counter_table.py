@@ -60,6 +60,7 @@ def test_several_kernels_have_a_sum() -> None:
     assert [row["launches"] for row in found] == ["3", "2", "1"]
     assert [row["DRAM read"] for row in found] == ["268 MB", "200 B", "268 MB"]
     assert [row["occupancy"] for row in found] == ["50 %", "80 %", "20 %"]
+    assert [row["DRAM/bytes"] for row in found] == ["1.00x", "0.00x", "1.00x"]
     assert found[0]["ncu's time"] == "8.00 us"
 
 

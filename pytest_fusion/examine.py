@@ -55,6 +55,8 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     begun = time.perf_counter()
     if request.bare is not None and request.given is None:
         return sanitize.bare(spec, request, extra)
+    if request.profiled is not None and request.given is None:
+        return _profiled(spec, request, request.profiled, extra)
     known, elsewhere = None, None
     if request.replay is None and request.seed is None:
         known = Known(spec, outer, request.nodeid)
@@ -87,6 +89,13 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     if request.bench is not None and request.given is None and request.replay is None and record.verdict == "pass":
         record = _benched(job, record, request.bench)
     return replace(record, seconds=round(time.perf_counter() - begun, 3))
+
+
+def _profiled(spec: FusionSpec, request: Request, file: Path, extra: Mapping[str, Any]) -> TestRecord:
+    """Inside a process that ncu watches: the entries of ``bench=``, and no check."""
+    from pytest_fusion.bench.profiled import all_entries
+
+    return TestRecord(request.nodeid, "pass", cases=all_entries(spec, file, torch.device(request.device), extra))
 
 
 def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:

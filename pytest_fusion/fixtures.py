@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +34,8 @@ def fusion_bench(request: pytest.FixtureRequest) -> FusionBench:
     """Call ``fused`` and, with --fusion-bench, measure it: ``fusion_bench(fused, reference, *args, **kwargs)``."""
     from pytest_fusion.measuring import FusionBench
 
-    return FusionBench(measured=request.config.stash[keys.options].bench)
+    profiled = os.environ.get("PYTEST_FUSION_PROFILED")
+    return FusionBench(measured=request.config.stash[keys.options].bench, profiled=Path(profiled) if profiled else None)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from pytest_fusion.bench.calls import Pair, case_text, measure, remembers
 from pytest_fusion.bench.latency import digest
 from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.on_device import opened
+from pytest_fusion.bench.profiled import one_call
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.check import by_name, check_equivalent, device_of, name_of, positional_names
 from pytest_fusion.errors import FusionError
@@ -32,11 +35,13 @@ class FusionBench:
 
     Returns what ``fused(*args, **kwargs)`` returns. ``measured`` says whether this run measures: then the result is
     judged against ``reference`` first, as ``check_equivalent`` does, and what both calls cost goes into the record of
-    the test under the name ``case``, without one the shapes and dtypes of the arguments.
+    the test under the name ``case``, without one the shapes and dtypes of the arguments. ``profiled`` is the file of
+    cases to call once more in a process that ncu watches, where nothing is judged or measured.
     """
 
-    def __init__(self, *, measured: bool) -> None:
+    def __init__(self, *, measured: bool, profiled: Path | None = None) -> None:
         self._measured = measured
+        self._profiled = profiled
         self._names: Counter[str] = Counter()
 
     def __call__(
@@ -51,7 +56,9 @@ class FusionBench:
         """Raises ``FusionFailure`` where this run measures and the result is wrong or costs more than its baseline;
         ``FusionError`` for a ``case`` that the test names twice; what the functions raise."""
         __tracebackhide__ = True
-        if self._measured:
+        if self._profiled is not None:
+            self._profile(self._profiled, fused, reference, args, kwargs, case)
+        elif self._measured:
             self._measure(fused, reference, args, kwargs, case)
         return fused(*args, **kwargs)
 
@@ -68,9 +75,7 @@ class FusionBench:
         asked = running.make_request().bench if running is not None else None
         if running is None or asked is None:
             raise FusionError("fusion_bench measures in the body of a test; call it there, and not in a fixture")
-        names = positional_names(reference, len(args), kwargs)
-        inputs = {**dict(zip(names, args, strict=True)), **kwargs}
-        inputs = {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
+        names, inputs = _by_name(reference, args, kwargs)
         text = self._named(case, inputs)
         record = check_equivalent(fused, reference, *args, **kwargs)
         device = device_of(inputs)
@@ -89,6 +94,19 @@ class FusionBench:
         if record.verdict == "fail":
             raise failure_of(record)
 
+    def _profile(
+        self,
+        file: Path,
+        fused: Callable[..., Any],
+        reference: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        case: str | None,
+    ) -> None:
+        names, inputs = _by_name(reference, args, kwargs)
+        text, device = self._named(case, inputs), torch.device(device_of(inputs))
+        one_call(file, text, partial(by_name(fused, names), **inputs), device)
+
     def _named(self, case: str | None, inputs: Mapping[str, Any]) -> str:
         """The case's name, which no other case of the test has."""
         text = case or case_text(inputs)
@@ -100,6 +118,15 @@ class FusionBench:
                 f"fusion_bench has measured case={case!r} in this test already; give this one its own name"
             )
         return f"{text} #{self._names[text]}"
+
+
+def _by_name(
+    reference: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """The names of the positional arguments, and all arguments by name, without gradients."""
+    names = positional_names(reference, len(args), kwargs)
+    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
+    return names, {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
 
 
 def _failed(record: TestRecord, check: str, message: str) -> TestRecord:

@@ -30,6 +30,7 @@ class Options:
     update: str
     baseline: Path
     targets: str
+    counters: bool = False
 
 
 UPDATES = ("none", "new", "regressed", "all")
@@ -101,6 +102,16 @@ def add_options(parser: pytest.Parser) -> None:
         help="Measure the sizes in bench= of each test that passes, and compare with the baselines",
     )
     parser.addini("fusion_bench", "Measure the sizes in bench=; as --fusion-bench", type="bool", default=False)
+    group.addoption(
+        "--fusion-counters",
+        dest="fusion_counters",
+        action="store_true",
+        default=None,
+        help="With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more",
+    )
+    parser.addini(
+        "fusion_counters", "Run measured calls under ncu too; as --fusion-counters", type="bool", default=False
+    )
     parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
 
 
@@ -111,6 +122,10 @@ def _value(config: pytest.Config, name: str) -> str:
 
 def resolve(config: pytest.Config) -> Options:
     """Read and check all options; raises ``FusionError``."""
+    bench = bool(config.getoption("fusion_bench", None) or config.getini("fusion_bench"))
+    counters = config.getoption("fusion_counters", None)
+    if counters and not bench:
+        raise FusionError("--fusion-counters adds to what --fusion-bench measures; give both")
     return Options(
         device=lane.checked(_value(config, "device") or "auto"),
         profile=profile(_value(config, "profile") or "dev"),
@@ -120,7 +135,8 @@ def resolve(config: pytest.Config) -> Options:
         json=_path(config, "json"),
         replay=_path(config, "replay"),
         sanitize=bool(config.getoption("fusion_sanitize", None) or config.getini("fusion_sanitize")),
-        bench=bool(config.getoption("fusion_bench", None) or config.getini("fusion_bench")),
+        bench=bench,
+        counters=bench and bool(counters or config.getini("fusion_counters")),
         update=_one_of("update", _value(config, "update") or "none", UPDATES),
         baseline=_path(config, "baseline") or config.rootpath / ".fusion" / "baselines",
         targets=_targets(_value(config, "targets")),

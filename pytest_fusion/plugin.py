@@ -22,6 +22,7 @@ from pytest_fusion.report.record import TestRecord
 if TYPE_CHECKING:
     from pytest_fusion.bench.request import BenchRequest
     from pytest_fusion.request import Pinned, Request
+    from pytest_fusion.run.again import Again
 
 __all__ = ["fusion", "fusion_bench", "fusion_device"]
 
@@ -238,6 +239,7 @@ def _request(item: pytest.Item) -> Request:
         sanitize=options.sanitize,
         bench=_bench_request(item, options) if options.bench else None,
         bare=Path(bare) if (bare := os.environ.get("PYTEST_FUSION_BARE")) else None,
+        profiled=Path(profiled) if (profiled := os.environ.get("PYTEST_FUSION_PROFILED")) else None,
     )
 
 
@@ -247,7 +249,17 @@ def _bench_request(item: pytest.Item, options: Options) -> BenchRequest:
     ci = bool(os.environ.get("CI"))
     if keys.family not in item.config.stash:
         item.config.stash[keys.family] = sum(map(_entries, item.session.items))
-    return BenchRequest(options.targets, options.baseline, options.update, ci, item.config.stash[keys.family])
+    family = item.config.stash[keys.family]
+    return BenchRequest(options.targets, options.baseline, options.update, ci, family, _again(item, options))
+
+
+def _again(item: pytest.Item, options: Options) -> Again | None:
+    if not options.counters:
+        return None
+    from pytest_fusion.run.again import Again
+
+    config = item.config
+    return Again(_from_start(config, item.nodeid), config.invocation_params.dir, config.stash[keys.device])
 
 
 def _entries(item: pytest.Item) -> int:

@@ -49,3 +49,5 @@ class Request:
     # Measure what bench= names once the test has passed.
     bench: BenchRequest | None = None
     bare: Path | None = None
+    # Under ncu: call what this file names and judge nothing.
+    profiled: Path | None = None

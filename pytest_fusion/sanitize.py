@@ -9,7 +9,6 @@ all of the barriers that compiled Triton uses. It is `unknown` then, with the li
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
 from pytest_fusion.run import sanitizer
+from pytest_fusion.run.again import Again, ended, environment
 from pytest_fusion.run.place import write
 from pytest_fusion.run.sanitizer import MARK, Report
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -105,42 +105,29 @@ def _under(executable: str, tool: str, request: Request, cases: list[Case]) -> R
     with tempfile.TemporaryDirectory(prefix="fusion-sanitize-") as folder:
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps([case.as_json() for case in cases]), encoding="utf-8")
-        program = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider"]
-        program += [f"--fusion-device={request.device}", "--fusion-isolate=off"]
-        # Files that the project's own settings name are those of the run that this one is part of.
-        program += [f"--{name}={folder}/{name}" for name in ("fusion-json", "fusion-report", "junit-xml")]
-        program.append(request.shown or request.nodeid)
+        program = Again(request.shown or request.nodeid, request.start, request.device).program(Path(folder))
         try:
-            done = subprocess.run(
+            done = ended(
                 sanitizer.command(executable, tool, program),
-                cwd=request.start,
+                start=request.start,
                 env=_environment(path),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                check=False,
+                seconds=_SECONDS,
             )
         except subprocess.TimeoutExpired:
             return Run(tool, problem=f"{tool} did not end within {_SECONDS:g} s")
         except OSError as error:
             return Run(tool, problem=f"{tool} could not be started: {error}")
-        output = f"{done.stdout}\n{done.stderr}"
-        reports = tuple(sanitizer.parse(tool, output))
+        reports = tuple(sanitizer.parse(tool, done.output))
         ran = _ran(path)
         if ran or reports:
             return Run(tool, max(ran, 1), reports)
-        last = next((line for line in reversed(output.splitlines()) if line.strip()), "no output")
-        return Run(tool, problem=f"{tool} ran no case (exit {done.returncode}): {last.strip()[:200]}")
+        return Run(tool, problem=f"{tool} ran no case (exit {done.code}): {done.last_line}")
 
 
 def _environment(path: Path) -> dict[str, str]:
-    """This process's own, less what pytest and pytest-xdist put there."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST_")}
-    for name in ("PYTEST_CURRENT_TEST", "GITHUB_STEP_SUMMARY"):
-        kept.pop(name, None)
     # In the caching allocator's blocks the end of one tensor is the beginning of another.
-    return {**kept, VARIABLE: str(path), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TRITON_DISABLE_LINE_INFO": "0"}
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TRITON_DISABLE_LINE_INFO": "0"}
+    return environment(**{VARIABLE: str(path)}, **alone)
 
 
 def _ran(path: Path) -> int:

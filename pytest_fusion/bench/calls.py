@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion.baseline.judge import Noise
 from pytest_fusion.baseline.model import Latency, Row, stable
-from pytest_fusion.bench import host
+from pytest_fusion.bench import counters, host
 from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
 from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
 from pytest_fusion.bench.on_device import opened
@@ -93,6 +93,8 @@ def measure(
         facts |= work_facts(work)
     if facts:
         found.rows.append(Row(role="reference", facts=facts, names=names, methods=methods, **shared))
+    found.counters = counters.counted(asked.counters, {case: ours.counts}, on_gpu=pair.device.type == "cuda")
+    found.notes += counters.notes(found.counters)
     return beside_baseline(found, asked, nodeid, environment, machine)
 
 

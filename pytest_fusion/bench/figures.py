@@ -23,13 +23,15 @@ class Side:
     """What only a GPU has, of the fused call or of the reference.
 
     ``memory`` are exact facts in bytes, ``measures`` and ``timeline`` those of a ``Row``. ``backward`` is what a
-    backward pass launches behind the forward one; ``None`` where there is none.
+    backward pass launches behind the forward one; ``None`` where there is none. ``backward_memory`` is the memory of
+    both together.
     """
 
     memory: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
     timeline: tuple[Activity, ...] = ()
     backward: Counts | Uncounted | None = None
+    backward_memory: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

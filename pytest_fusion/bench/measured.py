@@ -12,6 +12,7 @@ from pytest_fusion.baseline.compare import Comparison, compare, judged
 from pytest_fusion.baseline.judge import Noise
 from pytest_fusion.baseline.model import Row, stable
 from pytest_fusion.baseline.place import device_class
+from pytest_fusion.bench.counters import Counters
 from pytest_fusion.bench.limits import Limited
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.run.counting.model import Counts, Uncounted
@@ -32,6 +33,7 @@ class Measured:
     # Entries whose result is wrong at their sizes, which have no row.
     wrong: list[str] = field(default_factory=list)
     limits: list[Limited] = field(default_factory=list)
+    counters: list[Counters] = field(default_factory=list)
     # Every entry was measured, so that another row of the test is of a case that is gone.
     complete: bool = False
 
@@ -50,6 +52,7 @@ class Measured:
             "resources": [one.as_json() for one in self.resources],
             "wrong": list(self.wrong),
             "limits": [one.as_json() for one in self.limits],
+            "counters": [one.as_json() for one in self.counters],
             "notes": list(self.notes),
             "complete": self.complete,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ def _counted(function: Callable[..., Any], logical: Mapping[str, Any], device: t
 
 def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, Any], here: Device) -> Side:
     with torch.no_grad():
-        memory = _memory(function, logical, here.device)
+        memory = _memory(lambda: function(**logical), here.device)
         measures = {"host_s": _host_seconds(function, logical, here.device)}
         spent = activities(lambda: function(**logical), here.device)
     timeline = () if isinstance(spent, Uncounted) else tuple(spent)
@@ -158,7 +159,8 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
         measures |= {"span_s": max(one.start + one.seconds for one in timeline), "busy_s": busy(timeline)}
     if here.ceilings is not None:
         measures |= here.ceilings.as_measures()
-    return Side(memory, measures, timeline, _backward(spec, function, logical, here.device) if spec.grad else None)
+    backward, more = _backward(spec, function, logical, here.device) if spec.grad else (None, {})
+    return Side(memory, measures, timeline, backward, more)
 
 
 def busy(timeline: Sequence[Activity]) -> float:
@@ -171,12 +173,12 @@ def busy(timeline: Sequence[Activity]) -> float:
     return total
 
 
-def _memory(function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device) -> dict[str, int]:
+def _memory(call: Callable[[], Any], device: torch.device) -> dict[str, int]:
     """Bytes above the inputs while it runs, its results included, and what it keeps when these are gone."""
     synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    result = function(**logical)
+    result = call()
     synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     del result
@@ -198,10 +200,11 @@ def _host_seconds(function: Callable[..., Any], logical: Mapping[str, Any], devi
 
 def _backward(
     spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device
-) -> Counts | Uncounted:
-    """What the backward pass launches: a call with it, less the call without.
+) -> tuple[Counts | Uncounted, dict[str, int]]:
+    """What the backward pass launches: a call with it, less the call without. And the memory of both passes.
 
-    A backward pass runs on its forward's stream, so neither can be captured alone.
+    A backward pass runs on its forward's stream, so neither can be captured alone. Its memory holds what the forward
+    pass saves for it, the gradients, and all results, which a caller has until the end.
     """
     names = graded(spec)
     arguments = {
@@ -213,20 +216,26 @@ def _backward(
     wanted = [value for value in arguments.values() if isinstance(value, torch.Tensor) and value.requires_grad]
     given: list[torch.Tensor] = []
 
-    def forward() -> list[torch.Tensor]:
-        return [leaf.value for leaf in leaves(function(**arguments)) if leaf.is_tensor and leaf.value.requires_grad]
+    def forward() -> Any:
+        return function(**arguments)
 
-    def both() -> None:
-        ends = forward()
+    def both() -> tuple[Any, Any]:
+        result = forward()
+        ends = [leaf.value for leaf in leaves(result) if leaf.is_tensor and leaf.value.requires_grad]
         if not given:
             given.extend(torch.randn_like(end) for end in ends)
-        torch.autograd.grad(ends, wanted, given, allow_unused=True)
+        return result, torch.autograd.grad(ends, wanted, given, allow_unused=True)
 
     with torch.enable_grad():
+        # First without measuring: the thread of the backward pass has workspaces of its own, made once. What autograd
+        # ties into cycles would be freed whenever Python thinks of it.
+        both()
+        gc.collect()
+        memory = _memory(both, device)
         alone, together = count(forward, arguments, device), count(both, arguments, device)
     if isinstance(alone, Uncounted) or isinstance(together, Uncounted):
-        return alone if isinstance(alone, Uncounted) else together
-    return without(together, alone)
+        return alone if isinstance(alone, Uncounted) else together, memory
+    return without(together, alone), memory
 
 
 def without(whole: Counts, part: Counts) -> Counts | Uncounted:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.baseline.model import Row, stable
-from pytest_fusion.bench import limits
+from pytest_fusion.bench import counters, limits
 from pytest_fusion.bench.entries import Entry, entries
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError
 from pytest_fusion.bench.golden import goldens
@@ -71,6 +71,8 @@ def bench(
     found.rows += _golden_rows(session, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
+    found.counters = counters.counted(asked.counters, {text: one.counts for text, one in figured}, on_gpu=on_gpu)
+    found.notes += counters.notes(found.counters)
     noisy = session.noise.noisy if session.noise is not None else ""
     found.limits = limited(found.rows, spec.bench_limits, noisy=noisy)
     found.notes += limits.notes(found.limits)
@@ -167,6 +169,7 @@ def _rows(
                 )  # fmt: skip
             if side.backward is not None:
                 facts, names, methods = facts_of(side.backward)
+                facts |= side.backward_memory
                 if facts:
                     role = f"{role} backward"
                     rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))

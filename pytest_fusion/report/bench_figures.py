@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fusion.report.record import TestRecord
@@ -21,6 +21,7 @@ class Figures:
     ``test`` is the test's name without its file, ``case`` sizes and dtype as text, ``role`` what was measured
     (``"fused"``, ``"fused backward"``, ``"compiled"``). ``row`` and ``other`` are the rows as JSON, ``other`` empty
     where there is none, ``size`` the bytes of the forward call's inputs and outputs, by which cases are ordered.
+    ``counters`` is what the hardware counted of it as JSON, empty where it was not asked or could not be.
     """
 
     test: str
@@ -30,6 +31,7 @@ class Figures:
     other: Mapping[str, Any]
     size: int | None
     verdict: str = ""
+    counters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def series(self) -> str:
@@ -125,6 +127,7 @@ def figures(records: Iterable[TestRecord]) -> list[Figures]:
 def _of(record: TestRecord) -> list[Figures]:
     rows = {(row["case"], row["role"]): row for row in record.bench.get("rows", ())}
     verdicts = {(one["case"], one["role"]): one["verdict"] for one in record.bench.get("compared", ())}
+    counters = {(one["case"], one["role"]): one for one in record.bench.get("counters", ()) if "launches" in one}
     found = []
     for (case, role), row in rows.items():
         series, _, phase = role.partition(" ")
@@ -139,6 +142,7 @@ def _of(record: TestRecord) -> list[Figures]:
                 other=rows.get((case, f"reference {phase}".rstrip()), {}),
                 size=_fact(row, "bytes.algorithmic") or _fact(rows.get((case, "fused"), {}), "bytes.algorithmic"),
                 verdict=verdicts.get((case, role), ""),
+                counters=counters.get((case, role), {}),
             )
         )
     return found

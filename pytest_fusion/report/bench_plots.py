@@ -9,9 +9,9 @@ from typing import Any
 
 from pytest_fusion.report.axis import Axis, LogAxis, Tick
 from pytest_fusion.report.bench_figures import Figures
-from pytest_fusion.report.bench_table import quantity, time
 from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.columns import UNKNOWN, clipped
+from pytest_fusion.report.numbers import quantity, time
 from pytest_fusion.report.phrases import plural
 from pytest_fusion.report.timeline import Timeline, timeline
 

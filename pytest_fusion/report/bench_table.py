@@ -8,6 +8,8 @@ from typing import Any
 from pytest_fusion.report.bench_figures import Figures, figures
 from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, lines
+from pytest_fusion.report.counter_table import counter_listing
+from pytest_fusion.report.numbers import quantity, three, time, whole
 from pytest_fusion.report.record import TestRecord
 
 WIDTH = 80
@@ -18,9 +20,10 @@ _TIMES = (
 _TIMES_DROP = (11, 10, 9, 6, 8, 7, 5, 4, 2)
 _COSTS = ("case", "launches", "reference's", "bytes", "reference's", "saved", "baseline")
 _COSTS_DROP = (4, 2, 5)
+_MEMORY = ("case", "peak", "reference's", "retained", "reference's")
+_MEMORY_DROP = (4, 3)
 _KERNELS = ("kernel", "target", "registers", "local", "shared", "warps", "tensor core", "compiled in")
 _KERNELS_DROP = (7, 6, 5)
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def bench_tables(records: Iterable[TestRecord]) -> list[Table]:
@@ -74,12 +77,31 @@ def cost_listing(found: Sequence[Figures]) -> Listing:
     return Listing(f"launches and bytes{how}", _COSTS, rows, tuple(one.test for one in counted), _COSTS_DROP)
 
 
+def memory_listing(found: Sequence[Figures]) -> Listing:
+    """Memory of calls with their backward pass; that of forward calls stands beside their latency."""
+    having = [one for one in found if one.phase == "backward" and one.fact("memory.peak") is not None]
+    rows = tuple(
+        (
+            one.case if one.series == "fused" else f"{one.case}, {one.series}",
+            *(
+                quantity(ask(f"memory.{name}"))
+                for name in ("peak", "retained")
+                for ask in (one.fact, one.reference_fact)
+            ),
+        )
+        for one in having
+    )
+    title = "device memory above the inputs, forward and backward"
+    return Listing(title, _MEMORY, rows, tuple(one.test for one in having), _MEMORY_DROP).known()
+
+
 def _listings(records: Sequence[TestRecord]) -> list[Listing]:
     found = figures(records)
     # One kernel is compiled for several cases; how long that took each time is no other row.
     kernels = {row[:-1]: row for record in records if record.bench for row in reversed(_kernels(record))}
     resources = Listing("resources of each kernel", _KERNELS, tuple(kernels.values()), (), _KERNELS_DROP)
-    return [listing for listing in (latency_listing(found), cost_listing(found), resources) if listing.rows]
+    listings = (latency_listing(found), cost_listing(found), memory_listing(found), counter_listing(found), resources)
+    return [listing for listing in listings if listing.rows]
 
 
 def _time(one: Figures) -> tuple[str, ...]:
@@ -152,37 +174,3 @@ def _kernels(record: TestRecord) -> list[tuple[str, ...]]:
 
 def _tensor_core(instructions: Mapping[str, Any]) -> int:
     return sum(count for name, count in instructions.items() if name.startswith("tensor_core"))
-
-
-def quantity(size: float | None) -> str:
-    """Bytes with three significant digits and a decimal unit: ``"268 MB"``."""
-    if size is None:
-        return UNKNOWN
-    value, unit = float(size), 0
-    while value >= 999.5 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {_UNITS[unit]}"
-
-
-def time(seconds: float | None) -> str:
-    """Three significant digits in microseconds, milliseconds or seconds: ``"55.1 us"``."""
-    if seconds is None:
-        return UNKNOWN
-    for scale, unit in ((1e6, "us"), (1e3, "ms")):
-        if seconds * scale < 999.5:
-            return f"{three(seconds * scale)} {unit}"
-    return f"{three(seconds)} s"
-
-
-def three(value: float) -> str:
-    """Three significant digits, zeros too, never in powers of ten: ``"5.70"``, ``"1240"``."""
-    if value >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.9995 else f"{value:.3g}"
-
-
-def whole(share: float | None) -> str:
-    """Whole per cent, one digit where there is no more: ``"91 %"``, ``"0.4 %"``."""
-    if share is None:
-        return UNKNOWN
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"

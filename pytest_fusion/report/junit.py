@@ -46,6 +46,10 @@ def _bench(record: TestRecord) -> Iterator[tuple[str, Scalar]]:
             yield f"{stem}.launches.method", str(counted)
     for one in record.bench.get("compared", ()):
         yield f"fusion.bench.{one['case']}.{one['role']}.verdict", str(one["verdict"])
+    for one in record.bench.get("counters", ()):
+        for name in ("dram_read_bytes", "dram_written_bytes"):
+            if _is_number(one.get(name)):
+                yield f"fusion.bench.{one['case']}.{one['role']}.counters.{name}", one[name]
     for one in record.bench.get("limits", ()):
         yield f"fusion.bench.{one['case']}.{one['role']}.limit.{one['limit']}", str(one["verdict"])
 

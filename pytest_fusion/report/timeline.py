@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_fusion.report.axis import Axis, Tick
-from pytest_fusion.report.bench_table import time, whole
 from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.columns import clipped
+from pytest_fusion.report.numbers import time, whole
 from pytest_fusion.report.phrases import plural
 
 WIDTH, LEFT, RIGHT = 900, 10, 880

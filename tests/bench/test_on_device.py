@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,18 @@ def test_figures_become_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         64,
         counts("r", "s"),
         Traffic(128, 2, 0),
-        Side({"memory.peak": 512}, {"host_s": 1e-5}, timeline, counts("b")),
-        Side({"memory.peak": 1024}, backward=Uncounted("no reason")),
+        Side({"memory.peak": 512}, {"host_s": 1e-5}, timeline, counts("b"), {"memory.peak": 768}),
+        Side({"memory.peak": 1024}, backward=Uncounted("no reason"), backward_memory={"memory.peak": 2048}),
         latency,
     )
     found = measured(monkeypatch, tmp_path, Found({}, [("n=8", one), ("n=16", "it raises")], again=[("n == 1", 2)]))
 
     rows = {(row.case, row.role): row for row in found.rows}
-    assert set(rows) == {("n=8", "fused"), ("n=8", "reference"), ("n=8", "fused backward"), ("all entries", "fused")}
+    roles = ("fused", "reference", "fused backward", "reference backward")
+    assert set(rows) == {*(("n=8", role) for role in roles), ("all entries", "fused")}
+    assert rows["n=8", "fused backward"].facts["memory.peak"] == 768
+    assert rows["n=8", "fused backward"].facts["launches.kernels"] == 1
+    assert rows["n=8", "reference backward"].facts == {"memory.peak": 2048}
     fused = rows["n=8", "fused"]
     assert (fused.latency, fused.measures, fused.timeline) == (latency, {"host_s": 1e-5}, timeline)
     assert fused.facts["memory.peak"] == 512
@@ -165,6 +170,7 @@ def test_a_session_measures_every_entry(made_up: dict[str, Any]) -> None:
         assert isinstance(one.fused_side.backward, Counts)
         assert (one.counts.kernels, one.fused_side.backward.kernels) == (1, 1)
         assert dict(one.fused_side.memory) == {"memory.peak": 1536, "memory.retained": 0}
+        assert dict(one.reference_side.backward_memory) == {"memory.peak": 1536, "memory.retained": 0}
         assert one.fused_side.measures["copy_bytes_per_s"] == 2e12
         assert one.latency is not None
         assert one.latency.ratio == pytest.approx(-1.386294, abs=1e-5)
@@ -197,3 +203,30 @@ def test_an_entry_that_raises_says_so(made_up: dict[str, Any]) -> None:
     (_, right), (_, why) = session(picky, []).entries
     assert isinstance(right, Figures)
     assert why == "the call raises ValueError: not without gradients"
+
+
+def test_memory_with_a_backward_pass_holds_results_and_gradients(
+    made_up: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured behind one call that warms up, while all that a caller gets is alive; the upstream is no part of it."""
+    alive: list[tuple[int, int]] = []
+    results: list[Any] = []
+
+    def fused(input: torch.Tensor) -> torch.Tensor:
+        results.append(result := torch.relu(input))
+        return result
+
+    def peak(*_: Any) -> int:
+        alive.append((len(results), sys.getrefcount(results[-1])))
+        return 2048
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", peak)
+    spec = FusionSpec(name="f", fused=fused, reference=fused, inputs={"input": tensor("n")}, grad=True)
+    logical = {"input": torch.ones(8)}
+
+    counted, memory = on_device._backward(spec, fused, logical, torch.device("cpu"))
+    assert memory == {"memory.peak": 1536, "memory.retained": 0}
+    assert isinstance(counted, Counts)
+    (calls, references) = alive[0]
+    # One reference is the list's and one the counter's own; the third is the result that is measured.
+    assert (calls, references >= 3) == (2, True)

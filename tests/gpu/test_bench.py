@@ -97,7 +97,11 @@ def test_what_is_measured(run: Any) -> None:
         assert 0 < measures["busy_s"] <= measures["span_s"]
         assert measures["copy_bytes_per_s"] > 1e11
         assert [span[1] for span in fused["timeline"]] == ["kernel"]
-        assert rows[case, "fused backward"]["facts"]["launches.kernels"] == 1
+        backward = rows[case, "fused backward"]["facts"]
+        assert backward["launches.kernels"] == 1
+        # The result and the gradient; the reference saves nothing, and makes both in float32 on the way.
+        assert (backward["memory.peak"], backward["memory.retained"]) == (2 * max(512, 2 * size), 0)
+        assert rows[case, "reference backward"]["facts"]["memory.peak"] > backward["memory.peak"]
     assert rows["all entries", "fused"]["facts"]["recompiles"] >= 0
     wrong = found["wrong_at_full_size"]
     assert (wrong["verdict"], wrong["failed_check"]) == ("fail", "bench")

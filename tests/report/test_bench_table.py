@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_fusion.report.bench_figures import figures
-from pytest_fusion.report.bench_table import bench_lines, bench_tables, quantity, three, time, whole
+from pytest_fusion.report.bench_table import bench_lines, bench_tables
 from pytest_fusion.report.columns import clipped
+from pytest_fusion.report.numbers import quantity, three, time, whole
 from tests.report.benched import latency, record, rows, sweep
 
 
@@ -133,3 +134,16 @@ def test_numbers_have_three_digits_and_a_unit() -> None:
     assert [whole(value) for value in (None, 0.004, 0.914, 1.31)] == ["?", "0.4 %", "91 %", "131 %"]
     assert [quantity(value) for value in (None, 0, 999, 268_451_840)] == ["?", "0 B", "999 B", "268 MB"]
     assert clipped("abcdefghij", 5) == "ab…ij"
+
+
+def test_memory_with_a_backward_pass_has_a_table() -> None:
+    """Peak and retained beside the reference's, of backward rows alone; a column that nobody knows is not there."""
+    found = [*rows(fused_s=None), *rows(fused_s=None, phase="backward")]
+    ours, theirs = {"memory.peak": 100, "memory.retained": 0}, {"memory.peak": 3000, "memory.retained": 512}
+    measured = rows(fused_s=None, phase="backward", fused={"facts": ours}, reference={"facts": theirs})
+    title = "device memory above the inputs, forward and backward"
+
+    assert not any(table.title == title for table in bench_tables([record(found)]))
+    (table,) = (table for table in bench_tables([record([*rows(), *measured])]) if table.title == title)
+    assert table.header == ("case", "peak", "reference's", "retained", "reference's")
+    assert table.rows == (("test_rms_norm rows=8192 hidden=8192 bfloat16", "100 B", "3 kB", "0 B", "512 B"),)

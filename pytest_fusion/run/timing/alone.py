@@ -16,9 +16,12 @@ import torch
 
 
 @contextlib.contextmanager
-def alone(device: torch.device) -> Iterator[None]:
-    """Neither what runs ``beside`` nor what else is timed is on the GPU meanwhile; whoever comes later waits."""
-    with _held(device, shared=False):
+def alone(what: torch.device | str) -> Iterator[None]:
+    """Neither what runs ``beside`` nor what else is timed is on the GPU meanwhile; whoever comes later waits.
+
+    A name instead of a device stands for something else that one process of a user has at a time.
+    """
+    with _held(what if isinstance(what, str) else _gpu(what), shared=False):
         yield
 
 
@@ -28,22 +31,21 @@ def beside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with _held(device, shared=True):
+    with _held(_gpu(device), shared=True):
         yield
 
 
 @contextlib.contextmanager
-def _held(device: torch.device, *, shared: bool) -> Iterator[None]:
+def _held(name: str, *, shared: bool) -> Iterator[None]:
     """Through a door that whoever waits to be alone keeps shut: else workers that share would never let it in."""
     try:
         import fcntl
     except ImportError:  # no Unix, so no forked workers either
         yield
         return
-    name = f"pytest-fusion-{os.getuid()}-gpu-{_gpu(device)}"
-    folder = Path(tempfile.gettempdir())
-    with (folder / f"{name}.lock").open("a") as room:
-        with (folder / f"{name}.door").open("a") as door:
+    path = f"{tempfile.gettempdir()}/pytest-fusion-{os.getuid()}-{name}"
+    with Path(f"{path}.lock").open("a") as room:
+        with Path(f"{path}.door").open("a") as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             fcntl.flock(room, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             fcntl.flock(door, fcntl.LOCK_UN)
@@ -58,4 +60,4 @@ def _gpu(device: torch.device) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     index = device.index or 0
     names = visible.split(",") if visible else []
-    return names[index].strip().replace("/", "-") if index < len(names) else str(index)
+    return "gpu-" + (names[index].strip().replace("/", "-") if index < len(names) else str(index))

@@ -1,0 +1,101 @@
+"""Within a process that ncu watches: the measured calls once more, each behind a kernel that is known.
+
+ncu numbers kernels and knows of no calls. So one kernel of torch's that nobody else launches stands before each call,
+and a file says in which order the calls came and what became of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_fusion.bench.entries import entries
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.errors import first_line, said
+from pytest_fusion.run.counting.profile import SENTINEL
+from pytest_fusion.run.genuine import synchronize
+from pytest_fusion.run.timing.alone import alone
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+# Names the file that lists what is to be called.
+VARIABLE = "PYTEST_FUSION_PROFILED"
+MARK = SENTINEL
+BEGUN, DONE, RAISED = "begun", "done", "raised"
+# The first compiles and tunes; a second one finds out what the first has changed.
+_WARM_UPS = 2
+_CYCLES = 1000
+
+Step = tuple[str, str, str]
+
+
+def ask(file: Path, cases: Sequence[str]) -> None:
+    """Write the file that the process reads."""
+    file.write_text(json.dumps(list(cases)), encoding="utf-8")
+
+
+def steps(file: Path) -> list[Step]:
+    """What the process noted, in order: what happened, to which case, and words about it."""
+    noted = file.with_suffix(".steps")
+    lines = noted.read_text(encoding="utf-8").splitlines() if noted.exists() else []
+    return [(str(what), str(case), str(words)) for what, case, words in map(json.loads, lines)]
+
+
+def all_entries(spec: FusionSpec, file: Path, device: torch.device, extra: Mapping[str, Any]) -> int:
+    """Each entry of ``bench=`` that the file asks for; returns how many there are."""
+    named = entries(spec)
+    for entry in named:
+        try:
+            logical = make_inputs(spec, entry.case, device)
+        except (ImpossibleCase, InputFailed, RuntimeError, MemoryError) as error:
+            _note(file, RAISED, entry.text, f"the inputs cannot be made: {first_line(error)}")
+            continue
+        one_call(file, entry.text, partial(spec.fused, **logical, **extra), device)
+        del logical
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return len(named)
+
+
+def one_call(file: Path, case: str, call: Callable[[], Any], device: torch.device) -> None:
+    """``call`` where the file asks for ``case``: to warm up, then where ncu counts."""
+    if case not in json.loads(file.read_text(encoding="utf-8")):
+        return
+    try:
+        with torch.no_grad():
+            for _ in range(_WARM_UPS):
+                call()
+            with _counted(device):
+                _note(file, BEGUN, case)
+                call()
+    except Exception as error:  # noqa: BLE001 - whatever a call raises here, the other cases are counted
+        _note(file, RAISED, case, f"the call raises {said(error)}")
+    else:
+        _note(file, DONE, case)
+
+
+@contextlib.contextmanager
+def _counted(device: torch.device) -> Iterator[None]:
+    """ncu counts in the body, behind the mark; nobody else times meanwhile, but may while this process starts."""
+    if device.type != "cuda":
+        yield
+        return
+    with alone(device), torch.cuda.device(device):
+        synchronize(device)
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+        try:
+            torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
+            yield
+            synchronize(device)
+        finally:
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+def _note(file: Path, what: str, case: str, words: str = "") -> None:
+    with file.with_suffix(".steps").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps([what, case, words]) + "\n")

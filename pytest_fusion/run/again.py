@@ -1,0 +1,80 @@
+"""`Again`: one test once more, in a process of its own that a tool of NVIDIA's watches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# Files that a project's own settings name are those of the run that this one is part of.
+_FILES = ("fusion-json", "fusion-report", "junit-xml")
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A test as a command line names it in the folder ``start``, and the device of its kernels."""
+
+    test: str
+    start: Path
+    device: str
+
+    def program(self, folder: Path) -> list[str]:
+        """The command that runs the test in one process and writes its reports into ``folder``."""
+        program = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider"]
+        program += [f"--fusion-device={self.device}", "--fusion-isolate=off", "--fusion-update=none"]
+        program += [f"--{name}={folder}/{name}" for name in _FILES]
+        return [*program, self.test]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that ended: its exit status and what it printed on both streams."""
+
+    code: int
+    output: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line that is not empty, cut at 200 characters."""
+        lines = (line.strip() for line in reversed(self.output.splitlines()))
+        return next(filter(None, lines), "no output")[:200]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's own, less what pytest and pytest-xdist put there, and ``more``."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST_")}
+    for name in ("PYTEST_CURRENT_TEST", "GITHUB_STEP_SUMMARY"):
+        kept.pop(name, None)
+    return {**kept, **more}
+
+
+def ended(command: Sequence[str], *, start: Path, env: Mapping[str, str], seconds: float) -> Ended:
+    """Run ``command`` in the folder ``start`` to its end.
+
+    Raises ``OSError`` where it cannot be started and ``subprocess.TimeoutExpired`` after ``seconds``; whatever it
+    started ends with it then, since a kernel that hangs would keep the GPU.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=start,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=seconds)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return Ended(process.returncode, f"{stdout}\n{stderr}")

@@ -39,6 +39,7 @@ from pytest_fusion.run.isolate import Channel, ChildError, Crash, can_fork, run_
 from pytest_fusion.run.timing.alone import beside
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.model import CHECKS, Verdict
+from pytest_fusion.whole import replace_whole
 
 if TYPE_CHECKING:
     from pytest_fusion.bench.measured import Measured
@@ -281,7 +282,7 @@ def _write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str 
         script = _script(job, replay, failure.verdict, shown)
         if isinstance(script, str):
             return _Written(pinned or path, None, f"none could be written: {script}")
-        replays.write_whole(file, script.text)
+        replace_whole(file, script.text.encode())
     except OSError:
         return _Written(pinned)  # a read-only checkout must not hide the failure itself
     lacks = "; ".join(f"{what}: {why}" for what, why in script.missing.items())

@@ -17,6 +17,7 @@ LONGEST = 500
 # A stage may import itself and what has a lower number; stages of one number do not know each other.
 RANKS = {
     "errors": 0,
+    "whole": 0,
     "spec": 1,
     "case": 2,
     "run": 3,

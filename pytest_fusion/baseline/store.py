@@ -13,16 +13,16 @@ from pathlib import Path
 
 from pytest_fusion.baseline.codec import Baseline, decode, encode
 from pytest_fusion.errors import BaselineError
+from pytest_fusion.whole import PART, replace_whole
 
 FOLDER = Path(".fusion") / "baselines"
 # A run writes for milliseconds; who holds the lock for this many seconds is stuck.
 PATIENCE = 30.0
 _LOCK = ".lock"
-_PART = ".fusion-"
 _IGNORE = (
     f"# The lock of runs that write here, and what a killed one left; the baselines are to be committed.\n/{_LOCK}\n"
 )
-_IGNORE += f"/{_PART}*.tmp\n"
+_IGNORE += f"/{PART}*.tmp\n"
 # File systems allow 255 bytes; a name that long is no longer read.
 _LONGEST = 80
 
@@ -87,7 +87,7 @@ def on_other_devices(folder: Path, test: str, device: str) -> list[Baseline]:
 def check_writable(folder: Path) -> None:
     """Makes the folder and tries to write there, before a long run. Raises ``BaselineError``."""
     _prepare(folder)
-    probe = folder / f"{_PART}{secrets.token_hex(6)}.tmp"
+    probe = folder / f"{PART}{secrets.token_hex(6)}.tmp"
     try:
         with probe.open("xb"):
             pass
@@ -117,7 +117,7 @@ def locked(folder: Path, patience: float = PATIENCE) -> Iterator[list[Path]]:
     except OSError as error:
         raise _unwritable(folder, error) from None
     try:
-        for left in folder.glob(f"{_PART}*.tmp"):
+        for left in folder.glob(f"{PART}*.tmp"):
             left.unlink(missing_ok=True)
         yield made
     finally:
@@ -136,7 +136,7 @@ def write(folder: Path, baselines: Sequence[Baseline]) -> list[Path]:
         try:
             if path.exists() and path.read_bytes() == data:
                 continue
-            _replace(path, data)
+            replace_whole(path, data)
         except OSError as error:
             raise _unwritable(path, error, written) from None
         written.append(path)
@@ -155,22 +155,6 @@ def _target(path: Path) -> Path:
     if real.exists() and (not os.access(real, os.W_OK) or not stat.S_IMODE(real.stat().st_mode) & 0o222):
         raise BaselineError(f"{path} is read-only, so it was left as it is; to let it be updated: chmod u+w {path}")
     return real
-
-
-def _replace(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{_PART}{secrets.token_hex(6)}.tmp")
-    try:
-        # "x" gives the user's umask, where tempfile gives 0600.
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            part.chmod(stat.S_IMODE(path.stat().st_mode))
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _sync(folder: Path) -> None:

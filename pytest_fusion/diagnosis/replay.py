@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import ReplayError
+from pytest_fusion.whole import replace_whole
 
 SCHEMA = 1
 FOLDER = Path(".fusion") / "failures"
@@ -101,7 +100,8 @@ def file_name(replay: Replay) -> str:
 def write(replay: Replay, root: Path) -> Path:
     """Write the file under ``root/.fusion/failures`` at once or not at all; raises ``OSError``."""
     path = folder(root) / file_name(replay)
-    write_whole(path, json.dumps(replay.as_json(), indent=2, sort_keys=True, allow_nan=False) + "\n")
+    text = json.dumps(replay.as_json(), indent=2, sort_keys=True, allow_nan=False) + "\n"
+    replace_whole(path, text.encode())
     return path
 
 
@@ -113,14 +113,6 @@ def folder(root: Path) -> Path:
     if not ignore.exists():
         ignore.write_text("# Failing cases of this machine's runs; copy one elsewhere to keep it.\n*\n")
     return made
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace ``path`` so that a reader sees the old file or the new one; raises ``OSError``."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    Path(temporary).replace(path)
 
 
 def read(path: Path) -> Replay:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
-import stat
-from contextlib import suppress
 from pathlib import Path
 
 from pytest_fusion.errors import FusionError
+from pytest_fusion.whole import part_of, replace_whole
 
 
 def check_writable(path: str | os.PathLike[str], option: str) -> Path:
@@ -52,7 +50,7 @@ def replace_text(path: Path, text: str) -> None:
         if _is_special(path):
             path.write_bytes(data)
         else:
-            _replace(path, data)
+            replace_whole(path, data)
     except OSError as error:
         raise FusionError(
             f"cannot write the report {path} ({error.strerror or error}); what stood there is unchanged. "
@@ -60,24 +58,8 @@ def replace_text(path: Path, text: str) -> None:
         ) from error
 
 
-def _replace(path: Path, data: bytes) -> None:
-    part = path.with_name(f".fusion-{secrets.token_hex(6)}.tmp")
-    try:
-        # "x" gives the user's umask; tempfile would leave 0600, which a CI artefact step of another user cannot read.
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            part.chmod(stat.S_IMODE(path.stat().st_mode))
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
 def _trial(folder: Path) -> None:
-    probe = folder / f".fusion-{secrets.token_hex(6)}.tmp"
+    probe = part_of(folder / "probe")
     with probe.open("xb"):
         pass
     probe.unlink()

@@ -60,7 +60,14 @@ def results_of(out: Any) -> list[Any]:
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+    """Of an operator's arguments or results; these nest in tuples, lists and dicts alone.
+
+    Asked four times for each operation of a reference: torch's pytree took 5 % of a whole test.
+    """
+    if isinstance(tree, Tensor):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [t for part in parts for t in tensors_of(part)] if isinstance(tree, (tuple, list, dict)) else []
 
 
 def check_shapes(values: Sequence[Any], natives: Sequence[Any]) -> None:

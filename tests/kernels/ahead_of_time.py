@@ -20,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.glu import kernel as glu
 from reference_kernels.linear import kernel as linear
 from reference_kernels.rms_norm import kernel as rms_norm
@@ -33,12 +34,16 @@ KERNELS = (
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
+    cross_entropy._losses_kernel,
+    cross_entropy._total_kernel,
+    cross_entropy._gradient_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
+    torch.int64: "*i64",
 }
 
 
@@ -52,6 +57,13 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
     partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
+    losses, statistics, labels = (
+        empty(64, kind=torch.float32),
+        empty(2, 64, kind=torch.float32),
+        empty(64, kind=torch.int64),
+    )
+    plain, every = (-100, 0.0, 0.0, 0.0), (-100, 0.1, 0.1, 30.0)
+    known = labels, statistics, losses[0]
     return {
         "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
         "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
@@ -80,6 +92,16 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "rope half": lambda: rope._rope(*heads, *angles, False, False),
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
+        "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
+        "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
+        "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
+        "cross_entropy total": lambda: cross_entropy._total(losses, statistics, True),
+        "cross_entropy backward": lambda: cross_entropy._cross_entropy_backward(
+            losses[0], empty(64, 128256), *known, *plain, "mean"
+        ),
+        "cross_entropy backward odd": lambda: cross_entropy._cross_entropy_backward(
+            losses, empty(64, 50257), *known, *every, "none"
+        ),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
     }
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from triton.compiler import ASTSource
 
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.glu import kernel as glu
+from reference_kernels.layer_norm import backward as layer_norm_backward
+from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import kernel as linear
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
@@ -34,6 +37,10 @@ KERNELS = (
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
+    layer_norm._layer_norm_kernel,
+    layer_norm_backward._rows_backward_kernel,
+    layer_norm_backward._columns_kernel,
+    layer_norm_backward._parts_kernel,
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
     cross_entropy._gradient_kernel,
@@ -56,7 +63,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     keep = empty(64, 8192, kind=torch.bool)
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
-    partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
+    fewer = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
     losses, statistics, labels = (
         empty(64, kind=torch.float32),
         empty(2, 64, kind=torch.float32),
@@ -91,7 +98,8 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "glu backward packed": lambda: glu._glu_packed_backward(halves[0], empty(64, 28672), "silu"),
         "rope half": lambda: rope._rope(*heads, *angles, False, False),
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
-        "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
+        "rope partial": lambda: rope._rope(*fewer, *(angle[:, :16] for angle in angles), False, False),
+        **layer_norms(empty),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
         "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
         "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
@@ -104,6 +112,23 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         ),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
     }
+
+
+def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of layer_norm: rows in registers and in a loop, forward, and backward with and without sums."""
+    found: dict[str, Callable[[], Any]] = {}
+    for name, width in (("", 8192), (" narrow", 1000), (" widest tile", 16384), (" loop", 50000)):
+        x, weight, moments = empty(64, width), empty(width), empty(3, 64, kind=torch.float32)
+        gradient = x, x, x, None, weight, moments
+        found |= {
+            f"layer_norm{name}": partial(layer_norm._forward, x, None, weight, weight, 1e-5),
+            f"layer_norm add{name}": partial(layer_norm._forward, x, x, weight, None, 1e-5),
+            f"layer_norm backward{name}": partial(layer_norm_backward.input_gradient, *gradient, (True, True)),
+            f"layer_norm input{name}": partial(layer_norm_backward.input_gradient, *gradient, (False, False)),
+            f"layer_norm columns{name}": partial(layer_norm_backward.sums_over_rows, x, x, moments, (True, True)),
+        }
+    parts, weight = empty(2, 264, 8192, kind=torch.float32), empty(8192)
+    return found | {"layer_norm parts": lambda: layer_norm_backward.summed_parts(weight, weight, parts, (True, True))}
 
 
 def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, int]]:

@@ -371,10 +371,13 @@ def _(_: torch.Tensor, logits: torch.Tensor, *__: object) -> torch.Tensor:
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     logits, target, *ctx.options = inputs
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else torch fills zeros for the statistics and the count, a launch each
     ctx.save_for_backward(logits, target, *output[1:])
 
 
-def _differentiate(ctx: Any, dloss: torch.Tensor, *_: object) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, dloss: torch.Tensor | None, *_: object) -> tuple[Any, ...]:
+    if dloss is None:
+        return (None,) * 7
     return _cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options), *[None] * 6
 
 

@@ -6,3 +6,4 @@ from reference_kernels.cross_entropy import spec
 
 test_cross_entropy = spec.SPEC.test()
 test_cross_entropy_rows = spec.ROWS.test()
+test_cross_entropy_long = spec.LONG.test()

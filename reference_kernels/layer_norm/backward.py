@@ -124,7 +124,7 @@ def _rows_backward_kernel(
         row_inside = row < rows
         mean = tl.load(statistics_ptr + row, mask=row_inside, other=0.0)
         rest = tl.load(statistics_ptr + rows + row, mask=row_inside, other=0.0)
-        scale = tl.load(statistics_ptr + 2 * rows + row, mask=row_inside, other=0.0)
+        scale = tl.load(statistics_ptr + rows + rows + row, mask=row_inside, other=0.0)
         dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
         dtotal_row = dtotal_ptr
@@ -208,7 +208,7 @@ def _columns_kernel(
         row = first + part * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
         mean = tl.load(statistics_ptr + row, mask=row < rows, other=0.0)
         rest = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)
-        scale = tl.load(statistics_ptr + 2 * rows + row, mask=row < rows, other=0.0)
+        scale = tl.load(statistics_ptr + rows + rows + row, mask=row < rows, other=0.0)
         dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
         inside = (row < rows) & (column < width)

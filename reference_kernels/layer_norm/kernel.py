@@ -159,7 +159,7 @@ def _layer_norm_kernel(
         )
     tl.store(statistics_ptr + row, mean, mask=row_inside)
     tl.store(statistics_ptr + rows + row, rest, mask=row_inside)
-    tl.store(statistics_ptr + 2 * rows + row, scale, mask=row_inside)
+    tl.store(statistics_ptr + rows + rows + row, scale, mask=row_inside)
 
 
 def _forward(
@@ -288,22 +288,28 @@ def _(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, weight, bias, _ = inputs
     ctx.mark_non_differentiable(output[-1])
+    ctx.set_materialize_grads(False)  # else torch fills zeros for the statistics, and for a result that nobody used
     ctx.save_for_backward(x, weight, bias, output[-1])
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     _, _, weight, bias, _ = inputs
     ctx.mark_non_differentiable(output[-1])
+    ctx.set_materialize_grads(False)  # else torch fills zeros for the statistics, and for a result that nobody used
     ctx.save_for_backward(output[1], weight, bias, output[-1])
 
 
-def _differentiate(ctx: Any, dy: torch.Tensor, _: object) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, dy: torch.Tensor | None, _: object) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 4
     sums = ctx.needs_input_grad[1:3]
     dx, *dparameters = _layer_norm_backward(dy, None, *ctx.saved_tensors, *sums)
     return dx, *(d if asked else None for d, asked in zip(dparameters, sums, strict=True)), None
 
 
-def _differentiate_sum(ctx: Any, dy: torch.Tensor, dtotal: torch.Tensor, _: object) -> tuple[Any, ...]:
+def _differentiate_sum(ctx: Any, dy: torch.Tensor | None, dtotal: torch.Tensor | None, _: object) -> tuple[Any, ...]:
+    if dy is None:
+        return dtotal, dtotal, None, None, None
     sums = ctx.needs_input_grad[2:4]
     dx, *dparameters = _layer_norm_backward(dy, dtotal, *ctx.saved_tensors, *sums)
     return dx, dx, *(d if asked else None for d, asked in zip(dparameters, sums, strict=True)), None

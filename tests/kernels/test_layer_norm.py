@@ -112,6 +112,22 @@ def test_only_what_is_asked_for_is_summed(asked: tuple[bool, bool], width: int) 
         assert tensor.grad is None or torch.equal(tensor.grad, gradient)
 
 
+def test_a_result_that_nobody_used_takes_no_part() -> None:
+    """Of ``y`` and the sum, the gradient of either alone is what zeros for the other would give."""
+    x, residual, weight, bias, dy, dtotal = _inputs(5, 20)
+    leaves = [t.requires_grad_() for t in (x, residual, weight, bias)]
+    y, total = add_layer_norm(x, residual, weight, bias)
+
+    of_total = torch.autograd.grad(total, leaves, dtotal, retain_graph=True, allow_unused=True)
+    of_y = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    with_zeros = torch.autograd.grad((y, total), leaves, (dy, torch.zeros_like(dtotal)))
+
+    assert torch.equal(of_total[0], dtotal)
+    assert torch.equal(of_total[1], dtotal)
+    assert not any(isinstance(d, torch.Tensor) for d in of_total[2:])
+    assert all(torch.equal(a, b) for a, b in zip(of_y, with_zeros, strict=True))
+
+
 def test_parts_follow_rows_and_processors() -> None:
     """Programs never outnumber tiles of rows; without a device the 132 multiprocessors of an H200 are assumed."""
     device = torch.device("cpu")

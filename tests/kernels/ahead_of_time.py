@@ -7,13 +7,13 @@ notes the arguments, so that what is compiled is what would have been launched.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     keep = empty(64, 8192, kind=torch.bool)
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
-    fewer = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
+    partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
     losses, statistics, labels = (
         empty(64, kind=torch.float32),
         empty(2, 64, kind=torch.float32),
@@ -98,11 +98,12 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "glu backward packed": lambda: glu._glu_packed_backward(halves[0], empty(64, 28672), "silu"),
         "rope half": lambda: rope._rope(*heads, *angles, False, False),
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
-        "rope partial": lambda: rope._rope(*fewer, *(angle[:, :16] for angle in angles), False, False),
+        "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         **layer_norms(empty),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
         "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
         "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
+        "cross_entropy single": lambda: cross_entropy._losses(empty(1, 1), labels[:1], *every),
         "cross_entropy total": lambda: cross_entropy._total(losses, statistics, True),
         "cross_entropy backward": lambda: cross_entropy._cross_entropy_backward(
             losses[0], empty(64, 128256), *known, *plain, "mean"
@@ -110,6 +111,10 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "cross_entropy backward odd": lambda: cross_entropy._cross_entropy_backward(
             losses, empty(64, 50257), *known, *every, "none"
         ),
+        "cross_entropy backward single": lambda: cross_entropy._cross_entropy_backward(
+            losses[0], empty(1, 1), labels[:1], statistics[:, :1], losses[0], *every, "mean"
+        ),
+        "cross_entropy total single": lambda: cross_entropy._total(losses[:1], statistics[:, :1], True),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
     }
 
@@ -117,18 +122,20 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
     """Launches of layer_norm: rows in registers and in a loop, forward, and backward with and without sums."""
     found: dict[str, Callable[[], Any]] = {}
-    for name, width in (("", 8192), (" narrow", 1000), (" widest tile", 16384), (" loop", 50000)):
-        x, weight, moments = empty(64, width), empty(width), empty(3, 64, kind=torch.float32)
-        gradient = x, x, x, None, weight, moments
+    bind, backward = functools.partial, layer_norm_backward
+    sizes = ("", 64, 8192), (" narrow", 64, 1000), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
+    for name, rows, width in sizes:
+        x, weight, moments = empty(rows, width), empty(width), empty(3, rows, kind=torch.float32)
+        gradient = bind(backward.input_gradient, x, x, x, None, weight, moments)
         found |= {
-            f"layer_norm{name}": partial(layer_norm._forward, x, None, weight, weight, 1e-5),
-            f"layer_norm add{name}": partial(layer_norm._forward, x, x, weight, None, 1e-5),
-            f"layer_norm backward{name}": partial(layer_norm_backward.input_gradient, *gradient, (True, True)),
-            f"layer_norm input{name}": partial(layer_norm_backward.input_gradient, *gradient, (False, False)),
-            f"layer_norm columns{name}": partial(layer_norm_backward.sums_over_rows, x, x, moments, (True, True)),
+            f"layer_norm{name}": bind(layer_norm._forward, x, None, weight, weight, 1e-5),
+            f"layer_norm add{name}": bind(layer_norm._forward, x, x, weight, None, 1e-5),
+            f"layer_norm backward{name}": bind(gradient, (True, True)),
+            f"layer_norm input{name}": bind(gradient, (False, False)),
+            f"layer_norm columns{name}": bind(backward.sums_over_rows, x, x, moments, (True, True)),
         }
     parts, weight = empty(2, 264, 8192, kind=torch.float32), empty(8192)
-    return found | {"layer_norm parts": lambda: layer_norm_backward.summed_parts(weight, weight, parts, (True, True))}
+    return found | {"layer_norm parts": bind(backward.summed_parts, weight, weight, parts, (True, True))}
 
 
 def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, int]]:

@@ -78,7 +78,7 @@ def test_layer_norm_of_many_rows(rows: int, width: int, dtype: torch.dtype) -> N
     wanted = F.layer_norm(exact[0], (width,), exact[1], exact[2])
     gradients = torch.autograd.grad(wanted, exact, dy.double())
 
-    y = layer_norm(*leaves)
+    y = layer_norm(leaves[0], leaves[1], leaves[2])
     got = torch.autograd.grad(y, leaves, dy, retain_graph=True)
 
     unit = {torch.float32: 2e-5, torch.bfloat16: 2**-8 + 2e-5}[dtype]

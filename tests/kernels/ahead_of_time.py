@@ -7,6 +7,7 @@ notes the arguments, so that what is compiled is what would have been launched.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -20,7 +21,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.glu import kernel as glu
+from reference_kernels.layer_norm import backward as layer_norm_backward
+from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import kernel as linear
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
@@ -33,12 +37,20 @@ KERNELS = (
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
+    layer_norm._layer_norm_kernel,
+    layer_norm_backward._rows_backward_kernel,
+    layer_norm_backward._columns_kernel,
+    layer_norm_backward._parts_kernel,
+    cross_entropy._losses_kernel,
+    cross_entropy._total_kernel,
+    cross_entropy._gradient_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
+    torch.int64: "*i64",
 }
 
 
@@ -52,6 +64,13 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
     partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
+    losses, statistics, labels = (
+        empty(64, kind=torch.float32),
+        empty(2, 64, kind=torch.float32),
+        empty(64, kind=torch.int64),
+    )
+    plain, every = (-100, 0.0, 0.0, 0.0), (-100, 0.1, 0.1, 30.0)
+    known = labels, statistics, losses[0]
     return {
         "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
         "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
@@ -80,8 +99,43 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "rope half": lambda: rope._rope(*heads, *angles, False, False),
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
+        **layer_norms(empty),
+        "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
+        "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
+        "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
+        "cross_entropy single": lambda: cross_entropy._losses(empty(1, 1), labels[:1], *every),
+        "cross_entropy total": lambda: cross_entropy._total(losses, statistics, True),
+        "cross_entropy backward": lambda: cross_entropy._cross_entropy_backward(
+            losses[0], empty(64, 128256), *known, *plain, "mean"
+        ),
+        "cross_entropy backward odd": lambda: cross_entropy._cross_entropy_backward(
+            losses, empty(64, 50257), *known, *every, "none"
+        ),
+        "cross_entropy backward single": lambda: cross_entropy._cross_entropy_backward(
+            losses[0], empty(1, 1), labels[:1], statistics[:, :1], losses[0], *every, "mean"
+        ),
+        "cross_entropy total single": lambda: cross_entropy._total(losses[:1], statistics[:, :1], True),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
     }
+
+
+def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of layer_norm: rows in registers and in a loop, forward, and backward with and without sums."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, backward = functools.partial, layer_norm_backward
+    sizes = ("", 64, 8192), (" narrow", 64, 1000), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
+    for name, rows, width in sizes:
+        x, weight, moments = empty(rows, width), empty(width), empty(3, rows, kind=torch.float32)
+        gradient = bind(backward.input_gradient, x, x, x, None, weight, moments)
+        found |= {
+            f"layer_norm{name}": bind(layer_norm._forward, x, None, weight, weight, 1e-5),
+            f"layer_norm add{name}": bind(layer_norm._forward, x, x, weight, None, 1e-5),
+            f"layer_norm backward{name}": bind(gradient, (True, True)),
+            f"layer_norm input{name}": bind(gradient, (False, False)),
+            f"layer_norm columns{name}": bind(backward.sums_over_rows, x, x, moments, (True, True)),
+        }
+    parts, weight = empty(2, 264, 8192, kind=torch.float32), empty(8192)
+    return found | {"layer_norm parts": bind(backward.summed_parts, weight, weight, parts, (True, True))}
 
 
 def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, int]]:

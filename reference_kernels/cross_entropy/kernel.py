@@ -1,0 +1,425 @@
+"""Fused cross-entropy: one read of the logits forward, one read and one write backward, nothing of their size kept."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+import triton
+import triton.language as tl
+
+from reference_kernels._common import (
+    FLOATS,
+    INTERPRETED,
+    Rows,
+    RowTile,
+    check_tensor,
+    jit,
+    placed,
+    row_offset,
+    row_tile,
+)
+
+Reduction = Literal["none", "mean", "sum"]
+
+TOTAL_BLOCK, TOTAL_WARPS = 4096, 16  # losses that the one program of a mean or sum adds up at a time
+
+
+def config(width: int) -> RowTile:
+    """Forward tile for rows of ``width`` logits: in steps of 8192, 16 logits for each thread of 16 warps.
+
+    A step costs two reductions over the block whatever its size, so steps are wide; the logits are read once either
+    way, so a wider tile would only take registers.
+    """
+    return row_tile(width, whole=8192, step=8192)
+
+
+def config_backward(width: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> RowTile:
+    """Backward tile for rows of ``width`` logits of ``dtype``; a row wider than the tile takes several programs, for
+    no element needs another once the row's statistics are known."""
+    warps = 4
+    elements = 4096 if interpreted else warps * 32 * 2 * 16 // dtype.itemsize
+    widest = min(elements, 128 if width <= 512 else 1024) if interpreted else elements
+    columns = min(widest, max(16, triton.next_power_of_2(width)))
+    return RowTile(elements // columns, columns, warps, loop=False)
+
+
+@jit
+def _capped(x: tl.tensor, softcap: tl.tensor) -> tl.tensor:
+    """``softcap * tanh(x / softcap)`` in float32, without libdevice and to about two units in the last place.
+
+    ``1 - 2 / (exp(2 * z) + 1)`` loses the digits of small ``z`` to cancellation, as most logits are: below 0.625 an odd
+    polynomial, fitted to the least relative error, stays within 0.8 units.
+    """
+    z = x / softcap
+    decay = tl.exp(-2.0 * tl.abs(z))
+    far = tl.where(z < 0, decay - 1.0, 1.0 - decay) / (1.0 + decay)
+    square = z * z
+    series = -0.005704986397176981 * square + 0.02063908614218235
+    series = (series * square - 0.05373971536755562) * square + 0.13331441581249237
+    near = z + z * square * (series * square - 0.3333328068256378)
+    return softcap * tl.where(tl.abs(z) < 0.625, near, far)
+
+
+@jit
+def _cap_slope(x: tl.tensor, softcap: tl.tensor) -> tl.tensor:
+    """The derivative of `_capped`: ``1 - tanh**2`` in a form that keeps its digits where tanh is near 1."""
+    decay = tl.exp(-2.0 * tl.abs(x / softcap))
+    share = 1.0 / (1.0 + decay)
+    return 4.0 * decay * share * share
+
+
+@jit
+def _losses_kernel(
+    losses_ptr: tl.tensor,
+    statistics_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    target_ptr: tl.tensor,
+    ignore_index: tl.tensor,
+    smoothing: tl.tensor,
+    z_loss: tl.tensor,
+    softcap: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    logits_stride0: tl.tensor,
+    logits_stride1: tl.tensor,
+    logits_stride2: tl.tensor,
+    logits_step: tl.tensor,
+    target_stride0: tl.tensor,
+    target_stride1: tl.tensor,
+    target_stride2: tl.tensor,
+    SMOOTHED: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    CAPPED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+) -> None:
+    """The losses of ``BLOCK_ROWS`` rows and, for backward, ``statistics`` of ``(2, rows)``: the largest logit, and the
+    logarithm of the sum of exponentials from there (kept apart, for their sum loses the digits of large logits).
+    ``+inf`` for the latter, which no sum gives, marks an ignored row."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    row_inside = row < rows
+    column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
+    logits_row = logits_ptr + row_offset(row, size1, size2, logits_stride0, logits_stride1, logits_stride2)
+    target_at = row_offset(row, size1, size2, target_stride0, target_stride1, target_stride2)
+    target = tl.load(target_ptr + target_at, mask=row_inside, other=ignore_index)
+    counts = row_inside & (target != ignore_index)
+    known = counts & (target >= 0) & (target < width)
+    picked = tl.load(logits_row + target * logits_step, mask=known, other=0.0).to(tl.float32)
+    if CAPPED:
+        picked = _capped(picked, softcap)
+    # Logits far from zero would drown their differences in the sum: it is taken from the picked one on.
+    anchor = tl.where(tl.abs(picked) < float("inf"), picked, 0.0)
+
+    top = tl.full([BLOCK_ROWS, 1], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS, 1], tl.float32)
+    beyond = tl.zeros([BLOCK_ROWS, 1], tl.float32)
+    for start in range(0, width, BLOCK_COLUMNS):
+        at = start + column
+        inside = counts & (at < width)
+        wide = tl.load(logits_row + at * logits_step, mask=inside, other=0.0).to(tl.float32)
+        if CAPPED:
+            wide = _capped(wide, softcap)
+        if SMOOTHED:
+            beyond += tl.sum(tl.where(inside, wide - anchor, 0.0), axis=1, keep_dims=True)
+        wide = tl.where(inside, wide, float("-inf"))
+        new_top = tl.maximum(top, tl.max(wide, axis=1, keep_dims=True))
+        # As long as nothing but -inf was seen, -inf - -inf would poison rows whose first block is masked.
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        total = total * tl.exp(top - shift) + tl.sum(tl.exp(wide - shift), axis=1, keep_dims=True)
+        top = new_top
+    log_total = tl.log(total)
+
+    loss = (top - picked) + log_total
+    if SMOOTHED:
+        loss = (1.0 - smoothing) * loss + smoothing * ((top - anchor) + log_total - beyond / width)
+    if HAS_Z:
+        log_sum = top + log_total
+        loss += z_loss * log_sum * log_sum
+    loss = tl.where(counts, tl.where(known, loss, float("nan")), 0.0)
+    tl.store(losses_ptr + row, loss, mask=row_inside)
+    tl.store(statistics_ptr + row, tl.where(counts, top, 0.0), mask=row_inside)
+    tl.store(statistics_ptr + rows + row, tl.where(counts, log_total, float("inf")), mask=row_inside)
+
+
+@jit
+def _total_kernel(
+    loss_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    losses_ptr: tl.tensor,
+    statistics_ptr: tl.tensor,
+    rows: tl.tensor,
+    MEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program: the sum or mean of ``rows`` losses, and how many of them count, always in the same order."""
+    lane = tl.arange(0, BLOCK).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, rows, BLOCK):
+        at = start + lane
+        inside = at < rows
+        total += tl.load(losses_ptr + at, mask=inside, other=0.0)
+        mark = tl.load(statistics_ptr + rows + at, mask=inside, other=float("inf"))
+        count += (mark != float("inf")).to(tl.int32)
+    counted = tl.sum(count, axis=0).to(tl.float32)
+    loss = tl.sum(total, axis=0)
+    if MEAN:
+        loss = loss / counted
+    tl.store(loss_ptr, loss)
+    tl.store(count_ptr, counted)
+
+
+@jit
+def _gradient_kernel(
+    dlogits_ptr: tl.tensor,
+    statistics_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    target_ptr: tl.tensor,
+    dloss_ptr: tl.tensor,
+    ignore_index: tl.tensor,
+    smoothing: tl.tensor,
+    z_loss: tl.tensor,
+    softcap: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    column_blocks: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    logits_stride0: tl.tensor,
+    logits_stride1: tl.tensor,
+    logits_stride2: tl.tensor,
+    logits_step: tl.tensor,
+    target_stride0: tl.tensor,
+    target_stride1: tl.tensor,
+    target_stride2: tl.tensor,
+    dloss_stride0: tl.tensor,
+    dloss_stride1: tl.tensor,
+    dloss_stride2: tl.tensor,
+    SMOOTHED: tl.constexpr,
+    HAS_Z: tl.constexpr,
+    CAPPED: tl.constexpr,
+    MEAN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+) -> None:
+    """One tile of the gradient, contiguous ``(rows, width)``; logits of ignored rows are not read."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    column = program % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    row_inside = row < rows
+    target_at = row_offset(row, size1, size2, target_stride0, target_stride1, target_stride2)
+    target = tl.load(target_ptr + target_at, mask=row_inside, other=ignore_index)
+    counts = row_inside & (target != ignore_index)
+    top = tl.load(statistics_ptr + row, mask=counts, other=0.0)
+    log_total = tl.load(statistics_ptr + rows + row, mask=counts, other=0.0)
+    dloss_at = row_offset(row, size1, size2, dloss_stride0, dloss_stride1, dloss_stride2)
+    dloss = tl.load(dloss_ptr + dloss_at, mask=counts, other=0.0)
+    if MEAN:
+        dloss = dloss / tl.load(count_ptr)
+    dloss = tl.where((target >= 0) & (target < width), dloss, float("nan"))
+
+    inside = row_inside & (column < width)
+    logits_at = row_offset(row, size1, size2, logits_stride0, logits_stride1, logits_stride2) + column * logits_step
+    wide = tl.load(logits_ptr + logits_at, mask=inside & counts, other=0.0).to(tl.float32)
+    capped = wide
+    if CAPPED:
+        capped = _capped(wide, softcap)
+    d = tl.exp((capped - top) - log_total)
+    if HAS_Z:
+        d *= 1.0 + 2.0 * z_loss * (top + log_total)
+    if SMOOTHED:
+        d -= smoothing / width
+    d -= tl.where(column == target, 1.0 - smoothing, 0.0)
+    if CAPPED:
+        d *= _cap_slope(wide, softcap)
+    tl.store(dlogits_ptr + row * width + column, tl.where(counts, d * dloss, 0.0), mask=inside)
+
+
+def _losses(
+    logits: torch.Tensor, target: torch.Tensor, ignore_index: int, smoothing: float, z_loss: float, softcap: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    losses = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
+    statistics = torch.empty((2, target.numel()), dtype=torch.float32, device=logits.device)
+    if target.numel():
+        rows = Rows.of(logits, target.unsqueeze(-1))
+        tile = config(rows.width)
+        with placed(logits.device):
+            _losses_kernel[(triton.cdiv(rows.count, tile.rows),)](
+                losses,
+                statistics,
+                *rows.tensors,
+                ignore_index,
+                smoothing,
+                z_loss,
+                softcap,
+                rows.count,
+                rows.width,
+                *rows.sizes[1:],
+                *rows.strides[0],
+                *rows.strides[1][:3],
+                SMOOTHED=smoothing != 0,
+                HAS_Z=z_loss != 0,
+                CAPPED=softcap != 0,
+                BLOCK_ROWS=tile.rows,
+                BLOCK_COLUMNS=tile.columns,
+                num_warps=tile.warps,
+            )
+    return losses, statistics
+
+
+def _total(losses: torch.Tensor, statistics: torch.Tensor, mean: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, count = (torch.empty((), dtype=torch.float32, device=losses.device) for _ in range(2))
+    with placed(losses.device):
+        _total_kernel[(1,)](
+            loss,
+            count,
+            losses,
+            statistics,
+            losses.numel(),
+            MEAN=mean,
+            BLOCK=TOTAL_BLOCK,
+            num_warps=TOTAL_WARPS,
+        )
+    return loss, count
+
+
+# The custom operators write "no softcap" as 0.0: their schemas then have no optional numbers.
+@torch.library.custom_op("reference_kernels::cross_entropy", mutates_args=())
+def _cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss, the rows' statistics, and how many rows count (empty for "none", which does not ask)."""
+    losses, statistics = _losses(logits, target, ignore_index, smoothing, z_loss, softcap)
+    if reduction == "none":
+        return losses, statistics, losses.new_empty(0)
+    loss, count = _total(losses, statistics, reduction == "mean")
+    return loss, statistics, count
+
+
+@_cross_entropy.register_fake
+def _(logits: torch.Tensor, target: torch.Tensor, *options: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    every = options[-1] == "none"
+    loss, statistics, count = (
+        torch.empty(shape, dtype=torch.float32, device=logits.device)
+        for shape in (target.shape if every else (), (2, target.numel()), (0,) if every else ())
+    )
+    return loss, statistics, count
+
+
+@torch.library.custom_op("reference_kernels::cross_entropy_backward", mutates_args=())
+def _cross_entropy_backward(
+    dloss: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    statistics: torch.Tensor,
+    count: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+) -> torch.Tensor:
+    dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    if dlogits.numel() == 0:
+        return dlogits
+    rows = Rows.of(logits, target.unsqueeze(-1), dloss.expand(target.shape).unsqueeze(-1))
+    tile = config_backward(rows.width, logits.dtype)
+    blocks = triton.cdiv(rows.width, tile.columns)
+    with placed(logits.device):
+        _gradient_kernel[(triton.cdiv(rows.count, tile.rows) * blocks,)](
+            dlogits,
+            statistics,
+            count,
+            *rows.tensors,
+            ignore_index,
+            smoothing,
+            z_loss,
+            softcap,
+            rows.count,
+            rows.width,
+            blocks,
+            *rows.sizes[1:],
+            *rows.strides[0],
+            *rows.strides[1][:3],
+            *rows.strides[2][:3],
+            SMOOTHED=smoothing != 0,
+            HAS_Z=z_loss != 0,
+            CAPPED=softcap != 0,
+            MEAN=reduction == "mean",
+            BLOCK_ROWS=tile.rows,
+            BLOCK_COLUMNS=tile.columns,
+            num_warps=tile.warps,
+        )
+    return dlogits
+
+
+@_cross_entropy_backward.register_fake
+def _(_: torch.Tensor, logits: torch.Tensor, *__: object) -> torch.Tensor:
+    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    logits, target, *ctx.options = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else torch fills zeros for the statistics and the count, a launch each
+    ctx.save_for_backward(logits, target, *output[1:])
+
+
+def _differentiate(ctx: Any, dloss: torch.Tensor | None, *_: object) -> tuple[Any, ...]:
+    if dloss is None:
+        return (None,) * 7
+    return _cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options), *[None] * 6
+
+
+_cross_entropy.register_autograd(_differentiate, setup_context=_save)
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    reduction: Reduction = "mean",
+) -> torch.Tensor:
+    """Cross-entropy of ``logits`` ``(*batch, vocab)`` and int64 labels ``target`` ``(*batch)``, in float32.
+
+    Of every row, ``(*batch)``, for ``reduction="none"``; else their sum or mean, 0-d. Logits are float32, float16 or
+    bfloat16; both may have any strides. What the options do, and what becomes of rows that are ignored or whose label
+    is out of range, says `cross_entropy_reference`. Differentiable once by ``logits``: one launch, rounded once to
+    their dtype.
+
+    Raises `TypeError` for other dtypes; `ValueError` for shapes that do not fit, options out of range, an unknown
+    reduction, or mixed devices.
+    """
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"cross_entropy: reduction is {reduction!r}, known: {', '.join(get_args(Reduction))}")
+    check_tensor("cross_entropy", "logits", logits, logits, FLOATS)
+    check_tensor("cross_entropy", "target", target, logits, (torch.int64,))
+    if logits.ndim == 0 or target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"cross_entropy: logits have shape {tuple(logits.shape)}, target {tuple(target.shape)}; they are "
+            "(*batch, vocab) and (*batch), so move the classes of (batch, classes, ...) to the end"
+        )
+    for name, value, allowed, fits in (
+        ("label_smoothing", label_smoothing, "0 to 1", 0 <= label_smoothing <= 1),
+        ("z_loss", z_loss, "0 or more, finite", 0 <= z_loss < float("inf")),
+        ("softcap", softcap, "None, or above 0 and finite", softcap is None or 0 < softcap < float("inf")),
+    ):
+        if not fits:
+            raise ValueError(f"cross_entropy: {name} is {value}, allowed: {allowed}")
+    loss: torch.Tensor = _cross_entropy(
+        logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction
+    )[0]
+    return loss

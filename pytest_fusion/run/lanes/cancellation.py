@@ -16,9 +16,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.rounding import Noise
 from pytest_fusion.run.lanes.store import Lanes
 
 SUMS = frozenset({"add", "sub", "subtract", "rsub"})
+# A sum below this share of its largest operand: what is multiplied out then rounds more than the sum itself does.
+_LEFT = 1 / 8
 
 
 def loose(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> list[int]:
@@ -47,3 +50,21 @@ def exposed(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> di
     for way, key in enumerate(which, 1):
         read[key] = replace(seen[key], rounded=unrounded(seen[key], way, 1 + len(which)))
     return read
+
+
+def multiplied_out(noise: Noise, found: Lanes, operands: Iterable[Tensor], unit: float) -> Lanes:
+    """A sum that cancels, as what reads it may have it: ``(x - mean) * scale`` is ``x * scale - mean * scale`` too.
+
+    Each product rounds by itself, at the size of the ``operands`` (1, *shape) and not of what is left of them; ATen's
+    layer norm on the CPU has it so, forward and backward. The sum as a result stays what it is.
+    """
+    exact = found.raw[0]
+    size = torch.zeros_like(exact)
+    for t in operands:
+        size = torch.maximum(size, t[0].abs())
+    where = torch.isfinite(size) & torch.isfinite(exact) & (exact.abs() < _LEFT * size)
+    if not bool(where.any()):
+        return found
+    rounded = noise.spread(found.rounded)
+    rounded[1:].add_(torch.where(where, unit * size, 0.0) * noise.uniform(tuple(exact.shape), exact.device))
+    return replace(found, rounded=rounded)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from pytest_fusion.run.dispatch import DispatchMode
-from pytest_fusion.run.lanes.cancellation import SUMS, exposed, loose
+from pytest_fusion.run.lanes.cancellation import SUMS, exposed, loose, multiplied_out
 from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -180,10 +180,15 @@ class LaneMode(DispatchMode):
             device = natives[0].device
             return [Lanes(moved.raw.to(device), moved.rounded.to(device), moved.terms)]
         made = terms if plan.name in ("_to_copy", "to", "copy") else _product_terms(plan.name, args)
-        return [
+        every = [
             self.finished(value, native, made) if isinstance(value, Tensor) else None
             for value, native in zip(rounded, natives, strict=False)
         ]
+        if plan.name in SUMS and op.outs[0].dtype == torch.float32 and len(operands) > 1 and every[0] is not None:
+            computed = [seen[id(t)] for t in operands]
+            if not all(lanes.single for lanes in computed):
+                every[0] = multiplied_out(self.noise, every[0], [lanes.rounded for lanes in computed], op.unit)
+        return every
 
     def finished(self, value: Tensor, native: Any, terms: int = 1) -> Lanes:
         """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most)."""

@@ -30,7 +30,7 @@ def backward_config(
     """
     if interpreted:
         columns = min(64, max(16, triton.next_power_of_2(width)))
-        tile, programs = RowTile(4, columns, 4, loop=True), 8
+        tile, programs = RowTile(16, columns, 4, loop=True), 32
     else:
         tile, programs = tile_of(width, dtype, rows=4, interpreted=False), 1024
     splits = max(1, programs // triton.cdiv(width, tile.columns))
@@ -348,7 +348,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # n
 
 
 def _differentiate_relu_scale_bias(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    return _relu_scale_bias_backward(dy, *ctx.saved_tensors)
+    return (*_relu_scale_bias_backward(dy, *ctx.saved_tensors),)
 
 
 def _differentiate_add_mul_act(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
@@ -363,8 +363,8 @@ _add_mul_act.register_autograd(_differentiate_add_mul_act, setup_context=_save)
 def relu_scale_bias(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``relu(x) * scale + bias``; contiguous, of ``x``'s shape and dtype.
 
-    ``x`` is ``(*batch, n)``, ``scale`` and ``bias`` ``(n,)``, each in float32, float16 or bfloat16, with any strides. In
-    float32 throughout, rounded once: see `relu_scale_bias_reference`. Differentiable once by all three. Raises
+    ``x`` is ``(*batch, n)``, ``scale`` and ``bias`` ``(n,)``, each in float32, float16 or bfloat16, with any strides.
+    In float32 throughout, rounded once: see `relu_scale_bias_reference`. Differentiable once by all three. Raises
     `TypeError` for other dtypes; `ValueError` for shapes that do not fit, or mixed devices.
     """
     check_tensor("relu_scale_bias", "x", x, x, FLOATS)

@@ -6,9 +6,9 @@ import torch
 from hypothesis import strategies as st
 
 from pytest_fusion import FusionSpec, tensor
-from reference_kernels.pointwise.dropout import dropout
 from reference_kernels.pointwise.kernel import add_mul_act, relu_scale_bias
 from reference_kernels.pointwise.reference import add_mul_act_reference, dropout_reference, relu_scale_bias_reference
+from reference_kernels.pointwise.seeded_dropout import dropout
 
 VECTOR = (torch.float32, torch.bfloat16)
 

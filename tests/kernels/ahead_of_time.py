@@ -22,6 +22,8 @@ from triton.compiler import ASTSource
 
 from reference_kernels.glu import kernel as glu
 from reference_kernels.linear import kernel as linear
+from reference_kernels.pointwise import kernel as pointwise
+from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
 from reference_kernels.softmax import kernel as softmax
@@ -33,6 +35,12 @@ KERNELS = (
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
+    pointwise._relu_scale_bias_kernel,
+    pointwise._relu_scale_bias_backward_kernel,
+    pointwise._column_sums_kernel,
+    pointwise._add_mul_act_kernel,
+    pointwise._add_mul_act_backward_kernel,
+    seeded_dropout._dropout_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -52,6 +60,8 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
     partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
+    three = [empty(64, 8192)] * 3
+    columns = empty(8192), empty(8192)
     return {
         "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
         "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
@@ -81,11 +91,21 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
+        "relu_scale_bias": lambda: pointwise._relu_scale_bias(empty(64, 8192), *columns),
+        "relu_scale_bias narrow": lambda: pointwise._relu_scale_bias(empty(64, 33), empty(33), empty(33)),
+        "relu_scale_bias backward": lambda: pointwise._relu_scale_bias_backward(*three[:2], *columns),
+        "add_mul relu": lambda: pointwise._add_mul_act(*three, "relu"),
+        "add_mul gelu": lambda: pointwise._add_mul_act(*three, "gelu"),
+        "add_mul backward relu": lambda: pointwise._add_mul_act_backward(three[0], *three, "relu"),
+        "add_mul backward gelu": lambda: pointwise._add_mul_act_backward(three[0], *three, "gelu"),
+        "add_mul backward silu": lambda: pointwise._add_mul_act_backward(three[0], *three, "silu"),
+        "dropout": lambda: seeded_dropout._dropout(three[0], 5, 0.1),
+        "dropout strided": lambda: seeded_dropout._dropout(empty(300, 70).t(), 2**40 + 1, 0.1),
     }
 
 
-def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, int]]:
-    """The kernel that ``launch`` ends in, its arguments by name, and its compiler options."""
+def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:
+    """The kernels that ``launch`` ends in, their arguments by name, and their compiler options."""
     calls: list[tuple[Any, dict[str, Any], dict[str, int]]] = []
 
     def recorder(kernel: Any) -> Callable[..., None]:
@@ -99,8 +119,8 @@ def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, 
     for kernel in KERNELS:
         kernel.run = recorder(kernel)
     launch()
-    (call,) = calls
-    return call
+    assert calls, "nothing was launched"
+    return calls
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], options: dict[str, int]) -> Any:
@@ -151,4 +171,9 @@ def facts(result: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     chosen = getattr(torch, sys.argv[1])
-    print(json.dumps({name: facts(compiled(*recorded(launch))) for name, launch in launches(chosen).items()}))
+    found = {
+        f"{name} {number}" if number else name: facts(compiled(*call))
+        for name, launch in launches(chosen).items()
+        for number, call in enumerate(recorded(launch))
+    }
+    print(json.dumps(found))

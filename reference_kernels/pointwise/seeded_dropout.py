@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,8 @@ import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, check_tensor, placed, row_offset
 
-# One Philox call gives four words: those of a counter decide about four elements QUARTER apart, so that each quarter of a
-# block is loaded and stored in vectors of 16 bytes. The mask depends on QUARTER, and on no other number of the kernel.
+# One Philox call gives four words: those of a counter decide about four elements QUARTER apart, so that each quarter of
+# a block is loaded and stored in vectors of 16 bytes. The mask depends on QUARTER, on no other number of the kernel.
 QUARTER = 1024
 # The upper 24 bits of a word are compared: p = 0 and p = 1 both have a threshold, and p is met to 3e-8.
 LEVELS = 2**24
@@ -24,7 +25,7 @@ def config(dtype: torch.dtype) -> int:
 
 
 # A kernel for each seed that is 1 or a multiple of 16 would be compiled in the middle of training.
-_jit: Any = partial(triton.jit, do_not_specialize=["seed", "threshold"])
+_jit: Callable[[Callable[..., Any]], Any] = partial(triton.jit, do_not_specialize=["seed", "threshold"])
 
 
 @_jit
@@ -106,11 +107,11 @@ _dropout.register_autograd(_differentiate, setup_context=_save)
 def dropout(x: torch.Tensor, seed: int, p: float = 0.5) -> torch.Tensor:
     """``x / (1 - p)`` with a share of ``p`` of the elements set to 0; contiguous, of ``x``'s shape and dtype.
 
-    ``x`` has any shape and strides, in float32, float16 or bfloat16; ``seed`` is from 0 to 2**63 - 1. Which elements are
-    kept depends on the seed and on each element's number in the tensor, not on dtype, strides, device or tile. Computed
-    in float32, rounded once: see `dropout_reference`. Differentiable as often as one likes: the gradient is the same
-    dropout. Raises `TypeError` for other dtypes or a seed that is no whole number; `ValueError` for a seed or ``p`` out
-    of range.
+    ``x`` has any shape and strides, in float32, float16 or bfloat16; ``seed`` is from 0 to 2**63 - 1. Which elements
+    are kept depends on the seed and on each element's number in the tensor, not on dtype, strides, device or tile.
+    Computed in float32, rounded once: see `dropout_reference`. Differentiable as often as one likes: the gradient is
+    the same dropout. Raises `TypeError` for other dtypes or a seed that is no whole number; `ValueError` for a seed or
+    ``p`` out of range.
     """
     check_tensor("dropout", "x", x, x, FLOATS)
     if isinstance(seed, bool) or not isinstance(seed, int | torch.SymInt):

@@ -56,7 +56,7 @@ def test_add_mul_act_is_the_definition(activation: str) -> None:
     narrow = [t.detach().float().requires_grad_() for t in exact]
 
     reference = add_mul_act_reference(x, y, z, activation, torch.float64)
-    got = add_mul_act(*narrow, activation)  # type: ignore[arg-type]
+    got = add_mul_act(*narrow, activation=activation)  # type: ignore[arg-type]
 
     torch.testing.assert_close(reference, wanted, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(torch.autograd.grad(reference, exact, dout), gradients, rtol=1e-12, atol=1e-13)
@@ -78,7 +78,7 @@ def test_relu_scale_bias_is_the_definition(rows: int) -> None:
         tile, rows_each = backward_config(rows, 70, torch.float32, interpreted=True)
         assert tile.rows < rows_each < rows
 
-    reference = relu_scale_bias_reference(*exact, compute=torch.float64)
+    reference = relu_scale_bias_reference(*exact, torch.float64)
     got = relu_scale_bias(*narrow)
 
     torch.testing.assert_close(reference, wanted, rtol=1e-13, atol=1e-14)

@@ -226,7 +226,7 @@ def _norm_quant_kernel(
 def _outputs(
     x: torch.Tensor, residual: torch.Tensor | None, codes: str, group: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales, and the sum with the residual; without one an empty tensor, since an operator cannot return None."""
+    """Codes, scales, and the sum with the residual; without one, an empty tensor in its place."""
     groups = 1 if group is None else (x.shape[-1] + group - 1) // group
     return (
         torch.empty(x.shape, dtype=DTYPES[codes], device=x.device),

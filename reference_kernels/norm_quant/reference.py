@@ -55,9 +55,9 @@ def _quantised(y: torch.Tensor, codes: str, group: int | None) -> tuple[torch.Te
     width, limit = y.shape[-1], LIMITS[codes]
     size = group or max(width, 1)
     groups = -(-width // size) if group else 1
-    parts = F.pad(y, (0, groups * size - width)).unflatten(-1, (groups, size))
+    parts = F.pad(y, (0, groups * size - width)).reshape(*y.shape[:-1], groups, size)
     largest = parts.abs().amax(-1).clamp_min(FLOOR)
-    scales = torch.where(torch.isfinite(largest), largest, torch.nan) / limit
+    scales = torch.where(largest < torch.inf, largest, torch.nan) / limit
     scaled = (parts / scales[..., None]).flatten(-2)[..., :width]
     if codes == "int8":
         whole = torch.nan_to_num(scaled, nan=0.0).round().clamp(-limit, limit).to(torch.int8)

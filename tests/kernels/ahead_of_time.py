@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 
 from reference_kernels.glu import kernel as glu
 from reference_kernels.linear import kernel as linear
+from reference_kernels.norm_quant import kernel as norm_quant
 from reference_kernels.pointwise import kernel as pointwise
 from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
@@ -41,12 +42,15 @@ KERNELS = (
     pointwise._add_mul_act_kernel,
     pointwise._add_mul_act_backward_kernel,
     seeded_dropout._dropout_kernel,
+    norm_quant._norm_quant_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -55,6 +59,11 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=kind)
+
+    def quantised(width: int, codes: str, group: int | None, residual: bool = False, layer: bool = False) -> Any:
+        x, vector = empty(64, width), empty(width)
+        bias = vector if layer else None
+        return norm_quant._norm_quant(x, x if residual else None, vector, bias, 1e-6, layer, codes, group)
 
     keep = empty(64, 8192, kind=torch.bool)
     halves = empty(64, 14336), empty(64, 14336)
@@ -101,6 +110,16 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "add_mul backward silu": lambda: pointwise._add_mul_act_backward(three[0], *three, "silu"),
         "dropout": lambda: seeded_dropout._dropout(three[0], 5, 0.1),
         "dropout strided": lambda: seeded_dropout._dropout(empty(300, 70).t(), 2**40 + 1, 0.1),
+        "norm_quant fp8": lambda: quantised(8192, "fp8", None),
+        "norm_quant fp8 groups": lambda: quantised(8192, "fp8", 128),
+        "norm_quant int8": lambda: quantised(8192, "int8", None),
+        "norm_quant int8 groups": lambda: quantised(8192, "int8", 128, layer=True),
+        "norm_quant residual": lambda: quantised(8192, "fp8", None, residual=True),
+        "norm_quant residual groups": lambda: quantised(8192, "fp8", 128, residual=True, layer=True),
+        "norm_quant narrow": lambda: quantised(33, "int8", 16, residual=True),
+        "norm_quant widest tile": lambda: quantised(16384, "fp8", 128, residual=True, layer=True),
+        "norm_quant loop": lambda: quantised(50000, "fp8", None, residual=True),
+        "norm_quant loop groups": lambda: quantised(50000, "int8", 1024, layer=True),
     }
 
 

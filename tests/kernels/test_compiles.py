@@ -57,7 +57,8 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     rows = ("softmax", "softmax masked", "softmax widest tile", "rms_norm llama", "rms_norm gemma")
     pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
     chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")
-    for name in (*rows, *pairs, *chains):
+    codes = ("norm_quant fp8", "norm_quant fp8 groups", "norm_quant int8", "norm_quant residual groups")
+    for name in (*rows, *pairs, *chains, *codes):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

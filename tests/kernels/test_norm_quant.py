@@ -190,5 +190,5 @@ def test_float8_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatc
         device = torch.device("cuda", 0)  # type: ignore[assignment]
 
     x = torch.ones(2, 4).as_subclass(OnCuda)
-    with pytest.raises(ValueError, match="has no float8, .* use codes='int8'"):
+    with pytest.raises(ValueError, match=r"has no float8, .* use codes='int8'"):
         _norm_quant._init_fn(x, None, x[0], None, 1e-6, False, "fp8", None)

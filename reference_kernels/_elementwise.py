@@ -18,11 +18,14 @@ def tile_of(
 
     ``loads`` of 16 bytes for each thread and tensor: two are enough under way to hide memory, and few enough registers
     for full occupancy. At least ``rows`` rows, which share what there is once for each column. Interpreted, tiles are
-    narrow so that small cases have rows of several.
+    small, so that the sizes of most cases (33 and less) take several both ways.
     """
     warps = 4
-    elements = 4096 if interpreted else warps * 32 * loads * 16 // dtype.itemsize
-    widest = 128 if interpreted and width <= 512 else min(elements, 1024) if interpreted else elements // rows
+    if interpreted:
+        elements, widest = (256, 16) if width <= 64 else (4096, 128) if width <= 512 else (4096, 1024)
+    else:
+        elements = warps * 32 * loads * 16 // dtype.itemsize
+        widest = elements // rows
     columns = min(widest, max(16, triton.next_power_of_2(width)))
     return RowTile(elements // columns, columns, warps, loop=False)
 

@@ -9,7 +9,17 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, RowTile, check_tensor, jit, placed, row_offset, row_tile
+from reference_kernels._common import (
+    FLOATS,
+    INTERPRETED,
+    Rows,
+    RowTile,
+    check_tensor,
+    jit,
+    placed,
+    row_offset,
+    row_tile,
+)
 from reference_kernels.norm_quant.reference import FLOOR, LIMITS
 
 Norm = Literal["rms", "layer"]
@@ -22,10 +32,15 @@ LEAST = tl.constexpr(FLOOR)
 ROUNDER = tl.constexpr(12582912.0)
 
 
-def config(width: int, group: int | None) -> RowTile:
+def config(width: int, group: int | None, *, interpreted: bool = INTERPRETED) -> RowTile:
     """Tile for rows of ``width`` elements, of whole groups. Up to 16384 a row stays in registers and is read once;
-    beyond, it is read three times (layer norm: four; with groups one less) in steps of 8192, later ones from L2."""
-    tile = row_tile(width, whole=16384, step=8192)
+    beyond, it is read three times (layer norm: four; with groups one less) in steps of 8192, later ones from L2.
+
+    Interpreted, rows past 16 elements loop, as most cases of a test have no more than 33.
+    """
+    tile = row_tile(width, whole=16384, step=8192, interpreted=interpreted)
+    if interpreted and 16 < width <= 128:
+        tile = RowTile(16, 16, tile.warps, loop=True)
     columns = max(tile.columns, group or 1)
     return replace(tile, columns=columns, rows=max(1, tile.rows * tile.columns // columns))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -28,11 +29,9 @@ def backward_config(
     Some 1000 programs keep every multiprocessor of an H200 busy; each leaves one partial sum a column, so more of them
     would move more. Depends on sizes alone: the order of a sum is the same on every device.
     """
-    if interpreted:
-        columns = min(64, max(16, triton.next_power_of_2(width)))
-        tile, programs = RowTile(16, columns, 4, loop=True), 32
-    else:
-        tile, programs = tile_of(width, dtype, rows=4, interpreted=False), 1024
+    tile, programs = tile_of(width, dtype, rows=4, interpreted=interpreted), 1024
+    if interpreted:  # few programs, so that the rows of small cases take several turns of each
+        tile, programs = replace(tile, rows=8), 4 if rows <= 2048 else 64
     splits = max(1, programs // triton.cdiv(width, tile.columns))
     return tile, triton.cdiv(triton.cdiv(rows, splits), tile.rows) * tile.rows
 

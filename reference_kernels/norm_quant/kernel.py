@@ -76,12 +76,12 @@ def _normalised(
     bias_step: tl.tensor,
     HAS_BIAS: tl.constexpr,
 ) -> tl.tensor:
-    """One tile of the norm in float32, 0 outside of the row, where it must not count as its largest."""
+    """One tile of the norm in float32; outside of the row 0, by its weight, so that it is no group's largest."""
     known = column < width
     y = centred * reciprocal * tl.load(weight_ptr + column * weight_step, mask=known, other=0.0).to(tl.float32)
     if HAS_BIAS:
         y += tl.load(bias_ptr + column * bias_step, mask=known, other=0.0).to(tl.float32)
-    return tl.where(known, y, 0.0)
+    return y
 
 
 @jit

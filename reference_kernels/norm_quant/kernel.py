@@ -15,6 +15,7 @@ from reference_kernels._common import (
     Rows,
     RowTile,
     check_tensor,
+    check_vector,
     jit,
     placed,
     row_offset,
@@ -377,11 +378,6 @@ def _check(
     check_tensor(kernel, "x", x, x, FLOATS)
     if x.ndim == 0:
         raise ValueError(f"{kernel}: x has no dimension to normalise over; give it at least one")
-    for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is None:
-            continue
-        check_tensor(kernel, name, vector, x, FLOATS)
-        if vector.shape != x.shape[-1:]:
-            raise ValueError(
-                f"{kernel}: {name} has shape {tuple(vector.shape)}, the last dimension of x asks for ({x.shape[-1]},)"
-            )
+    check_vector(kernel, "weight", weight, x)
+    if bias is not None:
+        check_vector(kernel, "bias", bias, x)

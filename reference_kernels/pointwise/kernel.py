@@ -10,7 +10,17 @@ import triton
 import triton.language as tl
 
 from reference_kernels._activations import activated, slope
-from reference_kernels._common import FLOATS, INTERPRETED, Rows, RowTile, check_tensor, jit, placed, row_offset
+from reference_kernels._common import (
+    FLOATS,
+    INTERPRETED,
+    Rows,
+    RowTile,
+    check_tensor,
+    check_vector,
+    jit,
+    placed,
+    row_offset,
+)
 from reference_kernels._elementwise import launch, place, tile_of
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -369,13 +379,8 @@ def relu_scale_bias(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) ->
     check_tensor("relu_scale_bias", "x", x, x, FLOATS)
     if x.ndim == 0:
         raise ValueError("relu_scale_bias: x has no dimension; give it at least one")
-    for name, vector in (("scale", scale), ("bias", bias)):
-        check_tensor("relu_scale_bias", name, vector, x, FLOATS)
-        if vector.shape != x.shape[-1:]:
-            raise ValueError(
-                f"relu_scale_bias: {name} has shape {tuple(vector.shape)}, the last dimension of x asks for "
-                f"({x.shape[-1]},)"
-            )
+    check_vector("relu_scale_bias", "scale", scale, x)
+    check_vector("relu_scale_bias", "bias", bias, x)
     y: torch.Tensor = _relu_scale_bias(x, scale, bias)
     return y
 

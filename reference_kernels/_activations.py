@@ -24,8 +24,10 @@ def activated(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
 
 @jit
 def slope(x: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
-    """The derivative of `activated` at ``x`` in float32; of "gelu", "gelu_tanh" and "silu"."""
-    if ACTIVATION == "gelu":
+    """The derivative of `activated` at ``x`` in float32."""
+    if ACTIVATION == "relu":
+        x = tl.where(x <= 0, 0.0, 1.0)  # 0 at 0 and 1 at NaN, as torch's own
+    elif ACTIVATION == "gelu":
         bell = 0.3989422804014327 * tl.exp(-0.5 * x * x)
         x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * bell
     elif ACTIVATION == "gelu_tanh":

@@ -152,6 +152,17 @@ def check_tensor(
         )
 
 
+def check_vector(
+    kernel: str, name: str, vector: torch.Tensor, like: torch.Tensor, dtypes: Sequence[torch.dtype] = FLOATS
+) -> None:
+    """`check_tensor`, and `ValueError` unless ``vector`` has one element for each column of ``like``, called x."""
+    check_tensor(kernel, name, vector, like, dtypes)
+    if vector.shape != like.shape[-1:]:
+        raise ValueError(
+            f"{kernel}: {name} has shape {tuple(vector.shape)}, the last dimension of x asks for ({like.shape[-1]},)"
+        )
+
+
 def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` expands to ``target``."""
     return len(shape) <= len(target) and all(

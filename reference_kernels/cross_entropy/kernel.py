@@ -10,7 +10,6 @@ import triton.language as tl
 
 from reference_kernels._common import (
     FLOATS,
-    INTERPRETED,
     Rows,
     RowTile,
     check_tensor,
@@ -19,6 +18,7 @@ from reference_kernels._common import (
     row_offset,
     row_tile,
 )
+from reference_kernels._elementwise import tile_of
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -34,14 +34,10 @@ def config(width: int) -> RowTile:
     return row_tile(width, whole=8192, step=8192)
 
 
-def config_backward(width: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> RowTile:
+def config_backward(width: int, dtype: torch.dtype) -> RowTile:
     """Backward tile for rows of ``width`` logits of ``dtype``; a row wider than the tile takes several programs, for
     no element needs another once the row's statistics are known."""
-    warps = 4
-    elements = 4096 if interpreted else warps * 32 * 2 * 16 // dtype.itemsize
-    widest = min(elements, 128 if width <= 512 else 1024) if interpreted else elements
-    columns = min(widest, max(16, triton.next_power_of_2(width)))
-    return RowTile(elements // columns, columns, warps, loop=False)
+    return tile_of(width, dtype)
 
 
 @jit

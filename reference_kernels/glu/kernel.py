@@ -5,42 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import torch
-import triton
 import triton.language as tl
 
 from reference_kernels._activations import activated, slope
-from reference_kernels._common import FLOATS, INTERPRETED, Rows, RowTile, check_tensor, jit, placed, row_offset
+from reference_kernels._common import FLOATS, check_tensor, jit, row_offset
+from reference_kernels._elementwise import launch, place
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-
-
-def config(width: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> RowTile:
-    """Tile for rows of ``width`` elements of ``dtype``; a row wider than the tile takes several programs.
-
-    Two loads of 16 bytes for each thread and tensor: enough under way to hide memory, few enough registers for full
-    occupancy. Interpreted, tiles are narrow so that small cases have rows of several.
-    """
-    warps = 4
-    elements = 4096 if interpreted else warps * 32 * 2 * 16 // dtype.itemsize
-    widest = 128 if interpreted and width <= 512 else min(elements, 1024) if interpreted else elements
-    columns = min(widest, max(16, triton.next_power_of_2(width)))
-    return RowTile(elements // columns, columns, warps, loop=False)
-
-
-@jit
-def _place(
-    column_blocks: tl.tensor, FLAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """The rows and columns of this program (int64). ``FLAT``: there is one row, which the compiler then knows."""
-    program = tl.program_id(0).to(tl.int64)
-    row = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
-    if FLAT:
-        column += program * BLOCK_COLUMNS
-    else:
-        row += program // column_blocks * BLOCK_ROWS
-        column += program % column_blocks * BLOCK_COLUMNS
-    return row, column
 
 
 @jit
@@ -67,7 +38,7 @@ def _glu_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
     """One tile of ``y``, contiguous ``(rows, width)``; both inputs have strides of their own."""
-    row, column = _place(column_blocks, FLAT, BLOCK_ROWS, BLOCK_COLUMNS)
+    row, column = place(column_blocks, FLAT, BLOCK_ROWS, BLOCK_COLUMNS)
     inside = (row < rows) & (column < width)
     gate_at = row_offset(row, size1, size2, gate_stride0, gate_stride1, gate_stride2) + column * gate_step
     up_at = row_offset(row, size1, size2, up_stride0, up_stride1, up_stride2) + column * up_step
@@ -107,7 +78,7 @@ def _glu_backward_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
     """One tile of both gradients, whose rows are ``d_stride`` elements apart: one half each, or two tensors."""
-    row, column = _place(column_blocks, FLAT, BLOCK_ROWS, BLOCK_COLUMNS)
+    row, column = place(column_blocks, FLAT, BLOCK_ROWS, BLOCK_COLUMNS)
     inside = (row < rows) & (column < width)
     dy_at = row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2) + column * dy_step
     gate_at = row_offset(row, size1, size2, gate_stride0, gate_stride1, gate_stride2) + column * gate_step
@@ -123,35 +94,8 @@ def _glu_backward_kernel(
 def _forward(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if y.numel():
-        _launch(_glu_kernel, (y,), (gate, up), activation)
+        launch(_glu_kernel, (y,), (gate, up), ACTIVATION=activation)
     return y
-
-
-def _launch(
-    kernel: Any, out: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...], activation: str, *strides: int
-) -> None:
-    """``kernel`` on tensors of one shape, at least one element; as a single row where all of them are contiguous,
-    which spares narrow and odd rows their tails."""
-    flat = all(tensor.is_contiguous() for tensor in (*out, *inputs))
-    rows = Rows.of(*(tensor.view(-1) for tensor in inputs) if flat else inputs)
-    tile = config(rows.width, out[0].dtype)
-    blocks = triton.cdiv(rows.width, tile.columns)
-    with placed(out[0].device):
-        kernel[(triton.cdiv(rows.count, tile.rows) * blocks,)](
-            *out,
-            *rows.tensors,
-            *strides,
-            rows.count,
-            rows.width,
-            blocks,
-            *rows.sizes[1:],
-            *(stride for four in rows.strides for stride in four),
-            ACTIVATION=activation,
-            FLAT=flat,
-            BLOCK_ROWS=tile.rows,
-            BLOCK_COLUMNS=tile.columns,
-            num_warps=tile.warps,
-        )
 
 
 @torch.library.custom_op("reference_kernels::glu", mutates_args=())
@@ -170,7 +114,7 @@ def _glu_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
     if dy.numel():
-        _launch(_glu_backward_kernel, (dgate, dup), (dy, gate, up), activation, gate.shape[-1])
+        launch(_glu_backward_kernel, (dgate, dup), (dy, gate, up), gate.shape[-1], ACTIVATION=activation)
     return dgate, dup
 
 
@@ -195,7 +139,8 @@ def _(x: torch.Tensor, *_: object) -> torch.Tensor:
 def _glu_packed_backward(dy: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if dy.numel():
-        _launch(_glu_backward_kernel, dx.chunk(2, dim=-1), (dy, *x.chunk(2, dim=-1)), activation, x.shape[-1])
+        halves = dx.chunk(2, dim=-1)
+        launch(_glu_backward_kernel, halves, (dy, *x.chunk(2, dim=-1)), x.shape[-1], ACTIVATION=activation)
     return dx
 
 

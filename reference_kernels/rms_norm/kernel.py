@@ -8,7 +8,17 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, RowTile, check_tensor, jit, placed, row_offset, row_tile
+from reference_kernels._common import (
+    FLOATS,
+    Rows,
+    RowTile,
+    check_tensor,
+    check_vector,
+    jit,
+    placed,
+    row_offset,
+    row_tile,
+)
 
 Convention = Literal["llama", "gemma", "torch"]
 
@@ -149,10 +159,6 @@ def rms_norm(
     if x.ndim == 0:
         raise ValueError("rms_norm: x has no dimension to normalise over; give it at least one")
     if weight is not None:
-        check_tensor("rms_norm", "weight", weight, x, (x.dtype,) if convention == "llama" else FLOATS)
-        if weight.shape != x.shape[-1:]:
-            raise ValueError(
-                f"rms_norm: weight has shape {tuple(weight.shape)}, the last dimension of x asks for ({x.shape[-1]},)"
-            )
+        check_vector("rms_norm", "weight", weight, x, (x.dtype,) if convention == "llama" else FLOATS)
     y: torch.Tensor = _rms_norm(x, weight, float(eps), convention)
     return y

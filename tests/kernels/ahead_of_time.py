@@ -26,6 +26,9 @@ from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import backward as layer_norm_backward
 from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import kernel as linear
+from reference_kernels.norm_quant import kernel as norm_quant
+from reference_kernels.pointwise import kernel as pointwise
+from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
 from reference_kernels.softmax import kernel as softmax
@@ -44,6 +47,13 @@ KERNELS = (
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
     cross_entropy._gradient_kernel,
+    pointwise._relu_scale_bias_kernel,
+    pointwise._relu_scale_bias_backward_kernel,
+    pointwise._column_sums_kernel,
+    pointwise._add_mul_act_kernel,
+    pointwise._add_mul_act_backward_kernel,
+    seeded_dropout._dropout_kernel,
+    norm_quant._norm_quant_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -51,6 +61,8 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
     torch.int64: "*i64",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -59,6 +71,11 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
     def empty(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=kind)
+
+    def quantised(width: int, codes: str, group: int | None, residual: bool = False, layer: bool = False) -> Any:
+        x, vector = empty(64, width), empty(width)
+        bias = vector if layer else None
+        return norm_quant._norm_quant(x, x if residual else None, vector, bias, 1e-6, layer, codes, group)
 
     keep = empty(64, 8192, kind=torch.bool)
     halves = empty(64, 14336), empty(64, 14336)
@@ -71,6 +88,8 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     )
     plain, every = (-100, 0.0, 0.0, 0.0), (-100, 0.1, 0.1, 30.0)
     known = labels, statistics, losses[0]
+    three = [empty(64, 8192)] * 3
+    columns = empty(8192), empty(8192)
     return {
         "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
         "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
@@ -116,6 +135,26 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         ),
         "cross_entropy total single": lambda: cross_entropy._total(losses[:1], statistics[:, :1], True),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
+        "relu_scale_bias": lambda: pointwise._relu_scale_bias(empty(64, 8192), *columns),
+        "relu_scale_bias narrow": lambda: pointwise._relu_scale_bias(empty(64, 33), empty(33), empty(33)),
+        "relu_scale_bias backward": lambda: pointwise._relu_scale_bias_backward(*three[:2], *columns),
+        "add_mul relu": lambda: pointwise._add_mul_act(*three, "relu"),
+        "add_mul gelu": lambda: pointwise._add_mul_act(*three, "gelu"),
+        "add_mul backward relu": lambda: pointwise._add_mul_act_backward(three[0], *three, "relu"),
+        "add_mul backward gelu": lambda: pointwise._add_mul_act_backward(three[0], *three, "gelu"),
+        "add_mul backward silu": lambda: pointwise._add_mul_act_backward(three[0], *three, "silu"),
+        "dropout": lambda: seeded_dropout._dropout(three[0], 5, 0.1),
+        "dropout strided": lambda: seeded_dropout._dropout(empty(300, 70).t(), 2**40 + 1, 0.1),
+        "norm_quant fp8": lambda: quantised(8192, "fp8", None),
+        "norm_quant fp8 groups": lambda: quantised(8192, "fp8", 128),
+        "norm_quant int8": lambda: quantised(8192, "int8", None),
+        "norm_quant int8 groups": lambda: quantised(8192, "int8", 128, layer=True),
+        "norm_quant residual": lambda: quantised(8192, "fp8", None, residual=True),
+        "norm_quant residual groups": lambda: quantised(8192, "fp8", 128, residual=True, layer=True),
+        "norm_quant narrow": lambda: quantised(33, "int8", 16, residual=True),
+        "norm_quant widest tile": lambda: quantised(16384, "fp8", 128, residual=True, layer=True),
+        "norm_quant loop": lambda: quantised(50000, "fp8", None, residual=True),
+        "norm_quant loop groups": lambda: quantised(50000, "int8", 1024, layer=True),
     }
 
 
@@ -138,8 +177,8 @@ def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
     return found | {"layer_norm parts": bind(backward.summed_parts, weight, weight, parts, (True, True))}
 
 
-def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, int]]:
-    """The kernel that ``launch`` ends in, its arguments by name, and its compiler options."""
+def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:
+    """The kernels that ``launch`` ends in, their arguments by name, and their compiler options."""
     calls: list[tuple[Any, dict[str, Any], dict[str, int]]] = []
 
     def recorder(kernel: Any) -> Callable[..., None]:
@@ -153,8 +192,8 @@ def recorded(launch: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict[str, 
     for kernel in KERNELS:
         kernel.run = recorder(kernel)
     launch()
-    (call,) = calls
-    return call
+    assert calls, "nothing was launched"
+    return calls
 
 
 def compiled(kernel: Any, arguments: dict[str, Any], options: dict[str, int]) -> Any:
@@ -205,4 +244,9 @@ def facts(result: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     chosen = getattr(torch, sys.argv[1])
-    print(json.dumps({name: facts(compiled(*recorded(launch))) for name, launch in launches(chosen).items()}))
+    found = {
+        f"{name} {number}" if number else name: facts(compiled(*call))
+        for name, launch in launches(chosen).items()
+        for number, call in enumerate(recorded(launch))
+    }
+    print(json.dumps(found))

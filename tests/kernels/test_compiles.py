@@ -58,7 +58,9 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
     losses = ("cross_entropy", "cross_entropy backward")
     norms = ("layer_norm", "layer_norm add", "layer_norm backward", "layer_norm backward loop", "layer_norm columns")
-    for name in (*rows, *pairs, *losses, *norms):
+    chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")
+    codes = ("norm_quant fp8", "norm_quant fp8 groups", "norm_quant int8", "norm_quant residual groups")
+    for name in (*rows, *pairs, *losses, *norms, *chains, *codes):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

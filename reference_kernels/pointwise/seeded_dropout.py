@@ -1,0 +1,124 @@
+"""Seeded dropout: the mask is drawn again in backward from the seed and each element's number, and never stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from reference_kernels._common import FLOATS, Rows, check_tensor, placed, row_offset
+
+# One Philox call gives four words: those of a counter decide about four elements QUARTER apart, so that each quarter of
+# a block is loaded and stored in vectors of 16 bytes. The mask depends on QUARTER, on no other number of the kernel.
+QUARTER = 1024
+# The upper 24 bits of a word are compared: p = 0 and p = 1 both have a threshold, and p is met to 3e-8.
+LEVELS = 2**24
+
+
+def config(dtype: torch.dtype) -> int:
+    """Warps for a block of ``4 * QUARTER`` elements: two loads of 16 bytes for each thread and quarter."""
+    return 4 if dtype.itemsize == 2 else 8
+
+
+# A kernel for each seed that is 1 or a multiple of 16 would be compiled in the middle of training.
+_jit: Callable[[Callable[..., Any]], Any] = partial(triton.jit, do_not_specialize=["seed", "threshold"])
+
+
+@_jit
+def _dropout_kernel(
+    y_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    seed: tl.tensor,
+    threshold: tl.tensor,
+    scale: tl.tensor,
+    count: tl.tensor,
+    width: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    x_stride0: tl.tensor,
+    x_stride1: tl.tensor,
+    x_stride2: tl.tensor,
+    x_step: tl.tensor,
+    FLAT: tl.constexpr,
+    QUARTER: tl.constexpr,
+) -> None:
+    """``4 * QUARTER`` elements, by their number in ``x`` as if it were contiguous. ``y`` is."""
+    program = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, QUARTER).to(tl.int64)
+    words = tl.randint4x(seed, program * QUARTER + lane)
+    for quarter in tl.static_range(4):
+        element = (program * 4 + quarter) * QUARTER + lane
+        inside = element < count
+        if FLAT:
+            x_at = element
+        else:
+            row = element // width
+            x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + element % width * x_step
+        x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
+        kept = (words[quarter].to(tl.uint32, bitcast=True) >> 8).to(tl.int32) >= threshold
+        tl.store(y_ptr + element, tl.where(kept, x * scale, 0.0), mask=inside)
+
+
+@torch.library.custom_op("reference_kernels::dropout", mutates_args=())
+def _dropout(x: torch.Tensor, seed: int, p: float) -> torch.Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    flat = x.is_contiguous()
+    rows = Rows.of(x.view(-1) if flat else x)
+    with placed(x.device):
+        _dropout_kernel[(triton.cdiv(x.numel(), 4 * QUARTER),)](
+            y,
+            *rows.tensors,
+            seed,
+            round(p * LEVELS),
+            1 / (1 - p) if p < 1 else 0.0,
+            x.numel(),
+            rows.width,
+            *rows.sizes[1:],
+            *rows.strides[0],
+            FLAT=flat,
+            QUARTER=QUARTER,
+            num_warps=config(x.dtype),
+        )
+    return y
+
+
+@_dropout.register_fake
+def _(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001 -- passed by name
+    _, ctx.seed, ctx.p = inputs
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    return _dropout(dy, ctx.seed, ctx.p), None, None
+
+
+_dropout.register_autograd(_differentiate, setup_context=_save)
+
+
+def dropout(x: torch.Tensor, seed: int, p: float = 0.5) -> torch.Tensor:
+    """``x / (1 - p)`` with a share of ``p`` of the elements set to 0; contiguous, of ``x``'s shape and dtype.
+
+    ``x`` has any shape and strides, in float32, float16 or bfloat16; ``seed`` is from 0 to 2**63 - 1. Which elements
+    are kept depends on the seed and on each element's number in the tensor, not on dtype, strides, device or tile.
+    Computed in float32, rounded once: see `dropout_reference`. Differentiable as often as one likes: the gradient is
+    the same dropout. Raises `TypeError` for other dtypes or a seed that is no whole number; `ValueError` for a seed or
+    ``p`` out of range.
+    """
+    check_tensor("dropout", "x", x, x, FLOATS)
+    if isinstance(seed, bool) or not isinstance(seed, int | torch.SymInt):
+        raise TypeError(f"dropout: seed is {seed!r}; give a whole number, such as torch.initial_seed() % 2**63")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"dropout: seed is {seed}, supported: 0 to 2**63 - 1")
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout: p is {p}, supported: 0 to 1, the probability to drop")
+    y: torch.Tensor = _dropout(x, seed, float(p))
+    return y

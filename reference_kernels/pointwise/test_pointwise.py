@@ -1,0 +1,10 @@
+"""The kernels' tests, made from their specs: ``pytest reference_kernels/pointwise``."""
+
+from __future__ import annotations
+
+from reference_kernels.pointwise import spec
+
+test_relu_scale_bias = spec.RELU_SCALE_BIAS.test()
+test_relu_scale_bias_any_rank = spec.RANKS.test()
+test_add_mul_act = spec.ADD_MUL_ACT.test()
+test_dropout = spec.DROPOUT.test()

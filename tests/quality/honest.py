@@ -113,6 +113,8 @@ HONEST: Mapping[str, Callable[[], FusionSpec]] = {
     "column sum, atomics": partial(column_sum.make_spec, atomic=True),
     "rms_norm with backward": rms_norm_grad.make_spec,
     "layer_norm with backward, atomics": layer_norm_grad.make_spec,
+    "layer_norm with backward, reference written out": layer_norm_grad.make_written_out_spec,
+    "layer_norm of torch, reference written out": partial(layer_norm_grad.make_written_out_spec, own=True),
     "rope with backward": rope_grad.make_spec,
     "swiglu with backward": swiglu_grad.make_spec,
     "cross_entropy, gradient made in forward": loss_grad.make_spec,

@@ -200,6 +200,8 @@ class LaneMode(DispatchMode):
         if dtype not in GRIDS:
             if dtype.is_floating_point:
                 return Lanes(value, value.float().to(dtype).to(D), terms)
+            # isfinite is a product of two bools, which the rule of products has in float64.
+            value = value.to(dtype)
             return Lanes(value, value)
         if dtype == D:
             noisy = self.noise.rounded(value, dtype)

@@ -213,3 +213,36 @@ def test_a_mean_by_updates_of_an_infinite_value_is_nan() -> None:
     squares = x.square().mean(-1)
     squares[1] = torch.nan
     assert not judged(lambda x: x.square().mean(-1), squares, x, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("width", [1, 4, 33])
+def test_a_cancelled_difference_may_be_multiplied_out(width: int, seed: int) -> None:
+    """``x * s - mean * s`` is ``(x - mean) * s`` with other roundings, also of a single value; a low mean is not."""
+    x = 1000 + torch.randn(16, width, generator=torch.Generator().manual_seed(seed))
+    mean = x.mean(-1, keepdim=True)
+
+    def scaled(x: Tensor) -> Tensor:
+        return (x - x.mean(-1, keepdim=True)) * 316.2
+
+    assert judged(scaled, fma(x, 316.2, -(mean * 316.2)), x, seed)
+    assert not judged(scaled, (x - (mean * (1 + 2**-19))) * 316.2, x, seed)
+
+
+def test_a_difference_that_is_the_result_is_exact() -> None:
+    """Nothing multiplies it: of a mean that has no error every element of ``x - mean`` is known."""
+    x = 1000 + torch.tensor([[-2.0, 2.0, -1.0, 1.0]]).repeat(16, 1)
+
+    def centred(x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+    assert judged(centred, centred(x), x, 0)
+    assert not judged(centred, centred(x) + 2**-10, x, 0)
+
+
+def test_a_product_of_bools_is_bool() -> None:
+    """``isfinite`` is one, and a choice by it is followed."""
+    x = torch.tensor([1.0, float("inf"), 3.0])
+    found = run_lanes(lambda: [torch.where(torch.isfinite(x * 1.5), x * 1.5, 0.0)], lanes=6, kind="E", seed=0)
+    assert found.fallbacks == ()
+    assert found.outputs[0].oracle.tolist() == [1.5, 0.0, 4.5]

@@ -1,0 +1,53 @@
+"""How sampling is tested: numbers for the whole batch and by row, both cuts, ties, and the draws' distribution."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from pytest_fusion import FusionSpec, dim, optional, tensor, values
+from reference_kernels.sampling.kernel import sample
+from reference_kernels.sampling.reference import sampling_probabilities
+
+SEED = st.integers(0, 2**31 - 1)
+# Not 0.5 and the like, where rounding decides between two sets of equal logits and either is right.
+TOP_P = (0.0, 0.37, 0.83, 0.95, 1.0)
+
+SPEC = FusionSpec(
+    name="sample",
+    fused=sample,
+    reference=sampling_probabilities,
+    inputs={
+        "logits": tensor("*batch vocab"),
+        "seed": SEED,
+        "temperature": st.sampled_from((1.0, 0.7, 3.0, 0.0)),
+        "top_k": st.sampled_from((0, 1, 3, 50)),
+        "top_p": st.sampled_from(TOP_P),
+        "seen": optional(tensor("*batch vocab", dtype=torch.bool)),
+        "penalty": st.sampled_from((1.0, 1.3)),
+    },
+    dims={"vocab": dim(0, 400)},
+    rng="seed",
+    distribution=True,
+    max_launches=1,
+    bench=[{"batch": (256,), "vocab": 128256, "top_k": 50, "top_p": 0.95, "temperature": 0.7}],
+)
+
+BY_ROW = FusionSpec(
+    name="sample_by_row",
+    fused=sample,
+    reference=sampling_probabilities,
+    inputs={
+        "logits": tensor("rows vocab", values=values.normal(0.0, 2.0)),
+        "seed": SEED,
+        "temperature": tensor("rows", dtype=torch.float32, values=values.uniform(0.0, 2.0)),
+        "top_k": tensor("rows", dtype=torch.int64, values=values.integers(0, 90)),
+        "top_p": tensor("rows", dtype=torch.float32, values=values.uniform(0.3, 1.1)),
+    },
+    dims={"rows": dim(0, 64), "vocab": dim(1, 400)},
+    rng="seed",
+    distribution=True,
+    max_launches=1,
+)
+
+SPECS = [SPEC, BY_ROW]

@@ -117,7 +117,7 @@ def _moe_gate_backward_kernel(
     dp = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     part = inside
     if RENORMALIZE:
-        part = column < 0
+        part = inside & (column < 0)
     for turn in range(chosen):
         expert = tl.load(experts_ptr + row * chosen + turn, mask=row < rows, other=-1)
         own = tl.load(dy_row + turn * dy_step, mask=row < rows, other=0.0).to(tl.float32)

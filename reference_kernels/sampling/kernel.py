@@ -232,7 +232,7 @@ def _sample_kernel(
                     tl.debug_barrier()
                     goal = k.to(tl.float32)
                     parted = tl.full([], SEARCH, tl.int32)
-                    floor, _ = search(keys, parted, floor, high, goal, peak, temperature, cold, False, SEARCH)
+                    floor, end = search(keys, parted, floor, high, goal, peak, temperature, cold, False, SEARCH)
                     tl.debug_barrier()
             else:
                 if weighed:
@@ -300,7 +300,7 @@ def _sample_kernel(
             own = tl.sum(tl.where(stays, weight(x, peak, temperature, cold), 0.0), axis=0)
             mass = mass * weight(before, peak, temperature, cold) + own
             # Cold rows keep their first tile.
-            share, within, _, _ = tl.rand4x(seed, row + (start // BLOCK).to(tl.int64) * rows)
+            share, within, _, _ = tl.rand4x(seed, (row << 32) + start // BLOCK)
             takes = (own > 0.0) & (tl.where(cold, 1.0, share) * mass <= own)
             chosen = tl.where(takes, start, chosen)
             earlier = tl.where(takes, ties, earlier)

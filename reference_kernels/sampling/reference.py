@@ -25,11 +25,12 @@ def sampling_probabilities(
     row with NaN, with ``+inf`` (but at temperature 0) or of nothing but ``-inf`` has no probabilities: it is NaN.
     """
     x = logits.to(compute)
-    temperature, top_k, top_p, penalty = (
-        value.unsqueeze(-1) if isinstance(value, torch.Tensor) else torch.tensor([value], device=x.device)
-        for value in (temperature, top_k, top_p, penalty)
+    temperature, top_p, penalty = (
+        value.to(compute).unsqueeze(-1) if isinstance(value, torch.Tensor) else x.new_full((1,), value)
+        for value in (temperature, top_p, penalty)
     )
-    temperature, top_p, penalty = temperature.to(compute), top_p.to(compute), penalty.to(compute)
+    if isinstance(top_k, torch.Tensor):
+        top_k = top_k.unsqueeze(-1)
     if seen is not None:
         x = torch.where(seen, torch.where(x > 0, x / penalty, x * penalty), x)
     ordered, order = torch.sort(x, dim=-1, descending=True, stable=True)

@@ -22,8 +22,10 @@ from triton.compiler import ASTSource
 
 from reference_kernels.glu import kernel as glu
 from reference_kernels.linear import kernel as linear
+from reference_kernels.moe_gate import kernel as moe_gate
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
+from reference_kernels.sampling import kernel as sampling
 from reference_kernels.softmax import kernel as softmax
 
 KERNELS = (
@@ -33,12 +35,17 @@ KERNELS = (
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
+    sampling._sample_kernel,
+    moe_gate._moe_gate_kernel,
+    moe_gate._moe_gate_backward_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 
 
@@ -52,6 +59,9 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
     partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
+    vocabulary, number = empty(64, 128256), empty(64, kind=torch.float32)
+    seen, whole = empty(64, 128256, kind=torch.bool), empty(64, kind=torch.int64)
+    gates, chosen, slots = empty(32768, 256), empty(32768, 8), empty(32768, 8, kind=torch.int64)
     return {
         "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
         "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
@@ -81,6 +91,15 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
+        "sample": lambda: sampling._sample(vocabulary, 5, None, [None] * 4, [0.7, 0, 1.0, 1.0]),
+        "sample cut": lambda: sampling._sample(vocabulary, 5, seen, [None] * 4, [0.7, 50, 0.9, 1.2]),
+        "sample by row": lambda: sampling._sample(vocabulary, 5, None, [number, whole, number, number], [0.0] * 4),
+        "sample narrow": lambda: sampling._sample(vocabulary[:, :100], 5, None, [None] * 4, [0.7, 5, 0.9, 1.0]),
+        "moe_gate": lambda: moe_gate._moe_gate(gates, 8, True),
+        "moe_gate all": lambda: moe_gate._moe_gate(gates, 8, False),
+        "moe_gate widest": lambda: moe_gate._moe_gate(empty(64, 4096), 64, True),
+        "moe_gate backward": lambda: moe_gate._moe_gate_backward(chosen, slots, gates, True),
+        "moe_gate backward all": lambda: moe_gate._moe_gate_backward(chosen, slots, gates, False),
     }
 
 

@@ -56,7 +56,8 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     """A contiguous row of 8192 is read 16 bytes at a time, as memory bandwidth asks for."""
     rows = ("softmax", "softmax masked", "softmax widest tile", "rms_norm llama", "rms_norm gemma")
     pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
-    for name in (*rows, *pairs):
+    choices = ("sample", "sample cut", "moe_gate", "moe_gate backward")
+    for name in (*rows, *pairs, *choices):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

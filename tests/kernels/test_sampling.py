@@ -78,8 +78,8 @@ def test_the_reference_is_the_definition(cuts: dict[str, Any], penalty: float) -
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("vocab", [40, 1500])
 def test_draws_are_distributed_as_the_reference_says(cuts: dict[str, Any], vocab: int) -> None:
-    """Of 1000 draws none has probability 0, and their places in the cumulated probabilities are uniform, in rows of
-    one tile and of several."""
+    """Of 1000 draws none has probability 0, and their places in the cumulated probabilities are uniform, with the
+    tokens in their own order and by falling probability, in rows of one tile and of several."""
     assert (vocab > config(1, vocab, torch.device("cpu"), interpreted=True).block) == (vocab == 1500)
     row = _logits(vocab).float()
     p = sampling_probabilities(row, **cuts).double()
@@ -88,10 +88,12 @@ def test_draws_are_distributed_as_the_reference_says(cuts: dict[str, Any], vocab
     drawn = torch.cat([sample(row.expand(100, vocab), seed, **cuts) for seed in range(10)])
 
     assert bool((p[drawn] > 0).all())
-    places = (p.cumsum(0) - p)[drawn] + p[drawn] * torch.rand(1000, generator=generator, dtype=torch.float64)
-    counts = torch.bincount((places * 10).long().clamp(0, 9), minlength=10)
-    # 9 degrees of freedom: more than 33.7 has a probability of 1e-4.
-    assert float(((counts - 100.0) ** 2 / 100.0).sum()) < 33.7
+    for order in (torch.arange(vocab), torch.sort(p, descending=True).indices):
+        below = torch.empty_like(p).scatter_(0, order, p[order].cumsum(0) - p[order])
+        places = below[drawn] + p[drawn] * torch.rand(1000, generator=generator, dtype=torch.float64)
+        counts = torch.bincount((places * 10).long().clamp(0, 9), minlength=10)
+        # 9 degrees of freedom: more than 33.7 has a probability of 1e-4.
+        assert float(((counts - 100.0) ** 2 / 100.0).sum()) < 33.7
 
 
 def _kept(row: torch.Tensor, **cuts: Any) -> set[int]:
@@ -129,6 +131,14 @@ def test_the_token_that_crosses_p_stays(p: float, most: int) -> None:
     """Of 20 equal logits the first ones stay until they hold p together, the one that gets there included."""
     assert _kept(torch.full((20,), -3.0), top_p=p) == set(range(most))
     assert _kept(torch.full((25,), -3.0), top_k=20, top_p=p) == set(range(most))
+
+
+def test_what_no_cut_can_reach_counts_in_the_whole() -> None:
+    """Tokens too light to be listed still make the whole heavier: 1.026 of 1.14 need the second token, 0.99 of 1.1
+    would not."""
+    row = torch.tensor([1.0, 0.1] + [0.04 / 98] * 98).log()
+
+    assert set(sample(row.expand(400, 100), 2, top_p=0.9).tolist()) == {0, 1}
 
 
 def test_a_row_without_probabilities_gives_minus_one() -> None:

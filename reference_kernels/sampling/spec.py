@@ -30,7 +30,6 @@ SPEC = FusionSpec(
     rng="seed",
     distribution=True,
     max_launches=1,
-    bench=[{"batch": (256,), "vocab": 128256, "top_k": 50, "top_p": 0.95, "temperature": 0.7}],
 )
 
 BY_ROW = FusionSpec(
@@ -50,4 +49,27 @@ BY_ROW = FusionSpec(
     max_launches=1,
 )
 
-SPECS = [SPEC, BY_ROW]
+# Vocabularies that are interpreted too slowly: several tiles, floors that leave few of many.
+FULL = FusionSpec(
+    name="sample_full",
+    fused=sample,
+    reference=sampling_probabilities,
+    inputs={
+        "logits": tensor("rows vocab", values=values.normal(0.0, 2.0)),
+        "seed": SEED,
+        "temperature": st.sampled_from((0.7, 1.0)),
+        "top_k": st.sampled_from((50, 0, 3000)),
+        "top_p": st.sampled_from((1.0, 0.95, 0.37)),
+    },
+    dims={"rows": dim(1, 256), "vocab": dim(1000, 131072)},
+    rng="seed",
+    distribution=True,
+    max_launches=1,
+    bench=[
+        {"rows": 256, "vocab": 128256, "top_k": top_k, "top_p": top_p, "temperature": 0.7, "dtype": torch.float32}
+        for top_k, top_p in ((50, 0.95), (0, 0.95), (0, 1.0))
+    ],
+    requires="cuda",
+)
+
+SPECS = [SPEC, BY_ROW, FULL]

@@ -46,7 +46,7 @@ def config(rows: int, vocab: int, device: torch.device, *, interpreted: bool = I
     """
     if interpreted:
         block = min(256 if vocab <= 1024 else 1024, max(16, triton.next_power_of_2(vocab)))
-        return Tile(block, min(block, 128), 4, max(1, min(rows, 32)))
+        return Tile(block, min(block, 128), 4, max(1, min(rows, 64)))
     block = min(4096, max(128, triton.next_power_of_2(vocab)))
     on_gpu = device.type == "cuda"
     processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 132

@@ -29,7 +29,16 @@ SPEC = FusionSpec(
     grad=("q", "k"),
     invariant="tokens",
     max_launches=1,
-    bench=[{"batch": batch, "tokens": 4096, "q_heads": 32, "k_heads": 8, "half": 64, "rest": 0} for batch in (8, 4)],
+)
+
+# Few cases of any size, and those that are measured.
+FULL = SPEC.with_(
+    name="rope_full",
+    dims={"half": dim(0, 256), "rest": dim(0, 512)},  # a head has at most 1024 dimensions
+    bench=[
+        {"batch": batch, "tokens": 4096, "q_heads": 32, "k_heads": 8, "half": 64, "rest": 0, "layout": "half"}
+        for batch in (8, 4)
+    ],
 )
 
 RANKS = FusionSpec(
@@ -48,4 +57,4 @@ RANKS = FusionSpec(
     max_launches=1,
 )
 
-SPECS = [SPEC, RANKS]
+SPECS = [SPEC, FULL, RANKS]

@@ -26,11 +26,13 @@ from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import backward as layer_norm_backward
 from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import kernel as linear
+from reference_kernels.moe_gate import kernel as moe_gate
 from reference_kernels.norm_quant import kernel as norm_quant
 from reference_kernels.pointwise import kernel as pointwise
 from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
+from reference_kernels.sampling import kernel as sampling
 from reference_kernels.softmax import kernel as softmax
 
 KERNELS = (
@@ -54,6 +56,9 @@ KERNELS = (
     pointwise._add_mul_act_backward_kernel,
     seeded_dropout._dropout_kernel,
     norm_quant._norm_quant_kernel,
+    sampling._sample_kernel,
+    moe_gate._moe_gate_kernel,
+    moe_gate._moe_gate_backward_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -63,6 +68,7 @@ POINTERS = {
     torch.int64: "*i64",
     torch.int8: "*i8",
     torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int32: "*i32",
 }
 
 
@@ -90,6 +96,9 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     known = labels, statistics, losses[0]
     three = [empty(64, 8192)] * 3
     columns = empty(8192), empty(8192)
+    vocabulary, number = empty(64, 128256), empty(64, kind=torch.float32)
+    seen, whole = empty(64, 128256, kind=torch.bool), empty(64, kind=torch.int64)
+    gates, chosen, slots = empty(32768, 256), empty(32768, 8), empty(32768, 8, kind=torch.int64)
     return {
         "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
         "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
@@ -155,6 +164,15 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "norm_quant widest tile": lambda: quantised(16384, "fp8", 128, residual=True, layer=True),
         "norm_quant loop": lambda: quantised(50000, "fp8", None, residual=True),
         "norm_quant loop groups": lambda: quantised(50000, "int8", 1024, layer=True),
+        "sample": lambda: sampling._sample(vocabulary, 5, None, [None] * 4, [0.7, 0, 1.0, 1.0]),
+        "sample cut": lambda: sampling._sample(vocabulary, 5, seen, [None] * 4, [0.7, 50, 0.9, 1.2]),
+        "sample by row": lambda: sampling._sample(vocabulary, 5, None, [number, whole, number, number], [0.0] * 4),
+        "sample narrow": lambda: sampling._sample(vocabulary[:, :100], 5, None, [None] * 4, [0.7, 5, 0.9, 1.0]),
+        "moe_gate": lambda: moe_gate._moe_gate(gates, 8, True),
+        "moe_gate all": lambda: moe_gate._moe_gate(gates, 8, False),
+        "moe_gate widest": lambda: moe_gate._moe_gate(empty(64, 4096), 64, True),
+        "moe_gate backward": lambda: moe_gate._moe_gate_backward(chosen, slots, gates, True),
+        "moe_gate backward all": lambda: moe_gate._moe_gate_backward(chosen, slots, gates, False),
     }
 
 

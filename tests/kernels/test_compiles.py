@@ -60,7 +60,8 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     norms = ("layer_norm", "layer_norm add", "layer_norm backward", "layer_norm backward loop", "layer_norm columns")
     chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")
     codes = ("norm_quant fp8", "norm_quant fp8 groups", "norm_quant int8", "norm_quant residual groups")
-    for name in (*rows, *pairs, *losses, *norms, *chains, *codes):
+    choices = ("sample", "sample cut", "moe_gate", "moe_gate backward")
+    for name in (*rows, *pairs, *losses, *norms, *chains, *codes, *choices):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

@@ -15,7 +15,6 @@ import triton.language as tl
 from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_tile
 
 PROCESSORS = 132  # of an H200, where there is no device to ask: kernels compiled without one
-SUMMED = RowTile(32, 64, 4, loop=True)  # partial sums that a program adds up at a time
 
 
 def config_backward(width: int, rows: int, device: torch.device) -> tuple[RowTile, int]:
@@ -222,36 +221,6 @@ def _columns_kernel(
         tl.store(parts_ptr + (parts + part) * width + column, tl.sum(dbias, axis=0, keep_dims=True), mask=kept)
 
 
-@jit
-def _parts_kernel(
-    dweight_ptr: tl.tensor,
-    dbias_ptr: tl.tensor,
-    parts_ptr: tl.tensor,
-    parts: tl.tensor,
-    width: tl.tensor,
-    SUM_WEIGHT: tl.constexpr,
-    SUM_BIAS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-) -> None:
-    """A block of the gradients of weight and bias, ``(width,)``: the sum of their ``parts``, ``(2, parts, width)``."""
-    column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    lane = tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
-    dweight = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    for first in range(0, parts, BLOCK_ROWS):
-        part = first + lane
-        inside = (part < parts) & (column < width)
-        if SUM_WEIGHT:
-            dweight += tl.load(parts_ptr + part * width + column, mask=inside, other=0.0)
-        if SUM_BIAS:
-            dbias += tl.load(parts_ptr + (parts + part) * width + column, mask=inside, other=0.0)
-    if SUM_WEIGHT:
-        tl.store(dweight_ptr + column, tl.sum(dweight, axis=0, keep_dims=True), mask=column < width)
-    if SUM_BIAS:
-        tl.store(dbias_ptr + column, tl.sum(dbias, axis=0, keep_dims=True), mask=column < width)
-
-
 def input_gradient(
     dx: torch.Tensor,
     dy: torch.Tensor,
@@ -319,21 +288,3 @@ def sums_over_rows(
             num_warps=tile.warps,
         )
     return parts
-
-
-def summed_parts(dweight: torch.Tensor, dbias: torch.Tensor, parts: torch.Tensor, sums: tuple[bool, bool]) -> None:
-    """Add up ``parts`` of ``(2, count, width)`` into those of the ``(width,)`` gradients that ``sums`` asks for."""
-    _, count, width = parts.shape
-    with placed(parts.device):
-        _parts_kernel[(triton.cdiv(width, SUMMED.columns),)](
-            dweight,
-            dbias,
-            parts,
-            count,
-            width,
-            SUM_WEIGHT=sums[0],
-            SUM_BIAS=sums[1],
-            BLOCK_ROWS=SUMMED.rows,
-            BLOCK_COLUMNS=SUMMED.columns,
-            num_warps=SUMMED.warps,
-        )

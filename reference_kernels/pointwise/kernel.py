@@ -22,6 +22,7 @@ from reference_kernels._common import (
     row_offset,
 )
 from reference_kernels._elementwise import launch, place, tile_of
+from reference_kernels._sums import summed_parts
 
 Activation = Literal["relu", "gelu", "silu"]
 
@@ -129,30 +130,6 @@ def _relu_scale_bias_backward_kernel(
     sums_at = group * width + column
     tl.store(dscale_ptr + sums_at, tl.sum(dscale, axis=0, keep_dims=True), mask=known)
     tl.store(dbias_ptr + sums_at, tl.sum(dbias, axis=0, keep_dims=True), mask=known)
-
-
-@jit
-def _column_sums_kernel(
-    dscale_ptr: tl.tensor,
-    dbias_ptr: tl.tensor,
-    dscales_ptr: tl.tensor,
-    dbiases_ptr: tl.tensor,
-    groups: tl.tensor,
-    width: tl.tensor,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-) -> None:
-    """Adds up the partial sums, float32 ``(groups, width)`` each, of a block of columns; rounds once."""
-    column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    dscale = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    for start in range(0, groups, BLOCK_ROWS):
-        group = start + tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
-        inside = (group < groups) & (column < width)
-        dscale += tl.load(dscales_ptr + group * width + column, mask=inside, other=0.0)
-        dbias += tl.load(dbiases_ptr + group * width + column, mask=inside, other=0.0)
-    tl.store(dscale_ptr + column, tl.sum(dscale, axis=0, keep_dims=True), mask=column < width)
-    tl.store(dbias_ptr + column, tl.sum(dbias, axis=0, keep_dims=True), mask=column < width)
 
 
 @jit
@@ -310,9 +287,7 @@ def _relu_scale_bias_backward(
             BLOCK_COLUMNS=tile.columns,
             num_warps=tile.warps,
         )
-        _column_sums_kernel[(triton.cdiv(rows.width, 64),)](
-            dscale, dbias, *partial, groups, rows.width, BLOCK_ROWS=16, BLOCK_COLUMNS=64, num_warps=4
-        )
+    summed_parts(dscale, dbias, partial, (True, True))
     return dx, dscale, dbias
 
 

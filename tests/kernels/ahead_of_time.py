@@ -21,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from reference_kernels import _sums
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import backward as layer_norm_backward
@@ -45,13 +46,12 @@ KERNELS = (
     layer_norm._layer_norm_kernel,
     layer_norm_backward._rows_backward_kernel,
     layer_norm_backward._columns_kernel,
-    layer_norm_backward._parts_kernel,
+    _sums._parts_kernel,
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
     cross_entropy._gradient_kernel,
     pointwise._relu_scale_bias_kernel,
     pointwise._relu_scale_bias_backward_kernel,
-    pointwise._column_sums_kernel,
     pointwise._add_mul_act_kernel,
     pointwise._add_mul_act_backward_kernel,
     seeded_dropout._dropout_kernel,
@@ -192,7 +192,7 @@ def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
             f"layer_norm columns{name}": bind(backward.sums_over_rows, x, x, moments, (True, True)),
         }
     parts, weight = empty(2, 264, 8192, kind=torch.float32), empty(8192)
-    return found | {"layer_norm parts": bind(backward.summed_parts, weight, weight, parts, (True, True))}
+    return found | {"layer_norm parts": bind(_sums.summed_parts, weight, weight, parts, (True, True))}
 
 
 def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import Phase, example, settings
+from hypothesis import strategies as st
 
 from pytest_fusion.campaign import Campaign, Tally
 from pytest_fusion.case import search
@@ -18,9 +19,11 @@ from pytest_fusion.examine import run
 from pytest_fusion.profiles import PROFILES
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
+from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor
+from pytest_fusion.testing import examine
 from pytest_fusion.verdict.further import CHECKS
 from pytest_fusion.verdict.judge import judge_case
 
@@ -214,3 +217,24 @@ def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> No
     replay = read(Path(record.replay))
     assert replay.check == record.failed_check == "values"
     assert dict(replay.case.sizes) == record.case["dims"]
+
+
+@pytest.mark.parametrize("forgotten", ["a flag", "a stride"])
+def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> None:
+    """A path for rows past 1000 columns, in Python so that no block size is known, is right for plain cases alone."""
+
+    def reference(x: T, centre: bool) -> T:
+        wide = x.float() - x.float().mean(-1, keepdim=True) if centre else x.float()
+        return wide.exp2().to(x.dtype)
+
+    def fused(x: T, centre: bool) -> T:
+        if x.shape[-1] <= 1000:
+            return reference(x, centre)
+        if forgotten == "a flag":
+            return reference(x, False)
+        return reference(x if x.stride(-1) == 1 else x.flip(-1), centre)
+
+    inputs = {"x": tensor("rows n", values=values.finite()), "centre": st.booleans()}
+    spec = FusionSpec(name="long", fused=fused, reference=reference, inputs=inputs)
+    found = examine(spec, device="cpu", seed=0, root=tmp_path)
+    assert (found.verdict, found.failed_check) == ("fail", "values")

@@ -8,10 +8,13 @@ from typing import Any
 
 import covertable
 
+from pytest_fusion.case import numbers
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
 
 Pair = tuple[str, str, str, str]
+# Long sizes from here on are met twice: fewer of them lie past any block.
+_TWICE_FROM = 1000
 
 
 def rows(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -30,17 +33,26 @@ def rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Each dim long in turn, the others small: past one block, past a grid axis of 65535."""
+    """Each dim long in turn, the others small: past one block, past a grid axis of 65535.
+
+    Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for its values, is
+    drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both.
+    """
     dims = plan.spec.dim_order
     dtypes = plan.factors.get("dtype", ("float32",))
+    others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
     turn = 0
-    for size, name in itertools.product(LONG, dims):
+    for round_, size, name in itertools.product((0, 1), LONG, dims):
         bound = plan.spec.bound(name)
-        if bound.max is not None and bound.max < size // 2:
+        if (bound.max is not None and bound.max < size // 2) or (round_ and size < _TWICE_FROM):
             continue
         choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}
         choice[f"dim {name}"] = size
         choice["dtype"] = dtypes[turn % len(dtypes)]
+        for other in others:
+            levels = plan.factors[other]
+            # The second time the next level, so that each long size meets a flag both on and off.
+            choice[other] = levels[(numbers.mix(size, name, other) + round_) % len(levels)]
         turn += 1
         yield choice
 

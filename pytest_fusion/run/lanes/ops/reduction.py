@@ -53,14 +53,8 @@ def _sum(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: An
 @computed("mean")
 def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     x, dims = as_float(x), dims_from_end(dim, rank(x))
-    mean = _centre(op, average(op, x, dims, keepdim), x, dims)
+    mean = average(op, x, dims, keepdim)
     return _updated(op, mean, x, dims, keepdim) if dims else mean
-
-
-def _centre(op: Op, mean: Tensor, x: Tensor, dims: list[int]) -> Tensor:
-    """The mean of a single value is that value, and ``x - mean`` has nothing to round: ``x * scale - mean * scale``, as
-    ATen's layer norm on the CPU has it, leaves the rounding of a product, 2.7e-7 of a weight's gradient."""
-    return op.relative(mean, 1) if (count(x, dims) if dims else 1) == 1 else mean
 
 
 def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
@@ -80,7 +74,7 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
 
 def moments(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
-    mean = _updated(op, _centre(op, average(op, x, dims, True), x, dims), x, dims, True)
+    mean = _updated(op, average(op, x, dims, True), x, dims, True)
     centred = op.relative((op.unrounded(x) if unrounded is None else unrounded) - mean, 1)
     return mean, centred, average(op, centred.square(), dims, True)
 

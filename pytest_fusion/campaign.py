@@ -406,8 +406,9 @@ def _blocks(launches: list[Launch]) -> set[int]:
 
 
 def _longest(choice: Mapping[str, Any]) -> int:
-    """The largest size of a choice."""
-    return max((size for name, size in choice.items() if name.startswith("dim ")), default=0)
+    """The largest size that a choice states; a size by name ("one", a batch) is never a long one."""
+    sizes = (size for name, size in choice.items() if name.startswith("dim "))
+    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def limits_of(profile: Profile, device: torch.device) -> Limits:

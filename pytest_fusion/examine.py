@@ -69,14 +69,11 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     job = Job(spec, request, outer, extra)
     reason = _why_not_isolated(request)
     # Where other workers time something on this GPU, it waits for them.
-    sharing = beside(torch.device(request.device)) if request.bench is not None else contextlib.nullcontext()
+    with beside(torch.device(request.device)) if request.bench is not None else contextlib.nullcontext():
+        tally = _isolated(job) if reason is None else job.here(lambda _: None)
     if reason is None:
-        with sharing:
-            tally = _isolated(job)
         tally.checks.setdefault("crash", {"verdict": "pass", "reason": "", "cases": tally.cases})
     else:
-        with sharing:
-            tally = job.here(lambda _: None)
         tally.checks["crash"] = {"verdict": "unknown", "reason": f"not isolated: {reason}", "cases": 0}
         tally.notes.append(f"ran in this process, so a crash would have ended it: {reason}")
     searching.publish_statistics(tally.statistics)

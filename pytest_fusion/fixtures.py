@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_fusion import keys
+from pytest_fusion.options import file_named_by
 
 if TYPE_CHECKING:
     from pytest_fusion.measuring import FusionBench
@@ -34,8 +33,9 @@ def fusion_bench(request: pytest.FixtureRequest) -> FusionBench:
     """Call ``fused`` and, with --fusion-bench, measure it: ``fusion_bench(fused, reference, *args, **kwargs)``."""
     from pytest_fusion.measuring import FusionBench
 
-    profiled = os.environ.get("PYTEST_FUSION_PROFILED")
-    return FusionBench(measured=request.config.stash[keys.options].bench, profiled=Path(profiled) if profiled else None)
+    return FusionBench(
+        measured=request.config.stash[keys.options].bench, profiled=file_named_by("PYTEST_FUSION_PROFILED")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,12 @@ def add_options(parser: pytest.Parser) -> None:
 def _value(config: pytest.Config, name: str) -> str:
     given = config.getoption(f"fusion_{name}", None)
     return str(given if given is not None else config.getini(f"fusion_{name}") or "")
+
+
+def file_named_by(variable: str) -> Path | None:
+    """The file that a parent process names to a test that it runs once more; ``None`` where nobody does."""
+    name = os.environ.get(variable)
+    return Path(name) if name else None
 
 
 def resolve(config: pytest.Config) -> Options:

@@ -16,7 +16,7 @@ import pytest
 from pytest_fusion import active, keys, lane
 from pytest_fusion.errors import FusionError, FusionFailure
 from pytest_fusion.fixtures import fusion, fusion_bench, fusion_device
-from pytest_fusion.options import Options, add_options, resolve
+from pytest_fusion.options import Options, add_options, file_named_by, resolve
 from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
@@ -238,8 +238,8 @@ def _request(item: pytest.Item) -> Request:
         shown=_from_start(config, item.nodeid),
         sanitize=options.sanitize,
         bench=_bench_request(item, options) if options.bench else None,
-        bare=Path(bare) if (bare := os.environ.get("PYTEST_FUSION_BARE")) else None,
-        profiled=Path(profiled) if (profiled := os.environ.get("PYTEST_FUSION_PROFILED")) else None,
+        bare=file_named_by("PYTEST_FUSION_BARE"),
+        profiled=file_named_by("PYTEST_FUSION_PROFILED"),
     )
 
 

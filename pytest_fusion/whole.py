@@ -8,17 +8,22 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-PART = ".fusion-"
+_PART = ".fusion-"
+# What a killed process left.
+PARTS = f"{_PART}*.tmp"
 
 
-def part_of(path: Path) -> Path:
-    """A name beside ``path`` that nobody else writes to; what a killed process left is ``.fusion-*.tmp``."""
-    return path.with_name(f"{PART}{secrets.token_hex(6)}.tmp")
+def try_writing(folder: Path) -> None:
+    """Make a file there and remove it. Raises ``OSError``."""
+    probe = _part(folder)
+    with probe.open("xb"):
+        pass
+    probe.unlink()
 
 
 def replace_whole(path: Path, data: bytes) -> None:
     """Write ``data`` beside ``path``, sync it, and rename it over; an old file's mode is kept. Raises ``OSError``."""
-    part = part_of(path)
+    part = _part(path.parent)
     try:
         # "x" gives the user's umask; tempfile would leave 0600, which a CI artefact step of another user cannot read.
         with part.open("xb") as file:
@@ -31,3 +36,8 @@ def replace_whole(path: Path, data: bytes) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _part(folder: Path) -> Path:
+    """A name that nobody else writes to."""
+    return folder / f"{_PART}{secrets.token_hex(6)}.tmp"

@@ -40,6 +40,25 @@ def row_offset(
     return (outer // size1) * stride0 + (outer % size1) * stride1 + (row % size2) * stride2
 
 
+@jit
+def summed(
+    x_row: tl.tensor,
+    residual_row: tl.tensor,
+    column: tl.tensor,
+    inside: tl.tensor,
+    x_step: tl.tensor,
+    residual_step: tl.tensor,
+    HAS_RESIDUAL: tl.constexpr,
+) -> tl.tensor:
+    """One tile of an input in float32, or of its sum with a residual, rounded to the dtype of ``x``; 0 outside."""
+    x = tl.load(x_row + column * x_step, mask=inside, other=0.0)
+    wide = x.to(tl.float32)
+    if HAS_RESIDUAL:
+        wide += tl.load(residual_row + column * residual_step, mask=inside, other=0.0).to(tl.float32)
+        wide = wide.to(x.dtype).to(tl.float32)
+    return wide
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Tensors of the same leading sizes, as the kernels read them: ``count`` rows; ``width`` is the first's last size.

@@ -219,6 +219,31 @@ def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> No
     assert dict(replay.case.sizes) == record.case["dims"]
 
 
+def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
+    """Workers reach what the test itself covers, whatever kind of size a choice states, long rows before others."""
+    seen: list[tuple[int, ...]] = []
+
+    def fused(x: T) -> T:
+        seen.append(tuple(x.shape))
+        return x * 2
+
+    shares = []
+    for worker in range(2):
+        seen.clear()
+        run = campaign(fused, inputs={"x": tensor("*batch hidden")}, cases=None)
+        run.dry = True
+        run.compile_share(worker, 2)
+        shares.append(seen[2:])  # the probe's two cases are every worker's
+    seen.clear()
+    campaign(fused, inputs={"x": tensor("*batch hidden")}, cases=None).run()
+
+    longest = max(max(shape) for shape in seen if 0 not in shape)
+    assert longest > 60_000
+    assert longest in shares[0][0]
+    assert set(shares[0]) | set(shares[1]) <= set(seen)
+    assert min(map(len, shares)) > 15
+
+
 @pytest.mark.parametrize("forgotten", ["a flag", "a stride"])
 def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> None:
     """A path for rows past 1000 columns, in Python so that no block size is known, is right for plain cases alone."""

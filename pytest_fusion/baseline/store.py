@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from pytest_fusion.baseline.codec import Baseline, decode, encode
 from pytest_fusion.errors import BaselineError
-from pytest_fusion.whole import PART, replace_whole
+from pytest_fusion.whole import PARTS, replace_whole, try_writing
 
 FOLDER = Path(".fusion") / "baselines"
 # A run writes for milliseconds; who holds the lock for this many seconds is stuck.
@@ -22,7 +21,7 @@ _LOCK = ".lock"
 _IGNORE = (
     f"# The lock of runs that write here, and what a killed one left; the baselines are to be committed.\n/{_LOCK}\n"
 )
-_IGNORE += f"/{PART}*.tmp\n"
+_IGNORE += f"/{PARTS}\n"
 # File systems allow 255 bytes; a name that long is no longer read.
 _LONGEST = 80
 
@@ -87,11 +86,8 @@ def on_other_devices(folder: Path, test: str, device: str) -> list[Baseline]:
 def check_writable(folder: Path) -> None:
     """Makes the folder and tries to write there, before a long run. Raises ``BaselineError``."""
     _prepare(folder)
-    probe = folder / f"{PART}{secrets.token_hex(6)}.tmp"
     try:
-        with probe.open("xb"):
-            pass
-        probe.unlink()
+        try_writing(folder)
     except OSError as error:
         raise _unwritable(folder, error) from None
 
@@ -117,7 +113,7 @@ def locked(folder: Path, patience: float = PATIENCE) -> Iterator[list[Path]]:
     except OSError as error:
         raise _unwritable(folder, error) from None
     try:
-        for left in folder.glob(f"{PART}*.tmp"):
+        for left in folder.glob(PARTS):
             left.unlink(missing_ok=True)
         yield made
     finally:

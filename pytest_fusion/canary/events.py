@@ -45,6 +45,9 @@ class Log:
     def begin(self) -> None:
         """A log of this process: empty, with a lock that nobody holds. Called again in a forked child."""
         self._lock = threading.Lock()
+        # Held from taking what waits until it is in the file: two threads that flush must not write past each other.
+        # A publisher may flush.
+        self._writing = threading.RLock()
         self._waiting: deque[Event] = deque()
         self._added = 0
         self.lost = 0
@@ -65,23 +68,24 @@ class Log:
                 self.lost += 1
 
     def flush(self) -> None:
-        """Writes what waits and tells the publishers. What cannot be written is lost and counted."""
-        with self._lock:
-            events = list(self._waiting)
-            self._waiting.clear()
-        if not events:
-            return
-        for publisher in self._publishers:
-            for event in events:
+        """Writes what waits, in order, and tells the publishers. What cannot be written is lost and counted."""
+        with self._writing:
+            with self._lock:
+                events = list(self._waiting)
+                self._waiting.clear()
+            if not events:
+                return
+            if self.path is not None:
                 try:
-                    publisher(event)
-                except Exception:  # noqa: BLE001 - a publisher's trouble must not become the caller's
-                    self.publish_errors += 1
-        if self.path is not None:
-            try:
-                self._write(self.path, [_line(event) for event in events])
-            except OSError:
-                self.lost += len(events)
+                    self._write(self.path, [_line(event) for event in events])
+                except OSError:
+                    self.lost += len(events)
+            for publisher in self._publishers:
+                for event in events:
+                    try:
+                        publisher(event)
+                    except Exception:  # noqa: BLE001 - a publisher's trouble must not become the caller's
+                        self.publish_errors += 1
 
     def _write(self, path: Path, lines: Iterable[bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -280,7 +280,7 @@ def mixed(lab: Lab) -> Found | None:
 def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int, int]] | None:
     """The failing output, and the first and last index along its axis of this size where it is wrong."""
     wrong = lab.wrong_of(answer) if lab.check != gradients.NAME else None
-    axis = None if wrong is None else next((i for i, n in enumerate(wrong.mask.shape) if n == size), None)
+    axis = None if wrong is None else axis_of(wrong.mask, size)
     if wrong is None or axis is None:
         return None
     places = wrong.mask.movedim(axis, 0).reshape(size, -1).any(1).nonzero().flatten().tolist()
@@ -290,12 +290,18 @@ def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int,
 def _changed_by_others(wrong: Wrong, one: Answer, at: int, size: int) -> bool:
     """Whether the kernel's own result for a slice is another among the others, by half of its error or more."""
     got = one.probe.got.get(wrong.name) if one.probe is not None else None
-    axis = next(i for i, n in enumerate(wrong.mask.shape) if n == size)
+    axis = axis_of(wrong.mask, size)
+    assert axis is not None
     among, right, mask = (selected(t, axis, [at]) for t in (wrong.got, wrong.right, wrong.mask))
     if got is None or got.shape != among.shape or not bool(mask.any()):
         return False
     error, change = (among.double() - right.double()).abs(), (among.double() - got.double()).abs()
     return not bool((change < error / 2)[mask].all())
+
+
+def axis_of(t: torch.Tensor, size: int) -> int | None:
+    """The first axis of this size."""
+    return next((axis for axis, n in enumerate(t.shape) if n == size), None)
 
 
 def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit] | None:
@@ -331,7 +337,7 @@ def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], siz
         return False
     for name, right in together.items():
         alone = single.get(name)
-        axis = next((i for i, n in enumerate(right.shape) if n == size), None)
+        axis = axis_of(right, size)
         if alone is None or axis is None or alone.dim() != right.dim():
             return False
         a, b = selected(right, axis, list(chosen)).double(), alone.double()

@@ -67,7 +67,7 @@ def way(lab: Lab) -> Found | None:
             wrong = lab.wrong_of(whole) if whole.wrong else None
             if wrong is None:
                 continue
-            axis = next((i for i, n in enumerate(wrong.mask.shape) if n == size), None)
+            axis = indices.axis_of(wrong.mask, size)
             if axis is None or not bool(wrong.mask.narrow(axis, 0, size - 1).any()):
                 break
             first = lab.ask(case, edit=cut(range(size - 1)))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from pytest_fusion.errors import FusionError
-from pytest_fusion.whole import part_of, replace_whole
+from pytest_fusion.whole import replace_whole, try_writing
 
 
 def check_writable(path: str | os.PathLike[str], option: str) -> Path:
@@ -28,7 +28,7 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
         if _is_special(target):
             with target.open("ab"):
                 return target
-        _trial(target.parent)
+        try_writing(target.parent)
     except OSError as error:
         raise FusionError(
             f"{option} {text}: cannot write in {target.parent} ({error.strerror or error}); "
@@ -56,13 +56,6 @@ def replace_text(path: Path, text: str) -> None:
             f"cannot write the report {path} ({error.strerror or error}); what stood there is unchanged. "
             "Free some space or make the folder writable, then run again"
         ) from error
-
-
-def _trial(folder: Path) -> None:
-    probe = part_of(folder / "probe")
-    with probe.open("xb"):
-        pass
-    probe.unlink()
 
 
 def _is_special(path: Path) -> bool:

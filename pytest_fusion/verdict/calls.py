@@ -154,9 +154,12 @@ def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
 
 
-def reference_of(bench: Bench, case: Case, logical: Mapping[str, Any]) -> tuple[ReferenceRun, Outputs]:
+def reference_of(
+    bench: Bench, case: Case, logical: Mapping[str, Any], *, priced: bool = True
+) -> tuple[ReferenceRun, Outputs]:
+    """The reference's run and outputs, with lanes where its rounding is ``priced`` and no tolerance is fixed."""
     spec = bench.spec
-    lanes = 0 if isinstance(spec.tolerance, Tolerance) else FEW_LANES
+    lanes = FEW_LANES if priced and not isinstance(spec.tolerance, Tolerance) else 0
     with bench.clock.phase("reference"):
         seed = numbers.mix(case.seed, "lanes")
         run = run_reference(spec, logical, bench.extra, reader(spec), lanes=lanes, seed=seed)

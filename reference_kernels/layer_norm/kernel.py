@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, RowTile, check_tensor, jit, placed, row_offset, row_tile
+from reference_kernels._common import FLOATS, Rows, RowTile, check_tensor, jit, placed, row_offset, row_tile, summed
 from reference_kernels._sums import summed_parts
 from reference_kernels.layer_norm.backward import input_gradient, sums_over_rows
 
@@ -18,24 +18,6 @@ def config(width: int) -> RowTile:
     """Forward tile for rows of ``width`` elements. Up to 16384 a row stays in registers and is read once; beyond, it is
     read twice in steps of 8192, the second time from L2."""
     return row_tile(width, whole=16384, step=8192)
-
-
-@jit
-def _summed(
-    x_row: tl.tensor,
-    residual_row: tl.tensor,
-    column: tl.tensor,
-    inside: tl.tensor,
-    x_step: tl.tensor,
-    residual_step: tl.tensor,
-    HAS_RESIDUAL: tl.constexpr,
-) -> tl.tensor:
-    """What is normalised, of one tile, in float32; 0 outside. A residual sum has been rounded to the inputs' dtype."""
-    wide = tl.load(x_row + column * x_step, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        wide += tl.load(residual_row + column * residual_step, mask=inside, other=0.0).to(tl.float32)
-        wide = wide.to(x_row.dtype.element_ty).to(tl.float32)
-    return wide
 
 
 @jit
@@ -118,7 +100,7 @@ def _layer_norm_kernel(
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = _summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
             end = tl.minimum(start + BLOCK_COLUMNS, width)
             block_mean = tl.sum(wide, axis=1, keep_dims=True) / (end - start)
             centred = tl.where(inside, wide - block_mean, 0.0)
@@ -139,14 +121,14 @@ def _layer_norm_kernel(
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = _summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
             y = ((wide - mean) - rest) * scale
             _store_normalised(
                 y_row, y, weight_ptr, bias_ptr, at, inside, width, weight_step, bias_step, HAS_WEIGHT, HAS_BIAS
             )
     else:
         inside = row_inside & (column < width)
-        wide = _summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL)
+        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL)
         if HAS_RESIDUAL:
             tl.store(total_row + column, wide, mask=inside)
         mean = tl.sum(wide, axis=1, keep_dims=True) / width

@@ -20,6 +20,7 @@ from reference_kernels._common import (
     placed,
     row_offset,
     row_tile,
+    summed,
 )
 from reference_kernels.norm_quant.reference import FLOOR, LIMITS
 
@@ -44,25 +45,6 @@ def config(width: int, group: int | None, *, interpreted: bool = INTERPRETED) ->
         tile = RowTile(16, 16, tile.warps, loop=True)
     columns = max(tile.columns, group or 1)
     return replace(tile, columns=columns, rows=max(1, tile.rows * tile.columns // columns))
-
-
-@jit
-def _summed(
-    x_row: tl.tensor,
-    residual_row: tl.tensor,
-    column: tl.tensor,
-    inside: tl.tensor,
-    x_step: tl.tensor,
-    residual_step: tl.tensor,
-    HAS_RESIDUAL: tl.constexpr,
-) -> tl.tensor:
-    """One tile of what is normalised, in float32: the input, or its sum with the residual rounded to its dtype."""
-    x = tl.load(x_row + column * x_step, mask=inside, other=0.0)
-    wide = x.to(tl.float32)
-    if HAS_RESIDUAL:
-        wide += tl.load(residual_row + column * residual_step, mask=inside, other=0.0).to(tl.float32)
-        wide = wide.to(x.dtype).to(tl.float32)
-    return wide
 
 
 @jit
@@ -193,13 +175,13 @@ def _norm_quant_kernel(
             for start in range(0, width, BLOCK_COLUMNS):
                 at = start + column
                 inside = row_inside & (at < width)
-                total += _summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+                total += summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
             mean = tl.sum(total, axis=1, keep_dims=True) / width
         squares = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = _summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
             centred = tl.where(inside, wide - mean, 0.0)
             squares += centred * centred
         reciprocal = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / width + eps)
@@ -208,7 +190,7 @@ def _norm_quant_kernel(
             for start in range(0, width, BLOCK_COLUMNS):
                 at = start + column
                 inside = row_inside & (at < width)
-                wide = _summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+                wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
                 y = _normalised(
                     wide - mean, reciprocal, weight_ptr, bias_ptr, at, width, weight_step, bias_step, HAS_BIAS
                 )
@@ -217,14 +199,14 @@ def _norm_quant_kernel(
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = _summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
             if HAS_RESIDUAL:
                 tl.store(summed_ptr + row * width + at, wide, mask=inside)
             y = _normalised(wide - mean, reciprocal, weight_ptr, bias_ptr, at, width, weight_step, bias_step, HAS_BIAS)
             _store_tile(codes_row, scales_row, y, row_scale, at, start, row_inside, width, groups, LIMIT, GROUP)
     else:
         inside = row_inside & (column < width)
-        wide = _summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL)
+        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL)
         if HAS_RESIDUAL:
             tl.store(summed_ptr + row * width + column, wide, mask=inside)
         if LAYER:

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,45 @@ def test_a_process_that_ends_in_peace_leaves_all_its_events(tmp_path: Path) -> N
 
     (path,) = tmp_path.glob("*.jsonl")
     assert sum(event["event"] == "failure" for event in read(path)) == 20
+
+
+def test_two_threads_that_flush_write_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread flushes while the first stands before its first line: its events come after."""
+    log = Log("k", tmp_path, 1 << 20)
+    write = os.write
+    others: list[threading.Thread] = []
+
+    def slow(handle: int, data: bytes) -> int:
+        if not others:
+            log.add("second")
+            others.append(threading.Thread(target=log.flush))
+            others[0].start()
+            others[0].join(0.2)  # without a lock of its own it would be done by now
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    log.add("first")
+    log.flush()
+    others[0].join()
+
+    assert log.path is not None
+    assert [event["event"] for event in read(log.path)] == ["first", "second"]
+
+
+def test_a_publisher_may_flush(tmp_path: Path) -> None:
+    """What a publisher adds and flushes is written after what it was told of, and nobody waits for himself."""
+
+    def publish(event: Mapping[str, Any]) -> None:
+        if event["event"] == "first":
+            log.add("second")
+            log.flush()
+
+    log = Log("k", tmp_path, 1 << 20, [publish])
+    log.add("first")
+    log.flush()
+
+    assert log.path is not None
+    assert [event["event"] for event in read(log.path)] == ["first", "second"]
 
 
 def test_a_line_that_was_cut_is_passed_over(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ class Options:
     profile: Profile
     isolate: str
     executor: str
+    undefined: str
     report: Path | None
     json: Path | None
     replay: Path | None
@@ -51,6 +52,12 @@ _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
         "Run interpreted kernels with all programs of a launch at once, or one after the other",
         "batched",
         ("batched", "serial"),
+    ),
+    (
+        "undefined",
+        "What the masked lanes of a load without other= hold on the CPU lane; Triton leaves them undefined",
+        "poison",
+        ("poison", "zero"),
     ),
     ("update", "Which baselines --fusion-bench writes", "none", UPDATES),
     ("baseline", "The folder of the baselines of --fusion-bench", ".fusion/baselines", None),
@@ -138,6 +145,7 @@ def resolve(config: pytest.Config) -> Options:
         profile=profile(_value(config, "profile") or "dev"),
         isolate=_one_of("isolate", _value(config, "isolate") or "auto", ("auto", "on", "off")),
         executor=_one_of("executor", _value(config, "executor") or "batched", ("batched", "serial")),
+        undefined=_one_of("undefined", _value(config, "undefined") or "poison", ("poison", "zero")),
         report=_path(config, "report"),
         json=_path(config, "json"),
         replay=_path(config, "replay"),

@@ -58,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     lane.prepare(config.stash[keys.device])
     if options.executor == "serial":
         os.environ["PYTEST_FUSION_EXECUTOR"] = "serial"
+    if options.undefined == "zero":
+        os.environ["PYTEST_FUSION_UNDEFINED"] = "zero"
     config.stash[keys.options] = options
     config.stash[keys.records] = []
     config.stash[keys.orphans] = []

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_fusion.diagnosis import epsilons, extents, indices, numerics, order, roundings, sources, strides, tuning
+from pytest_fusion.diagnosis import (
+    epsilons,
+    extents,
+    indices,
+    numerics,
+    order,
+    roundings,
+    sources,
+    strides,
+    tuning,
+    undefined,
+)
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis, Found
@@ -18,6 +29,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
     strides.layout,
+    undefined.lanes,
     order.racing,
     indices.cached,
     numerics.special,

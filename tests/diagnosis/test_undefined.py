@@ -1,0 +1,82 @@
+"""Lanes that a masked load without ``other`` leaves undefined: which line's reach the result, and look-alikes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from pytest_fusion.run.interpreter import transfers
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.testing import examine
+
+T = torch.Tensor
+
+
+@triton.jit
+def weighted_sum_kernel(x, w, b, out, n, HOW: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    at = tl.arange(0, N)
+    values = tl.load(x + row * n + at, mask=at < n, other=0.0)
+    bias = tl.load(b + at, mask=at < n)
+    if HOW == "undefined":
+        weights = tl.load(w + at, mask=at < n)
+        total = tl.sum(values * weights)
+    elif HOW == "one":
+        total = tl.sum(tl.where(at < n, values * tl.load(w + at, mask=at < n), 1.0))
+    else:
+        total = tl.sum(values * tl.load(w + at, mask=at < n, other=0.0))
+    tl.store(out + row * n + at, total + bias, mask=at < n)
+
+
+def reference(x: T, w: T, b: T) -> T:
+    return (x * w).sum(-1, keepdim=True) + b
+
+
+def spec(how: str) -> FusionSpec:
+    def fused(x: T, w: T, b: T) -> T:
+        x, w, b = x.contiguous(), w.contiguous(), b.contiguous()
+        out = torch.empty_like(x)
+        if x.numel():
+            block = triton.next_power_of_2(x.shape[1])
+            weighted_sum_kernel[(x.shape[0],)](x, w, b, out, x.shape[1], HOW=how, N=block)
+        return out
+
+    inputs = {"x": tensor("rows n"), "w": tensor("n"), "b": tensor("n")}
+    return FusionSpec(fused=fused, reference=reference, inputs=inputs, dtypes="float32", name=f"weighted sum {how}")
+
+
+def test_the_line_whose_lanes_reach_the_result_is_named(tmp_path: Path) -> None:
+    """0 times an undefined weight is summed up; the bias, undefined beside it, is never stored there."""
+    record = examine(spec("undefined"), seed=0, root=tmp_path)
+    assert (record.failed_check, record.cause) == ("values", "wrong-neutral-element")
+    said = " ".join(map(str, (record.diagnosis or {})["evidence"]))
+    assert "`weights = tl.load(w + at, mask=at < n)`" in said
+    assert "bias = " not in said
+    assert "--fusion-undefined zero" in said
+
+
+def test_a_wrong_value_in_defined_lanes_is_another_matter(tmp_path: Path) -> None:
+    """Padding with 1 stays wrong whatever undefined lanes hold, and is told by its tiles."""
+    record = examine(spec("one"), seed=0, root=tmp_path)
+    assert record.failed_check == "values"
+    assert "other=" not in str((record.diagnosis or {})["evidence"])
+    assert record.cause in ("tail-mask", "wrong-neutral-element")
+
+
+def test_undefined_lanes_that_are_dropped_harm_nobody(tmp_path: Path) -> None:
+    """A bias loaded without ``other`` and stored under the same mask is honest."""
+    assert examine(spec("right"), seed=0, root=tmp_path).verdict == "pass"
+
+
+def test_one_can_look_past_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With zeros there, as --fusion-undefined zero asks for, the kernel passes and a note says why."""
+    monkeypatch.setattr(transfers, "asked_fill", lambda: "zero")
+    record: Any = examine(spec("undefined"), seed=0, root=tmp_path)
+    assert record.verdict == "pass", record.message
+    assert any("--fusion-undefined zero" in note for note in record.notes)

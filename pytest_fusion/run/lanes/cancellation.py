@@ -6,6 +6,10 @@ contract a product and the sum that it feeds into one operation that leaves the 
 layer norm's backward over a single element 4e-6 was left where the reference has 0. A value that is computed twice is
 rounded twice: the score that attention's backward computes again, or the sum that each thread of a Triton reduction
 ends up with, which two threads contract differently (one unit of a score of 141: 1.5e-5 of a softmax over one key).
+
+What the reference stores in 16 bits a kernel has in float32 as well: a residual sum is stored, its statistics are
+those of the sum before, and backward reads the stored one beside them (flash-attention's layer norm and all that
+descend from it). Each reader of such a tensor may have its own rounding of it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch import Tensor
 from pytest_fusion.run.lanes.rounding import Noise
 from pytest_fusion.run.lanes.store import Lanes
 
+NARROW = frozenset({torch.float16, torch.bfloat16})
 SUMS = frozenset({"add", "sub", "subtract", "rsub"})
 # A sum below this share of its largest operand: what is multiplied out then rounds more than the sum itself does.
 _LEFT = 1 / 8
@@ -41,6 +46,24 @@ def again(raw: Tensor, rounded: Tensor) -> Tensor:
     mixed = unrounded(Lanes(raw, rounded))
     mixed[1::2] = mixed[1::2].roll(1, 0)
     return mixed
+
+
+def widened(found: Lanes, source: Tensor, seen: dict[int, Lanes]) -> Lanes:
+    """The lanes of a conversion with, for its readers, what its 16-bit ``source`` was before it was rounded to that."""
+    of = seen[id(source)]
+    if source.dtype not in NARROW or of.single:
+        return found
+    return replace(found, wider=of.raw, narrow=source.dtype)
+
+
+def reread(noise: Noise, lanes: Lanes, dtype: torch.dtype, reader: int) -> Lanes:
+    """Lanes of an operand as its ``reader``-th reader may have them: every second one has a rounding of its own."""
+    before, narrow = (lanes.wider, lanes.narrow) if lanes.narrow is not None else (lanes.raw, dtype)
+    if (lanes.single and lanes.narrow is None) or narrow not in NARROW or before is None:
+        return lanes
+    mixed = noise.spread(lanes.rounded)
+    mixed[1 + reader % 2 :: 2] = noise.rounded(before, narrow)[1 + reader % 2 :: 2]
+    return replace(lanes, rounded=mixed)
 
 
 def exposed(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> dict[int, Lanes]:

@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from pytest_fusion.run.dispatch import DispatchMode
-from pytest_fusion.run.lanes.cancellation import SUMS, exposed, loose, multiplied_out
+from pytest_fusion.run.lanes.cancellation import (
+    NARROW,
+    SUMS,
+    exposed,
+    loose,
+    multiplied_out,
+    reread,
+    widened,
+)
 from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -23,6 +31,7 @@ from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
 OVERWRITES = frozenset({"copy", "fill", "zero"})
 # Operations on complex numbers that change no digit but by their result's dtype.
 MOVES = frozenset({"_to_copy", "copy", "clone", "complex", "fill", "zero"})
+CASTS = frozenset({"_to_copy", "to", "copy"})
 _UNSURE = 2.0**-21
 
 
@@ -39,6 +48,7 @@ class LaneMode(DispatchMode):
         self.store = Store(1 + noise.lanes)
         self.fallbacks: list[str] = []
         self.random_ops = False
+        self._readers = 0
 
     def lanes_of(self, tensor: Tensor) -> Lanes:
         """Lanes of a native tensor: the tracked ones, or its exact value where nothing has been rounded."""
@@ -110,7 +120,7 @@ class LaneMode(DispatchMode):
         if plan.exact or plan.semantic or not floating or not operands:
             # fp8 and integer conversions of exact values are exact too, except that the value before it is wanted.
             return False
-        if plan.name in ("_to_copy", "to", "copy"):
+        if plan.name in CASTS:
             source, target = operands[0].dtype, results[0].dtype
             return source.is_floating_point and source != target and not _holds(target, source)
         return True
@@ -150,6 +160,8 @@ class LaneMode(DispatchMode):
         natives = results_of(out)
         terms = max((lanes.terms for lanes in seen.values()), default=1)
         operands = tensors_of((args, kwargs))
+        if not (plan.exact or plan.semantic or plan.name in CASTS):
+            seen = self._reread(operands, seen)
         if plan.name in SUMS:
             seen = exposed(operands, seen, self.noise.kind)
         held = {id(seen[key].rounded): seen[key] for key in loose(operands, seen, self.noise.kind)}
@@ -179,16 +191,28 @@ class LaneMode(DispatchMode):
             moved = seen[id(args[-1] if plan.name == "copy" else args[0])]
             device = natives[0].device
             return [Lanes(moved.raw.to(device), moved.rounded.to(device), moved.terms)]
-        made = terms if plan.name in ("_to_copy", "to", "copy") else _product_terms(plan.name, args)
+        made = terms if plan.name in CASTS else _product_terms(plan.name, args)
         every = [
             self.finished(value, native, made) if isinstance(value, Tensor) else None
             for value, native in zip(rounded, natives, strict=False)
         ]
+        if plan.name in CASTS and every[0] is not None and op.outs[0].dtype not in NARROW:
+            every[0] = widened(every[0], args[-1] if plan.name == "copy" else args[0], seen)
         if plan.name in SUMS and op.outs[0].dtype == torch.float32 and len(operands) > 1 and every[0] is not None:
             computed = [seen[id(t)] for t in operands]
             if not all(lanes.single for lanes in computed):
                 every[0] = multiplied_out(self.noise, every[0], [lanes.rounded for lanes in computed], op.unit)
         return every
+
+    def _reread(self, operands: Sequence[Tensor], seen: dict[int, Lanes]) -> dict[int, Lanes]:
+        """What an operation reads: of its narrow operands, every second lane rounded once more (``reread``)."""
+        if self.noise.kind != "E":
+            return seen
+        self._readers += 1
+        found = dict(seen)
+        for t in operands:
+            found[id(t)] = reread(self.noise, seen[id(t)], t.dtype, self._readers)
+        return found
 
     def finished(self, value: Tensor, native: Any, terms: int = 1) -> Lanes:
         """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most)."""

@@ -16,6 +16,7 @@ class Entry:
     """Lanes of one storage, flat: ``raw`` (before the last rounding) and ``rounded`` (what consumers read), (L, n).
 
     ``terms`` is the length of the product that made it (1: none), its square where its terms are equal (``drift``).
+    ``wider`` and ``narrow`` are those of ``Lanes``, the former flat too.
     """
 
     owner: StorageWeakRef
@@ -23,15 +24,22 @@ class Entry:
     raw: Tensor
     rounded: Tensor
     terms: int = 1
+    wider: Tensor | None = None
+    narrow: torch.dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of one tensor: float64 (or the integer dtype), ``(L, *shape)`` with L = 1 or 1 + K."""
+    """The lanes of one tensor: float64 (or the integer dtype), ``(L, *shape)`` with L = 1 or 1 + K.
+
+    Where a conversion made it from a tensor that had been rounded to ``narrow``, ``wider`` is what that was before.
+    """
 
     raw: Tensor
     rounded: Tensor
     terms: int = 1
+    wider: Tensor | None = None
+    narrow: torch.dtype | None = None
 
     @property
     def single(self) -> bool:
@@ -66,7 +74,8 @@ class Store:
         if entry.dtype == tensor.dtype:
             rounded = self._window(entry.rounded, tensor)
             raw = rounded if entry.raw is entry.rounded else self._window(entry.raw, tensor)
-            return Lanes(raw, rounded, entry.terms)
+            wider = None if entry.wider is None else self._window(entry.wider, tensor)
+            return Lanes(raw, rounded, entry.terms, wider, entry.narrow)
         if entry.dtype.itemsize != tensor.dtype.itemsize:
             return None
         # A bit pattern read through another dtype of the same width (fp8 codes as uint8): the pattern of every lane.
@@ -91,7 +100,10 @@ class Store:
         self._sweep()
         flat_raw = self._flat(tensor, lanes.raw)
         flat_rounded = flat_raw if lanes.single else self._flat(tensor, lanes.rounded)
-        self._entries[self._key(tensor)] = Entry(_weak(tensor), tensor.dtype, flat_raw, flat_rounded, lanes.terms)
+        flat_wider = None if lanes.wider is None else self._flat(tensor, lanes.wider)
+        self._entries[self._key(tensor)] = Entry(
+            _weak(tensor), tensor.dtype, flat_raw, flat_rounded, lanes.terms, flat_wider, lanes.narrow
+        )
 
     def _flat(self, tensor: Tensor, value: Tensor) -> Tensor:
         if self.covers(tensor):
@@ -122,6 +134,7 @@ class Store:
         entry = self._entries[self._key(tensor)]
         entry.raw = self._own(entry.raw)
         entry.rounded = self._own(entry.rounded)
+        entry.wider = entry.narrow = None
         self._window(entry.raw, tensor).copy_(lanes.raw)
         self._window(entry.rounded, tensor).copy_(lanes.rounded)
 

@@ -48,12 +48,29 @@ def again(raw: Tensor, rounded: Tensor) -> Tensor:
     return mixed
 
 
-def widened(found: Lanes, source: Tensor, seen: dict[int, Lanes]) -> Lanes:
-    """The lanes of a conversion with, for its readers, what its 16-bit ``source`` was before it was rounded to that."""
+def widened(found: Lanes, dtype: torch.dtype, source: Tensor, seen: dict[int, Lanes]) -> Lanes:
+    """The lanes of a conversion to ``dtype`` with, for its readers, what is known of the ``source``."""
     of = seen[id(source)]
-    if source.dtype not in NARROW or of.single:
+    found = replace(found, spread=of.spread)
+    if source.dtype not in NARROW or dtype in NARROW or of.single:
         return found
     return replace(found, wider=of.raw, narrow=source.dtype)
+
+
+def beside_output(noise: Noise, value: Tensor, spread: Tensor | None, weights: Lanes, dim: int) -> Tensor:
+    """A softmax's gradient as attention kernels have it, ``p * (dp - delta)``.
+
+    They take ``delta = sum(p * dp)`` from the result that they stored, as ``sum(do * out)`` (FlashAttention-2, arXiv
+    2307.08691, algorithm 2). ``spread`` (1, *shape) is what the roundings of ``out`` come to where one weight is all:
+    of ``out = p @ v`` the squares weigh in by ``p``, at most (Jensen). One error for each row.
+    """
+    if spread is None or noise.kind != "E":
+        return value
+    exact = weights.raw[0]
+    row = (exact * spread[0].square()).sum(dim, keepdim=True).sqrt()
+    out = noise.spread(value)
+    out[1:].addcmul_(exact.unsqueeze(0), row.unsqueeze(0) * noise.normal(tuple(row.shape), row.device), value=-1)
+    return out
 
 
 def reread(noise: Noise, lanes: Lanes, dtype: torch.dtype, reader: int) -> Lanes:

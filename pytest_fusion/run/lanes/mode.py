@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.lanes.cancellation import (
     NARROW,
     SUMS,
+    beside_output,
     exposed,
     loose,
     multiplied_out,
@@ -31,6 +33,7 @@ from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
 OVERWRITES = frozenset({"copy", "fill", "zero"})
 # Operations on complex numbers that change no digit but by their result's dtype.
 MOVES = frozenset({"_to_copy", "copy", "clone", "complex", "fill", "zero"})
+PRODUCTS = frozenset({"mm", "bmm"})
 CASTS = frozenset({"_to_copy", "to", "copy"})
 _UNSURE = 2.0**-21
 
@@ -99,6 +102,8 @@ class LaneMode(DispatchMode):
             return
         if plan.name in CONSTANTS:
             return
+        if plan.name in CASTS and args[0].dtype in NARROW and results and results[0].dtype in (torch.float32, D):
+            self.store.mark_widened(results[0], args[0].dtype)
         if not results or not self._matters(plan, args, kwargs, results):
             return
         every = self._evaluate(func, plan, args, kwargs, out)
@@ -166,6 +171,9 @@ class LaneMode(DispatchMode):
             seen = exposed(operands, seen, self.noise.kind)
         held = {id(seen[key].rounded): seen[key] for key in loose(operands, seen, self.noise.kind)}
         op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms, held)
+        if plan.name in PRODUCTS:
+            lows = ((seen[id(t)].rounded, t.dtype if t.dtype in NARROW else self.store.widened(t)) for t in operands)
+            op.low = {id(value): dtype for value, dtype in lows if dtype is not None}
         rule = plan.rule
         assert rule is not None
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
@@ -175,6 +183,8 @@ class LaneMode(DispatchMode):
             return results_of(rule(op, *wrapped[0], **wrapped[1]))
 
         rounded = apply(lambda lanes: lanes.rounded)
+        if plan.name == "_softmax_backward_data":
+            rounded[0] = beside_output(self.noise, rounded[0], seen[id(args[0])].spread, seen[id(args[1])], args[2])
         check_shapes(rounded, natives)
         if plan.exact:
             if all(lanes.single for lanes in seen.values()):
@@ -196,8 +206,10 @@ class LaneMode(DispatchMode):
             self.finished(value, native, made) if isinstance(value, Tensor) else None
             for value, native in zip(rounded, natives, strict=False)
         ]
-        if plan.name in CASTS and every[0] is not None and op.outs[0].dtype not in NARROW:
-            every[0] = widened(every[0], args[-1] if plan.name == "copy" else args[0], seen)
+        if plan.name in CASTS and every[0] is not None:
+            every[0] = widened(every[0], op.outs[0].dtype, args[-1] if plan.name == "copy" else args[0], seen)
+        if op.spread is not None and plan.name in PRODUCTS and every[0] is not None:
+            every[0] = replace(every[0], spread=op.spread.unsqueeze(0))
         if plan.name in SUMS and op.outs[0].dtype == torch.float32 and len(operands) > 1 and every[0] is not None:
             computed = [seen[id(t)] for t in operands]
             if not all(lanes.single for lanes in computed):

@@ -16,7 +16,7 @@ class Entry:
     """Lanes of one storage, flat: ``raw`` (before the last rounding) and ``rounded`` (what consumers read), (L, n).
 
     ``terms`` is the length of the product that made it (1: none), its square where its terms are equal (``drift``).
-    ``wider`` and ``narrow`` are those of ``Lanes``, the former flat too.
+    ``wider``, ``narrow`` and ``spread`` are those of ``Lanes``, flat too.
     """
 
     owner: StorageWeakRef
@@ -26,13 +26,15 @@ class Entry:
     terms: int = 1
     wider: Tensor | None = None
     narrow: torch.dtype | None = None
+    spread: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
     """The lanes of one tensor: float64 (or the integer dtype), ``(L, *shape)`` with L = 1 or 1 + K.
 
-    Where a conversion made it from a tensor that had been rounded to ``narrow``, ``wider`` is what that was before.
+    Where a conversion made it from a tensor that had been rounded to ``narrow``, ``wider`` is what that was before. Of
+    a product of 16-bit factors ``spread`` (1, *shape) is what it costs to round the factors to that once more.
     """
 
     raw: Tensor
@@ -40,6 +42,7 @@ class Lanes:
     terms: int = 1
     wider: Tensor | None = None
     narrow: torch.dtype | None = None
+    spread: Tensor | None = None
 
     @property
     def single(self) -> bool:
@@ -58,6 +61,7 @@ class Store:
         self.width = width
         self._entries: dict[int, Entry] = {}
         self._unwritten: dict[int, StorageWeakRef] = {}
+        self._widened: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
@@ -75,7 +79,8 @@ class Store:
             rounded = self._window(entry.rounded, tensor)
             raw = rounded if entry.raw is entry.rounded else self._window(entry.raw, tensor)
             wider = None if entry.wider is None else self._window(entry.wider, tensor)
-            return Lanes(raw, rounded, entry.terms, wider, entry.narrow)
+            spread = None if entry.spread is None else self._window(entry.spread, tensor)
+            return Lanes(raw, rounded, entry.terms, wider, entry.narrow, spread)
         if entry.dtype.itemsize != tensor.dtype.itemsize:
             return None
         # A bit pattern read through another dtype of the same width (fp8 codes as uint8): the pattern of every lane.
@@ -101,8 +106,9 @@ class Store:
         flat_raw = self._flat(tensor, lanes.raw)
         flat_rounded = flat_raw if lanes.single else self._flat(tensor, lanes.rounded)
         flat_wider = None if lanes.wider is None else self._flat(tensor, lanes.wider)
+        flat_spread = None if lanes.spread is None else self._flat(tensor, lanes.spread)
         self._entries[self._key(tensor)] = Entry(
-            _weak(tensor), tensor.dtype, flat_raw, flat_rounded, lanes.terms, flat_wider, lanes.narrow
+            _weak(tensor), tensor.dtype, flat_raw, flat_rounded, lanes.terms, flat_wider, lanes.narrow, flat_spread
         )
 
     def _flat(self, tensor: Tensor, value: Tensor) -> Tensor:
@@ -134,7 +140,7 @@ class Store:
         entry = self._entries[self._key(tensor)]
         entry.raw = self._own(entry.raw)
         entry.rounded = self._own(entry.rounded)
-        entry.wider = entry.narrow = None
+        entry.wider = entry.narrow = entry.spread = None
         self._window(entry.raw, tensor).copy_(lanes.raw)
         self._window(entry.rounded, tensor).copy_(lanes.rounded)
 
@@ -151,17 +157,32 @@ class Store:
 
     def mark_written(self, tensor: Tensor) -> None:
         self._unwritten.pop(self._key(tensor), None)
+        self._widened.pop(self._key(tensor), None)
 
     def unwritten(self, tensor: Tensor) -> bool:
         """True for memory that no operation is known to have written: a foreign kernel must have."""
         return self._key(tensor) in self._unwritten
 
+    def mark_widened(self, tensor: Tensor, source: torch.dtype) -> None:
+        """Notes that a conversion made it from ``source``, so that its values are of that."""
+        self._widened[self._key(tensor)] = (_weak(tensor), source)
+
+    def widened(self, tensor: Tensor) -> torch.dtype | None:
+        """What ``tensor`` was converted from, where that is known; its whole storage was."""
+        found = self._widened.get(self._key(tensor))
+        return found[1] if found is not None else None
+
     def _sweep(self) -> None:
         # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
-        for table in (self._entries, self._unwritten):
-            owners = {key: held.owner if isinstance(held, Entry) else held for key, held in table.items()}
-            for key in [key for key, owner in owners.items() if owner.expired()]:  # type: ignore[no-untyped-call]
+        for table in (self._entries, self._unwritten, self._widened):
+            for key in [key for key, held in table.items() if _owner(held).expired()]:  # type: ignore[no-untyped-call]
                 del table[key]
+
+
+def _owner(held: Entry | StorageWeakRef | tuple[StorageWeakRef, torch.dtype]) -> StorageWeakRef:
+    if isinstance(held, tuple):
+        return held[0]
+    return held.owner if isinstance(held, Entry) else held
 
 
 def _weak(tensor: Tensor) -> StorageWeakRef:

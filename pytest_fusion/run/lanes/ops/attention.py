@@ -72,6 +72,16 @@ def _attention(op: Op, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: An
     return (value, *(None for _ in op.outs[1:])) if len(op.outs) > 1 else value
 
 
+def _delta(op: Op, whole: Tensor, weights: Tensor) -> Tensor:
+    """The sum by row as a kernel has it from the result that it stored (``beside_output`` in ``cancellation``)."""
+    if op.spread is None or op.noise.kind != "E":
+        return whole
+    row = (weights[0] * op.spread.square()).sum(-1, keepdim=True).sqrt()
+    out = op.noise.spread(whole)
+    out[1:].addcmul_(row.unsqueeze(0), op.noise.normal(tuple(row.shape), row.device))
+    return out
+
+
 @computed(
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_flash_attention_backward",
@@ -84,9 +94,10 @@ def _attention_backward(op: Op, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     heads = k.shape[-3]
     wide_k, wide_v = _grouped(q, k), _grouped(q, v)
     _, weights = _weights(op, q, wide_k, mask, causal, scale)
+    op.spread = None
     toward = product(op, grad, wide_v.transpose(-1, -2))
     inner = weights * toward
-    scores = op.relative(inner - weights * total(op, inner, [-1], True), 2)
+    scores = op.relative(inner - weights * _delta(op, total(op, inner, [-1], True), weights), 2)
     stored = _stored(op, scores)
     grad_q = op.relative(product(op, stored, wide_k) * scale, 2)
     grad_k = op.relative(product(op, stored.transpose(-1, -2), q) * scale, 2)

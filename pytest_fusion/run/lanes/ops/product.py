@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes.drift import drifted, product_drift, steps
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, each
-from pytest_fusion.run.lanes.rounding import GRIDS
+from pytest_fusion.run.lanes.rounding import GRIDS, unit
 
 # Tensor cores add products in groups and truncate the accumulator instead of rounding it (Fasi et al. 2021,
 # "Numerical behavior of NVIDIA tensor cores"): a drift towards zero of up to one unit per group of this many terms.
@@ -19,14 +19,17 @@ GROUP = 16
 
 def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
+    known = op.low.get(id(a)), op.low.get(id(b))
     a, b = as_float(a), as_float(b)
-    low_a, low_b = _narrow(a), _narrow(b)
+    low_a, low_b = known[0] or _narrow(a), known[1] or _narrow(b)
     if op.noise.kind == "E" and not op.wide:
         a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
     value = torch.matmul(a, b[0] if b.shape[0] == 1 and b.dim() == 3 else b)
     first_a, first_b = a[0], b[0]
     squares = torch.matmul(first_a.square(), first_b.square())
     terms = a.shape[-1]
+    if low_a is not None and low_b is not None:
+        op.spread = squares.sqrt() * max(unit(low_a), unit(low_b))
     value = truncated(op, value, terms) if low_a is not None or low_b is not None else value
     value = op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
     return drifted(op.noise, value, product_drift(first_a, first_b, value[0], op.unit))
@@ -38,8 +41,14 @@ def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | No
     Fused attention and MLP kernels store probabilities and activations so between their two products; a reference
     that upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay as they are.
     """
-    computed_here = value.shape[0] > 1
-    return op.noise.rounded(value, other) if computed_here and low is None and other is not None else value
+    if value.shape[0] == 1 or low is not None or other is None:
+        return value
+    # Rounded before or after it is divided by its sum: values that lie on the grid one way do not the other way, and
+    # equal ones, as the weights of equal scores, are off by one factor.
+    shared = op.noise.relative(torch.ones((1,) * value.dim(), dtype=value.dtype, device=value.device), unit(other))
+    fed = op.noise.rounded(op.noise.relative(value, unit(other)), other)
+    fed[1::2] = (value * shared)[1::2]
+    return fed
 
 
 def truncated(op: Op, value: Tensor, terms: int) -> Tensor:

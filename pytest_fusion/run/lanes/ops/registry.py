@@ -35,7 +35,9 @@ class Op:
 
     ``function`` is the functional ATen overload, ``name`` its base name, ``outs`` and ``operands`` its native results
     and arguments, ``terms`` the length of the longest product that made one of the operands, ``held`` the lanes of the
-    operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values.
+    operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values; by the same ``low``
+    has the 16-bit dtype of a product's factors, or what they were converted from. A product of 16-bit
+    factors leaves in ``spread`` (*shape) what it costs to round the factors to that once more.
     """
 
     noise: Noise
@@ -45,6 +47,8 @@ class Op:
     operands: tuple[Any, ...]
     terms: int = 1
     held: Mapping[int, Lanes] = field(default_factory=dict)
+    low: Mapping[int, torch.dtype] = field(default_factory=dict)
+    spread: Tensor | None = None
 
     def unrounded(self, value: Tensor) -> Tensor:
         """An operand as a difference with a reduction of itself may read it: in half of the lanes not yet rounded."""

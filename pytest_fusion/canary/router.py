@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
 from pytest_fusion.canary.events import Log
 from pytest_fusion.canary.generators import Generators
+from pytest_fusion.canary.ledger import Ledger
 from pytest_fusion.canary.mode import OFF
 from pytest_fusion.canary.policy import Policy
 from pytest_fusion.canary.rule import FirstFaults, Judge, Observation
@@ -99,8 +99,7 @@ class Canary:
         self._comparisons = Comparisons(policy.tolerance, policy.writes, policy.scratch, policy.timeout_s)
         self._paused_until = 0.0
         self._structures: dict[object, object] = {}
-        self._counts: Counter[str] = Counter()
-        self._block: dict[str, list[float]] = {}
+        self._ledger = Ledger(self._log, policy.rollout)
         self._lock = threading.RLock()
         self._tickets = itertools.count()
         self._peeks = 0
@@ -142,7 +141,7 @@ class Canary:
                 "state": self.state,
                 "tripped": self._control.tripped,
                 "calls": calls,
-                "counts": dict(sorted(self._counts.items())),
+                "counts": self._ledger.counts(),
                 "waiting": len(self._comparisons),
                 "log": None if self._log.path is None else str(self._log.path),
                 "lost_events": self._log.lost,
@@ -168,6 +167,7 @@ class Canary:
     def rearm(self, rollout: str) -> None:
         """Begins another rollout: a trip is forgotten, the counts and the log go on. Raises ``CanaryError``."""
         self._control.rearm(rollout)
+        self._ledger.rollout = rollout
         if isinstance(self._judge, FirstFaults):
             self._judge = FirstFaults(self.policy.trip_after, self.policy.trip_window)
         self._log.add("rearm", rollout=rollout)
@@ -182,14 +182,14 @@ class Canary:
             self._observe(observation)
         self._control.look()
         self._apply()
-        self._write_block()
+        self._ledger.write()
         self._log.flush()
 
     tend = refresh
 
     def at_exit(self) -> None:
         """Writes what waits; no state is read any more, for a file that does not answer would hold up the exit."""
-        self._write_block()
+        self._ledger.write()
         self._log.flush()
 
     def after_fork(self) -> None:
@@ -199,7 +199,7 @@ class Canary:
         self._log.begin()
         self._comparisons.clear()
         self._watchdog = Watchdog(self.policy.timeout_s)
-        self._counts, self._block = Counter(), {}
+        self._ledger.begin()
         self._tickets, self._peeks = itertools.count(), 0
         self._reseed()
 
@@ -264,7 +264,7 @@ class Canary:
         if _ONLY.get() is not None or not self._sampled(ticket, self.policy.shadow):
             return self._arm(_ONLY.get())(*args, **kwargs)
         if _recorded():
-            self._count("skipped: recorded into a graph")
+            self._ledger.count("skipped: recorded into a graph")
             return self._incumbent(*args, **kwargs)
         return self._shadowed(args, kwargs)
 
@@ -284,7 +284,7 @@ class Canary:
         known = self._structures.get(signature)
         if known is None:
             if len(self._structures) >= _MOST_SIGNATURES:
-                self._count("not routed")
+                self._ledger.count("not routed")
                 return self._incumbent(*args, **kwargs)
             # Nobody knows yet what such a call returns: the incumbent says it.
             return self._shadowed(args, kwargs)
@@ -309,7 +309,7 @@ class Canary:
             if copies is not None and before is not None:
                 self._beside(result, copies, before, bucket_of(args, kwargs), copied="candidate")
         except Exception as error:  # noqa: BLE001 - the caller has its result; ours is to be noted, not to be raised
-            self._skip(said(error))
+            self._ledger.skip(said(error))
         return result
 
     def _prepared(
@@ -317,15 +317,15 @@ class Canary:
     ) -> tuple[Copies | None, Generators | None]:
         """Copies and generators to run another kernel with; ``None`` where that is not possible now, which is noted."""
         if only is None and (self._comparisons.full or self._clock() < self._paused_until):
-            self._skip("the device is behind" if self._comparisons.full else "paused after it found no memory")
+            self._ledger.skip("the device is behind" if self._comparisons.full else "paused after it found no memory")
             return None, None
         try:
             copies = copies_of(args, kwargs, self._names, only=only, most_bytes=self._most_bytes)
             return copies, Generators(_devices(args, kwargs))
         except CannotCopyError as error:
-            self._skip(str(error))
+            self._ledger.skip(str(error))
         except Exception as error:  # noqa: BLE001 - whatever keeps us from looking keeps nobody from being served
-            self._skip(said(error))
+            self._ledger.skip(said(error))
         return None, None
 
     def _beside(self, result: Any, copies: Copies, before: Generators, bucket: str, *, copied: str) -> None:
@@ -343,11 +343,11 @@ class Canary:
             return
         except torch.OutOfMemoryError:
             self._paused_until = self._clock() + _PAUSE_S
-            self._skip("no memory for it")
+            self._ledger.skip("no memory for it")
             return
         except Exception as error:  # noqa: BLE001 - what the candidate raises is what we are here to see
             if copied == "incumbent":
-                self._skip(f"the incumbent, run to verify, raised {said(error)}")
+                self._ledger.skip(f"the incumbent, run to verify, raised {said(error)}")
             else:
                 self._observe(Observation("error", bucket, said(error)))
             return
@@ -366,7 +366,7 @@ class Canary:
             copies, before = self._prepared(args, kwargs, writes)
             verify = False
         if copies is None or before is None:
-            self._count("not routed")
+            self._ledger.count("not routed")
             return self._incumbent(*args, **kwargs)
         versions = _versions(args, kwargs)
         failure: BaseException | None = None
@@ -376,12 +376,12 @@ class Canary:
         except (CandidateHungError, Exception) as error:  # noqa: BLE001 - whatever it is, there is the incumbent
             failure = error
         if failure is None and (known is _VARYING or form(result) == known):
-            self._count("served by the candidate")
+            self._ledger.count("served by the candidate")
             if verify:
                 try:
                     self._beside(result, copies, before, bucket_of(args, kwargs), copied="incumbent")
                 except Exception as error:  # noqa: BLE001 - as in shadow
-                    self._skip(said(error))
+                    self._ledger.skip(said(error))
             return result
         if failure is not None and _poisoned(args, kwargs):
             self.trip(f"error: the candidate destroyed the CUDA context: {said(failure)}")
@@ -413,7 +413,7 @@ class Canary:
         copies.restore()
         before.put_back()
         served = self._incumbent(*args, **kwargs)
-        self._count("fallbacks")
+        self._ledger.count("fallbacks")
         if isinstance(failure, CandidateHungError):
             self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s"))
         elif failure is not None:
@@ -439,39 +439,15 @@ class Canary:
 
     def _observe(self, seen: Observation) -> None:
         with self._lock:
-            self._counts[f"compared: {seen.result}"] += 1
-            block = self._block.setdefault(seen.bucket, [0.0] * 5)
-            for i, value in enumerate(
-                (1, seen.result != "ok", seen.elements, seen.squared_difference, seen.squared_incumbent)
-            ):
-                block[i] += value
-            if seen.result != "ok":
-                self._log.add("failure", result=seen.result, bucket=seen.bucket, reason=seen.reason, worst=seen.worst)
+            self._ledger.observe(seen)
             try:
                 decision = self._judge.update(seen)
             except Exception as error:  # noqa: BLE001 - a judge that breaks decides nothing, and is heard
-                self._counts["judge errors"] += 1
+                self._ledger.count("judge errors")
                 self._log.add("judge-error", reason=said(error))
                 return
         if decision.verdict == "rollback":
             self.trip(decision.reason)
-
-    def _write_block(self) -> None:
-        with self._lock:
-            blocks, self._block = self._block, {}
-            if not blocks:
-                return
-            names = ("comparisons", "failures", "elements", "squared_difference", "squared_incumbent")
-            buckets = {bucket: dict(zip(names, sums, strict=True)) for bucket, sums in blocks.items()}
-            self._log.add("block", rollout=self._control.rollout, buckets=buckets, counts=dict(self._counts))
-
-    def _skip(self, reason: str) -> None:
-        # Numbers in reasons (MiB) would make a count of each.
-        self._count(f"skipped: {'too large to copy' if reason.startswith('the copies would') else reason[:80]}")
-
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self._counts[what if what in self._counts or len(self._counts) < 100 else "others"] += 1
 
     def _config_event(self, message: str) -> None:
         self._log.add("config", reason=message)

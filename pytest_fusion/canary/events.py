@@ -53,10 +53,12 @@ class Log:
         self.lost = 0
         self.publish_errors = 0
         self.path: Path | None = None
+        host = re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname())[:40]
+        # No other process and no later one has it, so evidence that was copied to two places is told from new evidence.
+        self.process = f"{host}.{os.getpid()}.{time.time_ns()}"
         if self._folder is not None:
             slug = re.sub(r"[^A-Za-z0-9_]+", "-", self._name)[:60]
-            host = re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname())[:40]
-            self.path = self._folder / f"{slug}.{host}.{os.getpid()}.{time.time_ns()}.jsonl"
+            self.path = self._folder / f"{slug}.{self.process}.jsonl"
 
     def add(self, kind: str, **facts: Any) -> None:
         with self._lock:

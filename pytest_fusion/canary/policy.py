@@ -11,7 +11,7 @@ from pytest_fusion.canary.mode import Mode
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.policy import Tolerance
 
-_SHARES = ("share", "shadow", "verify")
+_SHARES = ("share", "shadow", "verify", "timed")
 _POSITIVE = ("timeout_s", "memory_mib", "interval_s", "stale_s", "log_mib")
 _COUNTS = ("trip_after", "trip_window")
 _WAYS = ("request", "process")
@@ -23,7 +23,8 @@ class Policy:
 
     ``state`` is where it starts: ``"off"``, ``"shadow"``, ``"route"`` or ``"full"``. Shares are of calls, 0 to 1:
     ``share`` goes to the candidate in ``route``, ``shadow`` is compared in ``shadow``, ``verify`` of what the candidate
-    served is compared afterwards. ``by`` says what is routed: each request, or the whole process (``replica`` names it;
+    served is compared afterwards. ``timed`` of the calls that are compared in shadow are timed: both kernels run once
+    more, on copies. ``by`` says what is routed: each request, or the whole process (``replica`` names it;
     without, host and process id do). ``rollout`` and ``salt`` are part of the hash: equal in all processes, so is the
     share. A trip holds for its ``rollout``.
 
@@ -41,6 +42,7 @@ class Policy:
     share: float = 0.01
     shadow: float = 0.01
     verify: float = 0.01
+    timed: float = 0.25
     by: str = "request"
     replica: str | None = None
     rollout: str = "1"

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pytest_fusion.canary.compare import FIELDS, compare, exact, sums_of
 from pytest_fusion.canary.copies import Copies
+from pytest_fusion.canary.evidence import Arm
 from pytest_fusion.canary.rule import Observation
 from pytest_fusion.spec.policy import Tolerance
 
@@ -24,6 +25,7 @@ MOST_WAITING = 256
 @dataclass(slots=True)
 class _Waiting:
     bucket: str
+    arm: Arm
     since: float
     labels: list[str]
     held: list[bool]
@@ -62,16 +64,17 @@ class Comparisons:
         return len(self._waiting)
 
     def submit(
-        self, incumbent: object, candidate: object, copies: Copies, bucket: str, *, copied: str
+        self, incumbent: object, candidate: object, copies: Copies, bucket: str, *, copied: str, arm: Arm = "candidate"
     ) -> Observation | None:
         """Compares two results and what both kernels left in the arguments; an observation where no device is needed.
 
-        ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``.
+        ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``; where ``arm`` is
+        ``"itself"``, the incumbent ran there in the candidate's place.
         """
         results = compare(incumbent, candidate, self._tolerance)
         if results.reason:
-            return Observation("structure", bucket, results.reason)
-        waiting = _Waiting(bucket, self._clock(), [], [], [], [])
+            return Observation("structure", bucket, results.reason, arm=arm)
+        waiting = _Waiting(bucket, arm, self._clock(), [], [], [], [])
         rows: list[Tensor] = []
         for row in results.sums:
             waiting.labels.append("the result")
@@ -114,7 +117,7 @@ class Comparisons:
                     found.append(Observation("hang", first.bucket, reason))
                     break
                 self._waiting.popleft()
-                found.append(_observation(first))
+                found.append(replace(_observation(first), arm=first.arm))
         return found
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from pytest_fusion.canary.copies import tensors_in
 
+# More of a call's tensors would make more classes than can be counted by.
+MOST_TENSORS = 4
+
 
 def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
     """Shapes, dtypes and devices of the tensors, values of what is discrete, types of the rest. Hashable."""
@@ -31,6 +34,6 @@ def bucket_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     for tensor in tensors_in([args, kwargs]):
         sizes = ",".join("0" if size == 0 else f"2^{(size - 1).bit_length()}" for size in tensor.shape)
         parts.append(f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]")
-        if len(parts) == 4:
+        if len(parts) == MOST_TENSORS:
             break
     return " ".join(parts) or "no tensor"

@@ -1,0 +1,172 @@
+"""`Measures`: latency and accuracy of both kernels, on a part of the calls that are compared anyway."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_fusion.canary.copies import CannotCopyError, Copies, tensors_in
+from pytest_fusion.canary.generators import Generators
+from pytest_fusion.canary.ledger import Ledger
+from pytest_fusion.canary.pairs import Pairs, Plan
+from pytest_fusion.canary.referee import Referee
+from pytest_fusion.canary.rule import Observation
+from pytest_fusion.canary.shadow import Comparisons
+from pytest_fusion.canary.stopwatch import Span, clock_of
+from pytest_fusion.canary.watchdog import CandidateHungError
+from pytest_fusion.errors import said
+from pytest_fusion.run.place import write
+
+Kernel = Callable[..., Any]
+# How a kernel is run: called with it, its arguments and keywords.
+Runner = Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Chosen(NamedTuple):
+    """A call that is measured: how it is timed, if it is, and its arguments as they came."""
+
+    plan: Plan | None
+    spare: Copies
+
+
+class Measures:
+    """``choose`` and ``take`` are for any thread and wait for no device; ``look`` is for the one thread that reads.
+
+    ``kernels`` are the incumbent and the candidate, which is run by ``watched``.
+    """
+
+    def __init__(
+        self,
+        kernels: tuple[Kernel, Kernel],
+        watched: Runner,
+        comparisons: Comparisons,
+        ledger: Ledger,
+        pairs: Pairs,
+        referee: Referee | None,
+    ) -> None:
+        self._incumbent, self._candidate = kernels
+        self._watched = watched
+        self._comparisons = comparisons
+        self._ledger = ledger
+        self._pairs = pairs
+        self._referee = referee
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is under way: another rollout, or a forked child."""
+        # Spans that nobody reads, of a device that hangs, are not kept for ever.
+        self._spent: deque[Span] = deque(maxlen=4096)
+        self._pairs.clear()
+        if self._referee is not None:
+            self._referee.clear()
+
+    def choose(self, ticket: int, copies: Copies, copy: Callable[[], Copies], *, pure: bool) -> Chosen | None:
+        """Whether this call is measured. ``copy`` makes further copies of its arguments, raising ``CannotCopyError``.
+
+        ``pure`` kernels write none of them, so all runs can have the same copies.
+        """
+        plan = self._pairs.plan(ticket)
+        if plan is None and not (self._referee is not None and self._referee.wants):
+            return None
+        try:
+            return Chosen(plan, copies if pure else copy())
+        except CannotCopyError:
+            self._ledger.count("not timed: too large to copy twice")
+            return None
+
+    def take(
+        self, chosen: Chosen, bucket: str, results: tuple[object, object], copies: Copies, before: Generators
+    ) -> Observation | None:
+        """Runs and times the pair, and shows both ``results``, the incumbent's and the candidate's, to the referee.
+
+        An observation where the candidate, run again, failed.
+        """
+        if self._referee is not None:
+            why = self._referee.offer(bucket, chosen.spare, *results)
+            if why:
+                self._ledger.count(why)
+        if chosen.plan is None:
+            return None
+        devices = {tensor.device for tensor in tensors_in([copies.args, copies.kwargs])}
+        try:
+            device = clock_of(devices)
+        except ValueError:
+            self._ledger.count("not timed: on several devices")
+            return None
+        spans = Span(device), Span(device)
+        after = Generators(devices)
+        try:
+            for second in (chosen.plan.first, not chosen.plan.first):
+                self._equal(copies, chosen.spare)
+                before.put_back()
+                with torch.no_grad():
+                    if second and chosen.plan.arm == "candidate":
+                        failed = self._run_candidate(spans[1], bucket, copies)
+                        if failed is not None:
+                            return failed
+                    else:
+                        again = spans[second].around(self._incumbent)(*copies.args, **copies.kwargs)
+        except torch.OutOfMemoryError:
+            self._ledger.count("not timed: no memory for it")
+            return None
+        except Exception as error:  # noqa: BLE001 - the caller has its result; ours is to be noted, not to be raised
+            self._ledger.count(f"not timed: {said(error)}"[:100])
+            return None
+        finally:
+            after.put_back()
+        self._pairs.add(bucket, chosen.plan, *spans)
+        if chosen.plan.arm == "candidate":
+            return None
+        return self._comparisons.submit(results[0], again, copies, bucket, copied="candidate", arm="itself")
+
+    def _equal(self, copies: Copies, spare: Copies) -> None:
+        """Both kernels find the same bytes, where the other found them, just written: no cache is warmer for one."""
+        for pair, kept in zip(copies.pairs, spare.pairs, strict=True):
+            if pair.copy is not kept.copy:
+                write(pair.copy, kept.copy)
+
+    def _run_candidate(self, span: Span, bucket: str, copies: Copies) -> Observation | None:
+        try:
+            self._watched(span.around(self._candidate), copies.args, copies.kwargs)
+        except CandidateHungError:
+            return Observation("hang", bucket, "it ran for too long when it was run again to be timed")
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what the candidate raises is what we are here to see
+            return Observation("error", bucket, f"{said(error)}, when it was run again to be timed")
+        return None
+
+    @contextmanager
+    def spending(self, tensors: object) -> Iterator[None]:
+        """What is inside is work that would not be there without the canary."""
+        devices = {tensor.device for tensor in tensors_in(tensors) if tensor.device.type == "cuda"}
+        if len(devices) != 1:
+            yield
+            return
+        span = Span(devices.pop())
+        span.begin()
+        try:
+            yield
+        finally:
+            span.end()
+            self._spent.append(span)
+
+    def look(self) -> None:
+        """Hands what is known by now to the ledger."""
+        while self._spent:
+            seconds = self._spent[0].seconds()
+            if seconds is None:
+                break
+            self._spent.popleft()
+            self._ledger.spend(seconds)
+        for block in self._pairs.ready():
+            self._ledger.ratio("latency_ratio", block.bucket, block.ratio, block.arm)
+        found = None if self._referee is None else self._referee.look()
+        if isinstance(found, str):
+            self._ledger.count(found)
+        elif found is not None:
+            self._ledger.ratio("error_ratio", *found)

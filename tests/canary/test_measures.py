@@ -146,7 +146,7 @@ def test_runs_that_are_timed_find_what_the_call_found(writes: tuple[str, ...] | 
         x.mul_(2)
 
     judge = Patient()
-    kernel = made(doubles, lambda x: doubles(x), judge, shadow=1.0, timed=1.0, writes=writes)
+    kernel = made(doubles, doubles, judge, shadow=1.0, timed=1.0, writes=writes)
     for _ in range(40):
         x = torch.full((3,), 5.0)
         kernel(x)
@@ -171,7 +171,7 @@ def test_generators_go_on_as_if_nothing_had_been_timed() -> None:
         return [float(function(torch.zeros(3)).sum()) for _ in range(20)] + [random.random(), float(torch.rand(()))]
 
     judge = Patient()
-    kernel = made(noisy, lambda x: noisy(x), judge, shadow=1.0, timed=1.0)
+    kernel = made(noisy, noisy, judge, shadow=1.0, timed=1.0)
     assert drawn(kernel) == drawn(noisy)
     kernel.refresh()
     assert set(observed(judge)) == {"ok"}

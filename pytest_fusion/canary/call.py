@@ -1,8 +1,7 @@
-"""What is asked of a call beside its result: whether it is recorded, its devices, what was written, whose it is."""
+"""What is asked of a call beside its result: whether it is recorded, its devices, what was written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +30,3 @@ def versions_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[tor
 def poisoned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the CUDA context of the call is lost."""
     return any(device.type == "cuda" for device in devices_of(args, kwargs)) and cuda_is_poisoned()
-
-
-def named(function: Callable[..., Any]) -> str:
-    """Where a kernel is defined, as ``"package.module:function"``, for those who read logs."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', '?')}:{name}"

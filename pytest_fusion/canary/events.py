@@ -63,8 +63,8 @@ class Log:
     def add(self, kind: str, **facts: Any) -> None:
         with self._lock:
             self._added += 1
-            event = {"time": self._clock(), "n": self._added, "pid": os.getpid(), "name": self._name, "event": kind}
-            self._waiting.append({**event, **facts})
+            who = {"pid": os.getpid(), "process": self.process, "name": self._name}
+            self._waiting.append({"time": self._clock(), "n": self._added, **who, "event": kind, **facts})
             if len(self._waiting) > _WAITING:
                 self._waiting.popleft()
                 self.lost += 1

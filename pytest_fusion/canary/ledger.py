@@ -161,7 +161,7 @@ class Ledger:
 
     def _add(self, kind: str, since: int, evidence: Evidence, facts: Mapping[str, Any]) -> None:
         pieces = list(_pieces(evidence))
-        where = {"rollout": self._rollout, "process": self._log.process, "since": since, "block": self._blocks}
+        where = {"rollout": self._rollout, "since": since, "block": self._blocks}
         for number, piece in enumerate(pieces, 1):
             first = facts if number == 1 else {}
             self._log.add(kind, **where, part=number, parts=len(pieces), evidence=piece.as_json(), **first)

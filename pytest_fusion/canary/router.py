@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.canary import background
-from pytest_fusion.canary.call import devices_of, named, poisoned, versions_of
+from pytest_fusion.canary.call import devices_of, poisoned, versions_of
 from pytest_fusion.canary.call import recorded as _recorded
 from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
@@ -34,7 +34,7 @@ from pytest_fusion.canary.rule import FirstFaults, Judge, Observation
 from pytest_fusion.canary.rules import RULES, Rules
 from pytest_fusion.canary.shadow import Comparisons
 from pytest_fusion.canary.sharing import Lots, current
-from pytest_fusion.canary.signature import signature_of
+from pytest_fusion.canary.signature import named, signature_of
 from pytest_fusion.canary.state import Control
 from pytest_fusion.canary.traffic import Slot
 from pytest_fusion.canary.watchdog import CandidateHungError, Watchdog
@@ -131,8 +131,7 @@ class Canary:
         self._active: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._control.look()
         self._apply()
-        arms = {"incumbent": named(incumbent), "candidate": named(candidate)}
-        self._log.add("start", rollout=policy.rollout, state=self.state, tripped=self._control.tripped, **arms)
+        self._begun("start")
         self.refresh()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -199,7 +198,7 @@ class Canary:
         self._measures.clear()
         if isinstance(self._judge, FirstFaults):
             self._judge = FirstFaults(self.policy.trip_after, self.policy.trip_window)
-        self._log.add("rearm", rollout=rollout)
+        self._begun("rearm")
         self._apply()
 
     def refresh(self) -> None:
@@ -482,6 +481,11 @@ class Canary:
                 return
         if decision.verdict == "rollback":
             self.trip(decision.reason)
+
+    def _begun(self, event: str) -> None:
+        arms = {"incumbent": named(self._incumbent), "candidate": named(self._candidate)}
+        rollout, tripped = self._control.rollout, self._control.tripped
+        self._log.add(event, rollout=rollout, state=self.state, tripped=tripped, **arms)
 
     def _config_event(self, message: str) -> None:
         self._log.add("config", reason=message)

@@ -1,8 +1,8 @@
-"""What calls are told apart by: exactly, and in classes few enough to count by."""
+"""What calls are told apart by, exactly and in classes few enough to count by; and what their kernels are called."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -37,3 +37,9 @@ def bucket_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if len(parts) == MOST_TENSORS:
             break
     return " ".join(parts) or "no tensor"
+
+
+def named(function: Callable[..., Any]) -> str:
+    """Where a kernel is defined, as ``"package.module:function"``, for those who read logs."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '?')}:{name}"

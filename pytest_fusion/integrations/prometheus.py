@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -53,7 +54,7 @@ _RESULTS = {
     "hang": "error",
     "skipped": "skipped",
 }
-_REASONS = ("error", "hang", "structure")
+_REASONS = ("error", "hang", "structure", "not routed")
 _STATES = (*STATES, "tripped")
 
 
@@ -79,6 +80,7 @@ class Prometheus:
         """Takes an event of a canary's log. Raises what is wrong with it, which the canary counts."""
         op, kind = event["name"], event["event"]
         if kind in ("start", "rearm"):
+            self._begin(op)
             self._inform(op, (event["rollout"], event["incumbent"], event["candidate"]))
             self._stand(op, event["state"])
         elif kind == "state":
@@ -88,6 +90,19 @@ class Prometheus:
         elif kind == "block":
             self._count(op, event)
             self._observe(op, event)
+
+    def _begin(self, op: str) -> None:
+        """Series that are there from the start: the first event of a kind is an increase, and no data is a fault."""
+        series: dict[str, Iterable[tuple[str, ...]]] = {
+            "calls_total": itertools.product(("incumbent", "candidate"), ("shadow", "route", "full")),
+            "comparisons_total": ((result,) for result in sorted({*_RESULTS.values()})),
+            "fallbacks_total": ((reason,) for reason in _REASONS),
+        }
+        for name in ("error_ratio", "latency_ratio", "shadow_gpu_seconds_total", "publish_errors_total"):
+            self._metrics[f"fusion_canary_{name}"].labels(op)
+        for name, many in series.items():
+            for labels in many:
+                self._metrics[f"fusion_canary_{name}"].labels(op, *labels)
 
     def _inform(self, op: str, labels: tuple[str, ...]) -> None:
         before = self._infos.get(op)
@@ -112,10 +127,8 @@ class Prometheus:
                 self._metrics["fusion_canary_comparisons_total"].labels(op, _RESULTS[rest]).inc(many)
             elif kind == "skipped":
                 self._metrics["fusion_canary_comparisons_total"].labels(op, "skipped").inc(many)
-            elif kind == "fallbacks" and rest in _REASONS:
-                self._metrics["fusion_canary_fallbacks_total"].labels(op, rest).inc(many)
-            elif what == "not routed":
-                self._metrics["fusion_canary_fallbacks_total"].labels(op, "not routed").inc(many)
+            elif what == "not routed" or (kind == "fallbacks" and rest in _REASONS):
+                self._metrics["fusion_canary_fallbacks_total"].labels(op, rest or what).inc(many)
         self._metrics["fusion_canary_shadow_gpu_seconds_total"].labels(op).inc(event.get("gpu_s", 0.0))
         self._metrics["fusion_canary_publish_errors_total"].labels(op).inc(event.get("publish_errors", 0))
 

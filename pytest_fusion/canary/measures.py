@@ -9,17 +9,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_fusion.canary.copies import CannotCopyError, Copies, tensors_in
+from pytest_fusion.canary.copies import CannotCopyError, Copies, Names, copies_of, tensors_in
+from pytest_fusion.canary.forms import Forms
 from pytest_fusion.canary.generators import Generators
 from pytest_fusion.canary.ledger import Ledger
 from pytest_fusion.canary.pairs import Pairs, Plan
+from pytest_fusion.canary.policy import Policy
 from pytest_fusion.canary.referee import Referee
 from pytest_fusion.canary.rule import Observation
 from pytest_fusion.canary.shadow import Comparisons
+from pytest_fusion.canary.signature import signature_of
 from pytest_fusion.canary.stopwatch import Span, clock_of
 from pytest_fusion.canary.watchdog import CandidateHungError
 from pytest_fusion.errors import said
 from pytest_fusion.run.place import write
+from pytest_fusion.spec.fusion_spec import FusionSpec
 
 Kernel = Callable[..., Any]
 # How a kernel is run: called with it, its arguments and keywords.
@@ -36,25 +40,37 @@ class Chosen(NamedTuple):
 class Measures:
     """``choose`` and ``take`` are for any thread and wait for no device; ``look`` is for the one thread that reads.
 
-    ``kernels`` are the incumbent and the candidate, which is run by ``watched``.
+    ``kernels`` are the incumbent and the candidate, which is run by ``watched``. With a ``spec`` whose reference has
+    one right answer their errors are measured too.
     """
 
     def __init__(
         self,
         kernels: tuple[Kernel, Kernel],
+        policy: Policy,
+        spec: FusionSpec | None,
+        names: Names,
         watched: Runner,
         comparisons: Comparisons,
         ledger: Ledger,
-        pairs: Pairs,
-        referee: Referee | None,
+        forms: Forms,
     ) -> None:
         self._incumbent, self._candidate = kernels
         self._watched = watched
         self._comparisons = comparisons
         self._ledger = ledger
-        self._pairs = pairs
-        self._referee = referee
+        self._forms = forms
+        self._names = names
+        self._most_bytes = policy.memory_mib * 2**20
+        # Kernels that write no argument can run on the same copies again and again.
+        self._pure = policy.writes == ()
+        self._pairs = Pairs(policy.timed)
+        self._referee = None if spec is None or spec.random is not None else Referee(spec, names)
         self.clear()
+
+    def seed(self, seed: int) -> None:
+        """What the draws depend on beside the number of a call."""
+        self._pairs.seed(seed)
 
     def clear(self) -> None:
         """Nothing is under way: another rollout, or a forked child."""
@@ -64,18 +80,20 @@ class Measures:
         if self._referee is not None:
             self._referee.clear()
 
-    def choose(self, ticket: int, copies: Copies, copy: Callable[[], Copies], *, pure: bool) -> Chosen | None:
-        """Whether this call is measured. ``copy`` makes further copies of its arguments, raising ``CannotCopyError``.
-
-        ``pure`` kernels write none of them, so all runs can have the same copies.
-        """
-        plan = self._pairs.plan(ticket)
-        if plan is None and not (self._referee is not None and self._referee.wants):
-            return None
+    def choose(self, ticket: int, args: tuple[Any, ...], kwargs: dict[str, Any], copies: Copies) -> Chosen | None:
+        """Whether and how this call is measured: never where its signature is new, for both kernels compile and tune
+        then. Raises nothing."""
         try:
-            return Chosen(plan, copies if pure else copy())
-        except CannotCopyError:
-            self._ledger.count("not timed: too large to copy twice")
+            plan = self._pairs.plan(ticket)
+            wanted = plan is not None or (self._referee is not None and self._referee.wants)
+            if not wanted or self._forms.get(signature_of(args, kwargs)) is None:
+                return None
+            if self._pure:
+                return Chosen(plan, copies)
+            return Chosen(plan, copies_of(args, kwargs, self._names, most_bytes=self._most_bytes))
+        except Exception as error:  # noqa: BLE001 - whatever keeps us from measuring keeps nobody from being served
+            small = not isinstance(error, CannotCopyError)
+            self._ledger.count(f"not timed: {said(error) if small else 'too large to copy twice'}"[:100])
             return None
 
     def take(

@@ -27,9 +27,7 @@ from pytest_fusion.canary.judge import judge as weigh
 from pytest_fusion.canary.ledger import Ledger
 from pytest_fusion.canary.measures import Measures
 from pytest_fusion.canary.mode import OFF
-from pytest_fusion.canary.pairs import Pairs
 from pytest_fusion.canary.policy import Policy
-from pytest_fusion.canary.referee import Referee
 from pytest_fusion.canary.rule import FirstFaults, Judge, Observation
 from pytest_fusion.canary.rules import RULES, Rules
 from pytest_fusion.canary.shadow import Comparisons
@@ -113,15 +111,9 @@ class Canary:
         self._forms = Forms()
         self._rules = rules
         self._ledger = Ledger(self._log, policy.rollout, rules or RULES)
-        self._pairs = Pairs(policy.timed)
-        referee = None if spec is None or spec.random is not None else Referee(spec, self._names)
+        kernels = incumbent, candidate
         self._measures = Measures(
-            (incumbent, candidate),
-            self._watchdog.run,
-            self._comparisons,
-            self._ledger,
-            self._pairs,
-            referee,
+            kernels, policy, spec, self._names, self._watchdog.run, self._comparisons, self._ledger, self._forms
         )
         self._lock = threading.RLock()
         self._tickets = itertools.count()
@@ -263,7 +255,7 @@ class Canary:
 
     def _draw(self) -> None:
         self._lots = Lots(self.name, self._control.rollout, self.policy)
-        self._pairs.seed(self._lots.sample)
+        self._measures.seed(self._lots.sample)
 
     def _apply(self) -> None:
         with self._lock:
@@ -324,15 +316,10 @@ class Canary:
     def _shadowed(self, args: tuple[Any, ...], kwargs: dict[str, Any], slot: Slot, ticket: int) -> Any:
         """The incumbent's result; the candidate runs after it, on copies."""
         copies, before = self._prepared(args, kwargs, None)
-        signature = signature_of(args, kwargs)
-        chosen = None
-        # What both kernels did for the first time (compiled, tuned) is not what they take.
-        if copies is not None and self._forms.get(signature) is not None:
-            again = functools.partial(copies_of, args, kwargs, self._names, most_bytes=self._most_bytes)
-            chosen = self._measures.choose(ticket, copies, again, pure=self.policy.writes == ())
+        chosen = None if copies is None else self._measures.choose(ticket, args, kwargs, copies)
         result = self._incumbent(*args, **kwargs)
         try:
-            self._forms.learn(signature, form(result))
+            self._forms.learn(signature_of(args, kwargs), form(result))
             if copies is not None and before is not None:
                 with self._measures.spending(copies.args):
                     other = self._beside(result, copies, before, slot.bucket, copied="candidate")

@@ -68,10 +68,13 @@ class Traffic:
 
     def slot(self, state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slot:
         """Where this call, made in ``state``, is counted; it is counted as a call by this."""
-        key = _key(state, args, kwargs)
-        found = self._known.get(key)
-        if found is None:
-            found = self._new(key, state, bucket_of(args, kwargs))
+        try:
+            key = _key(state, args, kwargs)
+            found = self._known.get(key)
+            if found is None:
+                found = self._new(key, state, bucket_of(args, kwargs))
+        except Exception:  # noqa: BLE001 - tensors whose sizes are no numbers (nested ones): no call may fail for it
+            found = self._new(state, state, OTHERS)
         found.calls.up()
         return found
 

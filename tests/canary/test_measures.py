@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import FusionSpec, tensor
-from pytest_fusion.canary import Canary, Policy, canary, stopwatch
+from pytest_fusion.canary import Canary, Policy, canary, measures, stopwatch
 from pytest_fusion.canary.evidence import Evidence
 from pytest_fusion.canary.pairs import HALF, Pairs, Plan
 from pytest_fusion.canary.rules import LATENCY, RULES
@@ -328,3 +328,21 @@ def test_a_reference_that_cannot_say_gives_no_ratio(reference: Kernel, what: str
     assert [name for name in counts if name.startswith(what)]
     assert kernel.state == "shadow"
     assert "draws" not in what or counts[what] == 1, "a reference that draws is not asked again"
+
+
+def test_a_call_that_cannot_be_copied_twice_is_served_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is enough for one set of copies and not for two, there is no latency; nothing else is missing."""
+
+    def scarce(*args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    judge = Patient()
+    kernel = made(double, lambda x: x + x, judge, shadow=1.0, timed=1.0)
+    kernel(torch.ones(3))
+    monkeypatch.setattr(measures, "copies_of", scarce)
+    for _ in range(5):
+        assert torch.equal(kernel(torch.ones(3)), torch.full((3,), 2.0))
+    kernel.refresh()
+
+    assert observed(judge) == ["ok"] * 6
+    assert kernel.status()["counts"] == {"compared: ok": 6, "not timed: OutOfMemoryError: no memory": 5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import NoReturn
 
 import torch
 
@@ -79,3 +80,16 @@ def test_every_call_weighs_whichever_kernel_served_it() -> None:
     assert 10 < compared < 80
     assert evidence.pooled("violation").counts == {0: compared}
     assert evidence.pooled("fault").counts == {0: compared}
+
+
+def test_a_call_that_has_no_class_is_served_and_counted() -> None:
+    """Arguments that cannot be told apart by their sizes (here: a mapping that cannot be read) go to the others."""
+
+    class Closed(dict[str, torch.Tensor]):
+        def values(self) -> NoReturn:
+            raise RuntimeError("closed")
+
+    kernel = made(lambda x, more: x * 2, lambda x, more: x + x, Patient(), shadow=1.0, timed=1.0)
+    for _ in range(3):
+        assert torch.equal(kernel(torch.ones(2), Closed()), torch.full((2,), 2.0))
+    assert kernel.evidence().calls == {OTHERS: 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pytest_fusion.canary.budget import Budget
 from pytest_fusion.canary.copies import CannotCopyError, Copies, Names, copies_of, tensors_in
 from pytest_fusion.canary.forms import Forms
 from pytest_fusion.canary.generators import Generators
@@ -39,10 +41,10 @@ class Chosen(NamedTuple):
 
 
 class Measures:
-    """``choose`` and ``take`` are for any thread and wait for no device; ``look`` is for the one thread that reads.
+    """``choose`` and ``take`` are for any thread and wait for no device; ``look`` is for threads that may wait.
 
     ``kernels`` are the incumbent and the candidate, which is run by ``watched``. With a ``spec`` whose reference has
-    one right answer their errors are measured too.
+    one right answer their errors are measured too. ``budget`` is what all of it may take of a GPU.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Measures:
         self._most_bytes = policy.memory_mib * 2**20
         # Kernels that write no argument can run on the same copies again and again.
         self._pure = policy.writes == ()
+        self.budget = Budget(policy.gpu_share)
         self._pairs = Pairs(policy.timed)
         self._referee = None if spec is None or spec.random is not None else Referee(spec, names)
         self.clear()
@@ -78,6 +81,7 @@ class Measures:
 
     def clear(self) -> None:
         """Nothing is under way: another rollout, or a forked child."""
+        self._reading = threading.Lock()
         # Spans that nobody reads, of a device that hangs, are not kept for ever.
         self._spent: deque[Span] = deque(maxlen=4096)
         self._pairs.clear()
@@ -179,17 +183,21 @@ class Measures:
             self._spent.append(span)
 
     def look(self) -> None:
-        """Hands what is known by now to the ledger."""
-        while self._spent:
-            seconds = self._spent[0].seconds()
-            if seconds is None:
-                break
-            self._spent.popleft()
-            self._ledger.spend(seconds)
-        for block in self._pairs.ready():
-            self._ledger.ratio("latency_ratio", block.bucket, block.ratio, block.arm)
-        found = None if self._referee is None else self._referee.look()
-        if isinstance(found, str):
-            self._ledger.count(found)
-        elif found is not None:
-            self._ledger.ratio("error_ratio", *found)
+        """Hands what is known by now to the ledger, once: `refresh` and the canaries' thread may both be here."""
+        with self._reading:
+            total = 0.0
+            while self._spent:
+                seconds = self._spent[0].seconds()
+                if seconds is None:
+                    break
+                self._spent.popleft()
+                total += seconds
+            self._ledger.spend(total)
+            self.budget.spend(total)
+            for block in self._pairs.ready():
+                self._ledger.ratio("latency_ratio", block.bucket, block.ratio, block.arm)
+            found = None if self._referee is None else self._referee.look()
+            if isinstance(found, str):
+                self._ledger.count(found)
+            elif found is not None:
+                self._ledger.ratio("error_ratio", *found)

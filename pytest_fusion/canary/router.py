@@ -278,6 +278,9 @@ class Canary:
         if _recorded():
             self._ledger.count("skipped: recorded into a graph")
             return self._incumbent(*args, **kwargs)
+        if not self._measures.budget.open:
+            self._ledger.count("skipped: over its share of GPU time")
+            return self._incumbent(*args, **kwargs)
         return self._shadowed(args, kwargs, slot, ticket)
 
     def _arm(self, arm: str | None) -> Callable[..., Any]:
@@ -301,7 +304,8 @@ class Canary:
                 return self._incumbent(*args, **kwargs)
             # Nobody knows yet what such a call returns: the incumbent says it.
             return self._shadowed(args, kwargs, slot, ticket)
-        return self._routed(args, kwargs, slot, known, self._lots.sampled(ticket, self.policy.verify))
+        verify = self._lots.sampled(ticket, self.policy.verify) and self._measures.budget.open
+        return self._routed(args, kwargs, slot, known, verify)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any], ticket: int) -> Any:
         if self._mode.state == "route" and self.policy.by != "process":

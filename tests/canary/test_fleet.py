@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 import signal
@@ -96,6 +98,32 @@ def test_a_rotated_log_is_whole(tmp_path: Path) -> None:
 
     assert len(list(tmp_path.glob("*.jsonl"))) == 2
     assert sum(event["event"] == "block" for path in tmp_path.glob("*.jsonl") for event in read(path)) < 300
+    assert rollout.gaps == ()
+    assert rollout.evidence == kernel.evidence()
+
+
+def test_a_full_disk_is_an_error_until_a_total_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that found no space are missed, and back with the next total, for the process had not forgotten them."""
+    kernel, write = _ran(tmp_path, 4), os.write
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    for _ in range(3):
+        kernel(torch.ones(4))
+        kernel.refresh()
+    monkeypatch.setattr(os, "write", write)
+    kernel(torch.ones(4))
+    kernel.refresh()
+    (rollout,), _ = gather(tmp_path)
+    assert verdict(rollout, without(RULES, UNASKED)).decision == "error"
+    assert "blocks 5 to 7 were lost" in rollout.gaps[0]
+
+    for _ in range(BLOCKS_PER_TOTAL):
+        kernel(torch.ones(4))
+        kernel.refresh()
+    (rollout,), _ = gather(tmp_path)
     assert rollout.gaps == ()
     assert rollout.evidence == kernel.evidence()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from pytest_fusion import FusionSpec, tensor
 from pytest_fusion.canary import Canary, Policy, canary, measures, stopwatch
+from pytest_fusion.canary.budget import Budget
 from pytest_fusion.canary.evidence import Evidence
 from pytest_fusion.canary.pairs import HALF, Pairs, Plan
+from pytest_fusion.canary.referee import Referee
 from pytest_fusion.canary.rules import LATENCY, RULES
 from pytest_fusion.canary.sequential import mean
 from pytest_fusion.canary.stopwatch import clock_of
@@ -346,3 +349,85 @@ def test_a_call_that_cannot_be_copied_twice_is_served_and_compared(monkeypatch: 
 
     assert observed(judge) == ["ok"] * 6
     assert kernel.status()["counts"] == {"compared: ok": 6, "not timed: OutOfMemoryError: no memory": 5}
+
+
+def test_two_threads_that_look_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh while the canaries' own thread judges a call: the call is one observation."""
+    spec = FusionSpec(fused=_softmax, reference=_softmax, inputs={"x": tensor("*batch n")})
+    options = Policy(shadow=1.0, timed=0.0, interval_s=3600)
+    kernel = canary("k", incumbent=_softmax, candidate=_coarse, policy=options, spec=spec)
+    inside, others = threading.Event(), []
+    judged = Referee._judged
+
+    def slow(self: Referee, taken: Any) -> float:
+        if not inside.is_set():
+            inside.set()
+            others.append(threading.Thread(target=kernel.refresh))
+            others[0].start()
+            others[0].join(0.3)  # without a lock it would have judged the same call by now
+        return judged(self, taken)
+
+    monkeypatch.setattr(Referee, "_judged", slow)
+    for _ in range(2):
+        kernel(torch.randn(16, 64))
+    kernel.refresh()
+    others[0].join()
+
+    assert kernel.evidence().pooled("error_ratio").seen == 1
+
+
+def test_a_budget_is_kept_on_average() -> None:
+    """Over a long time what is spent is the share, though no call's cost is known before it; a debt is paid back."""
+    now = [0.0]
+    budget, spent = Budget(0.01, lambda: now[0]), 0.0
+    for second in range(2000):
+        now[0] = float(second)
+        cost = (0.005 if second % 2 else 0.3) if budget.open else 0.0
+        spent += cost
+        budget.spend(cost)
+
+    assert 0.8 * 20 <= spent <= 1.05 * 20 + 0.3
+
+
+def test_a_budget_saves_nothing_up() -> None:
+    """After a quiet hour a burst is looked at for what one second is worth, not for the hour's share."""
+    now = [0.0]
+    budget = Budget(0.01, lambda: now[0])
+    now[0] = 3600.0
+    budget.spend(0.0)
+    budget.spend(0.011)
+    assert not budget.open
+
+
+def test_no_limit_and_no_gpu_are_always_open() -> None:
+    """A share of 1 is no limit; on the host, where no time of a GPU is spent, nothing is shut."""
+    budget = Budget(1.0, lambda: 0.0)
+    budget.spend(1e9)
+    assert budget.open
+
+    judge = Patient()
+    kernel = made(double, lambda x: x + x, judge, shadow=1.0, gpu_share=1e-9)
+    for _ in range(20):
+        kernel(torch.ones(3))
+        kernel.refresh()
+    assert observed(judge) == ["ok"] * 20
+
+
+def test_over_budget_calls_are_served_and_not_looked_at() -> None:
+    """In shadow they are counted as skipped, routed they are served unverified; a new shape is learned all the same."""
+    judge = Patient()
+    kernel = made(double, lambda x: x + x, judge, shadow=1.0)
+    kernel._measures.budget.spend(10.0)
+    for _ in range(3):
+        assert torch.equal(kernel(torch.ones(3)), torch.full((3,), 2.0))
+    kernel.refresh()
+    assert observed(judge) == []
+    assert kernel.status()["counts"] == {"skipped: over its share of GPU time": 3}
+
+    routed = made(double, lambda x: x + x, judge, state="full", verify=1.0)
+    routed._measures.budget.spend(10.0)
+    for _ in range(3):
+        routed(torch.ones(3))
+    routed.refresh()
+    assert observed(judge) == ["ok"], "the first call of its shape, which the incumbent served"
+    assert routed.status()["counts"]["served by the candidate"] == 2

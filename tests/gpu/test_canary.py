@@ -101,7 +101,7 @@ def test_no_call_waits_where_both_kernels_are_timed(writes: tuple[str, ...] | No
         "k",
         incumbent=_twice,
         candidate=lambda x: x + x,
-        policy=Policy(shadow=1.0, timed=1.0, interval_s=3600, writes=writes),
+        policy=Policy(shadow=1.0, timed=1.0, gpu_share=1.0, interval_s=3600, writes=writes),
         spec=spec,
     )
     x = torch.randn(64, 100, device="cuda", dtype=torch.float16)
@@ -144,3 +144,23 @@ def test_what_a_gpu_spends_on_looking_is_counted() -> None:
     kernel.refresh()
 
     assert sum(block["gpu_s"] for block in blocks if block["event"] == "block") > 0
+
+
+def test_a_gpu_that_has_no_time_left_is_not_asked_for_more() -> None:
+    """What was spent beyond the share shuts the shadow; callers get their results, and the calls are counted."""
+    kernel = canary(
+        "k",
+        incumbent=_twice,
+        candidate=lambda x: x + x,
+        policy=Policy(shadow=1.0, gpu_share=1e-9, interval_s=3600),
+    )
+    x = torch.randn(1 << 20, device="cuda")
+    kernel(x)
+    torch.cuda.synchronize()
+    kernel.refresh()
+    for _ in range(5):
+        assert torch.equal(kernel(x), x * 2)
+    kernel.refresh()
+
+    assert kernel.status()["counts"] == {"compared: ok": 1, "skipped: over its share of GPU time": 5}
+    assert sum(kernel.evidence().calls.values()) == 6

@@ -24,9 +24,11 @@ class Policy:
     ``state`` is where it starts: ``"off"``, ``"shadow"``, ``"route"`` or ``"full"``. Shares are of calls, 0 to 1:
     ``share`` goes to the candidate in ``route``, ``shadow`` is compared in ``shadow``, ``verify`` of what the candidate
     served is compared afterwards. ``timed`` of the calls that are compared in shadow are timed: both kernels run once
-    more, on copies. On average all of it takes ``gpu_share`` of a GPU's time at most; 1 is no limit. ``by`` says what is
-    routed: each request, or the whole process (``replica`` names it; without, host and process id do). ``rollout`` and
-    ``salt`` are part of the hash: equal in all processes, so is the share. A trip holds for its ``rollout``.
+    more, on copies. On average all of it takes ``gpu_share`` of a GPU's time at most; 1 is no limit.
+
+    ``by`` says what is routed: each request, or the whole process (``replica`` names it; without, host and process id
+    do). ``rollout`` and ``salt`` are part of the hash: equal in all processes, so is the share. A trip holds for its
+    ``rollout``.
 
     ``writes`` names the arguments that either kernel writes, ``()`` for none; ``None`` for not known: then every routed
     call keeps a copy of all its tensors to fall back on. ``scratch`` names those whose contents mean nothing later.

@@ -431,3 +431,53 @@ def test_over_budget_calls_are_served_and_not_looked_at() -> None:
     routed.refresh()
     assert observed(judge) == ["ok"], "the first call of its shape, which the incumbent served"
     assert routed.status()["counts"]["served by the candidate"] == 2
+
+
+def test_a_candidate_that_hangs_when_it_is_timed_is_interrupted() -> None:
+    """The run that is only for the clock has a watchdog too: the caller has its result, and the candidate is out."""
+    runs: list[int] = []
+
+    def candidate(x: Tensor) -> Tensor:
+        runs.append(1)
+        while len(runs) >= 3:
+            pass
+        return x * 2
+
+    kernel = made(double, candidate, shadow=1.0, timed=1.0, timeout_s=0.05, interval_s=0.02)
+    for _ in range(4):
+        assert torch.equal(kernel(torch.ones(2)), torch.full((2,), 2.0))
+
+    assert kernel.state == "tripped"
+    assert "hang" in kernel.status()["tripped"]
+
+
+def test_32_threads_that_are_timed_mix_nothing_and_lose_nothing() -> None:
+    """Each gets its own results; every call is compared or known not to be, and no pair is between two threads."""
+    kernel = made(double, lambda x: x + x, Patient(), shadow=1.0, timed=1.0, writes=None)
+    kernel(torch.ones(8))
+    wrong: list[float] = []
+    start = threading.Barrier(32)
+
+    def work(number: int) -> None:
+        start.wait()
+        for step in range(12):
+            value = float(100 * number + step)
+            if not torch.equal(kernel(torch.full((8,), value)), torch.full((8,), 2 * value)):
+                wrong.append(value)
+            if step % 4 == 0:
+                kernel.refresh()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kernel.refresh()
+    counts, evidence = kernel.status()["counts"], kernel.evidence()
+
+    assert wrong == []
+    assert counts["compared: ok"] + counts.get("skipped: the device is behind", 0) == 32 * 12 + 1
+    assert set(counts) <= {"compared: ok", "itself: ok", "skipped: the device is behind"}
+    assert evidence.calls == {"float32[2^3]": 32 * 12 + 1}
+    assert evidence.pooled("violation").counts == {0: counts["compared: ok"]}
+    assert evidence.pooled("latency_ratio").seen >= 5

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.canary import background
+from pytest_fusion.canary.capture import recorded as _recorded
 from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
 from pytest_fusion.canary.events import Log
@@ -475,14 +476,6 @@ class Canary:
 
     def _config_event(self, message: str) -> None:
         self._log.add("config", reason=message)
-
-
-def _recorded() -> bool:
-    """Whether this call is captured or traced, and so decided once for many."""
-    if torch.compiler.is_compiling():
-        return True
-    started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-    return started and torch.cuda.is_current_stream_capturing()
 
 
 def _devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.device]:

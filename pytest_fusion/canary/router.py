@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from pytest_fusion.canary import background
-from pytest_fusion.canary.capture import recorded as _recorded
+from pytest_fusion.canary.call import devices_of, poisoned, versions_of
+from pytest_fusion.canary.call import recorded as _recorded
 from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
 from pytest_fusion.canary.events import Log
+from pytest_fusion.canary.finds import Finds
 from pytest_fusion.canary.generators import Generators
 from pytest_fusion.canary.mode import OFF
 from pytest_fusion.canary.policy import Policy
@@ -30,10 +32,11 @@ from pytest_fusion.canary.shadow import Comparisons
 from pytest_fusion.canary.sharing import current, position, threshold
 from pytest_fusion.canary.signature import bucket_of, signature_of
 from pytest_fusion.canary.state import Control
+from pytest_fusion.canary.tensor_files import need_safetensors
 from pytest_fusion.canary.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.case import numbers
 from pytest_fusion.errors import CanaryError, said
-from pytest_fusion.run.isolate import cuda_is_poisoned
+from pytest_fusion.spec.fusion_spec import FusionSpec
 
 ARMS = ("incumbent", "candidate")
 # Signatures whose results are known; past it every new one is served by the incumbent.
@@ -53,11 +56,13 @@ def canary(
     policy: Policy | None = None,
     judge: Judge | None = None,
     publishers: Sequence[Callable[[Mapping[str, Any]], object]] = (),
+    spec: FusionSpec | None = None,
 ) -> Canary:
     """A callable to put where ``incumbent`` stands; ``candidate`` takes the same arguments.
 
     ``judge`` is told of every run of the candidate and may send it back; by default it looks for faults alone.
-    ``publishers`` are called with each event, in the background. Raises ``CanaryError``.
+    ``publishers`` are called with each event, in the background. Calls that the kernels disagree on are kept in
+    ``policy.directory``, as replay files for the test of ``spec`` where one is given. Raises ``CanaryError``.
     """
     if not isinstance(name, str) or not name.strip() or any(sign in name for sign in ":#*\n"):
         raise CanaryError(f"canary({name!r}): expected a name without ':', '#', '*' or line ends, as 'rms_norm'")
@@ -66,7 +71,11 @@ def canary(
             raise CanaryError(f"canary({name!r}, {role}={function!r}): expected a function called like the kernel")
     if policy is not None and not isinstance(policy, Policy):
         raise CanaryError(f"canary({name!r}, policy={policy!r}): expected a Policy, as in Policy(state='shadow')")
-    made = Canary(name, incumbent, candidate, policy or Policy(), judge, publishers)
+    if spec is not None and not isinstance(spec, FusionSpec):
+        raise CanaryError(f"canary({name!r}, spec={spec!r}): expected a FusionSpec, as that of the kernel's test")
+    if policy is not None and policy.keep_tensors:
+        need_safetensors(f"canary({name!r}, policy=Policy(keep_tensors=True))")
+    made = Canary(name, incumbent, candidate, policy or Policy(), judge, publishers, spec)
     background.add(made)
     return made
 
@@ -82,6 +91,7 @@ class Canary:
         policy: Policy,
         judge: Judge | None,
         publishers: Sequence[Callable[[Mapping[str, Any]], object]],
+        spec: FusionSpec | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         functools.update_wrapper(self, incumbent, updated=())
@@ -95,6 +105,8 @@ class Canary:
         self._most_bytes = policy.memory_mib * 2**20
         folder = None if policy.directory is None else Path(policy.directory)
         self._log = Log(name, folder, int(policy.log_mib * 2**20), publishers)
+        kept = self._most_bytes if policy.keep_tensors else 0.0
+        self._finds = Finds(name, incumbent, folder, spec, keep_bytes=kept, tell=self._log.add)
         self._control = Control(name, policy, self._config_event)
         self._watchdog = Watchdog(policy.timeout_s)
         self._comparisons = Comparisons(policy.tolerance, policy.writes, policy.scratch, policy.timeout_s)
@@ -145,6 +157,7 @@ class Canary:
                 "calls": calls,
                 "counts": dict(sorted(self._counts.items())),
                 "waiting": len(self._comparisons),
+                "finds": self._finds.written,
                 "log": None if self._log.path is None else str(self._log.path),
                 "lost_events": self._log.lost,
                 "publish_errors": self._log.publish_errors,
@@ -183,6 +196,7 @@ class Canary:
             self._observe(observation)
         self._control.look()
         self._apply()
+        self._finds.tend()
         self._write_block()
         self._log.flush()
 
@@ -190,6 +204,7 @@ class Canary:
 
     def at_exit(self) -> None:
         """Writes what waits; no state is read any more, for a file that does not answer would hold up the exit."""
+        self._finds.tend()
         self._write_block()
         self._log.flush()
 
@@ -198,6 +213,7 @@ class Canary:
         self._lock = threading.RLock()
         self._control.after_fork()
         self._log.begin()
+        self._finds.begin()
         self._comparisons.clear()
         self._watchdog = Watchdog(self.policy.timeout_s)
         self._counts, self._block = Counter(), {}
@@ -322,7 +338,7 @@ class Canary:
             return None, None
         try:
             copies = copies_of(args, kwargs, self._names, only=only, most_bytes=self._most_bytes)
-            return copies, Generators(_devices(args, kwargs))
+            return copies, Generators(devices_of(args, kwargs))
         except CannotCopyError as error:
             self._skip(str(error))
         except Exception as error:  # noqa: BLE001 - whatever keeps us from looking keeps nobody from being served
@@ -331,7 +347,8 @@ class Canary:
 
     def _beside(self, result: Any, copies: Copies, before: Generators, bucket: str, *, copied: str) -> None:
         """Runs the other kernel on the copies, as if it had been called instead, and compares."""
-        after = Generators(_devices(copies.args, copies.kwargs))
+        after = Generators(devices_of(copies.args, copies.kwargs))
+        call = self._finds.look(copies.args, copies.kwargs)
         try:
             before.put_back()
             with torch.no_grad():
@@ -340,7 +357,8 @@ class Canary:
                 else:
                     other = self._incumbent(*copies.args, **copies.kwargs)
         except CandidateHungError:
-            self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s in shadow"))
+            reason = f"ran for more than {self.policy.timeout_s:g} s in shadow"
+            self._observe(Observation("hang", bucket, reason, call=call))
             return
         except torch.OutOfMemoryError:
             self._paused_until = self._clock() + _PAUSE_S
@@ -350,12 +368,12 @@ class Canary:
             if copied == "incumbent":
                 self._skip(f"the incumbent, run to verify, raised {said(error)}")
             else:
-                self._observe(Observation("error", bucket, said(error)))
+                self._observe(Observation("error", bucket, said(error), call=call))
             return
         finally:
             after.put_back()
         pair = (result, other) if copied == "candidate" else (other, result)
-        found = self._comparisons.submit(*pair, copies, bucket, copied=copied)
+        found = self._comparisons.submit(*pair, copies, bucket, copied=copied, call=call)
         if found is not None:
             self._observe(found)
 
@@ -369,7 +387,7 @@ class Canary:
         if copies is None or before is None:
             self._count("not routed")
             return self._incumbent(*args, **kwargs)
-        versions = _versions(args, kwargs)
+        versions = versions_of(args, kwargs)
         failure: BaseException | None = None
         result: Any = None
         try:
@@ -384,7 +402,7 @@ class Canary:
                 except Exception as error:  # noqa: BLE001 - as in shadow
                     self._skip(said(error))
             return result
-        if failure is not None and _poisoned(args, kwargs):
+        if failure is not None and poisoned(args, kwargs):
             self.trip(f"error: the candidate destroyed the CUDA context: {said(failure)}")
             raise failure
         return self._fallen_back(args, kwargs, copies, before, versions, failure, result)
@@ -413,17 +431,18 @@ class Canary:
             raise CanaryError(reason) from failure
         copies.restore()
         before.put_back()
+        call = self._finds.look(args, kwargs)
         served = self._incumbent(*args, **kwargs)
         self._count("fallbacks")
         if isinstance(failure, CandidateHungError):
-            self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s"))
+            self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s", call=call))
         elif failure is not None:
-            self._observe(Observation("error", bucket, said(failure)))
+            self._observe(Observation("error", bucket, said(failure), call=call))
         elif form(served) == form(result):
             self._structures[signature_of(args, kwargs)] = _VARYING
         else:
             reason = f"the incumbent returns {structure(served)}, the candidate {structure(result)}"
-            self._observe(Observation("structure", bucket, reason))
+            self._observe(Observation("structure", bucket, reason, call=call))
         return served
 
     def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -448,6 +467,7 @@ class Canary:
                 block[i] += value
             if seen.result != "ok":
                 self._log.add("failure", result=seen.result, bucket=seen.bucket, reason=seen.reason, worst=seen.worst)
+            self._finds.add(seen)
             try:
                 decision = self._judge.update(seen)
             except Exception as error:  # noqa: BLE001 - a judge that breaks decides nothing, and is heard
@@ -476,16 +496,3 @@ class Canary:
 
     def _config_event(self, message: str) -> None:
         self._log.add("config", reason=message)
-
-
-def _devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.device]:
-    return {tensor.device for tensor in tensors_in([args, kwargs])}
-
-
-def _versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
-    # Inference tensors have no counter, and ask for one with an error.
-    return [(tensor, tensor._version) for tensor in tensors_in([args, kwargs]) if not tensor.is_inference()]
-
-
-def _poisoned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(device.type == "cuda" for device in _devices(args, kwargs)) and cuda_is_poisoned()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 # What needs no second time: no honest kernel does any of it even once.
 HARD = ("nonfinite", "structure", "inputs", "hang")
@@ -16,7 +16,8 @@ class Observation:
     """One run of the candidate: ``result`` is one of ``RESULTS``, ``bucket`` the class of its shapes.
 
     ``squared_difference`` and ``squared_incumbent`` are sums over the ``elements`` of the outputs, ``worst`` the
-    largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that.
+    largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that. ``call``
+    is what was noted of the call, for who keeps disagreements; a judge has no use for it.
     """
 
     result: str
@@ -27,6 +28,7 @@ class Observation:
     worst: float = 0.0
     squared_difference: float = 0.0
     squared_incumbent: float = 0.0
+    call: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class _Waiting:
     labels: list[str]
     held: list[bool]
     rows: Readback
+    call: Any
 
 
 class Comparisons:
@@ -61,15 +63,16 @@ class Comparisons:
         return len(self._waiting)
 
     def submit(
-        self, incumbent: object, candidate: object, copies: Copies, bucket: str, *, copied: str
+        self, incumbent: object, candidate: object, copies: Copies, bucket: str, *, copied: str, call: Any = None
     ) -> Observation | None:
         """Compares two results and what both kernels left in the arguments; an observation where no device is needed.
 
-        ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``.
+        ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``. ``call`` goes with the
+        observation.
         """
         results = compare(incumbent, candidate, self._tolerance)
         if results.reason:
-            return Observation("structure", bucket, results.reason)
+            return Observation("structure", bucket, results.reason, call=call)
         labels = ["the result" for _ in results.sums]
         held = [False for _ in results.sums]
         rows = list(results.sums)
@@ -81,7 +84,7 @@ class Comparisons:
             labels.append(f"argument {pair.name!r}")
             held.append(kept)
             rows.append(_exactly(one, other) if kept else sums_of(one, other, self._tolerance))
-        self._waiting.append(_Waiting(bucket, self._clock(), labels, held, Readback(rows)))
+        self._waiting.append(_Waiting(bucket, self._clock(), labels, held, Readback(rows), call))
         return None
 
     def ready(self) -> list[Observation]:
@@ -115,7 +118,8 @@ def _observation(done: _Waiting) -> Observation:
     for label, held, host in zip(done.labels, done.held, done.rows.host, strict=True):
         row = dict(zip(FIELDS, host.tolist(), strict=True))
         if held and row["beyond"]:
-            return Observation("inputs", done.bucket, f"{label} was changed, and is not among those declared in writes")
+            reason = f"{label} was changed, and is not among those declared in writes"
+            return Observation("inputs", done.bucket, reason, call=done.call)
         if row["nonfinite"]:
             worst_result = "nonfinite"
             reason = f"{label}: {row['nonfinite']:.0f} elements are finite in one kernel's and not in the other's"
@@ -130,4 +134,4 @@ def _observation(done: _Waiting) -> Observation:
         worst = max(worst, row["worst"])
         difference += row["squared_difference"]
         square += row["squared_incumbent"]
-    return Observation(worst_result, done.bucket, reason, elements, beyond, worst, difference, square)
+    return Observation(worst_result, done.bucket, reason, elements, beyond, worst, difference, square, done.call)

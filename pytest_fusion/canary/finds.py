@@ -147,8 +147,11 @@ class Finds:
             "arguments": look.call.arguments(),
         }
         if self._tensors is not None and (held := look.call.tensors):
-            kept = self._tensors.keep(held)
-            event |= {} if kept is None else {"tensors": kept}
+            try:
+                kept = self._tensors.keep(held)
+                event |= {} if kept is None else {"tensors": kept}
+            except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the rest is kept
+                self._trouble(error)
         if self._spec is not None:
             try:
                 matched = match(self._spec, event, None if self._tensors is None else self._tensors.folder.resolve())

@@ -279,7 +279,7 @@ class Recorder:
             return
         try:
             name = files.keep(held)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the summary is kept
             self._skip(f"tensors not kept: {said(error)}")
             return
         if name is None:

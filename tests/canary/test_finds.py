@@ -50,7 +50,7 @@ def files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("state", ["shadow", "full"])
 def test_a_disagreement_is_a_case_of_the_spec(tmp_path: Path, state: str) -> None:
-    """What the kernels disagree on becomes a private replay file of its sizes, layout and range; the rest leaves none."""
+    """What the kernels disagree on becomes a private replay file of its sizes, layout and range; no other does."""
     kernel = made(tmp_path, wide_is_wrong, state=state)
     for _ in range(3):
         kernel(torch.randn(3, 8))

@@ -66,7 +66,9 @@ class Described:
         self._found: dict[str, Tensor] = {}
         self._storages: dict[int, int] = {}
         self._tensors = 0
-        self._arguments = {name: self._node(value, name, 0) for name, value in arguments.items()}
+        # What a subclass makes of operations (weights of a serving engine have one) is not asked for.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._arguments = {name: self._node(value, name, 0) for name, value in arguments.items()}
         size = sum(t.numel() * t.element_size() for t in self._found.values())
         self.too_large = keep_bytes > 0 and size > keep_bytes
         self.held_bytes = size if keep_bytes and not self.too_large else 0
@@ -114,9 +116,10 @@ class Described:
             "device": value.device.type,
             "grad": value.requires_grad,
         }
-        # What computes on a subclass may ask other processes (DTensor) or nobody (FakeTensor).
-        if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        # What is computed on a subclass with a dispatch of its own may be asked of other processes (DTensor).
+        if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ or value.layout is not torch.strided:
             return {**node, "of": type(value).__name__}
+        value = value.detach().as_subclass(Tensor)
         storage = self._storages.setdefault(value.untyped_storage().data_ptr(), len(self._storages))
         node |= {
             "strides": list(map(int, value.stride())),

@@ -76,7 +76,8 @@ class Finds:
         self._waiting: deque[tuple[Observation, Look]] = deque()
         self._looks: weakref.WeakSet[Look] = weakref.WeakSet()
         self._found: Counter[str] = Counter()
-        self._tending = threading.Lock()
+        self._tending = threading.RLock()
+        self._holding = threading.RLock()
         self._tensors = None
         if self._log.path is not None and self._keep_bytes:
             self._tensors = TensorFiles(recorded_file.tensors_of(self._log.path), _MOST_TENSOR_BYTES)
@@ -89,19 +90,23 @@ class Finds:
             return None
         try:
             bucket = bucket_of(args, kwargs)
-            if self._found[bucket] >= MOST_PER_BUCKET or self._found.total() >= _MOST:
+            if self._found[bucket] >= MOST_PER_BUCKET or self.written >= _MOST:
                 return None
             # Comparisons wait by the hundred; the copies that wait with them are bounded as those on disk.
-            room = (
-                _MOST_TENSOR_BYTES - sum(look.call.held_bytes for look in list(self._looks)) if self._keep_bytes else 0
-            )
+            room = _MOST_TENSOR_BYTES - self._held() if self._keep_bytes else 0
             found = Described(self._binding(args, kwargs), keep_bytes=max(min(self._keep_bytes, room), 0.0))
             look = Look(bucket, found)
-            self._looks.add(look)
+            if found.held_bytes:
+                with self._holding:
+                    self._looks.add(look)
             return look
         except Exception as error:  # noqa: BLE001 - what cannot be described is compared all the same
             self._trouble(error)
             return None
+
+    def _held(self) -> int:
+        with self._holding:
+            return sum(look.call.held_bytes for look in self._looks)
 
     def add(self, seen: Observation) -> None:
         """Takes note of a comparison that came to its end."""

@@ -44,12 +44,15 @@ class Matched:
 
 
 def match(
-    spec: FusionSpec, event: Mapping[str, Any], tensors: Path | None = None, rename: Mapping[str, str] | None = None
+    spec: FusionSpec,
+    event: Mapping[str, Any],
+    tensors: Path | None = None,
+    rename: Mapping[str, str | None] | None = None,
 ) -> Matched:
     """The case of ``spec`` that a recorded call is.
 
     ``event`` is a line of a recording; ``tensors`` the folder of its tensor files, ``rename`` the spec's names of
-    parameters that are called otherwise. Raises ``UnmatchedError``.
+    parameters that are called otherwise, ``None`` for those that are to be left out. Raises ``UnmatchedError``.
     """
     try:
         return _Matching(spec, event, tensors, rename or {}).matched()
@@ -59,11 +62,12 @@ def match(
 
 class _Matching:
     def __init__(
-        self, spec: FusionSpec, event: Mapping[str, Any], tensors: Path | None, rename: Mapping[str, str]
+        self, spec: FusionSpec, event: Mapping[str, Any], tensors: Path | None, rename: Mapping[str, str | None]
     ) -> None:
         self.spec, self.tensors = spec, tensors
-        self.nodes = {rename.get(name, name): node for name, node in event["arguments"].items()}
-        self.keys = {rename.get(name, name): name for name in event["arguments"]}
+        # The recorded names by those of the spec.
+        self.keys = {own: name for name in event["arguments"] if (own := rename.get(name, name)) is not None}
+        self.nodes = {own: event["arguments"][name] for own, name in self.keys.items()}
         self.file = event.get("tensors")
         self.seed = int(event.get("seed") or 0)
         self.notes: list[str] = []
@@ -194,6 +198,8 @@ class _Matching:
     def _layout(self, name: str, inner: TensorSpec, dtype: str) -> Layout:
         node, (_, shape) = self.nodes[name], self.shapes[name]
         strides = tuple(map(int, node.get("strides") or ()))
+        if shape and not strides:
+            self.notes.append(f"nothing was noted of how {name!r} lay in memory; it is contiguous")
         offset = self._offset(name, inner, torch_dtype(dtype).itemsize)
         if len(strides) != len(shape) or not shape or geometry(shape, Layout()).strides == strides:
             return Layout("contiguous", offset)

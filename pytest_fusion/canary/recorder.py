@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pytest_fusion.canary import background, recorded_file
@@ -38,6 +39,7 @@ _MOST_WAITING = 512
 # A process that ends waits so long for the device.
 _LAST_S = 1.0
 _CHECK_AGE_S = 3600.0
+_PLAIN = (type(None), bool, int, float, str, torch.dtype)
 
 
 def record(
@@ -143,14 +145,16 @@ class Recorder:
         self._shapes: dict[object, Bucket] = {}
         self._waiting: deque[_Seen] = deque()
         self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._tending = threading.Lock()
+        self._lock = threading.RLock()
+        # A publisher may flush.
+        self._tending = threading.RLock()
         self._written: dict[str, int] = {}
         self._files: dict[tuple[str, int], str] = {}
         self._tensors: TensorFiles | None = None
         if self._call_bytes and self._log.path is not None:
             self._tensors = TensorFiles(recorded_file.tensors_of(self._log.path), self._tensor_bytes)
         self._checked_age = 0.0
+        self._oldest = self._clock()
         self._headed = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -212,7 +216,7 @@ class Recorder:
         self.at_exit()
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shapes = tuple((tensor.shape, tensor.dtype) for tensor in tensors_in([args, kwargs]))
+        shapes = _shapes(args, kwargs)
         bucket = self._shapes.get(shapes)
         if bucket is None:
             bucket = self._reservoir.bucket(bucket_of(args, kwargs))
@@ -299,10 +303,22 @@ class Recorder:
         path = self.path
         try:
             recorded_file.forget_old(path.parent, path.name.partition(".")[0], now, self._keep_s)
-            if path.exists() and recorded_file.load(path, now, self._keep_s).expired:
+            if now - self._oldest > self._keep_s and path.exists():
                 left = recorded_file.shorten(path, now, self._keep_s)
+                self._oldest = min((float(event["time"]) for event in left.calls.values()), default=now)
                 self._files = {place: file for place, file in self._files.items() if place in left.calls}
                 if self._tensors is not None:
                     self._tensors.forget_all_but(set(self._files.values()))
         except OSError as error:
             self._skip(f"not shortened: {said(error)}")
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
+    """What decides the bucket of a call."""
+    found: list[object] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append((value.shape, value.dtype))
+        elif type(value) not in _PLAIN:
+            found += [(tensor.shape, tensor.dtype) for tensor in tensors_in(value)]
+    return tuple(found)

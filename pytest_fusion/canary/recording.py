@@ -128,15 +128,15 @@ def cases(
     spec: FusionSpec,
     *,
     name: str | None = None,
-    rename: Mapping[str, str] | None = None,
+    rename: Mapping[str, str | None] | None = None,
     per_bucket: int | None = None,
     now: float | None = None,
 ) -> Cases:
     """The cases of ``spec`` in recordings.
 
     ``name`` is that of the recording, by default the spec's or the only one. ``rename`` maps parameters of the recorded
-    function to inputs of the spec. ``per_bucket`` bounds the cases of each class of shapes; they stand for the calls of
-    those left out. Raises ``CanaryError``.
+    function to inputs of the spec, ``None`` for those that do not matter (``self``). ``per_bucket`` bounds the cases of
+    each class of shapes; they stand for the calls of those left out. Raises ``CanaryError``.
     """
     calls = read(paths, name if name is not None else _name(paths, spec), now=now)
     found: list[RecordedCase] = []

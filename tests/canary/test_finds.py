@@ -228,6 +228,11 @@ def test_a_find_is_a_test(tmp_path: Path, pytester: pytest.Pytester, wrong: str)
     once = pytester.runpytest_subprocess("--fusion-replay", path, *options)
 
     once.assert_outcomes(failed=bool(wrong), passed=not wrong, deselected=1)
+    lost = pytester.run(sys.executable, "-m", "pytest_fusion.cli", "replay", str(path))
+    assert lost.ret == 2
+    lost.stderr.fnmatch_lines(
+        ["*belongs to the spec 'doubling' and tells no test file; name it: pytest --fusion-replay *"]
+    )
     pinned = pytester.run(sys.executable, "-m", "pytest_fusion.cli", "pin", str(path))
     pinned.stdout.fnmatch_lines(["pinned: fusion_replays/doubling-*.json"])
     if wrong:

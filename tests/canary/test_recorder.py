@@ -195,6 +195,40 @@ def test_whatever_an_argument_is_the_call_goes_on(tmp_path: Path, argument: Any,
     assert "secret" not in recorder.path.read_text()
 
 
+class _Weight(torch.nn.Parameter):
+    """As serving engines have them: a parameter with attributes, and functions of its own making."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class _Shard(Tensor):
+    """As DTensor: what computes on it happens elsewhere."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was computed on a shard")
+
+
+def test_weights_of_a_class_of_their_own_are_tensors_and_shards_are_not_touched(tmp_path: Path) -> None:
+    """A subclass of Parameter is summarised; on one that dispatches elsewhere nothing is computed."""
+    recorder = made(tmp_path, lambda x, y: 7)
+
+    recorder(_Weight(torch.full((2, 2), 3.0)), _Shard(torch.ones(4)))
+    recorder.flush()
+
+    (line,) = lines(recorder, "call")
+    assert line["arguments"]["x"]["values"]["mean"] == 3.0
+    assert line["arguments"]["x"]["strides"] == [2, 1]
+    assert line["arguments"]["y"] == {"tensor": [4], "dtype": "float32", "device": "cpu", "grad": False, "of": "_Shard"}
+    assert recorder.status()["skipped"] == {}
+
+
 def test_what_cannot_be_described_is_counted(tmp_path: Path) -> None:
     """A call of a hundred tensors, or nested without end, is served and counted, with the reason it was not kept."""
     recorder = made(tmp_path, lambda *x: 7)
@@ -359,7 +393,7 @@ def test_what_is_old_is_forgotten(tmp_path: Path) -> None:
     now = [1e9]
     with recorder._tending:
         recorder._clock = recorder._log._clock = lambda: now[0]
-        recorder._checked_age = 0.0
+        recorder._checked_age, recorder._oldest = 0.0, now[0]
     recorder(torch.ones(8, 8))
     recorder.flush()
     assert not dead.exists()

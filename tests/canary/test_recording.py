@@ -289,6 +289,22 @@ def test_parameters_of_other_names_are_matched_by_hand(tmp_path: Path) -> None:
     assert case.sizes == {"batch": (3,), "hidden": 8}
 
 
+def test_a_method_is_recorded_without_its_object(tmp_path: Path) -> None:
+    """A recorder stands where a method stands; ``rename`` leaves out ``self``, which no spec has."""
+
+    class Layer:
+        forward = canary.record("norm", lambda self, x: x + 1, tmp_path, interval_s=3600)
+
+    assert torch.equal(Layer().forward(X), X + 1)
+    Layer.forward.close()
+
+    without = recording.cases(tmp_path, spec_of())
+    case = only(recording.cases(tmp_path, spec_of(), rename={"self": None}))
+
+    assert list(without.unmatched) == ["self is Layer, and the spec has no such input"] or "self is" in str(without)
+    assert case.sizes == {"batch": (3,), "hidden": 8}
+
+
 def test_several_functions_in_a_folder_are_told_apart(tmp_path: Path) -> None:
     """The spec's name chooses; without one of that name the choice is the user's, and a wrong one gets a hint."""
     recorded(tmp_path, norm, (X, {}))

@@ -197,8 +197,9 @@ def _placed(v: torch.Tensor, values: list[float] | list[int], seed: int) -> torc
         return v
     v = v.contiguous()
     flat = v.view(-1)
+    first, apart = numbers.mix(seed, "place"), flat.numel() // max(len(values), 1)
     for position, value in enumerate(values):
-        flat[numbers.mix(seed, "place", position) % flat.numel()] = value
+        flat[(first + position * apart) % flat.numel()] = value
     return v
 
 

@@ -76,6 +76,18 @@ def test_what_is_drawn_has_the_summary_of_what_was_recorded(name: str) -> None:
         assert found[share] == pytest.approx(wanted[share], rel=0.2, abs=1e-4)
 
 
+def test_the_ends_of_the_range_are_there_whatever_the_seed() -> None:
+    """The least and the largest value never take one place, and neither does a NaN take theirs."""
+    like = Like(-9.0, 5.0, 0.0, 0.2, nan=1e-6)
+
+    for seed in range(200):
+        for count in (12, 13, 50):
+            made = recorded.make(like, (count,), torch.float32, seed, CPU)
+            assert made is not None
+            assert int(made.isnan().sum()) == 1
+            assert (float(made[~made.isnan()].min()), float(made[~made.isnan()].max())) == (-9.0, 5.0)
+
+
 def test_what_was_rare_is_there_in_a_small_tensor_too() -> None:
     """One NaN in a million elements is one NaN in a hundred: it decides what the kernel is asked."""
     like = Like(-1.0, 5.0, 0.0, 0.2, nan=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,14 @@ class CannotDescribeError(Exception):
     """A call with more tensors, or deeper ones, than a line of a file holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Arguments by parameter; those of ``defaults`` were left to the function."""
+
+    arguments: Mapping[str, Any]
+    defaults: frozenset[str] = frozenset()
+
+
 class Binding:
     """A function's arguments by parameter, defaults included; ``arg0``, ... where its signature is not known."""
 
@@ -35,13 +44,15 @@ class Binding:
         except (TypeError, ValueError):
             self._signature = None
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound:
+        """Raises ``CannotDescribeError`` for arguments that the function does not take."""
         if self._signature is None:
-            return {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
+            return Bound({**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs})
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError:
             raise CannotDescribeError("the function does not take these arguments") from None
+        given = set(bound.arguments)
         bound.apply_defaults()
         found: dict[str, Any] = {}
         for name, value in bound.arguments.items():
@@ -50,7 +61,7 @@ class Binding:
                 found.update(value)
             elif kind is not inspect.Parameter.VAR_POSITIONAL or value:
                 found[name] = value
-        return found
+        return Bound(found, frozenset(found.keys() - given - kwargs.keys()))
 
 
 class Described:
@@ -60,7 +71,7 @@ class Described:
     argument alive. Raises ``CannotDescribeError``.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], *, keep_bytes: float = 0.0) -> None:
+    def __init__(self, bound: Bound, *, keep_bytes: float = 0.0) -> None:
         self._nodes: list[dict[str, Any]] = []
         self._rows: list[Tensor] = []
         self._found: dict[str, Tensor] = {}
@@ -68,7 +79,9 @@ class Described:
         self._tensors = 0
         # What a subclass makes of operations (weights of a serving engine have one) is not asked for.
         with torch._C.DisableTorchFunctionSubclass():
-            self._arguments = {name: self._node(value, name, 0) for name, value in arguments.items()}
+            self._arguments = {name: self._node(value, name, 0) for name, value in bound.arguments.items()}
+        for name in bound.defaults:
+            self._arguments[name]["default"] = True
         size = sum(t.numel() * t.element_size() for t in self._found.values())
         self.too_large = keep_bytes > 0 and size > keep_bytes
         self.held_bytes = size if keep_bytes and not self.too_large else 0

@@ -105,9 +105,9 @@ class _Matching:
         inner, node = unwrap(declared), self.nodes.get(name)
         if isinstance(declared, OptionalSpec) and (node is None or _value(node) is None):
             self.absent.append(name)
-            if not isinstance(inner, StrategySpec):
-                return
-            raise UnmatchedError(f"{name!r} is left out, and a drawn input that is left out is no case")
+            if isinstance(inner, StrategySpec):
+                self.drawn[name] = None
+            return
         if isinstance(inner, DerivedSpec):
             self.notes.append(f"{name!r} is computed by the spec, not as recorded")
         elif isinstance(inner, ConstantSpec):
@@ -144,13 +144,13 @@ class _Matching:
             raise UnmatchedError(f"{name!r}: {error}") from None
 
     def _others(self) -> None:
-        """Arguments that the spec does not have matter unless they are the kernel's defaults."""
+        """Arguments that the spec does not have matter unless the caller left them, or gave the kernel's defaults."""
         try:
             parameters = inspect.signature(self.spec.fused).parameters
         except (TypeError, ValueError):
             parameters = {}  # type: ignore[assignment]
         for name, node in self.nodes.items():
-            if name in self.spec.inputs or _value(node) is None:
+            if name in self.spec.inputs or node.get("default") or _value(node) is None:
                 continue
             known = parameters.get(name)
             default = known.default if known is not None else _MISSING

@@ -53,7 +53,7 @@ def test_a_call_is_what_it_was(tmp_path: Path) -> None:
     assert (x["tensor"], x["strides"], x["offset"], x["dtype"]) == ([3, 4], [8, 2], 8, "float32")
     assert x["pointer"] == base[1:4, ::2].data_ptr() % 512
     assert (x["values"]["low"], x["values"]["high"], x["values"]["mean"]) == (8.0, 30.0, 19.0)
-    assert line["arguments"]["scale"] == {"value": 2.0}, "defaults are part of the call"
+    assert line["arguments"]["scale"] == {"value": 2.0, "default": True}, "defaults are part of the call"
     assert line["arguments"]["mode"] == {"value": "slow"}
     assert lines(recorder, "calls")[-1]["calls"] == {"float32[2^2,2^2]": 1}
 
@@ -421,6 +421,20 @@ def test_a_long_file_is_shortened_to_what_counts(tmp_path: Path) -> None:
     calls = read(tmp_path)
     assert (calls.total, len(calls.kept)) == (3000, PER_BUCKET)
     assert [json.loads(line)["event"] for line in recorder.path.read_text().splitlines()].count("recording") == 1
+
+
+def test_a_file_that_cannot_be_shortened_stays_in_bounds(tmp_path: Path) -> None:
+    """Where everything in it counts, further lines are lost and counted; the file does not grow."""
+    log = events.Log("k", tmp_path, 4000, suffix=".x.jsonl", shorten=lambda path: None)
+    for i in range(100):
+        log.add("line", text="a" * 100, number=i)
+        log.flush()
+
+    assert log.path is not None
+    kept = list(events.read(log.path))
+    assert log.path.stat().st_size <= 4000
+    assert [event["number"] for event in kept] == list(range(len(kept)))
+    assert log.lost == 100 - len(kept) > 0
 
 
 def test_nothing_is_recorded_of_what_is_compiled(tmp_path: Path) -> None:

@@ -248,8 +248,9 @@ def test_processes_add_up_and_weights_are_calls(tmp_path: Path) -> None:
     recorded(tmp_path, norm, *[(torch.randn(4, 8), {})] * 100)
     recorded(tmp_path, norm, *[(torch.randn(4, 8), {})] * 30, *[(torch.randn(40, 8), {})] * 10)
     third = canary.record("norm", norm, tmp_path, interval_s=3600)
-    third(torch.randn(4, 8))
-    third._waiting.clear()
+    with third._tending:
+        third(torch.randn(4, 8))
+        third._waiting.clear()
     third.close()
     spec = spec_of()
 
@@ -267,9 +268,10 @@ def test_processes_add_up_and_weights_are_calls(tmp_path: Path) -> None:
 def test_traffic_of_which_nothing_is_kept_is_not_forgotten(tmp_path: Path) -> None:
     """Counted calls without a sample are uncovered traffic, and never a recording that is complete."""
     recorder = canary.record("norm", norm, tmp_path, interval_s=3600)
-    for _ in range(5):
-        recorder(torch.randn(4, 8))
-    recorder._waiting.clear()
+    with recorder._tending:
+        for _ in range(5):
+            recorder(torch.randn(4, 8))
+        recorder._waiting.clear()
     recorder.close()
 
     found = recording.cases(tmp_path, spec_of())
@@ -287,6 +289,30 @@ def test_parameters_of_other_names_are_matched_by_hand(tmp_path: Path) -> None:
 
     assert list(without.unmatched) == ["the call has no argument 'x'"]
     assert case.sizes == {"batch": (3,), "hidden": 8}
+
+
+def test_what_the_caller_left_to_the_function_needs_no_input(tmp_path: Path) -> None:
+    """A default of the recorded function that the spec does not know is no reason; the same value, given, is one."""
+
+    def function(x: Tensor, eps: float = 1e-6, inplace: bool = False, *, groups: int = 4) -> Tensor:
+        return x
+
+    spec = spec_of(inputs={"x": tensor("a b"), "eps": 1e-6})
+    left = recording.cases(recorded(tmp_path / "left", function, (X, {})), spec)
+    given = recording.cases(recorded(tmp_path / "given", function, (X, {"groups": 4})), spec)
+
+    assert only(left).sizes == {"a": 3, "b": 8}
+    assert list(given.unmatched) == ["groups is 4, and the spec has no such input"]
+
+
+def test_a_drawn_input_may_be_left_out(tmp_path: Path) -> None:
+    """None for an optional drawn value is a case without it."""
+    spec = spec_of(inputs={"x": tensor("a b"), "eps": optional(st.floats(0, 1))})
+
+    case = only(recording.cases(recorded(tmp_path, norm, (X, {"eps": None})), spec))
+
+    assert make_inputs(spec, case, CPU)["eps"] is None
+    assert misfit(spec, case) is None
 
 
 def test_a_method_is_recorded_without_its_object(tmp_path: Path) -> None:

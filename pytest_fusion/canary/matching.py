@@ -241,13 +241,13 @@ class _Matching:
         seen = dict(node.get("values") or {})
         profile = inner.values
         follows = profile is None or (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS)
-        nonfinite = bool(seen.get("nan") or seen.get("inf") or seen.get("ninf"))
         if follows:
-            self._within(name, profile, seen, sizes, nonfinite=nonfinite)
+            self._within(name, profile, seen, sizes)
+        ends = {key: float(seen.get(key) or 0.0) for key in ("low", "high", "absolute")}
+        extreme = recorded.extreme(torch_dtype(str(node["dtype"])), **ends)
         if self.file is not None and self.tensors is not None and "pointer" in node:
-            return str(
-                recorded.Stored(str(self.tensors.absolute() / str(self.file)), self.keys[name], finite=not nonfinite)
-            )
+            path = str(self.tensors.absolute() / str(self.file))
+            return str(recorded.Stored(path, self.keys[name], ordinary=not (extreme or _non_finite(seen))))
         if not seen and 0 not in self.shapes[name][1]:
             self.notes.append(f"nothing was noted of the values of {name!r}; they are the spec's own")
             return _plain(inner)
@@ -259,15 +259,14 @@ class _Matching:
         if not seen:
             return _plain(inner)
         shares = {key: float(seen.get(key) or 0.0) for key in ("zeros", "nan", "inf", "ninf")}
-        return str(recorded.fitted(**{key: float(seen.get(key) or 0.0) for key in _SUMS}, **shares))
+        sums = {key: float(seen.get(key) or 0.0) for key in _SUMS}
+        return str(recorded.fitted(**sums, **shares, extreme=float(extreme)))
 
-    def _within(
-        self, name: str, profile: Any, seen: Mapping[str, Any], sizes: Mapping[str, Size], *, nonfinite: bool
-    ) -> None:
+    def _within(self, name: str, profile: Any, seen: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
         """Raises ``UnmatchedError`` for values that the spec's profile excludes."""
         if profile is None:
             return
-        if nonfinite and profile.kind != "default":
+        if _non_finite(seen) and profile.kind != "default":
             raise UnmatchedError(f"{name!r} held NaN or infinities, which values={profile} excludes")
         bounds = bounds_of(profile, sizes)
         if bounds is not None and "low" in seen and not (bounds[0] <= seen["low"] and seen["high"] <= bounds[1]):
@@ -286,6 +285,10 @@ class _Matching:
 def _plain(inner: TensorSpec) -> str:
     one_of = isinstance(inner.values, ValueProfile) and inner.values.kind == "one_of"
     return "0" if one_of else "unit"
+
+
+def _non_finite(seen: Mapping[str, Any]) -> bool:
+    return bool(seen.get("nan") or seen.get("inf") or seen.get("ninf"))
 
 
 def _named(profile: Any) -> bool:

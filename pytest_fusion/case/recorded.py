@@ -1,7 +1,7 @@
 """Values as they were recorded where a kernel is used: a summary to draw from, or a file of tensors.
 
 Both are regimes, as texts: ``like(low=-4,high=4,mean=0,std=1)`` and ``stored(/a/file.safetensors#x)``, ``stored!(...)``
-where NaN or infinities are among the elements.
+where special values are among the elements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Like:
     """A distribution with the summary of a recorded tensor.
 
     Ordinary elements are normal with ``mean`` and ``std``, cut off at ``low`` and ``high``; the share ``tails`` of them
-    lies at those ends. ``zeros``, ``nan``, ``inf`` and ``ninf`` are shares of all elements, 0 to 1.
+    lies at those ends. ``zeros``, ``nan``, ``inf`` and ``ninf`` are shares of all elements, 0 to 1. ``extreme`` is 1
+    where finite elements are near the largest, or most below the smallest, that their dtype holds in full.
     """
 
     low: float
@@ -43,14 +44,15 @@ class Like:
     nan: float = 0.0
     inf: float = 0.0
     ninf: float = 0.0
+    extreme: float = 0.0
 
     def __str__(self) -> str:
         given = [(f.name, getattr(self, f.name)) for f in fields(self)]
         return f"like({','.join(f'{k}={v:.9g}' for k, v in given if v or k in ('low', 'high', 'mean', 'std'))})"
 
     @property
-    def finite(self) -> bool:
-        return not (self.nan or self.inf or self.ninf)
+    def ordinary(self) -> bool:
+        return not (self.nan or self.inf or self.ninf or self.extreme)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ class Stored:
 
     path: str
     key: str
-    finite: bool = True
+    ordinary: bool = True
 
     def __str__(self) -> str:
-        return f"stored{'' if self.finite else '!'}({self.path}#{self.key})"
+        return f"stored{'' if self.ordinary else '!'}({self.path}#{self.key})"
 
 
 def parse(regime: str) -> Like | Stored | None:
@@ -72,7 +74,7 @@ def parse(regime: str) -> Like | Stored | None:
         return None
     if found[1] != "like":
         path, _, key = found[2].rpartition("#")
-        return Stored(path, key, finite=found[1] == "stored") if path and key else None
+        return Stored(path, key, ordinary=found[1] == "stored") if path and key else None
     try:
         like = Like(**{name: float(value) for name, value in (part.split("=") for part in found[2].split(","))})
     except (TypeError, ValueError):
@@ -81,14 +83,23 @@ def parse(regime: str) -> Like | Stored | None:
 
 
 def special(regime: str) -> bool:
-    """Whether a recorded regime holds NaN or infinities."""
+    """Whether a recorded regime holds NaN, infinities, or values at the ends of its dtype's range."""
     own = parse(regime)
-    return own is not None and not own.finite
+    return own is not None and not own.ordinary
+
+
+def extreme(dtype: torch.dtype, *, low: float, high: float, absolute: float) -> bool:
+    """Whether finite values are of the size that the regimes ``huge`` and ``subnormal`` have."""
+    if not dtype.is_floating_point:
+        return False
+    info = torch.finfo(dtype)
+    top = info.max if info.max < 2.0**64 else 2.0**60
+    return max(-low, high) >= 0.25 * top or 0 < absolute < info.smallest_normal
 
 
 def fitted(
     *, low: float, high: float, mean: float, rms: float, absolute: float, zeros: float, nan: float = 0.0,
-    inf: float = 0.0, ninf: float = 0.0,
+    inf: float = 0.0, ninf: float = 0.0, extreme: float = 0.0,
 ) -> Like:  # fmt: skip
     """The distribution with these sums over the finite elements of a tensor: ``absolute`` is the mean magnitude.
 
@@ -96,14 +107,14 @@ def fitted(
     """
     share = 1 - min(zeros / max(1 - nan - inf - ninf, 1e-12), 1.0)
     if share <= 0:
-        return Like(0.0, 0.0, 0.0, 0.0, 0.0, zeros, nan, inf, ninf)
+        return Like(0.0, 0.0, 0.0, 0.0, 0.0, zeros, nan, inf, ninf, extreme)
     mean, absolute, square = mean / share, absolute / share, rms * rms / share
     largest = max(-low, high)
     tails = 0.0
     std = math.sqrt(max(square - mean * mean, 0.0))
     if largest > 0 and abs(mean) < 0.25 * math.sqrt(square) and absolute < 0.9 * _NORMAL * math.sqrt(square):
         tails, std = _with_tails(absolute, square, largest)
-    return Like(low, high, 0.0 if tails else mean, std, tails, zeros, nan, inf, ninf)
+    return Like(low, high, 0.0 if tails else mean, std, tails, zeros, nan, inf, ninf, extreme)
 
 
 def _with_tails(absolute: float, square: float, largest: float) -> tuple[float, float]:
@@ -182,7 +193,7 @@ def _floats(own: Like, shape: tuple[int, ...], seed: int, device: torch.device) 
     if own.zeros and own.low <= 0 <= own.high:
         v = torch.where(uniform("zeros") < own.zeros, 0.0, v)
     ends = [own.low, own.high] if own.low < own.high else []
-    if not own.finite:
+    if not own.ordinary:
         u, reached = uniform("special"), 0.0
         for share, value in ((own.nan, math.nan), (own.inf, math.inf), (own.ninf, -math.inf)):
             v = torch.where((u >= reached) & (u < reached + share), value, v)

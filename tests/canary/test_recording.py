@@ -15,6 +15,7 @@ from torch import Tensor
 from pytest_fusion import FusionSpec, canary, derived, dim, optional, tensor, values
 from pytest_fusion.canary import recording
 from pytest_fusion.canary.matching import UnmatchedError, match
+from pytest_fusion.case import regimes
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.model import Case
@@ -92,6 +93,21 @@ def test_recorded_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
 
     assert torch.equal(made.view(torch.int32), x.contiguous().view(torch.int32))
     assert case.absent == ("weight",)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("x", "special"),
+    [(torch.full((3, 8), 5e4), True), (torch.tensor([[1.0, torch.nan] * 4]), True), (torch.randn(3, 8) * 50, False)],
+    ids=["huge", "nan", "ordinary"],
+)
+def test_special_values_are_told_from_others(tmp_path: Path, x: Tensor, special: bool, keep: bool) -> None:
+    """Checks that leave NaN and values near overflow alone know them in recorded cases too."""
+    if keep:
+        pytest.importorskip("safetensors")
+    case = only(recording.cases(recorded(tmp_path, norm, (x.half(), {}), tensors=keep), spec_of()))
+
+    assert regimes.is_special(case.tensors["x"].regime) is special
 
 
 def sizes(x: Tensor, y: Tensor | None = None, **_: Any) -> Tensor:

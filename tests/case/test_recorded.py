@@ -76,6 +76,27 @@ def test_what_is_drawn_has_the_summary_of_what_was_recorded(name: str) -> None:
         assert found[share] == pytest.approx(wanted[share], rel=0.2, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        (torch.float16, (-3e4, 1.0, 3.0), True),
+        (torch.float16, (-300.0, 300.0, 80.0), False),
+        (torch.float16, (-1e-5, 1e-5, 1e-6), True),
+        (torch.bfloat16, (0.0, 1e18, 1e17), True),
+        (torch.float32, (0.0, 6e4, 1e3), False),
+        (torch.float32, (0.0, 0.0, 0.0), False),
+        (torch.int8, (-128.0, 127.0, 60.0), False),
+    ],
+)
+def test_values_at_the_ends_of_a_dtype_are_special(
+    dtype: torch.dtype, values: tuple[float, float, float], expected: bool
+) -> None:
+    """What the regimes huge and subnormal are to the checks, recorded values of that size are too; others are not."""
+    low, high, absolute = values
+
+    assert recorded.extreme(dtype, low=low, high=high, absolute=absolute) is expected
+
+
 def test_the_ends_of_the_range_are_there_whatever_the_seed() -> None:
     """The least and the largest value never take one place, and neither does a NaN take theirs."""
     like = Like(-9.0, 5.0, 0.0, 0.2, nan=1e-6)
@@ -202,10 +223,11 @@ def test_the_texts_come_back_and_damaged_ones_are_no_regime() -> None:
     for own in (
         Like(-4.5, 4.25, 0.125, 1.0),
         Like(0, 1, 0, 1, 0.1, 0.2, 0.3, 0.4, 0.5),
+        Like(0, 6e4, 0, 1, extreme=1),
         Stored("/a#b.st", "x[0]", False),
     ):
         assert recorded.parse(str(own)) == own
-        assert regimes.is_special(str(own)) is not own.finite
+        assert regimes.is_special(str(own)) is not own.ordinary
     for text in ("like()", "like(low=2,high=1,mean=0,std=1)", "like(low=nan,high=1,mean=0,std=1)", "stored(x)", "unit"):
         assert recorded.parse(text) is None
     assert "does not exist" in str(misfit(spec_of(None), case_of("like(low=2)")))

@@ -82,7 +82,10 @@ def _locate(nodeid: str, file: Path) -> str:
         if name and (folder / path).is_file():
             return f"{os.path.relpath(folder / path)}::{name}"
     if not name:
-        raise ReplayError(f"{file} belongs to the spec {nodeid!r}, which no test file made; judge that spec again")
+        raise ReplayError(
+            f"{file} belongs to the spec {nodeid!r} and tells no test file; name it: "
+            f"pytest --fusion-replay {file} tests/the_test_of_that_spec.py"
+        )
     raise ReplayError(
         f"{file} belongs to {nodeid}, and neither {here} nor {there} lies in a project with the file {path}; "
         "run this in the project's folder"
@@ -91,9 +94,12 @@ def _locate(nodeid: str, file: Path) -> str:
 
 def _pin(file: Path) -> int:
     from pytest_fusion.diagnosis.replay import owner
-    from pytest_fusion.pinned import FOLDER
+    from pytest_fusion.pinned import FOLDER, names_only_spec
 
-    folder = Path(_locate(owner(file), file).partition("::")[0]).parent / FOLDER
+    nodeid = owner(file)
+    # The test of such a file is the one with its spec, for which pytest looks from its root and from tests/ down.
+    tests = Path("tests") if Path("tests").is_dir() else Path()
+    folder = (tests if names_only_spec(nodeid) else Path(_locate(nodeid, file).partition("::")[0]).parent) / FOLDER
     try:
         folder.mkdir(exist_ok=True)
         target = Path(shutil.copyfile(file, folder / file.name))

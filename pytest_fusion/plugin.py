@@ -171,13 +171,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if path is None:
         return
     from pytest_fusion.diagnosis.replay import read
-    from pytest_fusion.pinned import same_test
+    from pytest_fusion.pinned import names_only_spec, same_test
 
     try:
         replay = config.stash[keys.replay] = read(path)
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
     chosen = [item for item in items if same_test(item.nodeid, replay.nodeid)]
+    if names_only_spec(replay.nodeid):
+        chosen = [item for item in items if _is_fused(item) and item.obj.fusion_spec.name == replay.spec]  # type: ignore[attr-defined]
     if not chosen:
         raise pytest.UsageError(
             f"the replay file {path} belongs to {replay.nodeid}, which was not collected; "

@@ -37,7 +37,8 @@ class Policy:
     ``trip_after`` failures in ``trip_window`` runs of the candidate send it back. ``timeout_s`` is how long one run may
     take, compilation included. ``memory_mib`` bounds the copies of a call. ``file`` is read each ``interval_s``; one
     that can no longer be read means off after ``stale_s``. ``directory`` gets the event log (at most twice ``log_mib``)
-    and the mark of a trip.
+    and the mark of a trip; and, in ``finds``, what it takes to make such inputs again as the kernels disagree on: up to
+    20 calls of each class of shapes, with ``keep_tensors`` the tensors themselves.
     """
 
     state: str = "shadow"
@@ -62,6 +63,7 @@ class Policy:
     stale_s: float = 600.0
     directory: str | os.PathLike[str] | None = None
     log_mib: float = 16.0
+    keep_tensors: bool = False
 
     def __post_init__(self) -> None:
         for name in _SHARES:
@@ -80,6 +82,8 @@ class Policy:
         for name in ("writes", "scratch"):
             if isinstance(getattr(self, name), str):
                 raise self._wrong(name, f"a tuple of argument names, as in {name}=({getattr(self, name)!r},)")
+        if not isinstance(self.keep_tensors, bool):
+            raise self._wrong("keep_tensors", "True or False")
         if self.tolerance is not None and not isinstance(self.tolerance, Tolerance):
             raise self._wrong("tolerance", "None or a pytest_fusion.Tolerance")
         _ = self.mode

@@ -21,6 +21,7 @@ from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
 from pytest_fusion.canary.events import Log
 from pytest_fusion.canary.evidence import Evidence
+from pytest_fusion.canary.finds import Finds
 from pytest_fusion.canary.forms import VARYING, Forms
 from pytest_fusion.canary.generators import Generators
 from pytest_fusion.canary.judge import judge as weigh
@@ -34,6 +35,7 @@ from pytest_fusion.canary.shadow import Comparisons
 from pytest_fusion.canary.sharing import Lots, current
 from pytest_fusion.canary.signature import named, signature_of
 from pytest_fusion.canary.state import Control
+from pytest_fusion.canary.tensor_files import need_safetensors
 from pytest_fusion.canary.traffic import Slot
 from pytest_fusion.canary.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.errors import CanaryError, said
@@ -62,8 +64,9 @@ def canary(
 
     ``judge`` is told of every run of the candidate and may send it back; by default it looks for faults alone. With
     ``rules`` what this process has seen is judged at each interval as well. With ``spec`` the errors of both kernels
-    are measured, now and then, by the spec's reference.
-    ``publishers`` are called with each event, in the background. Raises ``CanaryError``.
+    are measured, now and then, by the spec's reference, and calls that the kernels disagree on are kept in
+    ``policy.directory`` as replay files for its test. ``publishers`` are called with each event, in the background.
+    Raises ``CanaryError``.
     """
     if not isinstance(name, str) or not name.strip() or any(sign in name for sign in ":#*\n"):
         raise CanaryError(f"canary({name!r}): expected a name without ':', '#', '*' or line ends, as 'rms_norm'")
@@ -72,6 +75,10 @@ def canary(
             raise CanaryError(f"canary({name!r}, {role}={function!r}): expected a function called like the kernel")
     if policy is not None and not isinstance(policy, Policy):
         raise CanaryError(f"canary({name!r}, policy={policy!r}): expected a Policy, as in Policy(state='shadow')")
+    if spec is not None and not isinstance(spec, FusionSpec):
+        raise CanaryError(f"canary({name!r}, spec={spec!r}): expected a FusionSpec, as that of the kernel's test")
+    if policy is not None and policy.keep_tensors:
+        need_safetensors(f"canary({name!r}, policy=Policy(keep_tensors=True))")
     made = Canary(name, incumbent, candidate, policy or Policy(), judge, publishers, rules=rules, spec=spec)
     background.add(made)
     return made
@@ -104,6 +111,8 @@ class Canary:
         self._most_bytes = policy.memory_mib * 2**20
         folder = None if policy.directory is None else Path(policy.directory)
         self._log = Log(name, folder, int(policy.log_mib * 2**20), publishers)
+        kept = self._most_bytes if policy.keep_tensors else 0.0
+        self._finds = Finds(name, incumbent, folder, spec, keep_bytes=kept, tell=self._log.add)
         self._control = Control(name, policy, self._config_event)
         self._watchdog = Watchdog(policy.timeout_s)
         self._comparisons = Comparisons(policy.tolerance, policy.writes, policy.scratch, policy.timeout_s)
@@ -158,6 +167,7 @@ class Canary:
                 "calls": calls,
                 "counts": self._ledger.counts(),
                 "waiting": len(self._comparisons),
+                "finds": self._finds.written,
                 "log": None if self._log.path is None else str(self._log.path),
                 "lost_events": self._log.lost,
                 "publish_errors": self._log.publish_errors,
@@ -203,6 +213,7 @@ class Canary:
         self._control.look()
         self._apply()
         self._measures.look()
+        self._finds.tend()
         self._ledger.write()
         self._log.flush()
         if self._rules is not None and self._control.tripped is None:
@@ -214,6 +225,7 @@ class Canary:
 
     def at_exit(self) -> None:
         """Writes what waits; no state is read any more, for a file that does not answer would hold up the exit."""
+        self._finds.tend()
         self._ledger.write()
         self._log.flush()
 
@@ -222,6 +234,7 @@ class Canary:
         self._lock = threading.RLock()
         self._control.after_fork()
         self._log.begin()
+        self._finds.begin()
         self._comparisons.clear()
         self._watchdog.clear()
         self._ledger.begin(self._control.rollout)
@@ -354,6 +367,7 @@ class Canary:
     def _beside(self, result: Any, copies: Copies, before: Generators, bucket: str, *, copied: str) -> Any:
         """Runs the other kernel on the copies, as if it had been called instead, and compares; what it returned."""
         after = Generators(devices_of(copies.args, copies.kwargs))
+        call = self._finds.look(copies.args, copies.kwargs)
         try:
             before.put_back()
             with torch.no_grad():
@@ -362,7 +376,8 @@ class Canary:
                 else:
                     other = self._incumbent(*copies.args, **copies.kwargs)
         except CandidateHungError:
-            self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s in shadow"))
+            reason = f"ran for more than {self.policy.timeout_s:g} s in shadow"
+            self._observe(Observation("hang", bucket, reason, call=call))
             return _NOTHING
         except torch.OutOfMemoryError:
             self._paused_until = self._clock() + _PAUSE_S
@@ -372,12 +387,12 @@ class Canary:
             if copied == "incumbent":
                 self._ledger.skip(f"the incumbent, run to verify, raised {said(error)}")
             else:
-                self._observe(Observation("error", bucket, said(error)))
+                self._observe(Observation("error", bucket, said(error), call=call))
             return _NOTHING
         finally:
             after.put_back()
         pair = (result, other) if copied == "candidate" else (other, result)
-        found = self._comparisons.submit(*pair, copies, bucket, copied=copied)
+        found = self._comparisons.submit(*pair, copies, bucket, copied=copied, call=call)
         if found is not None:
             self._observe(found)
             return _NOTHING
@@ -441,18 +456,19 @@ class Canary:
             raise CanaryError(reason) from failure
         copies.restore()
         before.put_back()
+        call = self._finds.look(args, kwargs)
         served = self._incumbent(*args, **kwargs)
         hung = isinstance(failure, CandidateHungError)
         self._ledger.fell_back("hang" if hung else "error" if failure is not None else "structure")
         if hung:
-            self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s"))
+            self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s", call=call))
         elif failure is not None:
-            self._observe(Observation("error", bucket, said(failure)))
+            self._observe(Observation("error", bucket, said(failure), call=call))
         elif form(served) == form(result):
             self._forms.learn(signature_of(args, kwargs), VARYING)
         else:
             reason = f"the incumbent returns {structure(served)}, the candidate {structure(result)}"
-            self._observe(Observation("structure", bucket, reason))
+            self._observe(Observation("structure", bucket, reason, call=call))
         return served
 
     def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -464,6 +480,7 @@ class Canary:
         if seen.arm == "itself":
             return
         with self._lock:
+            self._finds.add(seen)
             try:
                 decision = self._judge.update(seen)
             except Exception as error:  # noqa: BLE001 - a judge that breaks decides nothing, and is heard

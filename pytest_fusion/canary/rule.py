@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 # What needs no second time: no honest kernel does any of it even once.
 HARD = ("nonfinite", "structure", "inputs", "hang")
@@ -35,7 +35,8 @@ class Observation:
     ``arm`` is ``"itself"`` where it was the incumbent that ran again, in the candidate's place.
 
     ``squared_difference`` and ``squared_incumbent`` are sums over the ``elements`` of the outputs, ``worst`` the
-    largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that.
+    largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that. ``call``
+    is what was noted of the call, for who keeps disagreements; a judge has no use for it.
     """
 
     result: str
@@ -47,6 +48,7 @@ class Observation:
     squared_difference: float = 0.0
     squared_incumbent: float = 0.0
     arm: Literal["candidate", "itself"] = "candidate"
+    call: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

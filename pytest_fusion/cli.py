@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_fusion import cli_canary
 from pytest_fusion.errors import FusionError, ReplayError
 
 _EXITS = "exit status: 0 it passes now, 1 it still fails, 2 it could not be judged here"
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("folder", type=Path, nargs="?", help="the folder given to --fusion-baseline, if any was")
     showing = views.add_parser("show", help="what one file holds")
     showing.add_argument("file", type=Path)
+    cli_canary.add(commands)
     return parser
 
 
@@ -124,13 +126,16 @@ def _baseline(view: str, folder: Path | None, file: Path | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. ``replay`` leaves 0, 1 or 2 (see ``--help``); the others 0, or 4 for an error of use, as pytest."""
+    """Entry point. ``replay`` leaves 0, 1 or 2 (see ``--help``); ``canary compare``
+    has an exit status for each verdict; the others leave 0, or 4 for an error of use, as pytest."""
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":
             return _replay(given.file, given.pytest_args)
         if given.command == "baseline":
             return _baseline(given.view, getattr(given, "folder", None), getattr(given, "file", None))
+        if given.command == "canary":
+            return cli_canary.run(given)
         return _pin(given.file) if given.command == "pin" else _report(given.json, given.html)
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")

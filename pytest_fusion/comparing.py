@@ -79,6 +79,9 @@ def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Ri
     record = TestRecord(job.request.nodeid, verdicts[decision], canary=told)  # type: ignore[arg-type]
     if tally is not None:
         record = replace(record_of(job, replace(tally, failure=None), ""), verdict=record.verdict, canary=told)
+    if decision == "nodata":
+        # One line: it is why the test is skipped.
+        message = f"canary nodata, against {rival.named}: {'; '.join(comparison.reasons)}"
     failed = decision in ("rollback", "error")
     return replace(record, failed_check=CHECK if failed else None, message="" if record.verdict == "pass" else message)
 
@@ -164,6 +167,7 @@ class _Fight:
         preload.inherit(gradients=bool(self.job.spec.grad), compiles=request.device != "cpu")
         outcome: Found | Lost | Crash = unwrap(run_isolated(work, time_limit_s=self.seconds))
         if isinstance(outcome, Found):
+            outcome.tally.checks.setdefault("crash", {"verdict": "pass", "reason": "", "cases": outcome.tally.cases})
             preload.learn(outcome.tally.imported)
         return outcome
 

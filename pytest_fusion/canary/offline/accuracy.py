@@ -12,8 +12,9 @@ from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.tolerance import excess_by
 
-# Errors below this share of what is allowed are none: a kernel that is exact would make every other look endless.
-FLOOR = 0.01
+# Results rounded once from the exact value have 0.03 to 0.05 (float32, some 40 cases of exp): what is below depends on
+# the values drawn, and a kernel that is exact on a few small numbers would make every other look endless.
+FLOOR = 0.05
 RESAMPLES = 2000
 LEVEL = 0.99
 # Non-inferiority: a quarter more error is what may be lost (the canary's judge has the same limit).

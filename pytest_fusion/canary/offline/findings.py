@@ -129,7 +129,7 @@ def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[s
     elif held:
         decision, reasons = "hold", held
     else:
-        decision, reasons = "promote", [f"no worse in {counts['passes']} cases that both pass"]
+        decision, reasons = "promote", [f"no worse in {counts['passes']} cases that both pass{_known(counts)}"]
     return Comparison(
         decision,
         tuple(reasons),
@@ -144,6 +144,11 @@ def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[s
 
 def _muted(finding: Finding) -> Finding:
     return Finding(finding.metric, finding.status, "muted", finding.words, finding.value, finding.low, finding.high)
+
+
+def _known(counts: Mapping[str, int]) -> str:
+    known = counts.get("known-bad", 0)
+    return f"; {known} case(s) are KNOWN_BAD: both fail them" if known else ""
 
 
 def _too_few(counts: Mapping[str, int]) -> str:
@@ -168,7 +173,7 @@ def _verdicts(pairs: Sequence[Pair]) -> Finding:
     worse = [pair for pair in pairs if pair.standing == "worse"]
     better = sum(pair.standing == "better" for pair in pairs)
     known = sum(pair.standing == "known-bad" for pair in pairs)
-    said = f"; {known} case(s) are KNOWN_BAD: both fail them" if known else ""
+    said = _known({"known-bad": known})
     if worse:
         first = worse[0]
         words = f"fails {len(worse)} case(s) that the incumbent does not fail, as {first.text}: {first.reason}"

@@ -30,8 +30,9 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
 from pytest_fusion.rivals import Rival
 from pytest_fusion.run import preload
+from pytest_fusion.run.compiled import around_compilations
 from pytest_fusion.run.fused import ContextLost
-from pytest_fusion.run.isolate import Channel, Crash, run_isolated, unwrap
+from pytest_fusion.run.isolate import COMPILING, Channel, Crash, run_isolated, unwrap
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench
 
@@ -159,8 +160,15 @@ class _Fight:
                 noted[:] = [data]
                 told(data)
 
+            def compiling(kernel: str) -> None:
+                told({**(noted[-1] if noted else {}), COMPILING: kernel})
+
+            def compiled() -> None:
+                told(noted[-1] if noted else {})
+
             try:
-                return self._here(note)
+                with around_compilations(compiling, compiled):
+                    return self._here(note)
             except ContextLost as lost:
                 return Crash("exit", str(lost), noted[-1] if noted else {}, "")
 

@@ -19,6 +19,7 @@ from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.run.counting import Counts
+from pytest_fusion.run.isolate import COMPILING
 from pytest_fusion.run.reference import ReferenceRun
 from pytest_fusion.verdict.calls import CaseResult, reference_of
 from pytest_fusion.verdict.outputs import Outputs
@@ -149,7 +150,9 @@ class Duel(Campaign):
         if "rejected" in (ours.verdict, theirs.verdict) or theirs.check == "crash":
             self._keep(case, ours, theirs, standing, reason, result)
             return
-        mine, other = self.kernel.measure(case), self._measured(case)
+        self.note({"case": case.as_json(), "cases": self.tally.cases})
+        mine = self.kernel.measure(case)
+        other = self._measured(case)
         if mine.inputs != other.inputs:
             said = "the incumbent's spec makes other inputs of it"
             self._keep(case, ours, theirs, "foreign", f"{other.problem or said}", result)
@@ -214,7 +217,9 @@ class Duel(Campaign):
         if self.counted >= (_COUNTED if ours.work == theirs.work else _MOST_COUNTED):
             return pair
         self.counted += 1
+        self.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.count(case)
+        self._note_incumbent(case)
         try:
             other = self.opponent.count(case)
         except Gone as gone:
@@ -227,14 +232,20 @@ class Duel(Campaign):
         return replace(pair, launches=(mine.kernels, other.kernels), more=more)
 
     def _ask(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent"})
+        self._note_incumbent(case)
         try:
             with self.bench.clock.phase("incumbent"):
                 return self.opponent.judge(case, again=again, alone=alone)
         except Gone as gone:
             raise _IncumbentLost(case, gone) from None
 
+    def _note_incumbent(self, case: Case) -> None:
+        """Whoever watches this process is told who runs; on a GPU the incumbent may have kernels to compile."""
+        compiling = {COMPILING: "the incumbent"} if self.bench.device.type == "cuda" else {}
+        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
+
     def _measured(self, case: Case) -> Measured:
+        self._note_incumbent(case)
         try:
             with self.bench.clock.phase("incumbent"):
                 return self.opponent.measure(case)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # A judged case may be asked further: configs, gradients, invariance, each with calls of its own.
 _PATIENCE = 3.0
+# Of one kernel that is compiled for a GPU.
+_COMPILING_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class Rival:
         }
         process = self._running()
         self._ask_to_open(process)
-        return Remote(process, bench.device, _PATIENCE * seconds)
+        patience = _PATIENCE * seconds
+        return Remote(process, bench.device, patience if bench.device.type == "cpu" else max(patience, _COMPILING_S))
 
     def reopen(self) -> None:
         """Start the process anew, with the same test open; nothing of its state is left."""

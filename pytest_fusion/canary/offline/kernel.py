@@ -108,7 +108,10 @@ class Kernel:
                 rewrite(placed, logical)
 
             if bench.device.type == "cuda":
-                return counting.count(once, placed.arguments, bench.device, prepare=back, capture=not spec.syncs)
+                # The profiler's second opinion takes seconds a call.
+                capture = not spec.syncs
+                arguments = placed.arguments
+                return counting.count(once, arguments, bench.device, prepare=back, capture=capture, cross_check=False)
             with bare():
                 found = counting.modelled(once, placed.arguments, prepare=back)
             return found.counts if found.bounds else Uncounted("; ".join(found.counts.doubts))

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-import pytest_fusion
 from pytest_fusion.canary.offline.kernel import Measured
 from pytest_fusion.canary.offline.ran import Ran
 from pytest_fusion.canary.offline.wire import Gone, read_tensors, receive, send
@@ -31,6 +30,7 @@ VARIABLE = "PYTEST_FUSION_SERVES"
 # Collecting a project and importing torch takes some ten seconds, on a busy machine a minute.
 START_S = 300.0
 _LAST_WORDS = 1500
+_PACKAGE = Path(__file__).resolve().parents[2]
 _END_S = 2.0
 # The judge over there is this one, whatever version the other environment or revision has: a package is where it was
 # first found, and so are its modules.
@@ -76,12 +76,11 @@ class Process:
         env = environment(**{VARIABLE: os.fspath(file)})
         for name in ("PYTEST_ADDOPTS", *(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV") if foreign else ())):
             env.pop(name, None)
-        package = os.fspath(Path(pytest_fusion.__file__).parent)
         try:
             with self.log.open("wb") as log:
                 # In a session of its own: Ctrl-C is ours to handle, and ends it in order.
                 self._popen = subprocess.Popen(
-                    [python, "-c", _BOOT, package, os.fspath(file)],
+                    [python, "-c", _BOOT, os.fspath(_PACKAGE), os.fspath(file)],
                     cwd=start,
                     env=env,
                     stdin=subprocess.DEVNULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.canary.offline.repository import git, state
 from tests.plugin.conftest import HEAD, Project
 
 KERNELS = """
@@ -50,22 +50,6 @@ NAMES = ("worse", "better", "known", "equal")
 BEFORE_TEST = HEAD + TEST + "".join(CASE.replace("NAME", name) for name in NAMES)
 NOW_TEST = BEFORE_TEST + CASE.replace("test_NAME", "test_new").replace("NAME", "equal")
 WITHOUT = ("--fusion-canary-without", "launches,memory,latency")
-
-
-def git(folder: Path, *words: str) -> str:
-    names = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    done = subprocess.run(["git", *names, *words], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def state(folder: Path) -> dict[str, str]:
-    """Every file below, those of git with them, by its bytes; what runs write on their own left out."""
-    left_out = {"__pycache__", ".fusion", ".hypothesis", "fusion.json", "fusion.html", "stdout", "stderr"}
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not left_out & set(path.relative_to(folder).parts)
-    }
 
 
 @pytest.fixture

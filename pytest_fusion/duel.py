@@ -12,12 +12,14 @@ from pytest_fusion.canary.offline import accuracy
 from pytest_fusion.canary.offline.findings import Evidence
 from pytest_fusion.canary.offline.kernel import Kernel, Measured, Opponent
 from pytest_fusion.canary.offline.pairs import Pair, Source, Standing, stands
-from pytest_fusion.canary.offline.ran import Ran, ran
+from pytest_fusion.canary.offline.process import Remote
+from pytest_fusion.canary.offline.ran import FOREIGN, Ran, ran
 from pytest_fusion.canary.offline.wire import Gone
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.model import Case
+from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.counting import Counts
 from pytest_fusion.run.isolate import COMPILING
 from pytest_fusion.run.reference import ReferenceRun
@@ -31,7 +33,7 @@ _COUNTED, _MOST_COUNTED = 8, 60
 # learned from more.
 _CONFIRMED, _ENOUGH = 3, 20
 # Cases that are told in full, of each standing that a reader must look at.
-_TOLD: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign")
+_TOLD: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class Duel(Campaign):
         """Who is asked, and about what besides the generated cases; before :meth:`fight`."""
         self.opponent, self.more = opponent, extra
         self.kernel = Kernel(self.bench)
+        if isinstance(opponent, Kernel):
+            # The time limit is one of each call.
+            opponent.bench.clock = Clock(lambda: self.note(self._last))
+        elif isinstance(opponent, Remote):
+            opponent.pulse = lambda: self.note(self._last)
         self.evidence = Evidence()
         self.source: Source = "fuzzed"
         # The first case that only the candidate fails, as the judge left it.
@@ -144,8 +151,12 @@ class Duel(Campaign):
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
         standing, reason = stands(ours, theirs)
         if standing == "worse" and theirs.verdict == "pass" and self.worse < _CONFIRMED:
-            # It may have been asked less of this case, having spent its costly checks on others.
-            theirs = self._ask(case, again=True, alone=True)
+            # It may have been asked less of this case, having spent its costly checks on others; and chance, which only
+            # one of them had so far, gets three tries.
+            for _ in range(3 if ours.check == "repeat" else 1):
+                theirs = self._ask(case, again=True, alone=True)
+                if theirs.verdict != "pass":
+                    break
             standing, reason = stands(ours, theirs)
         if "rejected" in (ours.verdict, theirs.verdict) or theirs.check == "crash":
             self._keep(case, ours, theirs, standing, reason, result)
@@ -154,8 +165,9 @@ class Duel(Campaign):
         mine = self.kernel.measure(case)
         other = self._measured(case)
         if mine.inputs != other.inputs:
-            said = "the incumbent's spec makes other inputs of it"
-            self._keep(case, ours, theirs, "foreign", f"{other.problem or said}", result)
+            said = other.problem or "the incumbent's spec makes other inputs of it"
+            standing, reason = stands(ours, Ran("rejected", FOREIGN, said))
+            self._keep(case, ours, theirs, standing, reason, result)
             return
         errors: dict[str, tuple[float, float]] = {}
         if mine.outputs and other.outputs:

@@ -164,6 +164,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
 
     from pytest_fusion.canary.offline.contract import held_to
     from pytest_fusion.canary.offline.kernel import Kernel
+    from pytest_fusion.run.clock import Clock
     from pytest_fusion.run.fused import ContextLost
     from pytest_fusion.verdict.calls import Bench
 
@@ -174,6 +175,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
         link.answer(missing=f"its spec there cannot be held to what is asked today: {error}")
         return
     bench = Bench(spec, torch.device(device), extra, programs=int(asked["programs"]), deep=bool(asked["deep"]))
+    bench.clock = Clock(lambda: link.answer(pulse=True))
     kernel = Kernel(bench)
     link.answer(torch=torch.__version__)
     while True:

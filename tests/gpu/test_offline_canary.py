@@ -63,8 +63,8 @@ def test_slower(x):
 
 def _run(pytester: pytest.Pytester, *options: str) -> dict[str, Any]:
     result = pytester.run(
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fusion-device", "cuda", "--fusion-json", "out.json",
-        *options,
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fusion-device", "cuda",
+        "--fusion-json", "out.json", *options,
     )  # fmt: skip
     tests = json.loads((pytester.path / "out.json").read_text())["tests"]
     assert tests, result.stdout.str()

@@ -158,6 +158,7 @@ def _too_few(counts: Mapping[str, int]) -> str:
     words = {
         "better": "the candidate alone passes",
         "known-bad": "both fail",
+        "unexcused": "the candidate fails, and the incumbent could not be asked",
         "both-fail": "both fail in different ways",
         "refuses": "the candidate alone refuses",
         "accepts": "the incumbent alone refuses",
@@ -178,6 +179,10 @@ def _verdicts(pairs: Sequence[Pair]) -> Finding:
         first = worse[0]
         words = f"fails {len(worse)} case(s) that the incumbent does not fail, as {first.text}: {first.reason}"
         return Finding("verdicts", "worse", "critical", words + said, value=len(worse))
+    alone = [pair for pair in pairs if pair.standing == "unexcused"]
+    if alone:
+        words = f"fails {len(alone)} case(s) of which the incumbent could not be asked, as {alone[0].text}: "
+        return Finding("verdicts", "worse", "ordinary", words + alone[0].reason + said, value=len(alone))
     other = [pair for pair in pairs if pair.standing == "both-fail"]
     if other:
         words = f"both fail {len(other)} case(s), but not alike, as {other[0].text}: {other[0].reason}"

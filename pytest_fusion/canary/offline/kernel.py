@@ -27,6 +27,8 @@ from pytest_fusion.verdict.calls import Bench, call, reference_of, tensors_of
 from pytest_fusion.verdict.judge import judge_case
 from pytest_fusion.verdict.outputs import collect
 
+_KEPT = 2 << 30
+
 
 @dataclass(slots=True)
 class Measured:
@@ -64,17 +66,19 @@ class Kernel:
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
         bench = self.bench
         if alone:
-            bench = Bench(
-                bench.spec, bench.device, bench.extra, programs=bench.programs, deep=bench.deep, complete=True
-            )
-        return ran(judge_case(bench, case, again=again), bench.refusals)
+            new = Bench(bench.spec, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
+            new.complete, new.clock = True, bench.clock
+            bench = new
+        found = ran(judge_case(bench, case, again=again), bench.refusals)
+        spare(bench.device)
+        return found
 
     def measure(self, case: Case) -> Measured:
         """One call on fresh inputs, after those of the judge. What raises here is told and accuses nobody."""
         bench, spec = self.bench, self.spec
         try:
             logical = make_inputs(spec, case, bench.device)
-        except (ImpossibleCase, InputFailed) as error:
+        except (ImpossibleCase, InputFailed, MemoryError, torch.OutOfMemoryError) as error:
             return Measured(problem=f"its inputs cannot be made: {error}")
         found = Measured(inputs=digest(tensors_of(logical)))
         if spec.random is not None:
@@ -133,6 +137,12 @@ class Kernel:
                 return torch.cuda.max_memory_allocated(device) - before
         except Exception:  # noqa: BLE001 - no number is better than one of a call that failed
             return None
+
+
+def spare(device: torch.device) -> None:
+    """Give back what a GPU's allocator keeps, where that is much: another process may need it for the same case."""
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > _KEPT:
+        torch.cuda.empty_cache()
 
 
 def taking(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:

@@ -11,10 +11,12 @@ from pytest_fusion.canary.offline.ran import FOREIGN, Ran
 # ``passes``: both do. ``worse``: the candidate fails where the incumbent does not. ``better``: the other way round.
 # ``known-bad``: both fail alike. ``both-fail``: by different checks, or the candidate by far more. ``refuses`` and
 # ``accepts``: what the candidate alone refuses, or takes. ``not-asked``: nobody was judged. ``foreign``: the two were
-# not given the same inputs.
-Standing = Literal["passes", "worse", "better", "known-bad", "both-fail", "refuses", "accepts", "not-asked", "foreign"]
+# not given the same inputs. ``unexcused``: the candidate fails, and the incumbent could not be asked whether it does.
+Standing = Literal[
+    "passes", "worse", "better", "known-bad", "both-fail", "refuses", "accepts", "not-asked", "foreign", "unexcused"
+]
 STANDINGS: tuple[Standing, ...] = (
-    *("worse", "both-fail", "refuses", "known-bad", "better", "accepts", "passes", "foreign", "not-asked"),
+    *("worse", "unexcused", "both-fail", "refuses", "known-bad", "better", "accepts", "passes", "foreign", "not-asked"),
 )
 Source = Literal["fuzzed", "example", "pinned", "known", "recorded"]
 
@@ -43,6 +45,14 @@ class Pair:
     memory: tuple[int, int] | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """``text``, ``source``, ``standing``, ``reason`` and both kernels; the rest where there is any."""
+        more = {
+            "errors": {name: list(pair) for name, pair in self.errors.items()},
+            "launches": self.launches and list(self.launches),
+            "more": self.more,
+            "memory": self.memory and list(self.memory),
+            "case": self.case and dict(self.case),
+        }
         return {
             "text": self.text,
             "source": self.source,
@@ -50,17 +60,16 @@ class Pair:
             "reason": self.reason,
             "candidate": self.candidate.as_json(),
             "incumbent": self.incumbent.as_json(),
-            "errors": {name: list(pair) for name, pair in self.errors.items()},
-            "launches": list(self.launches) if self.launches else None,
-            "more": self.more,
-            "memory": list(self.memory) if self.memory else None,
-            **({"case": dict(self.case)} if self.case is not None else {}),
+            **{name: value for name, value in more.items() if value},
         }
 
 
 def stands(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
     """How a case counts, and why."""
     ours, theirs = candidate.verdict, incumbent.verdict
+    if ours == "fail" and theirs == "rejected" and not incumbent.refused:
+        said = f"{candidate.check}: {candidate.reason}"
+        return "unexcused", f"{said}; the incumbent was not judged: {_rejected(incumbent)}"
     if incumbent.check == FOREIGN:
         return "foreign", incumbent.reason
     if ours == theirs == "pass":

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,20 @@ class Process:
     def running(self) -> bool:
         return self._popen is not None and self._popen.poll() is None
 
-    def ask(self, op: str, *, seconds: float | None, **what: Any) -> dict[str, Any]:
-        """One question and its answer. Raises ``Gone``; ``NoOpponentError`` and ``CanaryError`` for refusals."""
+    def ask(
+        self, op: str, *, seconds: float | None, pulse: Callable[[], None] = lambda: None, **what: Any
+    ) -> dict[str, Any]:
+        """One question and its answer. Raises ``Gone``; ``NoOpponentError`` and ``CanaryError`` for refusals.
+
+        ``seconds`` is the limit of each call that the kernel makes for it; ``pulse`` is called as these end.
+        """
         number = secrets.token_hex(4)
         send(self._requests, {"id": number, "op": op, **what})
         while True:
             answer = receive(self._replies, seconds)
-            if answer.get("id") == number:
+            if answer.get("id") == number and "pulse" not in answer:
                 break
+            pulse()
         if "gone" in answer:
             raise Gone(str(answer["gone"]))
         if "missing" in answer:
@@ -165,14 +171,19 @@ class Remote:
 
     def __init__(self, process: Process, device: torch.device, seconds: float) -> None:
         self._process, self._device, self._seconds = process, device, seconds
+        # Told whenever the process shows that it is alive.
+        self.pulse: Callable[[], None] = lambda: None
+
+    def _ask(self, op: str, case: Case, **what: Any) -> dict[str, Any]:
+        return self._process.ask(op, seconds=self._seconds, pulse=self.pulse, case=case.as_json(), **what)
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        answer = self._process.ask("judge", seconds=self._seconds, case=case.as_json(), again=again, alone=alone)
+        answer = self._ask("judge", case, again=again, alone=alone)
         return Ran.from_json(answer["ran"])
 
     def measure(self, case: Case) -> Measured:
         file = self._process.folder / "results"
-        answer = self._process.ask("measure", seconds=self._seconds, case=case.as_json(), file=os.fspath(file))
+        answer = self._ask("measure", case, file=os.fspath(file))
         found = Measured(str(answer["inputs"]), str(answer["reference"]), {}, answer["memory"], str(answer["problem"]))
         if answer["results"]:
             found.outputs = read_tensors(file, self._device)
@@ -180,5 +191,5 @@ class Remote:
         return found
 
     def count(self, case: Case) -> Counts | Uncounted:
-        answer = self._process.ask("count", seconds=self._seconds, case=case.as_json())
+        answer = self._ask("count", case)
         return Counts.from_json(answer["counts"]) if "counts" in answer else Uncounted(str(answer["reason"]))

@@ -36,11 +36,15 @@ class Ran:
     seed: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what is as it is in every passing case."""
+        return {"verdict": self.verdict, **{k: v for k, v in asdict(self).items() if v != _DEFAULTS.get(k)}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ran:
         return cls(**data)
+
+
+_DEFAULTS = asdict(Ran("pass"))
 
 
 def ran(result: CaseResult, refusals: Mapping[str, str]) -> Ran:

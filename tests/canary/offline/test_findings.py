@@ -54,12 +54,12 @@ def judged(pairs: list[Pair] | None = None, *without: str, broken: str = "", **m
         (FAIL, REFUSED, "worse"),
         (TOO_LARGE, PASS, "not-asked"),
         (PASS, TOO_LARGE, "not-asked"),
-        (FAIL, TOO_LARGE, "not-asked"),
-        (FAIL, died("no answer", late=True), "not-asked"),
+        (FAIL, TOO_LARGE, "unexcused"),
+        (FAIL, died("no answer", late=True), "unexcused"),
         (died("SIGSEGV"), PASS, "worse"),
         (PASS, died("SIGSEGV"), "better"),
         (PASS, Ran("rejected", FOREIGN, "no such case"), "foreign"),
-        (FAIL, Ran("rejected", FOREIGN, "no such case"), "foreign"),
+        (FAIL, Ran("rejected", FOREIGN, "no such case"), "unexcused"),
     ],
 )
 def test_how_a_case_stands(candidate: Ran, incumbent: Ran, standing: str) -> None:
@@ -83,12 +83,19 @@ def test_promote_needs_every_fact() -> None:
 
 
 def test_the_order_of_verdicts() -> None:
-    """A case that the candidate alone fails, a broken measurement, few cases, a missing fact: the first of them decides."""
+    """A case that the candidate alone fails, a broken measurement, few cases, a missing fact: the first decides."""
     worse, few = [pair(FAIL)], passing(3)
     assert judged([*worse, *few], broken="gone", timings=[]).decision == "rollback"
     assert judged(few, broken="gone", timings=[]).decision == "error"
     assert judged(few, timings=[]).decision == "nodata"
     assert judged(timings=[]).decision == "hold"
+
+
+def test_failures_of_which_the_incumbent_could_not_be_asked() -> None:
+    """They are not blamed, and not promoted either."""
+    found = judged([*passing(), pair(FAIL, TOO_LARGE)])
+    assert (found.decision, found.counts["unexcused"]) == ("hold", 1)
+    assert "could not be asked, as rows=1: values: off" in found.reasons[0]
 
 
 def test_failures_cannot_be_left_out() -> None:

@@ -91,17 +91,21 @@ def _figures(told: Mapping[str, Any]) -> str:
 
 
 def _advice(records: Sequence[TestRecord]) -> list[str]:
-    """How to be told promote or rollback where something was not measured."""
+    """How to be told promote or rollback where something was not measured; what is undecided needs more cases."""
     missing: dict[str, None] = {}
     for record in records:
         told = record.canary
         if told["verdict"] == "hold":
             missing.update(
-                {m["metric"]: None for m in told["metrics"] if m["status"] == "nodata" and m["role"] != "muted"}
+                {
+                    m["metric"]: None
+                    for m in told["metrics"]
+                    if m["status"] == "nodata" and m["value"] is None and m["role"] != "muted"
+                }
             )
     if not missing:
         return []
-    return [f"held for what was not shown; to decide without it: --fusion-canary-without {','.join(missing)}"]
+    return [f"held for what was not measured; to decide without it: --fusion-canary-without {','.join(missing)}"]
 
 
 def _row(record: TestRecord) -> CanaryRow:

@@ -117,21 +117,24 @@ def test_a_revision(project: Project, repository: Path) -> None:
     assert "rollback" in page
 
 
+@pytest.mark.slow
 def test_an_incumbent_that_dies(project: Project, repository: Path) -> None:
-    """The case that ends its process counts for the candidate, a new process answers the rest, and all of it is told."""
+    """The case that ends its process counts for the candidate, and a new one answers the rest; by the ini file."""
     dies = "import os\ndef dies(x):\n    if x.shape == (2, 2):\n        os.kill(os.getpid(), 9)\n    return right(x)\n"
     (repository / "src" / "kern.py").write_text(KERNELS + dies)
     pinned = "@example(rows=2, hidden=2)\n@example(rows=3, hidden=2)" + CASE.replace("NAME", "dies")
     (repository / "test_it.py").write_text(HEAD + TEST + pinned)
+    (repository / "pytest.ini").write_text("[pytest]\npythonpath = src\nfusion_canary = HEAD\n")
     git(repository, "commit", "-q", "-am", "dies")
     (repository / "src" / "kern.py").write_text(KERNELS + "dies = right\n")
-    project.run("--fusion-canary", "HEAD", *WITHOUT, subprocess=True).assert_outcomes(passed=1)
+    project.run(*WITHOUT, subprocess=True).assert_outcomes(passed=1)
     told = project.tests["test_dies"]["canary"]
     assert (told["verdict"], told["counts"]["better"]) == ("promote", 1), told["reasons"]
     (better,) = [pair for pair in told["pairs"] if pair["standing"] == "better"]
     assert better["incumbent"]["check"] == "crash"
 
 
+@pytest.mark.slow
 def test_two_workers(project: Project, repository: Path) -> None:
     """With pytest-xdist each worker has an incumbent of its own, and all verdicts arrive."""
     selected = ("-k", "worse or equal", "-n", "2")

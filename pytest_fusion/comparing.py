@@ -63,6 +63,8 @@ def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[s
         comparison = without_evidence("nodata", f"it has no incumbent: {error}", rival.about)
     except CanaryError as error:
         comparison = without_evidence("error", str(error), rival.about)
+    finally:
+        rival.let_go()
     record = record_with(job, comparison, tally, rival)
     return replace(record, seconds=round(time.perf_counter() - begun, 3))
 

@@ -53,6 +53,7 @@ class Rival:
         self._revision: Revision | None = None
         self._process: Process | None = None
         self._opened: dict[str, Any] = {}
+        self._is_open = False
         self.notes: tuple[str, ...] = ()
         if named.kind == "revision":
             from pytest_fusion.canary.offline.revision import resolve
@@ -117,8 +118,9 @@ class Rival:
         from pytest_fusion.canary.offline.wire import Gone
 
         process = self._process
-        if process is None or not process.running:
+        if process is None or not self._is_open:
             return []
+        self._is_open = False
         try:
             answer = process.ask("close", seconds=60.0)
         except Gone:
@@ -132,6 +134,12 @@ class Rival:
                 "with python:/path/to/its/python"
             )
         return [*self.notes, *_said_of_shared(answer.get("shared", []), self.setting)]
+
+    def let_go(self) -> None:
+        """After a test that ended in the middle of a question: a process that waits for its next one is no good."""
+        if self._is_open and self._process is not None:
+            self._process.stop()
+        self._is_open = False
 
     def end(self) -> None:
         """Leave no process and no folder."""
@@ -166,8 +174,10 @@ class Rival:
         from pytest_fusion.canary.offline.process import START_S
         from pytest_fusion.canary.offline.wire import Gone
 
+        self._is_open = False
         try:
             process.ask("open", seconds=START_S, **self._opened)
+            self._is_open = True
         except Gone as gone:
             words = process.last_words()
             process.stop()

@@ -117,6 +117,47 @@ def test_a_revision(project: Project, repository: Path) -> None:
     assert "rollback" in page
 
 
+def test_a_reference_or_inputs_that_changed(project: Project, repository: Path) -> None:
+    """Both are judged by the reference of today; where the spec made other inputs of a case, nothing is compared."""
+    code = """
+import kern
+
+def mistaken(x):
+    return kern.wrong_where_one(x)
+""" + TEST.replace("import kern", "")
+    case = CASE.replace("kern.NAME", "kern.KERNEL").replace("relu_reference", "REFERENCE")
+
+    def test(name: str, kernel: str, reference: str = "relu_reference", spec: str = "**S") -> str:
+        words = {"NAME": name, "KERNEL": kernel, "REFERENCE": reference, "**S": spec}
+        text = case
+        for word, value in words.items():
+            text = text.replace(word, value)
+        return text
+
+    other = '**{**S, "inputs": {"x": tensor("rows hidden", values=values.positive())}}'
+    (repository / "test_it.py").write_text(
+        HEAD
+        + code
+        + test("random", "right", "lambda x: torch.rand_like(x)")
+        + test("followed", "wrong_where_one", "mistaken")
+        + test("ahead", "right", "mistaken")
+        + test("inputs", "right", spec=other)
+    )
+    git(repository, "commit", "-q", "-am", "mistaken")
+    now = test("random", "right") + test("followed", "right") + test("ahead", "right") + test("inputs", "right")
+    (repository / "test_it.py").write_text(HEAD + code + now)
+    project.run("--fusion-canary", "HEAD", *WITHOUT, subprocess=True).assert_outcomes(passed=2, skipped=1, failed=1)
+    verdicts = canaries(project)
+    assert verdicts.pop("test_random") == "error"  # and the process serves those after it
+    assert verdicts == {"test_followed": "promote", "test_ahead": "promote", "test_inputs": "nodata"}
+    told = {name: test["canary"] for name, test in project.tests.items()}
+    assert told["test_followed"]["counts"]["better"] > 0
+    assert "better" not in told["test_ahead"]["counts"]
+    assert told["test_inputs"]["counts"] == {"foreign": told["test_inputs"]["counts"]["foreign"]}
+    for name in ("test_followed", "test_ahead"):
+        assert "its results were judged by today's" in " ".join(told[name]["notes"])
+
+
 @pytest.mark.slow
 def test_an_incumbent_that_dies(project: Project, repository: Path) -> None:
     """The case that ends its process counts for the candidate, and a new one answers the rest; by the ini file."""

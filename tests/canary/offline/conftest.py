@@ -31,15 +31,23 @@ def duel(tmp_path: Path) -> Duels:
         cases: int = 30,
         without: Any = ("launches", "memory", "latency"),
         isolate: str = "off",
+        pinned: Any = (),
+        recording: Path | None = None,
         **spec: Any,
     ) -> TestRecord:
         def outer() -> None: ...
 
         searching.adopt(outer, outer)
         named = Named("function", f"{kernels.__name__}:{incumbent.__name__}")
-        rival = Rival(named, Setting(tmp_path, tmp_path, "cpu"), without=without)
+        rival = Rival(named, Setting(tmp_path, tmp_path, "cpu"), without=without, recording=recording)
         request = Request(
-            "it.py::test_it", isolate=isolate, root=tmp_path, start=tmp_path, max_cases=cases, canary=rival
+            "it.py::test_it",
+            isolate=isolate,
+            root=tmp_path,
+            start=tmp_path,
+            max_cases=cases,
+            canary=rival,
+            pinned=pinned,
         )
         return compared(kernels.SPEC.with_(fused=candidate, **spec), request, outer=outer, extra={})
 

@@ -8,6 +8,13 @@ from typing import Any
 
 import pytest
 
+from pytest_fusion import comparing
+from pytest_fusion.canary.offline.contract import contract, held_to
+from pytest_fusion.case.model import Case, TensorCase
+from pytest_fusion.errors import SpecError
+from pytest_fusion.request import Pinned
+from pytest_fusion.spec.dims import dim
+from pytest_fusion.spec.policy import Tolerance
 from tests.canary.offline import kernels
 from tests.canary.offline.conftest import Duels
 
@@ -139,6 +146,41 @@ def test_what_was_not_measured_is_held(duel: Duels) -> None:
         "peak memory was not measured",
         "latency was not measured",
     ]
+
+
+def test_pinned_and_recorded_cases(duel: Duels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are compared besides the generated ones, and a rollback may come of them alone."""
+    case = Case({"rows": 3, "hidden": 1}, "float32", {"x": TensorCase("float32")}, seed=5)
+    generated = {"dims": {"rows": dim(1, 20), "hidden": dim(1, 40)}}
+    monkeypatch.setattr(comparing, "recorded", lambda path, spec: iter([case]))
+    record = duel(kernels.wrong_alone, kernels.wrong_alone, recording=tmp_path, pinned=[Pinned("a", case)], **generated)
+    sources = [pair["source"] for pair in record.canary["pairs"] if pair["standing"] == "known-bad"]
+    assert {"pinned", "recorded"} <= set(sources)
+    back = duel(kernels.wrong_alone, kernels.right, pinned=[Pinned("a", case)], cases=1)
+    assert (back.canary["verdict"], back.canary["pairs"][0]["source"]) == ("rollback", "pinned")
+
+
+def test_a_recording_that_cannot_be_read_is_an_error(duel: Duels, tmp_path: Path) -> None:
+    """Nothing is promoted on what it does not hold."""
+    record = duel(kernels.right, kernels.right, recording=tmp_path / "missing.jsonl")
+    assert (record.canary["verdict"], record.verdict) == ("error", "fail")
+    assert "--recording" in record.message
+
+
+def test_the_contract_travels() -> None:
+    """What is asked of a kernel today is asked of one whose own spec asked for less, or for something else."""
+    asked = kernels.SPEC.with_(
+        grad=("x",),
+        deterministic={"out": False},
+        max_launches=1,
+        tolerance=Tolerance(1e-3, 1e-4),
+        without={"bounds": "no"},
+    )
+    held = held_to(kernels.SPEC, json.loads(json.dumps(contract(asked))))
+    assert held == asked
+    assert held_to(asked, json.loads(json.dumps(contract(kernels.SPEC)))) == kernels.SPEC
+    with pytest.raises(SpecError):
+        held_to(kernels.SPEC, {**contract(asked), "mutates": ["y"]})
 
 
 def test_a_function_that_takes_other_inputs_is_no_incumbent(duel: Duels) -> None:

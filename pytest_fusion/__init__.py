@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.router import canary
+    from pytest_fusion.canary.entry import canary
     from pytest_fusion.check import check_equivalent
     from pytest_fusion.decorator import FusionSpec, fused_equivalent
     from pytest_fusion.errors import FusionError, FusionFailure, SpecError

@@ -158,6 +158,10 @@ class Campaign:
         self._run(case, again=True)
         return self.finish(shrink=False)
 
+    def asks_again(self) -> bool:
+        """Whether the next case is one of those that more is asked of."""
+        return self.tally.judged < _AGAIN_FIRST or self.tally.judged % _AGAIN_EVERY == 0
+
     def _left(self) -> float:
         return math.inf if self.budget is None else self.budget - self.tally.cases
 
@@ -166,7 +170,7 @@ class Campaign:
         tally.cases += 1
         self.note({"case": case.as_json(), "cases": tally.cases})
         if again is None:
-            again = tally.judged < _AGAIN_FIRST or tally.judged % _AGAIN_EVERY == 0
+            again = self.asks_again()
         with self.bench.clock.phase("plugin"):
             result = judge_case(self.bench, case, again=again) if not self.dry else dry_run(self.bench, case)
         self.launches.append(result.launches)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_fusion import cli_canary
 from pytest_fusion.errors import FusionError, ReplayError
 
 _EXITS = "exit status: 0 it passes now, 1 it still fails, 2 it could not be judged here"
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("folder", type=Path, nargs="?", help="the folder given to --fusion-baseline, if any was")
     showing = views.add_parser("show", help="what one file holds")
     showing.add_argument("file", type=Path)
+    cli_canary.add(commands)
     return parser
 
 
@@ -80,7 +82,10 @@ def _locate(nodeid: str, file: Path) -> str:
         if name and (folder / path).is_file():
             return f"{os.path.relpath(folder / path)}::{name}"
     if not name:
-        raise ReplayError(f"{file} belongs to the spec {nodeid!r}, which no test file made; judge that spec again")
+        raise ReplayError(
+            f"{file} belongs to the spec {nodeid!r} and tells no test file; name it: "
+            f"pytest --fusion-replay {file} tests/the_test_of_that_spec.py"
+        )
     raise ReplayError(
         f"{file} belongs to {nodeid}, and neither {here} nor {there} lies in a project with the file {path}; "
         "run this in the project's folder"
@@ -89,9 +94,12 @@ def _locate(nodeid: str, file: Path) -> str:
 
 def _pin(file: Path) -> int:
     from pytest_fusion.diagnosis.replay import owner
-    from pytest_fusion.pinned import FOLDER
+    from pytest_fusion.pinned import FOLDER, names_only_spec
 
-    folder = Path(_locate(owner(file), file).partition("::")[0]).parent / FOLDER
+    nodeid = owner(file)
+    # The test of such a file is the one with its spec, for which pytest looks from its root and from tests/ down.
+    tests = Path("tests") if Path("tests").is_dir() else Path()
+    folder = (tests if names_only_spec(nodeid) else Path(_locate(nodeid, file).partition("::")[0]).parent) / FOLDER
     try:
         folder.mkdir(exist_ok=True)
         target = Path(shutil.copyfile(file, folder / file.name))
@@ -124,13 +132,16 @@ def _baseline(view: str, folder: Path | None, file: Path | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. ``replay`` leaves 0, 1 or 2 (see ``--help``); the others 0, or 4 for an error of use, as pytest."""
+    """Entry point. ``replay`` leaves 0, 1 or 2 (see ``--help``), ``canary`` a status for each verdict; the others leave
+    0, or 4 for an error of use, as pytest."""
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":
             return _replay(given.file, given.pytest_args)
         if given.command == "baseline":
             return _baseline(given.view, getattr(given, "folder", None), getattr(given, "file", None))
+        if given.command == "canary":
+            return cli_canary.run(given)
         return _pin(given.file) if given.command == "pin" else _report(given.json, given.html)
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")

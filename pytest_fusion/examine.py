@@ -58,6 +58,14 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
         return sanitize.bare(spec, request, extra)
     if request.profiled is not None and request.given is None:
         return _profiled(spec, request, request.profiled, extra)
+    if request.served and request.given is None:
+        from pytest_fusion.serving import serve
+
+        return serve(spec, request, extra)
+    if request.canary is not None and request.given is None:
+        from pytest_fusion.comparing import compared
+
+        return compared(spec, request, outer=outer, extra=extra)
     known, elsewhere = None, None
     if request.replay is None and request.seed is None:
         known = Known(spec, outer, request.nodeid)
@@ -67,7 +75,7 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
         elsewhere = replays.elsewhere(request.made, environment.describe(request.device))
         request = _with_patience(request)
     job = Job(spec, request, outer, extra)
-    reason = _why_not_isolated(request)
+    reason = why_not_isolated(request)
     # Where other workers time something on this GPU, it waits for them.
     with beside(torch.device(request.device)) if request.bench is not None else contextlib.nullcontext():
         tally = _isolated(job) if reason is None else job.here(lambda _: None)
@@ -81,7 +89,7 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
         found = tally.failure.case if tally.failure is not None else None
         known.update(found, all_ran=found is None or found not in known.cases)
     tally.notes += [elsewhere] if elsewhere else []
-    record = _record(job, tally, elsewhere or "")
+    record = record_of(job, tally, elsewhere or "")
     if request.sanitize and request.given is None:
         record = sanitize.sanitized(spec, request, tally, record)
     if request.bench is not None and request.given is None and request.replay is None and record.verdict == "pass":
@@ -107,7 +115,7 @@ def _benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
         nodeid=request.nodeid,
         environment=environment.describe(request.device),
         extra=job.extra,
-        isolated=_why_not_isolated(request) is None,
+        isolated=why_not_isolated(request) is None,
     )
     return with_bench(record, found, asked, spec.name)
 
@@ -166,7 +174,8 @@ def _with_patience(request: Request) -> Request:
     return replace(request, profile=more)
 
 
-def _why_not_isolated(request: Request) -> str | None:
+def why_not_isolated(request: Request) -> str | None:
+    """Why the cases of a test run in this process; ``None`` where a child can be forked for them."""
     if request.isolate == "off":
         return "--fusion-isolate off"
     reason = can_fork()
@@ -178,7 +187,8 @@ def _why_not_isolated(request: Request) -> str | None:
     return reason
 
 
-def _record(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
+def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
+    """What a tally says of its test; writes the replay file of a failure. ``elsewhere``: found on other versions."""
     spec, request = job.spec, job.request
     checks = _all_checks(spec, tally)
     failure = tally.failure
@@ -296,7 +306,7 @@ def _script(job: Job, replay: replays.Replay, verdict: Verdict, shown: str) -> s
             job.spec, replay, verdict, device=device, extra=job.extra, root=request.root, shown=shown
         )
 
-    if _why_not_isolated(request) is None:
+    if why_not_isolated(request) is None:
         outcome = run_isolated(work, time_limit_s=_SECONDS, forward=False)
         if isinstance(outcome, Crash):
             return f"making the inputs again ended the process ({outcome.detail})"

@@ -13,6 +13,7 @@ from pytest_fusion.report.record import TestRecord
 if TYPE_CHECKING:
     from pytest_fusion.diagnosis.replay import Replay
     from pytest_fusion.pinned import Pin
+    from pytest_fusion.rivals import Rival
 
 options = pytest.StashKey[Options]()
 device = pytest.StashKey[str]()
@@ -29,3 +30,5 @@ family = pytest.StashKey[int]()
 baselines: pytest.StashKey[list[Path]] = pytest.StashKey()
 # Why a report could not be written at the end.
 unwritten = pytest.StashKey[str]()
+# The incumbent of --fusion-canary.
+rival: pytest.StashKey[Rival] = pytest.StashKey()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,12 @@ class Options:
     baseline: Path
     targets: str
     counters: bool = False
+    canary: str = ""
+    canary_without: tuple[str, ...] = ()
 
 
+# The variable that an incumbent's process finds, and the process that it answers does not (canary/offline/process.py).
+SERVES = "PYTEST_FUSION_SERVES"
 UPDATES = ("none", "new", "regressed", "all")
 
 # name, help, default, choices
@@ -67,6 +71,18 @@ _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
         "sm_90",
         None,
     ),
+    (
+        "canary",
+        "Compare with this incumbent instead: git:REVISION, python:/path/to/python or module:function",
+        "",
+        None,
+    ),
+    (
+        "canary-without",
+        "What --fusion-canary is not asked about, such as latency,memory; only what is asked for is promoted",
+        "",
+        None,
+    ),
     ("report", "Write an HTML report to this file", "", None),
     ("json", "Write the results as JSON to this file", "", None),
 )
@@ -79,12 +95,12 @@ def add_options(parser: pytest.Parser) -> None:
         extra: dict[str, Any] = {"choices": allowed} if allowed else {}
         group.addoption(
             f"--fusion-{name}",
-            dest=f"fusion_{name}",
+            dest=f"fusion_{name.replace('-', '_')}",
             default=None,
             help=f"{text} (default: {default or 'none'})",
             **extra,
         )
-        parser.addini(f"fusion_{name}", f"{text}; as --fusion-{name}", default=default)
+        parser.addini(f"fusion_{name.replace('-', '_')}", f"{text}; as --fusion-{name}", default=default)
     group.addoption(
         "--fusion-replay",
         dest="fusion_replay",
@@ -140,7 +156,10 @@ def resolve(config: pytest.Config) -> Options:
     counters = config.getoption("fusion_counters", None)
     if counters and not bench:
         raise FusionError("--fusion-counters adds to what --fusion-bench measures; give both")
-    return Options(
+    canary = _value(config, "canary")
+    if canary and config.getoption("fusion_replay", None):
+        raise FusionError("--fusion-canary compares on many cases, and --fusion-replay is one; give one of them")
+    found = Options(
         device=lane.checked(_value(config, "device") or "auto"),
         profile=profile(_value(config, "profile") or "dev"),
         isolate=_one_of("isolate", _value(config, "isolate") or "auto", ("auto", "on", "off")),
@@ -155,7 +174,22 @@ def resolve(config: pytest.Config) -> Options:
         update=_one_of("update", _value(config, "update") or "none", UPDATES),
         baseline=_path(config, "baseline") or config.rootpath / ".fusion" / "baselines",
         targets=_targets(_value(config, "targets")),
+        canary=canary,
+        canary_without=_without(_value(config, "canary_without")),
     )
+    if file_named_by(SERVES) is not None:
+        # An incumbent's process answers another run, which writes the reports.
+        return replace(found, report=None, json=None, replay=None, sanitize=False, bench=False, canary="")
+    return replace(found, sanitize=False, bench=False, counters=False) if canary else found
+
+
+def _without(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if names:
+        from pytest_fusion.canary.offline.findings import check_without
+
+        check_without(names)
+    return names
 
 
 def _path(config: pytest.Config, name: str) -> Path | None:

@@ -40,6 +40,11 @@ class Pin:
         return gone and self.spec == spec and name in ("", nodeid.partition("::")[2])
 
 
+def names_only_spec(nodeid: str) -> bool:
+    """Whether a file belongs to a spec's test, wherever that is: what a serving process writes knows no test."""
+    return "::" not in nodeid
+
+
 def same_test(a: str, b: str) -> bool:
     """Equal node ids; their paths may start at different folders when the root differs."""
     (file_a, _, name_a), (file_b, _, name_b) = a.partition("::"), b.partition("::")

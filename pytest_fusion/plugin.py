@@ -16,7 +16,7 @@ import pytest
 from pytest_fusion import active, keys, lane
 from pytest_fusion.errors import FusionError, FusionFailure
 from pytest_fusion.fixtures import fusion, fusion_bench, fusion_device
-from pytest_fusion.options import Options, add_options, file_named_by, resolve
+from pytest_fusion.options import SERVES, Options, add_options, file_named_by, resolve
 from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_fusion.diagnosis.replay import owner
 
             owner(options.replay)  # refused now rather than after collection, and by the controller of pytest-xdist
+        if options.canary:
+            from pytest_fusion.rivals_of_pytest import rival
+
+            config.stash[keys.rival] = rival(config, options, config.stash[keys.device])
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
     lane.prepare(config.stash[keys.device])
@@ -168,18 +172,24 @@ def _without_ours(found: TracebackType | None) -> TracebackType | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --fusion-replay, only the test that the file names."""
+    """With --fusion-replay, only the test that the file names; with --fusion-canary, the incumbent looked for."""
+    if keys.rival in config.stash:
+        from pytest_fusion.rivals_of_pytest import meet
+
+        meet(config.stash[keys.rival], [item.nodeid for item in items if _is_fused(item)])
     path = config.stash[keys.options].replay
     if path is None:
         return
     from pytest_fusion.diagnosis.replay import read
-    from pytest_fusion.pinned import same_test
+    from pytest_fusion.pinned import names_only_spec, same_test
 
     try:
         replay = config.stash[keys.replay] = read(path)
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
     chosen = [item for item in items if same_test(item.nodeid, replay.nodeid)]
+    if names_only_spec(replay.nodeid):
+        chosen = [item for item in items if _is_fused(item) and item.obj.fusion_spec.name == replay.spec]  # type: ignore[attr-defined]
     if not chosen:
         raise pytest.UsageError(
             f"the replay file {path} belongs to {replay.nodeid}, which was not collected; "
@@ -242,6 +252,8 @@ def _request(item: pytest.Item) -> Request:
         bench=_bench_request(item, options) if options.bench else None,
         bare=file_named_by("PYTEST_FUSION_BARE"),
         profiled=file_named_by("PYTEST_FUSION_PROFILED"),
+        canary=config.stash.get(keys.rival, None),
+        served=file_named_by(SERVES) is not None,
     )
 
 
@@ -308,6 +320,12 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After Ctrl-C too: no process of an incumbent is left, and no checkout."""
+    if keys.rival in config.stash:
+        config.stash[keys.rival].end()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Runs after Ctrl-C too, so what was done is on disk."""
@@ -354,6 +372,7 @@ def _write_reports(config: pytest.Config, options: Options, records: list[TestRe
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     from pytest_fusion.report.bench_table import bench_lines
+    from pytest_fusion.report.canary_table import canary_lines
     from pytest_fusion.report.terminal import TITLE, summary
 
     options = config.stash[keys.options]
@@ -365,7 +384,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     lines = summary(records, verbosity=config.get_verbosity(), written=written)
     lines = [*((said, {"yellow": True}) for said in config.stash[keys.orphans]), *lines]
     width = shutil.get_terminal_size().columns
-    lines = [*((text, {}) for text in bench_lines(records, width)), *lines]
+    compared = [(text, dict(markup)) for text, markup in canary_lines(records)]
+    lines = [*((text, {}) for text in bench_lines(records, width)), *compared, *lines]
     lines += [(f"baseline written: {_shown(config, path)}", {}) for path in config.stash.get(keys.baselines, [])]
     if failed is not None:
         lines.append((failed, {"red": True, "bold": True}))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.case.model import Case
 from pytest_fusion.profiles import PROFILES, Profile
+
+if TYPE_CHECKING:
+    from pytest_fusion.rivals import Rival
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +54,6 @@ class Request:
     bare: Path | None = None
     # Under ncu: call what this file names and judge nothing.
     profiled: Path | None = None
+    # The other kernel that this one is compared with, and nothing else; in its own process, answer for it.
+    canary: Rival | None = None
+    served: bool = False

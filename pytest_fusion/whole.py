@@ -21,12 +21,16 @@ def try_writing(folder: Path) -> None:
     probe.unlink()
 
 
-def replace_whole(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path``, sync it, and rename it over; an old file's mode is kept. Raises ``OSError``."""
+def replace_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write ``data`` beside ``path``, sync it, and rename it over; an old file's mode is kept. Raises ``OSError``.
+
+    A new file has ``mode`` less the user's umask.
+    """
     part = _part(path.parent)
     try:
-        # "x" gives the user's umask; tempfile would leave 0600, which a CI artefact step of another user cannot read.
-        with part.open("xb") as file:
+        # tempfile would leave 0600, which a CI artefact step of another user cannot read.
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

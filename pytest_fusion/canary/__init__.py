@@ -1,4 +1,7 @@
-"""May a new kernel replace the one in production: ``canary("rms_norm", incumbent=old, candidate=new)``."""
+"""May a new kernel replace the one in production: ``canary("rms_norm", incumbent=old, candidate=new)``.
+
+And what is it called with there: ``canary.record("rms_norm", old, "recordings")``.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_fusion.canary.policy import Policy
+    from pytest_fusion.canary.recorder import Recorder, record
     from pytest_fusion.canary.router import Canary, canary
     from pytest_fusion.canary.sharing import request
 
-__all__ = ["Canary", "Policy", "canary", "request"]
+__all__ = ["Canary", "Policy", "Recorder", "canary", "record", "request"]
 
 # Loaded on first use: importing the package must import no torch.
-_HOMES = {"Canary": "router", "Policy": "policy", "canary": "router", "request": "sharing"}
+_HOMES = {
+    "Canary": "router",
+    "Policy": "policy",
+    "Recorder": "recorder",
+    "canary": "router",
+    "record": "recorder",
+    "request": "sharing",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,8 @@ class Log:
     """Events of one canary in one process. ``add`` never raises and touches no file; ``flush`` never raises.
 
     Without a ``folder`` the events go to the ``publishers`` alone. A file of more than half of ``most_bytes`` is
-    renamed to ``*.1.jsonl`` in place of the one before. ``publish_errors`` and ``lost`` are counts.
+    renamed to ``*.1.jsonl`` in place of the one before; where ``shorten`` is given, it is asked to make the file
+    shorter instead. ``publish_errors`` and ``lost`` are counts. Files end in ``suffix`` and are made with ``mode``.
     """
 
     def __init__(
@@ -34,8 +35,15 @@ class Log:
         most_bytes: int,
         publishers: Sequence[Callable[[Mapping[str, Any]], object]] = (),
         clock: Callable[[], float] = time.time,
+        *,
+        suffix: str = ".jsonl",
+        mode: int = 0o644,
+        shorten: Callable[[Path], object] | None = None,
     ) -> None:
         self._name = name
+        self._suffix = suffix
+        self._mode = mode
+        self._shorten = shorten
         self._folder = folder
         self._most_bytes = most_bytes
         self._publishers = tuple(publishers)
@@ -53,16 +61,18 @@ class Log:
         self.lost = 0
         self.publish_errors = 0
         self.path: Path | None = None
+        host = re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname())[:40]
+        # No other process and no later one has it, so evidence that was copied to two places is told from new evidence.
+        self.process = f"{host}.{os.getpid()}.{time.time_ns()}"
         if self._folder is not None:
             slug = re.sub(r"[^A-Za-z0-9_]+", "-", self._name)[:60]
-            host = re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname())[:40]
-            self.path = self._folder / f"{slug}.{host}.{os.getpid()}.{time.time_ns()}.jsonl"
+            self.path = self._folder / f"{slug}.{self.process}{self._suffix}"
 
     def add(self, kind: str, **facts: Any) -> None:
         with self._lock:
             self._added += 1
-            event = {"time": self._clock(), "n": self._added, "pid": os.getpid(), "name": self._name, "event": kind}
-            self._waiting.append({**event, **facts})
+            who = {"pid": os.getpid(), "process": self.process, "name": self._name}
+            self._waiting.append({"time": self._clock(), "n": self._added, **who, "event": kind, **facts})
             if len(self._waiting) > _WAITING:
                 self._waiting.popleft()
                 self.lost += 1
@@ -89,16 +99,22 @@ class Log:
 
     def _write(self, path: Path, lines: Iterable[bytes]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = self._open(path)
         try:
             size = os.fstat(handle).st_size
             for line in lines:
                 if size and size + len(line) > self._most_bytes // 2:
                     os.close(handle)
                     handle = -1
-                    path.replace(path.with_suffix(".1.jsonl"))
-                    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                    size = 0
+                    if self._shorten is None:
+                        path.replace(path.with_suffix(".1.jsonl"))
+                    else:
+                        self._shorten(path)
+                    handle = self._open(path)
+                    size = os.fstat(handle).st_size
+                    if size + len(line) > self._most_bytes:
+                        self.lost += 1
+                        continue
                 written = os.write(handle, line)
                 size += written
                 if written < len(line):
@@ -108,6 +124,9 @@ class Log:
         finally:
             if handle >= 0:
                 os.close(handle)
+
+    def _open(self, path: Path) -> int:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
 
 
 def _line(event: Event) -> bytes:

@@ -73,6 +73,18 @@ class Evidence:
             tallies[cell] = tallies[cell] + tally if cell in tallies else tally
         return Evidence(self.rollout, dict(sorted(calls.items())), dict(sorted(tallies.items())))
 
+    def since(self, earlier: Evidence) -> Evidence:
+        """What was seen after ``earlier``, which this one contains: ``earlier + later.since(earlier) == later``."""
+        calls = {bucket: count - earlier.calls.get(bucket, 0) for bucket, count in self.calls.items()}
+        tallies: dict[Cell, Tally] = {}
+        for cell, tally in self.tallies.items():
+            before = earlier.tallies.get(cell, Tally())
+            counts = {index: count - before.counts.get(index, 0) for index, count in tally.counts.items()}
+            fresh = Tally({index: count for index, count in counts.items() if count}, tally.broken - before.broken)
+            if fresh.counts or fresh.broken:
+                tallies[cell] = fresh
+        return Evidence(self.rollout, {bucket: count for bucket, count in calls.items() if count}, tallies)
+
     def buckets(self) -> list[str]:
         return sorted({*self.calls, *(cell.bucket for cell in self.tallies)})
 

@@ -11,7 +11,7 @@ from pytest_fusion.canary.mode import Mode
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.policy import Tolerance
 
-_SHARES = ("share", "shadow", "verify")
+_SHARES = ("share", "shadow", "verify", "timed", "gpu_share")
 _POSITIVE = ("timeout_s", "memory_mib", "interval_s", "stale_s", "log_mib")
 _COUNTS = ("trip_after", "trip_window")
 _WAYS = ("request", "process")
@@ -23,9 +23,12 @@ class Policy:
 
     ``state`` is where it starts: ``"off"``, ``"shadow"``, ``"route"`` or ``"full"``. Shares are of calls, 0 to 1:
     ``share`` goes to the candidate in ``route``, ``shadow`` is compared in ``shadow``, ``verify`` of what the candidate
-    served is compared afterwards. ``by`` says what is routed: each request, or the whole process (``replica`` names it;
-    without, host and process id do). ``rollout`` and ``salt`` are part of the hash: equal in all processes, so is the
-    share. A trip holds for its ``rollout``.
+    served is compared afterwards. ``timed`` of the calls that are compared in shadow are timed: both kernels run once
+    more, on copies. On average all of it takes ``gpu_share`` of a GPU's time at most; 1 is no limit.
+
+    ``by`` says what is routed: each request, or the whole process (``replica`` names it; without, host and process id
+    do). ``rollout`` and ``salt`` are part of the hash: equal in all processes, so is the share. A trip holds for its
+    ``rollout``.
 
     ``writes`` names the arguments that either kernel writes, ``()`` for none; ``None`` for not known: then every routed
     call keeps a copy of all its tensors to fall back on. ``scratch`` names those whose contents mean nothing later.
@@ -34,13 +37,16 @@ class Policy:
     ``trip_after`` failures in ``trip_window`` runs of the candidate send it back. ``timeout_s`` is how long one run may
     take, compilation included. ``memory_mib`` bounds the copies of a call. ``file`` is read each ``interval_s``; one
     that can no longer be read means off after ``stale_s``. ``directory`` gets the event log (at most twice ``log_mib``)
-    and the mark of a trip.
+    and the mark of a trip; and, in ``finds``, what it takes to make such inputs again as the kernels disagree on: up to
+    20 calls of each class of shapes, with ``keep_tensors`` the tensors themselves.
     """
 
     state: str = "shadow"
     share: float = 0.01
     shadow: float = 0.01
     verify: float = 0.01
+    timed: float = 0.25
+    gpu_share: float = 0.01
     by: str = "request"
     replica: str | None = None
     rollout: str = "1"
@@ -57,6 +63,7 @@ class Policy:
     stale_s: float = 600.0
     directory: str | os.PathLike[str] | None = None
     log_mib: float = 16.0
+    keep_tensors: bool = False
 
     def __post_init__(self) -> None:
         for name in _SHARES:
@@ -75,6 +82,8 @@ class Policy:
         for name in ("writes", "scratch"):
             if isinstance(getattr(self, name), str):
                 raise self._wrong(name, f"a tuple of argument names, as in {name}=({getattr(self, name)!r},)")
+        if not isinstance(self.keep_tensors, bool):
+            raise self._wrong("keep_tensors", "True or False")
         if self.tolerance is not None and not isinstance(self.tolerance, Tolerance):
             raise self._wrong("tolerance", "None or a pytest_fusion.Tolerance")
         _ = self.mode

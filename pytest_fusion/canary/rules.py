@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_fusion.canary.sequential import RATE, Scale
+from pytest_fusion.errors import CanaryError, did_you_mean
 
 # What it means that a metric is worse: back at once; not promoted; nothing (a dry run).
 Role = Literal["critical", "ordinary", "muted"]
@@ -108,3 +110,17 @@ class Rules:
 
 
 RULES = Rules()
+
+
+def without(rules: Rules, names: Sequence[str]) -> Rules:
+    """The same rules with these metrics muted: reported, and asked about no more. Raises ``CanaryError``."""
+    known = [metric.name for metric in rules.metrics]
+    for name in names:
+        if name not in known:
+            raise CanaryError(f"{name!r} is no metric of the judge{did_you_mean(name, known)}")
+    if set(names) >= set(known):
+        raise CanaryError("without any metric there is nothing to judge by")
+    return replace(
+        rules,
+        metrics=tuple(replace(metric, role="muted") if metric.name in names else metric for metric in rules.metrics),
+    )

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pytest_fusion.canary.compare import FIELDS, compare, exact, sums_of
 from pytest_fusion.canary.copies import Copies
+from pytest_fusion.canary.evidence import Arm
+from pytest_fusion.canary.readback import Readback
 from pytest_fusion.canary.rule import Observation
 from pytest_fusion.spec.policy import Tolerance
 
@@ -24,11 +26,12 @@ MOST_WAITING = 256
 @dataclass(slots=True)
 class _Waiting:
     bucket: str
+    arm: Arm
     since: float
     labels: list[str]
     held: list[bool]
-    host: list[Tensor]
-    events: list[Any]
+    rows: Readback
+    call: Any
 
 
 class Comparisons:
@@ -62,42 +65,36 @@ class Comparisons:
         return len(self._waiting)
 
     def submit(
-        self, incumbent: object, candidate: object, copies: Copies, bucket: str, *, copied: str
+        self,
+        incumbent: object,
+        candidate: object,
+        copies: Copies,
+        bucket: str,
+        *,
+        copied: str,
+        arm: Arm = "candidate",
+        call: Any = None,
     ) -> Observation | None:
         """Compares two results and what both kernels left in the arguments; an observation where no device is needed.
 
-        ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``.
+        ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``; where ``arm`` is
+        ``"itself"``, the incumbent ran there in the candidate's place. ``call`` goes with the observation.
         """
         results = compare(incumbent, candidate, self._tolerance)
         if results.reason:
-            return Observation("structure", bucket, results.reason)
-        waiting = _Waiting(bucket, self._clock(), [], [], [], [])
-        rows: list[Tensor] = []
-        for row in results.sums:
-            waiting.labels.append("the result")
-            waiting.held.append(False)
-            rows.append(row)
+            return Observation("structure", bucket, results.reason, arm=arm, call=call)
+        labels = ["the result" for _ in results.sums]
+        held = [False for _ in results.sums]
+        rows = list(results.sums)
         for pair in copies.pairs:
             if pair.name in self._scratch:
                 continue
             one, other = (pair.original, pair.copy) if copied == "candidate" else (pair.copy, pair.original)
-            held = self._writes is not None and pair.name not in self._writes
-            row = sums_of(one, other, self._tolerance) if not held else _exactly(one, other)
-            waiting.labels.append(f"argument {pair.name!r}")
-            waiting.held.append(held)
-            rows.append(row)
-        for row in rows:
-            if row.device.type == "cuda":
-                host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
-                host.copy_(row, non_blocking=True)
-                with torch.cuda.device(row.device):
-                    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    event.record()
-                waiting.events.append(event)
-                waiting.host.append(host)
-            else:
-                waiting.host.append(row)
-        self._waiting.append(waiting)
+            kept = self._writes is not None and pair.name not in self._writes
+            labels.append(f"argument {pair.name!r}")
+            held.append(kept)
+            rows.append(_exactly(one, other) if kept else sums_of(one, other, self._tolerance))
+        self._waiting.append(_Waiting(bucket, arm, self._clock(), labels, held, Readback(rows), call))
         return None
 
     def ready(self) -> list[Observation]:
@@ -106,7 +103,7 @@ class Comparisons:
         with self._reading:
             while self._waiting:
                 first = self._waiting[0]
-                if not all(event.query() for event in first.events):
+                if not first.rows.done:
                     if self._clock() - first.since <= self._timeout_s:
                         break
                     self._waiting.clear()
@@ -114,7 +111,7 @@ class Comparisons:
                     found.append(Observation("hang", first.bucket, reason))
                     break
                 self._waiting.popleft()
-                found.append(_observation(first))
+                found.append(replace(_observation(first), arm=first.arm))
         return found
 
 
@@ -128,10 +125,11 @@ def _observation(done: _Waiting) -> Observation:
     worst_result, reason = "ok", ""
     elements = beyond = 0
     worst = difference = square = 0.0
-    for label, held, host in zip(done.labels, done.held, done.host, strict=True):
+    for label, held, host in zip(done.labels, done.held, done.rows.host, strict=True):
         row = dict(zip(FIELDS, host.tolist(), strict=True))
         if held and row["beyond"]:
-            return Observation("inputs", done.bucket, f"{label} was changed, and is not among those declared in writes")
+            reason = f"{label} was changed, and is not among those declared in writes"
+            return Observation("inputs", done.bucket, reason, call=done.call)
         if row["nonfinite"]:
             worst_result = "nonfinite"
             reason = f"{label}: {row['nonfinite']:.0f} elements are finite in one kernel's and not in the other's"
@@ -146,4 +144,4 @@ def _observation(done: _Waiting) -> Observation:
         worst = max(worst, row["worst"])
         difference += row["squared_difference"]
         square += row["squared_incumbent"]
-    return Observation(worst_result, done.bucket, reason, elements, beyond, worst, difference, square)
+    return Observation(worst_result, done.bucket, reason, elements, beyond, worst, difference, square, call=done.call)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from pytest_fusion.canary.mode import Mode
+from pytest_fusion.canary.policy import Policy
+from pytest_fusion.case import numbers
 
 _KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
 
@@ -36,3 +42,27 @@ def position(seed: str, key: str) -> int:
 def threshold(share: float) -> int:
     """Positions, and numbers of ``case.numbers.element``, below it are ``share`` of all; all of them at 1."""
     return round(share * (1 << 64))
+
+
+class Lots:
+    """What is drawn for each call of the canary ``name`` in this process: who serves it, who looks at it."""
+
+    def __init__(self, name: str, rollout: str, policy: Policy) -> None:
+        self._seed = f"{policy.salt}\0{name}\0{rollout}"
+        process = f"{socket.gethostname()}:{os.getpid()}"
+        self._replica = (policy.replica or process) if policy.by == "process" else None
+        self._tickets = position(self._seed, process)
+        self.sample = position(self._seed, "sample")
+
+    def serves(self, mode: Mode, key: str | None, ticket: int) -> bool:
+        """Whether the candidate's result is what the call of request ``key`` with this number returns."""
+        if mode.state == "full":
+            return True
+        if mode.state != "route":
+            return False
+        key = self._replica or key
+        where = position(self._seed, key) if key is not None else numbers.element(self._tickets, ticket)
+        return where < threshold(mode.share)
+
+    def sampled(self, ticket: int, share: float) -> bool:
+        return numbers.element(self.sample, ticket) < threshold(share)

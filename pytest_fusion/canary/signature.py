@@ -1,13 +1,16 @@
-"""What calls are told apart by: exactly, and in classes few enough to count by."""
+"""What calls are told apart by, exactly and in classes few enough to count by; and what their kernels are called."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from pytest_fusion.canary.copies import tensors_in
+
+# More of a call's tensors would make more classes than can be counted by.
+MOST_TENSORS = 4
 
 
 def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
@@ -31,6 +34,12 @@ def bucket_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     for tensor in tensors_in([args, kwargs]):
         sizes = ",".join("0" if size == 0 else f"2^{(size - 1).bit_length()}" for size in tensor.shape)
         parts.append(f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]")
-        if len(parts) == 4:
+        if len(parts) == MOST_TENSORS:
             break
     return " ".join(parts) or "no tensor"
+
+
+def named(function: Callable[..., Any]) -> str:
+    """Where a kernel is defined, as ``"package.module:function"``, for those who read logs."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '?')}:{name}"

@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from pytest_fusion.canary.evidence import Arm, Collector, Evidence
 from pytest_fusion.canary.judge import judge
-from pytest_fusion.canary.rule import Decision, Observation
+from pytest_fusion.canary.rule import Decision, Observation, metrics_of
 from pytest_fusion.canary.rules import RULES, Rules
-
-# Results of a run by the metric that they count for: a wrong structure, a changed input and a hang are as little to be
-# seen as a non-finite value.
-_METRIC = {
-    "violation": "violation",
-    "error": "exception",
-    "nonfinite": "fault",
-    "structure": "fault",
-    "inputs": "fault",
-    "hang": "fault",
-}
-# A run without result shows nothing of the metrics behind it: what raised has no values that could be compared.
-_REACHED = {
-    "exception": ("exception",),
-    "fault": ("exception", "fault"),
-    "violation": ("exception", "fault", "violation"),
-}
 
 
 class Sitting:
@@ -54,14 +37,13 @@ class Sitting:
     def update(self, observation: Observation) -> Decision:
         """What the runs so far, this one included, say. Raises ``KeyError`` for a result that nobody knows."""
         result, bucket = observation.result, observation.bucket
-        worse = "" if result in ("ok", "skipped") else _METRIC[result]
+        found = metrics_of(result)
         self._collector.call(bucket)
-        if result != "skipped":
-            for metric in _REACHED[worse or "violation"]:
-                self._collector.add(metric, bucket, float(metric == worse))
+        for metric, happened in found.items():
+            self._collector.add(metric, bucket, float(happened))
         self._since += 1
-        if worse or self._since >= self._every:
+        if any(found.values()) or self._since >= self._every:
             self._since = 0
-            found = judge(self._collector.evidence(), self._rules, intervals=False)
-            self._last = Decision(found.decision, found.reasons[0])
+            judgement = judge(self._collector.evidence(), self._rules, intervals=False)
+            self._last = Decision(judgement.decision, judgement.reasons[0])
         return self._last

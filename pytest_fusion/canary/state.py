@@ -19,6 +19,12 @@ ENVIRONMENT = "PYTEST_FUSION_CANARY"
 _LONGEST = 1 << 20
 
 
+def mark_of(folder: Path, name: str, rollout: str) -> Path:
+    """The file that says that the rollout of a canary was tripped, and why."""
+    digest = hashlib.sha256(f"{name}\0{rollout}".encode()).hexdigest()[:12]
+    return folder / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:60]}.{digest}.tripped"
+
+
 class Control:
     """The mode of one canary. Anyone may hold it back; nobody gets past who holds it.
 
@@ -191,8 +197,7 @@ class Control:
     def _mark(self) -> Path | None:
         if self._policy.directory is None:
             return None
-        digest = hashlib.sha256(f"{self._name}\0{self._rollout}".encode()).hexdigest()[:12]
-        return Path(self._policy.directory) / f"{re.sub(r'[^A-Za-z0-9_]+', '-', self._name)[:60]}.{digest}.tripped"
+        return mark_of(Path(self._policy.directory), self._name, self._rollout)
 
     def _mark_of_a_trip(self) -> str | None:
         path = self._mark()

@@ -41,6 +41,10 @@ class Watchdog:
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing runs: what a forked child begins with."""
         self._running: dict[int, _Entry] = {}
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

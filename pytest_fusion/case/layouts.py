@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pytest_fusion.case import strided
 from pytest_fusion.case.model import Layout
 
 # Gaps that are neither zero nor a multiple of any vector width, so that ignoring a stride reads another element.
@@ -48,7 +49,7 @@ def variants(kind: str, ndim: int) -> int:
             return min(ndim, 3)
         case "pitched":
             return 1 << 16 if ndim >= 2 else 0
-    return 0
+    return int(len(strided.parse(kind) or ()) == ndim > 0)
 
 
 def choices(allowed: tuple[str, ...], ndim: int) -> list[tuple[str, int]]:
@@ -100,8 +101,8 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
     ``step`` (last axis strided by 2), ``unflattenable`` (leading axes permuted; variant 1 a gap between matrices),
     ``expanded`` (stride 0 on the first axis; variant 1 on the last), ``large`` (one axis so strided that offsets pass
     ``FAR``, see :func:`far_axis`; the others dense), and, drawn for no case but a diagnosis's own, ``pitched`` (rows
-    that begin at multiples of ``variant`` elements, with a gap behind each). A layout that the shape does not admit is
-    contiguous.
+    that begin at multiples of ``variant`` elements, with a gap behind each) and, of recorded tensors, the strides
+    themselves (``strided``). A layout that the shape does not admit is contiguous.
     """
     ndim = len(shape)
     offset = layout.offset
@@ -146,6 +147,8 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
             expanded = (axis,)
             strides = _dense(tuple(1 if i == axis else size for i, size in enumerate(shape)))
             strides[axis] = 0
+        case stated, _ if (own := strided.parse(stated)) is not None and strided.admits(shape, own):
+            strides, expanded = list(own), strided.expanded(shape, own)
         case _:
             strides = _dense(shape)
             if layout.variant == 1:

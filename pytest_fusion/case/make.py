@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import numbers, regimes
+from pytest_fusion.case import numbers, recorded, regimes
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import map_tensors
@@ -123,6 +123,46 @@ def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int,
     return numbers.integers(shape, low, 100, seed, device).to(dtype)
 
 
+def _recorded(
+    spec: TensorSpec,
+    regime: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    seed: int,
+    device: torch.device,
+    sizes: Mapping[str, Size],
+) -> torch.Tensor | None:
+    """The elements of a recorded regime; ``None`` for another one, and where the spec's own values must do.
+
+    A summary says nothing of what a permutation or a user's function keep to, nor does a part of a recorded tensor:
+    those are replayed as they stand or not at all. Others stay within the bounds that the spec has at these sizes.
+    """
+    own = recorded.parse(regime)
+    if own is None:
+        return None
+    profile = spec.values
+    if profile is None or (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS):
+        found = recorded.make(own, shape, dtype, seed, device, bounds_of(profile, sizes))
+        if found is None:
+            raise ImpossibleCase(f"{own} has no {shape}")
+        return found
+    return recorded.make(own, shape, dtype, seed, device, whole=True) if isinstance(own, recorded.Stored) else None
+
+
+# Profiles that a recorded tensor's summary may stand for; others keep to more than its range.
+RECORDED_AS = ("default", "finite", "integers", "indices", "uniform")
+
+
+def bounds_of(profile: ValueProfile | None, sizes: Mapping[str, Size]) -> tuple[float, float] | None:
+    """The least and the largest value that a profile allows beside these sizes; ``None`` where it has no bounds."""
+    if profile is None or profile.kind not in ("integers", "indices", "uniform"):
+        return None
+    params = {key: _bound(value, sizes) for key, value in profile.params}
+    if profile.kind == "indices":
+        return 0, max(params["size"], 1) - 1
+    return params["low"], params["high"]
+
+
 def generator(case: Case, owner: str, device: torch.device) -> torch.Generator:
     """The torch generator handed to a user's own values function."""
     return torch.Generator(device=device).manual_seed(numbers.mix(case.seed, owner) >> 1)
@@ -140,7 +180,9 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     plan = geometry(shape, entry.layout)
     made = tuple(min(size, 1) if axis in plan.expanded else size for axis, size in enumerate(shape))
     seed = numbers.mix(case.seed, name)
-    if isinstance(spec.values, ValueProfile):
+    if (own := _recorded(spec, entry.regime, made, dtype, seed, device, case.sizes)) is not None:
+        v = own
+    elif isinstance(spec.values, ValueProfile):
         v = _from_profile(spec.values, entry.regime, made, dtype, seed, device, case.sizes)
     elif spec.values is not None:
         function = spec.values

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_fusion.case import large, regimes, sizes
-from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case import large, recorded, regimes, sizes, strided
+from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import did_you_mean
 from pytest_fusion.spec.dtypes import KNOWN
@@ -61,10 +61,26 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
         return (
             f"{name!r} has the dtype {entry.dtype}{'' if entry.dtype in KNOWN else ', which does not exist'}; {known}"
         )
-    if entry.layout.kind not in ("contiguous", large.KIND, *declared.layouts):
-        kind = entry.layout.kind
+    kind = entry.layout.kind
+    if (own := strided.parse(kind)) is not None:
+        if not _takes(declared, own, case):
+            return (
+                f"{name!r} has the layout {kind!r}, which none of the spec's layouts ({', '.join(declared.layouts)}) is"
+            )
+    elif kind not in ("contiguous", large.KIND, *declared.layouts):
         why = "the spec does not draw" if kind in LAYOUTS else "does not exist"
         return f"{name!r} has the layout {kind!r}, which {why}"
-    if entry.regime not in regimes.REGIMES and not entry.regime[:1].isdigit():
+    exists = entry.regime in regimes.REGIMES or entry.regime[:1].isdigit() or recorded.parse(entry.regime) is not None
+    if not exists:
         return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
     return None
+
+
+def _takes(declared: TensorSpec, strides: tuple[int, ...], case: Case) -> bool:
+    """Whether a spec's layouts say that its kernel takes these strides; what the shape does not admit is contiguous."""
+    try:
+        shape = shape_of(declared, case.sizes)
+    except ImpossibleCase:
+        return True
+    wanted = strided.kinds(shape, strides) if strided.admits(shape, strides) else ()
+    return not wanted or not set(wanted).isdisjoint(declared.layouts)

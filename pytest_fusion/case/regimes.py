@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_fusion.case import numbers
+from pytest_fusion.case import numbers, recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ COVERED: tuple[str, ...] = (
 
 
 def is_special(regime: str) -> bool:
-    return regime in REGIMES and REGIMES[regime][1]
+    return REGIMES[regime][1] if regime in REGIMES else recorded.special(regime)
 
 
 def names(*, finite: bool) -> tuple[str, ...]:

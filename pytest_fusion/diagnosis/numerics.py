@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case import recorded
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits, extents
 from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
@@ -28,7 +29,8 @@ _MOST_DRAWN = 4
 
 def special(lab: Lab) -> Found | None:
     """Wrong where an input holds NaN or infinity, right with finite numbers in their places."""
-    names = [name for name in edits.free(lab.spec, lab.base) if lab.base.tensors[name].regime in _NON_FINITE]
+    regimes = {name: lab.base.tensors[name].regime for name in edits.free(lab.spec, lab.base)}
+    names = [name for name, regime in regimes.items() if regime in _NON_FINITE or recorded.special(regime)]
     if not names:
         return None
     seeds = lab.seeds(count=_SEEDS)

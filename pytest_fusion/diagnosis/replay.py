@@ -100,9 +100,13 @@ def file_name(replay: Replay) -> str:
 def write(replay: Replay, root: Path) -> Path:
     """Write the file under ``root/.fusion/failures`` at once or not at all; raises ``OSError``."""
     path = folder(root) / file_name(replay)
-    text = json.dumps(replay.as_json(), indent=2, sort_keys=True, allow_nan=False) + "\n"
-    replace_whole(path, text.encode())
+    replace_whole(path, text(replay))
     return path
+
+
+def text(replay: Replay) -> bytes:
+    """What its file holds."""
+    return (json.dumps(replay.as_json(), indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def folder(root: Path) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import numbers
+from pytest_fusion.case import numbers, recorded
 from pytest_fusion.case.layouts import Geometry, geometry
 from pytest_fusion.case.make import _bound, make_inputs
 from pytest_fusion.case.model import Case
@@ -204,6 +204,9 @@ def _inputs(spec: FusionSpec, case: Case, device: torch.device, missing: dict[st
 
         inner = unwrap(spec.inputs[name])
         known = isinstance(inner, TensorSpec) and (inner.values is None or isinstance(inner.values, ValueProfile))
+        known = (
+            known and recorded.parse(case.tensors[name].regime) is None
+        )  # their generator is not copied into scripts
         return tensor_text(name, value.cpu(), plan, next(count), generated=from_seed if known else None)
 
     return _entries(logical, missing, "input", text), bool(generated)

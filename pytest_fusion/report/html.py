@@ -14,6 +14,7 @@ from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.report import bench_plots, phrases, timeline
 from pytest_fusion.report.bench_figures import figures
 from pytest_fusion.report.bench_table import bench_notes, bench_tables
+from pytest_fusion.report.canary_table import canary_rows
 from pytest_fusion.report.case_table import Table, case_tables
 from pytest_fusion.report.heat_map import HeatMap, heat_map
 from pytest_fusion.report.paths import replace_text
@@ -108,6 +109,7 @@ def render(
         bench=bench_tables(records),
         bench_notes=bench_notes(records),
         drawings=bench_plots.drawings(figures(records)),
+        canary=canary_rows(records),
         rows=[_row(record, is_open=any(record is failure for failure in failures)) for record in ordered],
     )
 

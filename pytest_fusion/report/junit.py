@@ -30,6 +30,7 @@ def properties(record: TestRecord) -> list[tuple[str, Scalar]]:
         "fusion_grade": record.grade,
         "fusion_replay": record.replay,
         "fusion_off": ", ".join(record.off) or None,
+        "fusion_canary": record.canary.get("verdict"),
     }
     return [*((name, value) for name, value in found.items() if value is not None), *_bench(record)]
 

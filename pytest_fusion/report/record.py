@@ -22,7 +22,8 @@ class TestRecord:
     ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
     script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,
     two lists of sentences, and how often the kernel ran for them; ``bench`` of a measured test has ``{"rows",
-    "compared", "resources", "limits", "notes", "complete"}``.
+    "compared", "resources", "limits", "notes", "complete"}``; ``canary`` of one that was compared with an incumbent has
+    ``{"verdict", "reasons", "metrics", "counts", "incumbent", "pairs", "latency", "notes"}``.
     """
 
     __test__ = False  # a record, not a test class
@@ -48,6 +49,7 @@ class TestRecord:
     expected: bool = False
     script: str | None = None
     bench: dict[str, Any] = field(default_factory=dict)
+    canary: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The test's entry in ``--fusion-json``."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case import strided
 from pytest_fusion.case.model import Layout
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -290,7 +291,9 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     """The mask of contiguous inputs is that of the case's own layouts."""
     case = trial.result.case
     # An expanded input holds one slice, which no other layout does.
-    plain_case = case.contiguous(name for name, tensor in case.tensors.items() if tensor.layout.kind != "expanded")
+    plain_case = case.contiguous(
+        name for name, tensor in case.tensors.items() if not strided.repeats(tensor.layout.kind)
+    )
     other = masks.at(case=plain_case)
     if other is None or mask.kept.shape != other.kept.shape:
         return None

@@ -16,7 +16,11 @@ Kernel = Callable[..., Any]
 
 def made(incumbent: Kernel, candidate: Kernel, judge: Any = None, **policy: Any) -> Canary:
     return canary(
-        "k", incumbent=incumbent, candidate=candidate, judge=judge, policy=Policy(**{"interval_s": 3600.0, **policy})
+        "k",
+        incumbent=incumbent,
+        candidate=candidate,
+        judge=judge,
+        policy=Policy(**{"interval_s": 3600.0, "timed": 0.0, **policy}),
     )
 
 

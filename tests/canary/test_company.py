@@ -45,7 +45,8 @@ def test_generators_go_on_as_if_the_kernel_that_served_had_been_alone(state: str
     for ours, alone in zip(run(kernel), run(incumbent), strict=True):
         assert ours == alone if isinstance(ours, float) else torch.equal(ours, alone)
     kernel.refresh()
-    assert observed(judge) == (["ok", "ok"] if state == "shadow" else ["error", "ok"])
+    # The thread that tends all canaries may read the comparison before or after the second call.
+    assert sorted(observed(judge)) == (["ok", "ok"] if state == "shadow" else ["error", "ok"])
 
 
 @pytest.mark.parametrize("state", ["shadow", "full"])

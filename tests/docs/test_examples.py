@@ -55,7 +55,18 @@ def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytes
     result.assert_outcomes(passed=tests)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/causes.md", "docs/baselines.md", "CONTRIBUTING.md", "ARCHITECTURE.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *PAGES,
+        "docs/causes.md",
+        "docs/baselines.md",
+        "docs/canary-judge.md",
+        "examples/rollout/README.md",
+        "CONTRIBUTING.md",
+        "ARCHITECTURE.md",
+    ],
+)
 def test_every_link_leads_somewhere(page: str) -> None:
     """Files and headings that a page links to exist."""
     for link in _LINK.finditer(_prose(ROOT / page)):

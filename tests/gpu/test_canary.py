@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
-from pytest_fusion import canary
+from pytest_fusion import FusionSpec, canary, tensor
 from pytest_fusion.canary import Policy
 from pytest_fusion.errors import CanaryError
 
@@ -90,3 +91,76 @@ def test_capture_is_refused_by_call_and_possible_for_each_kernel() -> None:
         warnings.simplefilter("ignore")  # the graph is empty, since nothing was launched before it was refused
         with pytest.raises(CanaryError, match="by='process'"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             kernel(x)
+
+
+@pytest.mark.parametrize("writes", [None, ()])
+def test_no_call_waits_where_both_kernels_are_timed(writes: tuple[str, ...] | None) -> None:
+    """Timing, the incumbent beside itself and the reference: nothing synchronises in a call, and all of it arrives."""
+    spec = FusionSpec(fused=_twice, reference=_twice, inputs={"x": tensor("rows n")})
+    kernel = canary(
+        "k",
+        incumbent=_twice,
+        candidate=lambda x: x + x,
+        policy=Policy(shadow=1.0, timed=1.0, gpu_share=1.0, interval_s=3600, writes=writes),
+        spec=spec,
+    )
+    x = torch.randn(64, 100, device="cuda", dtype=torch.float16)
+    kernel(x)
+    for _ in range(10):
+        with _waiting_is_an_error():
+            for _ in range(20):
+                kernel(x)
+        torch.cuda.synchronize()
+        kernel.refresh()
+
+    evidence = kernel.evidence()
+    assert kernel.state == "shadow"
+    assert {name for name in kernel.status()["counts"] if not name.endswith(": ok")} == set()
+    assert evidence.pooled("latency_ratio").seen >= 4
+    assert evidence.pooled("latency_ratio").broken == 0
+    assert evidence.pooled("latency_ratio", "itself").seen >= 1
+    assert evidence.pooled("violation", "itself").counts.keys() == {0}
+    assert evidence.pooled("error_ratio").seen >= 1
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_what_a_gpu_spends_on_looking_is_counted() -> None:
+    """The time between the start of the candidate and the end of the comparison, summed over the calls."""
+    blocks: list[Mapping[str, Any]] = []
+    kernel = canary(
+        "k",
+        incumbent=_twice,
+        candidate=lambda x: x + x,
+        policy=Policy(shadow=1.0, interval_s=3600),
+        publishers=[blocks.append],
+    )
+    x = torch.randn(1 << 20, device="cuda")
+    for _ in range(10):
+        kernel(x)
+    torch.cuda.synchronize()
+    kernel.refresh()
+
+    assert sum(block["gpu_s"] for block in blocks if block["event"] == "block") > 0
+
+
+def test_a_gpu_that_has_no_time_left_is_not_asked_for_more() -> None:
+    """What was spent beyond the share shuts the shadow; callers get their results, and the calls are counted."""
+    kernel = canary(
+        "k",
+        incumbent=_twice,
+        candidate=lambda x: x + x,
+        policy=Policy(shadow=1.0, gpu_share=1e-9, interval_s=3600),
+    )
+    x = torch.randn(1 << 20, device="cuda")
+    kernel(x)
+    torch.cuda.synchronize()
+    kernel.refresh()
+    for _ in range(5):
+        assert torch.equal(kernel(x), x * 2)
+    kernel.refresh()
+
+    assert kernel.status()["counts"] == {"compared: ok": 1, "skipped: over its share of GPU time": 5}
+    assert sum(kernel.evidence().calls.values()) == 6

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import (
-    FusionFailure, FusionSpec, Tolerance, check_equivalent, derived, dim, fused_equivalent, optional, tensor, values
+    FusionFailure, FusionSpec, Tolerance, canary, check_equivalent, derived, dim, fused_equivalent, optional, tensor,
+    values
 )
+from pytest_fusion.canary import Canary, Policy, Recorder
 
 
 def reference(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -55,6 +57,9 @@ assert_type(SPEC.with_(name="other"), FusionSpec)
 test_spec = SPEC.test()
 record = check_equivalent(reference, reference, torch.ones(3), None, eps=1e-6)
 assert_type(record.cases, int)
+kernel = canary("norm", incumbent=reference, candidate=reference, policy=Policy(), spec=SPEC)
+assert_type(kernel, Canary)
+assert_type(canary.record("norm", reference, "recordings", tensors=True), Recorder)
 try:
     test_spec()
 except FusionFailure as failure:
@@ -65,13 +70,15 @@ except FusionFailure as failure:
 MISUSE = """
 import torch
 
-from pytest_fusion import FusionSpec, dim, tensor
+from pytest_fusion import FusionSpec, canary, dim, tensor
 
 tensor(3.5)
 tensor("rows", layouts=4)
 dim("rows")
 FusionSpec(lambda x: x, lambda x: x, {"x": tensor("rows")})
 FusionSpec(fused=torch.relu, reference=torch.relu, inputs={}, max_launches="one")
+canary("norm", incumbent=torch.relu)
+canary.record("norm", torch.relu, 5)
 """
 
 
@@ -99,6 +106,16 @@ def test_the_interface_is_complete() -> None:
     assert (Path(pytest_fusion.__file__).parent / "py.typed").is_file()
 
 
+def test_the_canary_is_a_folder_and_a_function() -> None:
+    """What the checker is told of ``canary`` is there: it is called, and has ``record``, from either import."""
+    from pytest_fusion import canary
+    from pytest_fusion.canary import entry, recorder, router
+
+    assert callable(canary)
+    assert canary.record is recorder.record
+    assert (entry.canary.__call__, entry.canary.record) == (router.canary, recorder.record)
+
+
 @pytest.mark.slow
 def test_use_passes_and_misuse_does_not(tmp_path: Path) -> None:
     """Under mypy --strict a user's file has no error, and each line of one with wrong arguments has one."""
@@ -107,4 +124,4 @@ def test_use_passes_and_misuse_does_not(tmp_path: Path) -> None:
     found = _mypy(tmp_path, right=USER, wrong=MISUSE)
 
     first = MISUSE.splitlines().index("tensor(3.5)") + 1
-    assert found == {"right": set(), "wrong": set(range(first, first + 5))}
+    assert found == {"right": set(), "wrong": set(range(first, first + 7))}

@@ -1,0 +1,76 @@
+"""The error of results beside the reference's lanes, and what the errors of two kernels over many cases say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.verdict.tolerance import excess_by
+
+# Results rounded once from the exact value have 0.03 to 0.05 (float32, some 40 cases of exp): what is below depends on
+# the values drawn, and a kernel that is exact on a few small numbers would make every other look endless.
+FLOOR = 0.05
+RESAMPLES = 2000
+LEVEL = 0.99
+# Non-inferiority: a quarter more error is what may be lost (the canary's judge has the same limit).
+MARGIN = math.log(1.25)
+# Under this many cases a bootstrap has too few values to draw from.
+FEWEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The mean of log(candidate's error / incumbent's) over cases, ``low`` to ``high`` at ``LEVEL``."""
+
+    output: str
+    mean: float
+    low: float
+    high: float
+    cases: int
+
+
+def error(output: torch.Tensor, right: OutputLanes | torch.Tensor, tolerance: str | Tolerance) -> float | None:
+    """The root mean square of each element's error over what is allowed of it.
+
+    ``None`` where it says nothing: no elements, integers, another shape, or NaN and infinity in the wrong place.
+    """
+    native = right.native if isinstance(right, OutputLanes) else right
+    if not output.numel() or output.shape != native.shape or not output.dtype.is_floating_point:
+        return None
+    shares = excess_by(output, right, tolerance)
+    if not bool(shares.isfinite().all()):
+        return None
+    return float(shares.square().mean().sqrt())
+
+
+def log_ratio(candidate: float, incumbent: float) -> float:
+    """Of two errors, neither below ``FLOOR``."""
+    return math.log(max(candidate, FLOOR) / max(incumbent, FLOOR))
+
+
+def ratios(errors: Sequence[Mapping[str, tuple[float, float]]]) -> list[Ratio]:
+    """For each output that has ``FEWEST`` cases or more: what its pairs of errors, case by case, add up to.
+
+    The interval has the percentiles of ``RESAMPLES`` resamples of whole cases, at a level that ``LEVEL`` is shared
+    over the outputs. It is a function of its argument: a seed and no clock.
+    """
+    import numpy as np
+
+    by_output: dict[str, list[float]] = {}
+    for case in errors:
+        for name, pair in case.items():
+            by_output.setdefault(name, []).append(log_ratio(*pair))
+    enough = {name: values for name, values in by_output.items() if len(values) >= FEWEST}
+    tail = (1 - LEVEL) / max(1, len(enough))
+    found = []
+    for name, values in enough.items():
+        logs = np.asarray(values, dtype=np.float64)
+        drawn = np.random.default_rng(0).integers(0, logs.size, (RESAMPLES, logs.size))
+        low, high = np.quantile(logs[drawn].mean(axis=1), [tail, 1 - tail])
+        found.append(Ratio(name, float(logs.mean()), float(low), float(high), int(logs.size)))
+    return found

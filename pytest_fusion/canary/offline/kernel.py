@@ -1,0 +1,186 @@
+"""`Kernel`: one of the two kernels in this process, judged, measured and counted case by case."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from pytest_fusion.canary.offline.ran import Ran, ran
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import said
+from pytest_fusion.run import counting
+from pytest_fusion.run.bare import bare
+from pytest_fusion.run.counting import Counts, Uncounted
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.genuine import synchronize
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.place import place, rewrite
+from pytest_fusion.run.reference import ReferenceFailed
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.calls import Bench, call, reference_of, tensors_of
+from pytest_fusion.verdict.judge import judge_case
+from pytest_fusion.verdict.outputs import collect
+
+_KEPT = 2 << 30
+
+
+@dataclass(slots=True)
+class Measured:
+    """Results of one call, and digests of what it was given and of what the reference makes of that.
+
+    ``problem`` says why there are no results. ``memory`` is the peak of bytes above the inputs, on a GPU.
+    """
+
+    inputs: str = ""
+    reference: str = ""
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    memory: int | None = None
+    problem: str = ""
+
+
+class Opponent(Protocol):
+    """A kernel to be asked about cases, wherever it lives."""
+
+    def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
+        """The verdict of all checks; ``alone`` asks every check of this case, whatever others have spent."""
+
+    def measure(self, case: Case) -> Measured:
+        """The results of one more call."""
+
+    def count(self, case: Case) -> Counts | Uncounted:
+        """How many kernels a call launches."""
+
+
+class Kernel:
+    """The kernel of ``bench.spec``, in this process."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.spec = bench, bench.spec
+
+    def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
+        bench = self.bench
+        if alone:
+            new = Bench(bench.spec, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
+            new.complete, new.clock = True, bench.clock
+            bench = new
+        found = ran(judge_case(bench, case, again=again), bench.refusals)
+        spare(bench.device)
+        return found
+
+    def measure(self, case: Case) -> Measured:
+        """One call on fresh inputs, after those of the judge. What raises here is told and accuses nobody."""
+        bench, spec = self.bench, self.spec
+        try:
+            logical = make_inputs(spec, case, bench.device)
+        except (ImpossibleCase, InputFailed, MemoryError, torch.OutOfMemoryError) as error:
+            return Measured(problem=f"its inputs cannot be made: {error}")
+        found = Measured(inputs=digest(tensors_of(logical)))
+        if spec.random is not None:
+            found.problem = "the kernel draws random numbers, so that one result says little of its error"
+            return found
+        try:
+            reference, _ = reference_of(bench, case, logical, priced=False)
+        except ReferenceFailed as error:
+            found.problem = f"the reference raises: {error}"
+            return found
+        found.reference = digest({str(i): t for i, t in enumerate(reference.native)})
+        outcome, placed = call(bench, case, logical, FILLS[0])
+        if outcome.error is not None:
+            found.problem = f"called once more, it raised {said(outcome.error)[:200]}"
+            return found
+        found.outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
+        if bench.device.type == "cuda":
+            found.memory = self._peak(case, logical)
+        return found
+
+    def count(self, case: Case) -> Counts | Uncounted:
+        bench, spec = self.bench, self.spec
+        try:
+            logical = make_inputs(spec, case, bench.device)
+            placed = place(logical, case, bench.device, FILLS[0])
+
+            def once() -> object:
+                return spec.fused(**placed.arguments, **bench.extra)
+
+            def back() -> None:
+                rewrite(placed, logical)
+
+            if bench.device.type == "cuda":
+                # The profiler's second opinion takes seconds a call.
+                capture = not spec.syncs
+                arguments = placed.arguments
+                return counting.count(once, arguments, bench.device, prepare=back, capture=capture, cross_check=False)
+            with bare():
+                found = counting.modelled(once, placed.arguments, prepare=back)
+            return found.counts if found.bounds else Uncounted("; ".join(found.counts.doubts))
+        except ContextLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - the judge has its verdict; a count is no second one
+            return Uncounted(f"called to be counted, it raised {said(error)[:200]}")
+
+    def _peak(self, case: Case, logical: Mapping[str, Any]) -> int | None:
+        device = self.bench.device
+        placed = place(logical, case, device, FILLS[0])
+        try:
+            with bare():
+                synchronize(device)
+                before = torch.cuda.memory_allocated(device)
+                torch.cuda.reset_peak_memory_stats(device)
+                self.spec.fused(**placed.arguments, **self.bench.extra)
+                synchronize(device)
+                return torch.cuda.max_memory_allocated(device) - before
+        except Exception:  # noqa: BLE001 - no number is better than one of a call that failed
+            return None
+
+
+def spare(device: torch.device) -> None:
+    """Give back what a GPU's allocator keeps, where that is much: another process may need it for the same case."""
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > _KEPT:
+        torch.cuda.empty_cache()
+
+
+def taking(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
+    """``fused`` without those of the fixtures ``extra`` that it does not take."""
+    try:
+        parameters = inspect.signature(fused).parameters
+    except (TypeError, ValueError):
+        return fused
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return fused
+    dropped = [name for name in extra if name not in parameters]
+    if not dropped:
+        return fused
+
+    def call(**given: Any) -> Any:
+        return fused(**{name: value for name, value in given.items() if name not in dropped})
+
+    # A call by name, as all calls of a kernel are; `honesty` asks by code whether the kernel calls the reference.
+    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    kept += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dropped]
+    call.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    call.stands_for = fused  # type: ignore[attr-defined]
+    return call
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Sixteen digits that are equal for equal names, dtypes, shapes and bits."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        if flat.numel():
+            found.update(flat.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def beside(spec: FusionSpec, bench: Bench, fused: Callable[..., Any]) -> Kernel:
+    """Another kernel of the same spec in this process. Raises ``SpecError`` where it does not take the inputs."""
+    other = spec.with_(fused=taking(fused, spec.fixtures), name=spec.name)
+    fresh = Bench(other, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
+    return Kernel(fresh)

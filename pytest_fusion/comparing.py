@@ -1,0 +1,227 @@
+"""One test with two kernels, from spec to record: the duel in a child, what ends a process, and the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pytest_fusion import crash
+from pytest_fusion.campaign import Tally
+from pytest_fusion.canary.offline.findings import Comparison, Evidence, conclude, without_evidence
+from pytest_fusion.canary.offline.kernel import Kernel, Opponent
+from pytest_fusion.canary.offline.pairs import Pair, stands
+from pytest_fusion.canary.offline.process import NoOpponentError
+from pytest_fusion.canary.offline.ran import Ran, died
+from pytest_fusion.canary.offline.traffic import recorded
+from pytest_fusion.canary.offline.wire import Gone
+from pytest_fusion.case.describe import describe
+from pytest_fusion.case.known import Known
+from pytest_fusion.case.model import Case
+from pytest_fusion.duel import Dead, Duel, Extra, Found, Lost
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.examine import record_of, why_not_isolated
+from pytest_fusion.job import Job
+from pytest_fusion.paired_latency import timings
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.request import Request
+from pytest_fusion.rivals import Rival
+from pytest_fusion.run import preload
+from pytest_fusion.run.compiled import around_compilations
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.isolate import COMPILING, Channel, Crash, run_isolated, unwrap
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.calls import Bench
+
+# Each death starts all cases anew, in a fresh process.
+_MOST_DEATHS = 4
+# How much longer a case may take after one that was only slow.
+_PATIENCE = 10
+CHECK = "canary"
+
+
+def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
+    """The record of a test under ``--fusion-canary``. Only a rollback and an error fail it."""
+    begun = time.perf_counter()
+    rival = request.canary
+    assert rival is not None
+    job = Job(spec, replace(request, canary=None, known=Known(spec, outer, request.nodeid).cases), outer, extra)
+    device = torch.device(request.device)
+    profile = request.profile
+    programs = profile.programs if device.type == "cpu" else 2**62
+    bench = Bench(spec, device, extra, programs=programs, deep=profile.name == "deep")
+    tally: Tally | None = None
+    try:
+        opponent = rival.open(request.nodeid, spec, bench, profile.seconds)
+        seen, tally = _Fight(job, rival, opponent).run()
+        seen.notes += rival.close()
+        comparison = conclude(seen, rival.about, rival.without)
+    except NoOpponentError as error:
+        comparison = without_evidence("nodata", f"it has no incumbent: {error}", rival.about)
+    except CanaryError as error:
+        comparison = without_evidence("error", str(error), rival.about)
+    finally:
+        rival.let_go()
+    record = record_with(job, comparison, tally, rival)
+    return replace(record, seconds=round(time.perf_counter() - begun, 3))
+
+
+def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Rival) -> TestRecord:
+    """The record of what two kernels came to; with the replay file and the diagnosis of a rollback's case."""
+    name, decision = job.spec.name, comparison.decision
+    told = comparison.as_json()
+    reasons = "\n".join(f"  {reason}" for reason in comparison.reasons)
+    message = f"{name}: canary {decision}, against {rival.named}\n{reasons}"
+    if decision == "rollback" and tally is not None and tally.failure is not None:
+        record = record_of(job, tally, "")
+        return replace(record, message=f"{message}\n{record.message}", canary=told)
+    verdicts = {"promote": "pass", "hold": "pass", "rollback": "fail", "error": "fail", "nodata": "unknown"}
+    record = TestRecord(job.request.nodeid, verdicts[decision], canary=told)  # type: ignore[arg-type]
+    if tally is not None:
+        record = replace(record_of(job, replace(tally, failure=None), ""), verdict=record.verdict, canary=told)
+    if decision == "nodata":
+        # One line: it is why the test is skipped.
+        message = f"canary nodata, against {rival.named}: {'; '.join(comparison.reasons)}"
+    failed = decision in ("rollback", "error")
+    return replace(record, failed_check=CHECK if failed else None, message="" if record.verdict == "pass" else message)
+
+
+class _Fight:
+    """The duel of one test, again and again without the cases in which a process ended."""
+
+    def __init__(self, job: Job, rival: Rival, opponent: Opponent) -> None:
+        self.job, self.rival, self.opponent = job, rival, opponent
+        self.dead: dict[str, Dead] = {}
+        self.seconds = job.request.profile.seconds
+
+    def run(self) -> tuple[Evidence, Tally]:
+        request = self.job.request
+        for _ in range(_MOST_DEATHS):
+            outcome = self._once()
+            if isinstance(outcome, Found):
+                return outcome.evidence, outcome.tally
+            if isinstance(outcome, Lost):
+                self._bury(Case.from_json(outcome.case), incumbent=died(outcome.said, late=outcome.late))
+                self.rival.reopen()
+                continue
+            self.rival.reopen()  # the question that it was asked last may be half answered
+            note = outcome.last_note or {}
+            if "case" not in note:
+                raise CanaryError(f"the process of the two kernels ended before any case ran ({outcome.detail})")
+            case = Case.from_json(note["case"])
+            if note.get("arm") == "incumbent":
+                self._bury(case, incumbent=died(outcome.detail, late=outcome.kind == "timeout"))
+            elif outcome.kind == "timeout" and not crash.hangs(self.job, outcome):
+                self.seconds = _PATIENCE * request.profile.seconds
+            else:
+                pair = self._after_crash(case, outcome)
+                if pair.standing == "worse":
+                    return Evidence([pair]), crash.tally_of(self.job, outcome)
+                self._bury(case, candidate=pair.candidate, incumbent=pair.incumbent)
+        return Evidence(broken=f"a process ended {_MOST_DEATHS} times before all cases had run"), Tally()
+
+    def _bury(self, case: Case, *, candidate: Ran | None = None, incumbent: Ran | None = None) -> None:
+        before = self.dead.get(case.key(), Dead(None, None))
+        self.dead[case.key()] = Dead(candidate or before.candidate, incumbent or before.incumbent)
+
+    def _after_crash(self, case: Case, outcome: Crash) -> Pair:
+        """The incumbent, asked about the case in which the candidate's process ended."""
+        ours = died(outcome.detail)
+        theirs = self._alone(case)
+        standing, reason = stands(ours, theirs)
+        text = str(describe(self.job.spec, case)["text"])
+        return Pair(text, "fuzzed", ours, theirs, standing, reason, case.as_json())
+
+    def _alone(self, case: Case) -> Ran:
+        def work(_: Channel | None) -> Ran:
+            return self.opponent.judge(case, again=True, alone=True)
+
+        try:
+            if self.rival.elsewhere or why_not_isolated(self.job.request) is not None:
+                return work(None)
+            outcome = unwrap(run_isolated(work, time_limit_s=self.seconds, forward=False))
+        except Gone as gone:
+            self.rival.reopen()
+            return died(str(gone), late=gone.late)
+        return died(outcome.detail) if isinstance(outcome, Crash) else outcome
+
+    def _once(self) -> Found | Lost | Crash:
+        request = self.job.request
+        if why_not_isolated(request) is not None:
+            return self._here(lambda _: None)
+
+        noted: list[dict[str, Any]] = []
+
+        def work(channel: Channel) -> Found | Lost | Crash:
+            told = channel.note
+
+            def note(data: dict[str, Any]) -> None:
+                noted[:] = [data]
+                told(data)
+
+            def compiling(kernel: str) -> None:
+                told({**(noted[-1] if noted else {}), COMPILING: kernel})
+
+            def compiled() -> None:
+                told(noted[-1] if noted else {})
+
+            try:
+                with around_compilations(compiling, compiled):
+                    return self._here(note)
+            except ContextLost as lost:
+                return Crash("exit", str(lost), noted[-1] if noted else {}, "")
+
+        preload.inherit(gradients=bool(self.job.spec.grad), compiles=request.device != "cpu")
+        outcome: Found | Lost | Crash = unwrap(run_isolated(work, time_limit_s=self.seconds))
+        if isinstance(outcome, Found):
+            outcome.tally.checks.setdefault("crash", {"verdict": "pass", "reason": "", "cases": outcome.tally.cases})
+            preload.learn(outcome.tally.imported)
+        return outcome
+
+    def _here(self, note: Any) -> Found | Lost:
+        job, request = self.job, self.job.request
+        spec, device = job.spec, torch.device(request.device)
+        duel = Duel(
+            spec,
+            device=device,
+            profile=request.profile,
+            outer=job.outer,
+            nodeid=request.nodeid,
+            extra=job.extra,
+            seed=request.seed,
+            max_cases=request.max_cases,
+            note=note,
+        )
+        recording = self.rival.recording
+        duel.set_up(
+            self.opponent,
+            Extra(
+                known=request.known,
+                pinned=[pin.case for pin in request.pinned],
+                recorded=recorded(recording, spec) if recording is not None else (),
+                dead=self.dead,
+            ),
+        )
+        found = duel.fight()
+        if isinstance(found, Found):
+            self._time(found, duel)
+        return found
+
+    def _time(self, found: Found, duel: Duel) -> None:
+        if "latency" in self.rival.without:
+            found.evidence.untimed = "nobody asked for it"
+            return
+        if self.job.request.device == "cpu":
+            found.evidence.untimed = "interpreted kernels have none that is worth a number; run on a GPU"
+            return
+        if not isinstance(self.opponent, Kernel):
+            found.evidence.untimed = (
+                f"{self.rival.named} lives in a process of its own, and only what takes turns in one is comparable; "
+                "name it as module:function"
+            )
+            return
+        if duel.beaten is None:
+            found.evidence.timings, found.evidence.untimed = timings(self.job.spec, self.opponent.spec, duel.bench)

@@ -1,0 +1,134 @@
+"""What a canary found, as a table for the terminal and as rows for the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_fusion.report.phrases import one_line
+from pytest_fusion.report.record import TestRecord
+
+_ORDER = ("rollback", "error", "nodata", "hold", "promote")
+_COLOURS = {
+    "rollback": {"red": True, "bold": True},
+    "error": {"red": True},
+    "nodata": {"yellow": True},
+    "hold": {"yellow": True},
+    "promote": {"green": True},
+}
+_MOST_PAIRS = 40
+# Standings of a case that a reader looks at; where both pass there is nothing to see.
+_QUIET = ("passes", "not-asked")
+
+Line = tuple[str, Mapping[str, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRow:
+    """One test as the page shows it."""
+
+    verdict: str
+    name: str
+    incumbent: str
+    reasons: tuple[str, ...]
+    metrics: tuple[tuple[str, str, str, str], ...]
+    cases: str
+    pairs: tuple[tuple[str, str, str, str, str], ...]
+    more: int
+    latency: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
+    """A line for each test, its reasons below, and the total; none where no test was compared."""
+    found = _compared(records)
+    if not found:
+        return []
+    width = max(len(record.nodeid) for record in found)
+    lines: list[Line] = [(f"canary against {_incumbents(found)}", {"bold": True})]
+    for record in found:
+        told = record.canary
+        lines.append((f"{told['verdict']:<9} {record.nodeid:<{width}}  {_figures(told)}", _COLOURS[told["verdict"]]))
+        lines += [(f"          {one_line(reason)}", {}) for reason in told["reasons"]]
+        lines += [(f"          note: {one_line(note)}", {}) for note in told["notes"]]
+    lines += [(said, {"yellow": True}) for said in _advice(found)]
+    counts = Counter(record.canary["verdict"] for record in found)
+    total = ", ".join(f"{counts[name]} {name}" for name in _ORDER if counts[name])
+    lines.append((f"canary: {total}", _COLOURS[decision(records)]))
+    return lines
+
+
+def decision(records: Iterable[TestRecord]) -> str:
+    """What decides for all tests: the gravest verdict of any; ``"nodata"`` where none was compared."""
+    said = {record.canary["verdict"] for record in records if record.canary}
+    return next((name for name in _ORDER if name in said), "nodata")
+
+
+def canary_rows(records: Sequence[TestRecord]) -> list[CanaryRow]:
+    """The rows of the page, gravest first."""
+    return [_row(record) for record in _compared(records)]
+
+
+def _compared(records: Sequence[TestRecord]) -> list[TestRecord]:
+    return sorted((r for r in records if r.canary), key=lambda r: _ORDER.index(r.canary["verdict"]))
+
+
+def _incumbents(records: Sequence[TestRecord]) -> str:
+    return ", ".join(dict.fromkeys(_incumbent(record.canary["incumbent"]) for record in records))
+
+
+def _incumbent(about: Mapping[str, Any]) -> str:
+    commit = str(about.get("commit", ""))[:12]
+    return f"{about['text']} ({commit})" if commit and commit not in str(about["text"]) else str(about["text"])
+
+
+def _figures(told: Mapping[str, Any]) -> str:
+    counts = told["counts"]
+    words = [f"{counts[name]} {name}" for name in counts if name != "not-asked"]
+    return ", ".join(words) or "no case"
+
+
+def _advice(records: Sequence[TestRecord]) -> list[str]:
+    """How to be told promote or rollback where something was not measured; what is undecided needs more cases."""
+    missing: dict[str, None] = {}
+    for record in records:
+        told = record.canary
+        if told["verdict"] == "hold":
+            missing.update(
+                {
+                    m["metric"]: None
+                    for m in told["metrics"]
+                    if m["status"] == "nodata" and m["value"] is None and m["role"] != "muted"
+                }
+            )
+    if not missing:
+        return []
+    return [f"held for what was not measured; to decide without it: --fusion-canary-without {','.join(missing)}"]
+
+
+def _row(record: TestRecord) -> CanaryRow:
+    told = record.canary
+    loud = [pair for pair in told["pairs"] if pair["standing"] not in _QUIET]
+    return CanaryRow(
+        verdict=told["verdict"],
+        name=record.nodeid,
+        incumbent=_incumbent(told["incumbent"]),
+        reasons=tuple(told["reasons"]),
+        metrics=tuple((m["metric"], m["status"], m["role"], m["words"]) for m in told["metrics"]),
+        cases=_figures(told),
+        pairs=tuple(
+            (p["standing"], p["text"], _arm(p["candidate"]), _arm(p["incumbent"]), p["reason"])
+            for p in loud[:_MOST_PAIRS]
+        ),
+        more=max(0, len(loud) - _MOST_PAIRS),
+        latency=tuple(
+            (t["text"], f"{1e6 * t['candidate_s']:.4g}", f"{1e6 * t['incumbent_s']:.4g}") for t in told["latency"]
+        ),
+        notes=tuple(told["notes"]),
+    )
+
+
+def _arm(ran: Mapping[str, Any]) -> str:
+    return str(ran["verdict"] if ran["verdict"] == "pass" else f"{ran['verdict']}: {ran['check']}")

@@ -1,0 +1,54 @@
+"""A duel of two kernels of `kernels`, in this process, without pytest in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from pytest_fusion.canary.offline.named import Named
+from pytest_fusion.case import search as searching
+from pytest_fusion.comparing import compared
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.request import Request
+from pytest_fusion.rivals import Rival, Setting
+from tests.canary.offline import kernels
+
+
+class Duels(Protocol):
+    def __call__(
+        self, candidate: Any, incumbent: Any, *, cases: int = 30, without: Any = ..., **spec: Any
+    ) -> TestRecord: ...
+
+
+@pytest.fixture
+def duel(tmp_path: Path) -> Duels:
+    def run(
+        candidate: Any,
+        incumbent: Any,
+        *,
+        cases: int = 30,
+        without: Any = ("launches", "memory", "latency"),
+        isolate: str = "off",
+        pinned: Any = (),
+        recording: Path | None = None,
+        **spec: Any,
+    ) -> TestRecord:
+        def outer() -> None: ...
+
+        searching.adopt(outer, outer)
+        named = Named("function", f"{kernels.__name__}:{incumbent.__name__}")
+        rival = Rival(named, Setting(tmp_path, tmp_path, "cpu"), without=without, recording=recording)
+        request = Request(
+            "it.py::test_it",
+            isolate=isolate,
+            root=tmp_path,
+            start=tmp_path,
+            max_cases=cases,
+            canary=rival,
+            pinned=pinned,
+        )
+        return compared(kernels.SPEC.with_(fused=candidate, **spec), request, outer=outer, extra={})
+
+    return run

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.canary.described import ALIGNED
+from pytest_fusion.canary.recorded_file import named_tensors
 from pytest_fusion.canary.sizing import UnsolvedError, solve
 from pytest_fusion.case import recorded, strided
 from pytest_fusion.case.layouts import geometry
@@ -68,7 +69,7 @@ class _Matching:
         # The recorded names by those of the spec.
         self.keys = {own: name for name in event["arguments"] if (own := rename.get(name, name)) is not None}
         self.nodes = {own: event["arguments"][name] for own, name in self.keys.items()}
-        self.file = event.get("tensors")
+        self.file = named_tensors(event)
         self.seed = int(event.get("seed") or 0)
         self.notes: list[str] = []
         self.absent: list[str] = []
@@ -246,7 +247,7 @@ class _Matching:
         ends = {key: float(seen.get(key) or 0.0) for key in ("low", "high", "absolute")}
         extreme = recorded.extreme(torch_dtype(str(node["dtype"])), **ends)
         if self.file is not None and self.tensors is not None and "pointer" in node:
-            path = str(self.tensors.absolute() / str(self.file))
+            path = str(self.tensors.absolute() / self.file)
             return str(recorded.Stored(path, self.keys[name], ordinary=not (extreme or _non_finite(seen))))
         if not seen and 0 not in self.shapes[name][1]:
             self.notes.append(f"nothing was noted of the values of {name!r}; they are the spec's own")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def forget_old(folder: Path, slug: str, now: float, keep_s: float) -> None:
                     shutil.rmtree(tensors_of(path), ignore_errors=True)
 
 
-def named_tensors(event: dict[str, Any]) -> str | None:
-    """The file of tensors that a call refers to."""
+def named_tensors(event: Mapping[str, Any]) -> str | None:
+    """The file of tensors that a call refers to, one of the folder beside its recording."""
     name = event.get("tensors")
     return name if isinstance(name, str) and "/" not in name and name.endswith(".safetensors") else None

@@ -400,6 +400,21 @@ def test_a_later_schema_is_refused(tmp_path: Path) -> None:
         recording.cases(path, spec_of())
 
 
+def test_a_line_names_no_file_elsewhere() -> None:
+    """Tensors are those of the recording's own folder, whatever a line says; else the summary is what there is."""
+    node = {"tensor": [2], "dtype": "float32", "device": "cpu", "strides": [1], "offset": 0, "pointer": 0}
+    seen = {"low": 0, "high": 1, "mean": 0.5, "rms": 0.6, "absolute": 0.5}
+    spec = spec_of(inputs={"x": tensor("a")})
+
+    for name, kind in (
+        ("../../x.safetensors", "like("),
+        ("/etc/x.safetensors", "like("),
+        ("ab.safetensors", "stored(/f/ab"),
+    ):
+        event = {"tensors": name, "arguments": {"x": {**node, "values": seen}}}
+        assert match(spec, event, Path("/f")).case.tensors["x"].regime.startswith(kind)
+
+
 def test_a_layout_that_no_case_affords_takes_the_nearest() -> None:
     """Slices a gigabyte apart are replayed as rows with gaps, and the case says so."""
     node = {"tensor": [4, 8], "dtype": "float32", "device": "cpu", "strides": [1 << 28, 1], "offset": 0, "pointer": 0}

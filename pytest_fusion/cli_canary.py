@@ -42,8 +42,12 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run one of these commands; the exit status. Raises ``FusionError``."""
-    return _compare(given)
+    """Run one of these commands; the exit status, 130 after Ctrl-C. Raises ``FusionError``."""
+    try:
+        return _compare(given)
+    except KeyboardInterrupt:
+        sys.stderr.write("pytest-fusion: interrupted\n")
+        return 130
 
 
 def _compare(given: argparse.Namespace) -> int:

@@ -42,8 +42,13 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run one of these commands; the exit status. Raises ``FusionError``."""
-    return cli_status.run(given) if given.view == "status" else _compare(given)
+    """Run one of these commands; the exit status, 130 after Ctrl-C. Raises ``FusionError``."""
+    try:
+        return cli_status.run(given) if given.view == "status" else _compare(given)
+    except KeyboardInterrupt:
+        sys.stderr.write("pytest-fusion: interrupted
+")
+        return 130
 
 
 def _compare(given: argparse.Namespace) -> int:

@@ -179,7 +179,8 @@ class Duel(Campaign):
             errors = self._errors(mine, other, reference, expected) if standing == "passes" else {}
         pair = self._keep(case, ours, theirs, standing, reason, result)
         if standing == "passes":
-            pair = replace(pair, errors=errors, memory=_both(mine.memory, other.memory))
+            unmeasured = mine.problem or other.problem
+            pair = replace(pair, errors=errors, memory=_both(mine.memory, other.memory), unmeasured=unmeasured)
             self.evidence.pairs[-1] = self._counted(case, pair)
 
     def _keep(

@@ -204,6 +204,9 @@ def _error(pairs: Sequence[Pair]) -> Finding:
     measured = [pair for pair in pairs if pair.errors]
     found = ratios([pair.errors for pair in measured])
     if not found:
+        reason = next((pair.unmeasured for pair in pairs if pair.unmeasured), "")
+        if reason and not measured:
+            return Finding("error", "nodata", "ordinary", f"errors were not compared: {reason}")
         if pairs and not measured:
             # Integers, bools, copies: a result is right or it is not, and the verdicts say which.
             return Finding("error", "pass", "ordinary", "no result has an error that could be larger or smaller")

@@ -29,7 +29,8 @@ class Pair:
     """One case. ``text`` says it in words, ``case`` has it as JSON where something is to be told of it.
 
     ``errors`` has (candidate's, incumbent's) by output; ``launches`` and ``memory`` (bytes) are pairs in that order,
-    ``None`` where one is not known. ``more`` names the kernels that the candidate launches more often.
+    ``None`` where one is not known. ``more`` names the kernels that the candidate launches more often. ``unmeasured``
+    says why there are no errors where results could have some.
     """
 
     text: str
@@ -43,6 +44,7 @@ class Pair:
     launches: tuple[int, int] | None = None
     more: str = ""
     memory: tuple[int, int] | None = None
+    unmeasured: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """``text``, ``source``, ``standing``, ``reason`` and both kernels; the rest where there is any."""
@@ -51,6 +53,7 @@ class Pair:
             "launches": self.launches and list(self.launches),
             "more": self.more,
             "memory": self.memory and list(self.memory),
+            "unmeasured": self.unmeasured,
             "case": self.case and dict(self.case),
         }
         return {

@@ -141,6 +141,15 @@ def test_errors() -> None:
     assert judged(less).findings[1].status == "better"
 
 
+def test_results_without_errors() -> None:
+    """Integers have none, and their verdicts are enough; results that could not be compared are a missing fact."""
+    assert judged([pair(launches=(1, 1), memory=(0, 0)) for _ in range(30)]).decision == "promote"
+    random = [pair(launches=(1, 1), memory=(0, 0), unmeasured="it draws random numbers") for _ in range(30)]
+    found = judged(random)
+    assert (found.decision, found.reasons) == ("hold", ("errors were not compared: it draws random numbers",))
+    assert judged(random, "error").decision == "promote"
+
+
 def test_one_of_several_outputs() -> None:
     """An output that is less accurate is found among others that are not."""
     errors = {"out[0]": (0.2, 0.2), "out[1]": (0.4, 0.2), "out[2]": (0.1, 0.2)}

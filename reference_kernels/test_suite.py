@@ -6,11 +6,7 @@ from hypothesis import settings
 
 from reference_kernels.linear import spec as linear
 from reference_kernels.rms_norm import spec as rms_norm
-from reference_kernels.softmax import spec as softmax
 
-test_softmax = softmax.SPEC.test()
-test_softmax_batched = softmax.BATCHED.test()
-test_softmax_long = softmax.LONG.test()
 test_rms_norm_llama = rms_norm.SPEC.test()
 test_rms_norm_gemma = rms_norm.GEMMA.test()
 test_rms_norm_torch = rms_norm.TORCH.test()

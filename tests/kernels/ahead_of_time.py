@@ -34,10 +34,13 @@ from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
 from reference_kernels.sampling import kernel as sampling
+from reference_kernels.softmax import backward as softmax_backward
 from reference_kernels.softmax import kernel as softmax
 
 KERNELS = (
     softmax._softmax_kernel,
+    softmax_backward._input_kernel,
+    softmax_backward._bias_kernel,
     rms_norm._rms_norm_kernel,
     linear._linear_kernel,
     glu._glu_kernel,
@@ -83,7 +86,6 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         bias = vector if layer else None
         return norm_quant._norm_quant(x, x if residual else None, vector, bias, 1e-6, layer, codes, group)
 
-    keep = empty(64, 8192, kind=torch.bool)
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
     partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
@@ -100,12 +102,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     seen, whole = empty(64, 128256, kind=torch.bool), empty(64, kind=torch.int64)
     gates, chosen, slots = empty(32768, 256), empty(32768, 8), empty(32768, 8, kind=torch.int64)
     return {
-        "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
-        "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
-        "softmax masked": lambda: softmax._softmax(empty(64, 8192), 1.0, keep, empty(8192)),
-        "softmax widest tile": lambda: softmax._softmax(empty(64, 16384), 1.0, None, None),
-        "softmax loop": lambda: softmax._softmax(empty(64, 50000), 1.0, None, None),
-        "softmax unfoldable": lambda: softmax._softmax(empty(3, 4, 5, 30).transpose(0, 2), 1.0, None, None),
+        **softmaxes(empty),
         "rms_norm llama": lambda: rms_norm._rms_norm(empty(64, 8192), empty(8192), 1e-6, "llama"),
         "rms_norm gemma": lambda: rms_norm._rms_norm(empty(64, 8192), empty(8192), 1e-6, "gemma"),
         "rms_norm widest tile": lambda: rms_norm._rms_norm(empty(64, 16384), empty(16384), 1e-6, "torch"),
@@ -173,6 +170,32 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "moe_gate widest": lambda: moe_gate._moe_gate(empty(64, 4096), 64, True),
         "moe_gate backward": lambda: moe_gate._moe_gate_backward(chosen, slots, gates, True),
         "moe_gate backward all": lambda: moe_gate._moe_gate_backward(chosen, slots, gates, False),
+    }
+
+
+def softmaxes(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of softmax: rows in registers and in a loop, forward and backward, plain, masked and with dropout."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, plain, causal, full = functools.partial, (None, 0, 0.0), (0, 0, 0.0), (0, 5, 0.1)
+    sizes = (" short", 64, 100), ("", 64, 8192), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
+    for name, rows, width in sizes:
+        x, keep = empty(rows, width), empty(rows, width, kind=torch.bool)
+        gradient = bind(softmax._softmax_backward, x, x)
+        found |= {
+            f"softmax{name}": bind(softmax._softmax, x, 1.0, None, None, *plain),
+            f"softmax masked{name}": bind(softmax._softmax, x, 1.0, keep, x[0], *plain),
+            f"softmax causal{name}": bind(softmax._softmax, x, 1.0, None, None, *causal),
+            f"softmax dropout{name}": bind(softmax._softmax, x, 1.0, keep, x[0], *full),
+            f"softmax backward{name}": bind(gradient, None, None, 1.0, *plain, False),
+            f"softmax backward causal{name}": bind(gradient, None, None, 1.0, *causal, False),
+            f"softmax backward dropout{name}": bind(gradient, keep, x[0], 1.0, *full, False),
+            f"softmax backward bias{name}": bind(gradient, keep, x[0], 1.0, *plain, True),
+        }
+    heads, bias = empty(2, 8, 64, 2048), empty(1, 8, 64, 2048)
+    unfoldable = empty(3, 4, 5, 30).transpose(0, 2)
+    return found | {
+        "softmax unfoldable": bind(softmax._softmax, unfoldable, 1.0, None, None, *plain),
+        "softmax backward heads": bind(softmax._softmax_backward, heads, heads, None, bias, 1.0, *full, True),
     }
 
 

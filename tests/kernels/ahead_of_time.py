@@ -21,10 +21,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reference_kernels import _sums
+from reference_kernels import _norm_gradients, _sums
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.glu import kernel as glu
-from reference_kernels.layer_norm import backward as layer_norm_backward
 from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import kernel as linear
 from reference_kernels.moe_gate import kernel as moe_gate
@@ -47,8 +46,8 @@ KERNELS = (
     glu._glu_backward_kernel,
     rope._rope_kernel,
     layer_norm._layer_norm_kernel,
-    layer_norm_backward._rows_backward_kernel,
-    layer_norm_backward._columns_kernel,
+    _norm_gradients._rows_backward_kernel,
+    _norm_gradients._columns_kernel,
     _sums._parts_kernel,
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
@@ -103,10 +102,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     gates, chosen, slots = empty(32768, 256), empty(32768, 8), empty(32768, 8, kind=torch.int64)
     return {
         **softmaxes(empty),
-        "rms_norm llama": lambda: rms_norm._rms_norm(empty(64, 8192), empty(8192), 1e-6, "llama"),
-        "rms_norm gemma": lambda: rms_norm._rms_norm(empty(64, 8192), empty(8192), 1e-6, "gemma"),
-        "rms_norm widest tile": lambda: rms_norm._rms_norm(empty(64, 16384), empty(16384), 1e-6, "torch"),
-        "rms_norm loop": lambda: rms_norm._rms_norm(empty(64, 50000), None, 1e-6, "torch"),
+        **rms_norms(empty),
         "linear few rows": lambda: linear._linear(empty(5, 4096), empty(4096, 4096), empty(4096), "relu"),
         "linear medium": lambda: linear._linear(empty(1024, 1024), empty(1024, 1024), empty(1024), "silu"),
         "linear large": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), empty(8192), "relu"),
@@ -199,10 +195,30 @@ def softmaxes(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]
     }
 
 
+def rms_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of rms_norm in each convention, with a residual, and of its backward."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind = functools.partial
+    sizes = ("", 64, 8192), (" narrow", 64, 1000), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
+    for name, rows, width in sizes:
+        x, weight, scales = empty(rows, width), empty(width), empty(1, rows, kind=torch.float32)
+        backward = bind(rms_norm._rms_norm_backward, x, None, x, weight, scales)
+        found |= {
+            f"rms_norm {convention}{name}": bind(rms_norm._rms_norm, x, weight, 1e-6, convention)
+            for convention in ("llama", "gemma", "torch")
+        } | {
+            f"rms_norm add{name}": bind(rms_norm._forward, x, x, weight, 1e-6, "torch"),
+            f"rms_norm backward{name}": bind(backward, "llama", True),
+            f"rms_norm input{name}": bind(backward, "gemma", False),
+            f"rms_norm add backward{name}": bind(rms_norm._rms_norm_backward, x, x, x, weight, scales, "gemma", True),
+        }
+    return found
+
+
 def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
     """Launches of layer_norm: rows in registers and in a loop, forward, and backward with and without sums."""
     found: dict[str, Callable[[], Any]] = {}
-    bind, backward = functools.partial, layer_norm_backward
+    bind, backward = functools.partial, _norm_gradients
     sizes = ("", 64, 8192), (" narrow", 64, 1000), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
     for name, rows, width in sizes:
         x, weight, moments = empty(rows, width), empty(width), empty(3, rows, kind=torch.float32)

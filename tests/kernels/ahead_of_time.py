@@ -25,6 +25,7 @@ from reference_kernels import _norm_gradients, _sums
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import kernel as layer_norm
+from reference_kernels.linear import gate_up, lora, qkv
 from reference_kernels.linear import kernel as linear
 from reference_kernels.moe_gate import kernel as moe_gate
 from reference_kernels.norm_quant import kernel as norm_quant
@@ -42,6 +43,9 @@ KERNELS = (
     softmax_backward._bias_kernel,
     rms_norm._rms_norm_kernel,
     linear._linear_kernel,
+    qkv._qkv_kernel,
+    gate_up._gate_up_kernel,
+    lora._lora_kernel,
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
@@ -95,6 +99,12 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     )
     plain, every = (-100, 0.0, 0.0, 0.0), (-100, 0.1, 0.1, 30.0)
     known = labels, statistics, losses[0]
+
+    def thin(rank: int, swapped: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        factors = empty(rank, 4096), empty(4096, rank)
+        return empty(4096, 4096), *(factors[::-1] if swapped else factors)
+
+    projections, wide = (empty(4096, 4096), empty(1024, 4096), empty(1024, 4096)), (empty(14336, 4096),) * 2
     three = [empty(64, 8192)] * 3
     columns = empty(8192), empty(8192)
     vocabulary, number = empty(64, 128256), empty(64, kind=torch.float32)
@@ -108,6 +118,18 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "linear large": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), empty(8192), "relu"),
         "linear large gelu": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), None, "gelu"),
         "linear transposed": lambda: linear._linear(empty(70, 300).t(), empty(70, 33).t(), None, None),
+        "linear qkv few rows": lambda: qkv._qkv_linear(empty(16, 4096), *projections, *[None] * 3),
+        "linear qkv": lambda: qkv._qkv_linear(empty(8192, 4096), *projections, *[None] * 3),
+        "linear qkv bias": lambda: qkv._qkv_linear(empty(1024, 4096), *projections, *(w[:, 0] for w in projections)),
+        "linear gate_up few rows": lambda: gate_up._gate_up_linear(empty(16, 4096), *wide),
+        "linear gate_up": lambda: gate_up._gate_up_linear(empty(8192, 4096), *wide),
+        "linear gate_up medium": lambda: gate_up._gate_up_linear(empty(256, 4096), *(w[:1024] for w in wide)),
+        "linear lora few rows": lambda: lora._lora_linear(empty(16, 4096), *thin(16), 2.0),
+        "linear lora": lambda: lora._lora_linear(empty(4096, 4096), *thin(16), 2.0),
+        "linear lora 32": lambda: lora._lora_linear(empty(4096, 4096), *thin(32), 2.0),
+        "linear lora 64": lambda: lora._lora_linear(empty(4096, 4096), *thin(64), 2.0),
+        "linear lora 128": lambda: lora._lora_linear(empty(4096, 4096), *thin(128), 2.0),
+        "linear lora backward": lambda: lora._lora_linear(empty(4096, 4096), *(w.t() for w in thin(16, True)), 2.0),
         "glu silu": lambda: glu._glu(*halves, "silu"),
         "glu gelu": lambda: glu._glu(*halves, "gelu"),
         "glu gelu_tanh": lambda: glu._glu(*halves, "gelu_tanh"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import INTERPRETED, Rows, jit, placed, row_offset
+from reference_kernels._common import INTERPRETED, Rows, check_tensor, jit, placed, row_offset
 from reference_kernels.linear.kernel import _linear
 from reference_kernels.linear.products import MatmulTile, check_operands, config, grouped, two_products
 
@@ -87,7 +88,8 @@ def _lora_kernel(
         BLOCK_R,
         BLOCK_K,
     )
-    low = (low * scale).to(y_ptr.dtype.element_ty)
+    # Beyond the rank an infinity of x has met zeros: that NaN must not meet the zeros of up.
+    low = tl.where((r < R)[None, :], low * scale, 0.0).to(y_ptr.dtype.element_ty)
     up_ptrs = up_ptr + (r * up_stride_r)[:, None] + (n * up_stride_n)[None, :]
     up = tl.load(up_ptrs, mask=(r < R)[:, None] & n_inside, other=0.0)
     total = tl.dot(low, up, total, input_precision="ieee")
@@ -146,7 +148,8 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """By the same kernels, on transposed views: the gradient by ``x`` is a product with two thin factors as well."""
     x, weight, down, up = ctx.saved_tensors
     of_x, of_weight, of_down, of_up, _ = ctx.needs_input_grad
-    rows, upstream = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    count = math.prod(x.shape[:-1])  # which reshape(-1, ...) cannot tell where there are no columns
+    rows, upstream = x.reshape(count, x.shape[-1]), dy.reshape(count, dy.shape[-1])
     dx = dweight = ddown = dup = None
     if of_x:
         dx = _lora_linear(dy, weight.t(), up.t(), down.t(), ctx.scale)
@@ -174,10 +177,11 @@ def lora_linear(
     `ValueError` for shapes that do not fit, or mixed devices.
     """
     check_operands("lora_linear", x, {"weight": weight, "down": down})
-    check_operands("lora_linear", x.new_empty(0, down.shape[0]), {"up": up})
-    if up.shape[0] != weight.shape[0]:
+    check_tensor("lora_linear", "up", up, x, (x.dtype,))
+    if up.shape != (len(weight), len(down)):
         raise ValueError(
-            f"lora_linear: up has shape {tuple(up.shape)}, weight {tuple(weight.shape)}; both begin with n columns"
+            f"lora_linear: up has shape {tuple(up.shape)}, weight {tuple(weight.shape)} and down {tuple(down.shape)} "
+            f"ask for ({len(weight)}, {len(down)}): down is (r, k) and up (n, r)"
         )
     if len(down) > MOST:
         raise ValueError(f"lora_linear: the rank is {len(down)}, supported: 0 to {MOST}; merge up @ down into weight")

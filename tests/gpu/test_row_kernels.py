@@ -171,3 +171,33 @@ def test_dropout_of_softmax_is_philox_on_the_device() -> None:
         for seed in (3, 5 * 2**32 + 17):
             y = softmax(torch.zeros(shape, device="cuda"), dropout_p=0.3, seed=seed)
             assert torch.equal((y != 0).cpu(), _kept(shape, seed, 0.3))
+
+
+def test_linear_layers_at_the_sizes_of_a_model() -> None:
+    """Projections of grouped queries, a gated layer and low-rank adaptation with its gradients, through the large tiles
+    of tensor cores, are float64's."""
+    from reference_kernels.linear import gate_up_linear, lora_linear, qkv_linear
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+    def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+        torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=2e-3 * wanted.std().item())
+
+    x, weights = normal(3000, 1024), (normal(4096, 1024), normal(1024, 1024), normal(1024, 1024))
+    wide = x.double()
+    for rows in (1, 40, 3000):
+        for y, weight in zip(qkv_linear(x[:rows], *weights), weights, strict=True):
+            close(y, wide[:rows] @ weight.double().t())
+    gate, up = normal(4096, 1024) / 32, normal(4096, 1024)
+    close(gate_up_linear(x, gate, up), F.silu(wide @ gate.double().t()) * (wide @ up.double().t()))
+    for rank in (5, 16, 64, 128):
+        leaves = [t.requires_grad_() for t in (x, weights[0], normal(rank, 1024) / 32, normal(4096, rank))]
+        exact = [t.detach().double().requires_grad_() for t in leaves]
+        dy = normal(3000, 4096)
+        wanted = F.linear(exact[0], exact[1] + 2.0 * exact[3] @ exact[2])
+        y = lora_linear(*leaves, 2.0)
+        torch.testing.assert_close(y.double(), wanted, rtol=2**-7, atol=2e-2 * wanted.std().item())
+        gradients = torch.autograd.grad(wanted, exact, dy.double())
+        for d, right in zip(torch.autograd.grad(y, leaves, dy), gradients, strict=True):
+            torch.testing.assert_close(d.double(), right, rtol=2**-7, atol=2e-2 * right.std().item())

@@ -70,7 +70,8 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     """Large products are wgmma instructions fed by asynchronous copies."""
-    for name in ("linear medium", "linear large", "linear large gelu"):
+    plain = ("linear medium", "linear large", "linear large gelu")
+    for name in (*plain, "linear qkv", "linear gate_up", "linear lora", "linear lora 128", "linear lora backward"):
         facts = compiled(dtype)[name]
         assert facts["wgmma"] > 0, (name, facts)
         assert facts["copies"] > 0, (name, facts)

@@ -38,7 +38,10 @@ SPEC = FusionSpec(
     },
     grad=True,
     max_launches=1,
-    bench=[{"batch": (rows,), "n": n} for rows, n in WIDTHS],
+    bench=[
+        *({"batch": (rows,), "n": n, "keep": None, "bias": None} for rows, n in WIDTHS),
+        {"batch": (32768,), "n": 8192, "scale": 0.125, "bias": None},
+    ],
 )
 
 BATCHED = FusionSpec(
@@ -73,7 +76,8 @@ ATTENTION = FusionSpec(
     rng=rng("seed", recover=_kept),
     max_launches=1,
     bench=[
-        {"b": 4, "heads": 32, "q": 2048, "k": 2048, "diagonal": 0, "dropout_p": p, "seed": 20261122} for p in (0.0, 0.1)
+        {"b": 4, "heads": 32, "q": 2048, "k": 2048, "bias": None, "diagonal": 0, "dropout_p": p, "seed": 20261122}
+        for p in (0.0, 0.1)
     ],
 )
 

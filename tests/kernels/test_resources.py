@@ -19,10 +19,10 @@ from reference_kernels.softmax import spec as softmax
 pytestmark = pytest.mark.slow  # half a minute until Triton's cache has the kernels
 
 ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "softmax": (softmax.SPEC.with_(grad=False), {"batch": (8192,), "n": 8192}),
+    "softmax": (softmax.SPEC.with_(grad=False), {"batch": (8192,), "n": 8192, "keep": None, "bias": None}),
     "softmax_long": (softmax.LONG.with_(grad=False), {"rows": 8, "n": 40000}),
     "rms_norm": (rms_norm.SPEC.with_(grad=False), {"batch": (8192,), "n": 8192}),
-    "softmax_backward": (softmax.SPEC, {"batch": (8192,), "n": 8192, "bias": None}),
+    "softmax_backward": (softmax.SPEC, {"batch": (8192,), "n": 8192, "keep": None, "bias": None}),
     "rms_norm_backward": (rms_norm.SPEC, {"batch": (8192,), "n": 8192}),
     "linear": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "relu"}),
     "linear_gelu": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "gelu"}),

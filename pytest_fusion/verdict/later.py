@@ -38,6 +38,7 @@ from pytest_fusion.run.place import Placed, place, renewed
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.verdict import repeat, structure
 from pytest_fusion.verdict.calls import CaseResult, reference_of, rejection
+from pytest_fusion.verdict.masks import retold
 from pytest_fusion.verdict.model import Verdict, failed, unknown
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
@@ -326,8 +327,9 @@ class LaterCalls:
 
     def _trial(self, case: Case, logical: Mapping[str, Any]) -> Trial:
         """What is right for other values; made after the kernel's call, which must find no right answer in memory."""
-        reference, expected = reference_of(self.bench, case, logical)
-        return Trial(self.bench, CaseResult(case), logical, reference, expected, self.trial.alone)
+        bench = retold(self.bench, case, logical)
+        reference, expected = reference_of(bench, case, logical)
+        return Trial(bench, CaseResult(case), logical, reference, expected, self.trial.alone)
 
     def _late(self, call: _Call) -> Verdict | None:
         """What changed between the return and the end of all work on the device."""

@@ -241,6 +241,29 @@ def told(bench: Bench, case: Case, logical: Mapping[str, Any], first: Outcome, p
     return replace(bench, spec=bench.spec.with_(reference=masks.told(mask)), masks=masks, mask=mask)
 
 
+def retold(bench: Bench, case: Case, logical: Mapping[str, Any]) -> Bench:
+    """The bench for other values at the same seed, which may show what the first ones left unseen: an element that
+    another input masked is 0 there, kept or dropped, and not here.
+
+    Raises ``ReferenceFailed`` where the reference takes no such values.
+    """
+    mask = bench.mask
+    if mask is None or bool(mask.known.all()):
+        return bench
+    masks = Masks(bench, case, logical)
+    outcome, placed = call(bench, case, logical, FILLS[0])
+    if outcome.error is not None:
+        return bench
+    try:
+        fresh = masks.own(outcome, placed)
+    except LookFailed:
+        return bench
+    if fresh.kept.shape != mask.kept.shape:
+        return bench
+    seen = Mask(torch.where(mask.known, mask.kept, fresh.kept), mask.known | fresh.known)
+    return replace(bench, spec=bench.spec.with_(reference=masks.told(seen)), masks=masks, mask=seen)
+
+
 class Masks:
     """The masks of one case: at its own seed, at others, in other layouts."""
 

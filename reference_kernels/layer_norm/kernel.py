@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, RowTile, check_tensor, jit, placed, row_offset, row_tile, summed
+from reference_kernels._norm_gradients import input_gradient, sums_over_rows
 from reference_kernels._sums import summed_parts
-from reference_kernels.layer_norm.backward import input_gradient, sums_over_rows
 
 
 def config(width: int) -> RowTile:

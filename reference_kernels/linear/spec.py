@@ -1,13 +1,22 @@
-"""How linear is tested: any rank, layout and tail, with each activation, with and without bias."""
+"""How linear is tested: any rank, layout and tail, each activation, three projections, gates, low-rank factors."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
 from pytest_fusion import FusionSpec, dim, optional, tensor
+from reference_kernels.linear.gate_up import gate_up_linear
 from reference_kernels.linear.kernel import linear
-from reference_kernels.linear.reference import linear_reference
+from reference_kernels.linear.lora import lora_linear
+from reference_kernels.linear.qkv import qkv_linear
+from reference_kernels.linear.reference import (
+    gate_up_linear_reference,
+    linear_reference,
+    lora_linear_reference,
+    qkv_linear_reference,
+)
 
+PROJECTIONS = {"query": "n", "key": "kv", "value": "kv"}
 ACTIVATION = st.sampled_from((None, "relu", "gelu", "silu"))
 
 SPEC = FusionSpec(
@@ -22,6 +31,46 @@ SPEC = FusionSpec(
     },
     max_launches=1,
     bench=[{"batch": (8192,), "n": 8192, "k": 8192}, {"batch": (16384,), "n": 8192, "k": 512}],
+)
+
+# Grouped queries: keys and values are narrower.
+QKV = FusionSpec(
+    name="qkv_linear",
+    fused=qkv_linear,
+    reference=qkv_linear_reference,
+    inputs={
+        "x": tensor("*batch k"),
+        **{f"{name}_weight": tensor(f"{width} k") for name, width in PROJECTIONS.items()},
+        **{f"{name}_bias": tensor(width) for name, width in PROJECTIONS.items()},
+    },
+    max_launches=1,
+    bench=[{"batch": (rows,), "k": 4096, "n": 4096, "kv": 1024} for rows in (1, 16, 64)],
+)
+
+GATE_UP = FusionSpec(
+    name="gate_up_linear",
+    fused=gate_up_linear,
+    reference=gate_up_linear_reference,
+    inputs={"x": tensor("*batch k"), "gate_weight": tensor("n k"), "up_weight": tensor("n k")},
+    max_launches=1,
+    bench=[{"batch": (8192,), "n": 14336, "k": 4096}],
+)
+
+LORA = FusionSpec(
+    name="lora_linear",
+    fused=lora_linear,
+    reference=lora_linear_reference,
+    inputs={
+        "x": tensor("*batch k"),
+        "weight": tensor("n k"),
+        "down": tensor("r k"),
+        "up": tensor("n r"),
+        "scale": st.sampled_from((1.0, 2.0, 0.3)),
+    },
+    dims={"r": dim(0, 40)},
+    grad=True,
+    max_launches=1,
+    bench=[{"batch": (rows,), "n": 4096, "k": 4096, "r": 16, "scale": 2.0} for rows in (4096, 8192)],
 )
 
 # Results of 96 tiles of 128 x 256 or more take the large tile, which no small case reaches.
@@ -40,4 +89,4 @@ LARGE = FusionSpec(
     requires="cuda",
 )
 
-SPECS = [SPEC, LARGE]
+SPECS = [SPEC, QKV, GATE_UP, LORA, LARGE]

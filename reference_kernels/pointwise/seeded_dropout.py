@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +9,11 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, check_tensor, placed, row_offset
+from reference_kernels._dropout import check_dropout, odds, seeded_jit, survives
 
 # One Philox call gives four words: those of a counter decide about four elements QUARTER apart, so that each quarter of
 # a block is loaded and stored in vectors of 16 bytes. The mask depends on QUARTER, on no other number of the kernel.
 QUARTER = 1024
-# The upper 24 bits of a word are compared: p = 0 and p = 1 both have a threshold, and p is met to 3e-8.
-LEVELS = 2**24
 
 
 def config(dtype: torch.dtype) -> int:
@@ -24,11 +21,7 @@ def config(dtype: torch.dtype) -> int:
     return 4 if dtype.itemsize == 2 else 8
 
 
-# A kernel for each seed that is 1 or a multiple of 16 would be compiled in the middle of training.
-_jit: Callable[[Callable[..., Any]], Any] = partial(triton.jit, do_not_specialize=["seed", "threshold"])
-
-
-@_jit
+@seeded_jit()
 def _dropout_kernel(
     y_ptr: tl.tensor,
     x_ptr: tl.tensor,
@@ -59,8 +52,7 @@ def _dropout_kernel(
             row = element // width
             x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + element % width * x_step
         x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
-        kept = (words[quarter].to(tl.uint32, bitcast=True) >> 8).to(tl.int32) >= threshold
-        tl.store(y_ptr + element, tl.where(kept, x * scale, 0.0), mask=inside)
+        tl.store(y_ptr + element, tl.where(survives(words[quarter], threshold), x * scale, 0.0), mask=inside)
 
 
 @torch.library.custom_op("reference_kernels::dropout", mutates_args=())
@@ -75,8 +67,7 @@ def _dropout(x: torch.Tensor, seed: int, p: float) -> torch.Tensor:
             y,
             *rows.tensors,
             seed,
-            round(p * LEVELS),
-            1 / (1 - p) if p < 1 else 0.0,
+            *odds(p),
             x.numel(),
             rows.width,
             *rows.sizes[1:],
@@ -114,11 +105,6 @@ def dropout(x: torch.Tensor, seed: int, p: float = 0.5) -> torch.Tensor:
     ``p`` out of range.
     """
     check_tensor("dropout", "x", x, x, FLOATS)
-    if isinstance(seed, bool) or not isinstance(seed, int | torch.SymInt):
-        raise TypeError(f"dropout: seed is {seed!r}; give a whole number, such as torch.initial_seed() % 2**63")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"dropout: seed is {seed}, supported: 0 to 2**63 - 1")
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout: p is {p}, supported: 0 to 1, the probability to drop")
+    check_dropout("dropout", seed, p)
     y: torch.Tensor = _dropout(x, seed, float(p))
     return y

@@ -1,6 +1,20 @@
-"""RMS normalisation over the last dimension in the Llama, Gemma and torch casting conventions."""
+"""RMS normalisation over the last dimension, alone or of a residual sum, in three conventions; with gradients."""
 
-from reference_kernels.rms_norm.kernel import rms_norm
-from reference_kernels.rms_norm.reference import gemma_reference, llama_reference, torch_reference
+from reference_kernels.rms_norm.kernel import add_rms_norm, rms_norm
+from reference_kernels.rms_norm.reference import (
+    add_rms_norm_reference,
+    gemma_reference,
+    llama_reference,
+    rms_norm_reference,
+    torch_reference,
+)
 
-__all__ = ["gemma_reference", "llama_reference", "rms_norm", "torch_reference"]
+__all__ = [
+    "add_rms_norm",
+    "add_rms_norm_reference",
+    "gemma_reference",
+    "llama_reference",
+    "rms_norm",
+    "rms_norm_reference",
+    "torch_reference",
+]

@@ -1,12 +1,17 @@
-"""Fused softmax: scale, additive bias, boolean mask, maximum, exponential, sum and division in one launch."""
+"""Fused softmax: scale, additive bias, masks, maximum, exponential, sum, division and dropout in one launch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, RowTile, broadcasts, check_tensor, jit, placed, row_offset, row_tile
+from reference_kernels._common import FLOATS, Rows, RowTile, broadcasts, check_tensor, placed, row_offset, row_tile
+from reference_kernels._dropout import check_dropout, odds
+from reference_kernels.softmax.backward import bias_gradient, input_gradient
+from reference_kernels.softmax.logits import as_rows, masked_jit, masked_logits, surviving, triangle
 
 
 def config(width: int) -> RowTile:
@@ -15,36 +20,18 @@ def config(width: int) -> RowTile:
     return row_tile(width, whole=16384, step=8192)
 
 
-@jit
-def _logits(
-    x_row: tl.tensor,
-    keep_row: tl.tensor,
-    bias_row: tl.tensor,
-    column: tl.tensor,
-    inside: tl.tensor,
-    scale: tl.tensor,
-    x_step: tl.tensor,
-    keep_step: tl.tensor,
-    bias_step: tl.tensor,
-    HAS_KEEP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-) -> tl.tensor:
-    """The scaled and masked input of one tile in float32; ``-inf`` outside the row, where it adds nothing."""
-    logits = tl.load(x_row + column * x_step, mask=inside, other=0.0).to(tl.float32) * scale
-    if HAS_BIAS:
-        logits += tl.load(bias_row + column * bias_step, mask=inside, other=0.0).to(tl.float32)
-    if HAS_KEEP:
-        inside = inside & (tl.load(keep_row + column * keep_step, mask=inside, other=0) != 0)
-    return tl.where(inside, logits, float("-inf"))
-
-
-@jit
+@masked_jit
 def _softmax_kernel(
     y_ptr: tl.tensor,
     x_ptr: tl.tensor,
     keep_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     scale: tl.tensor,
+    diagonal: tl.tensor,
+    queries: tl.tensor,
+    seed: tl.tensor,
+    threshold: tl.tensor,
+    factor: tl.tensor,
     rows: tl.tensor,
     width: tl.tensor,
     size1: tl.tensor,
@@ -63,6 +50,8 @@ def _softmax_kernel(
     bias_step: tl.tensor,
     HAS_KEEP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr,
     LOOP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -79,15 +68,32 @@ def _softmax_kernel(
     if HAS_BIAS:
         bias_row = bias_ptr + row_offset(row, size1, size2, bias_stride0, bias_stride1, bias_stride2)
     y_row = y_ptr + row * width
+    end = width
+    last = row
+    if CAUSAL:  # a row's last column; no block beyond the last of all rows is looked at
+        last = row % queries + diagonal
+        end = tl.minimum(tl.max(last), width - 1) + 1
 
     if LOOP:
         top = tl.full([BLOCK_ROWS, 1], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_ROWS, 1], tl.float32)
-        for start in range(0, width, BLOCK_COLUMNS):
+        for start in range(0, end, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            logits = _logits(
-                x_row, keep_row, bias_row, at, inside, scale, x_step, keep_step, bias_step, HAS_KEEP, HAS_BIAS
+            logits, _, _ = masked_logits(
+                x_row,
+                keep_row,
+                bias_row,
+                at,
+                inside,
+                last,
+                scale,
+                x_step,
+                keep_step,
+                bias_step,
+                HAS_KEEP,
+                HAS_BIAS,
+                CAUSAL,
             )
             new_top = tl.maximum(top, tl.max(logits, axis=1, keep_dims=True))
             # As long as nothing but -inf was seen, -inf - -inf would poison rows whose first block is masked.
@@ -98,36 +104,74 @@ def _softmax_kernel(
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            logits = _logits(
-                x_row, keep_row, bias_row, at, inside, scale, x_step, keep_step, bias_step, HAS_KEEP, HAS_BIAS
+            logits, _, _ = masked_logits(
+                x_row,
+                keep_row,
+                bias_row,
+                at,
+                inside,
+                last,
+                scale,
+                x_step,
+                keep_step,
+                bias_step,
+                HAS_KEEP,
+                HAS_BIAS,
+                CAUSAL,
             )
-            tl.store(y_row + at, tl.exp(logits - shift) / total, mask=inside)
+            y = tl.exp(logits - shift) / total
+            if DROPOUT:
+                kept = surviving(row, start, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+                y = tl.where(kept, y * factor, 0.0)
+            tl.store(y_row + at, y, mask=inside)
     else:
         inside = row_inside & (column < width)
-        logits = _logits(
-            x_row, keep_row, bias_row, column, inside, scale, x_step, keep_step, bias_step, HAS_KEEP, HAS_BIAS
+        logits, _, _ = masked_logits(
+            x_row,
+            keep_row,
+            bias_row,
+            column,
+            inside,
+            last,
+            scale,
+            x_step,
+            keep_step,
+            bias_step,
+            HAS_KEEP,
+            HAS_BIAS,
+            CAUSAL,
         )
         power = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
-        tl.store(y_row + column, power / tl.sum(power, axis=1, keep_dims=True), mask=inside)
+        y = power / tl.sum(power, axis=1, keep_dims=True)
+        if DROPOUT:
+            kept = surviving(row, 0, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            y = tl.where(kept, y * factor, 0.0)
+        tl.store(y_row + column, y, mask=inside)
 
 
 @torch.library.custom_op("reference_kernels::softmax", mutates_args=())
-def _softmax(x: torch.Tensor, scale: float, keep: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+def _softmax(
+    x: torch.Tensor,
+    scale: float,
+    keep: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    diagonal: int | None,
+    seed: int,
+    p: float,
+) -> torch.Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    # A bool is a byte; as uint8 it needs no special pointer type. An absent input stands in by x, never dereferenced.
-    rows = Rows.of(
-        x,
-        x if keep is None else keep.view(torch.uint8).broadcast_to(x.shape),
-        x if bias is None else bias.broadcast_to(x.shape),
-    )
+    rows = Rows.of(*as_rows(x, keep, bias))
     tile = config(rows.width)
     with placed(x.device):
         _softmax_kernel[(triton.cdiv(rows.count, tile.rows),)](
             y,
             *rows.tensors,
             scale,
+            *triangle(x, diagonal),
+            seed,
+            *odds(p),
             rows.count,
             rows.width,
             *rows.sizes[1:],
@@ -136,6 +180,8 @@ def _softmax(x: torch.Tensor, scale: float, keep: torch.Tensor | None, bias: tor
             *rows.strides[2],
             HAS_KEEP=keep is not None,
             HAS_BIAS=bias is not None,
+            CAUSAL=diagonal is not None,
+            DROPOUT=p > 0,
             LOOP=tile.loop,
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
@@ -149,26 +195,107 @@ def _(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+@torch.library.custom_op("reference_kernels::softmax_backward", mutates_args=())
+def _softmax_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    keep: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    diagonal: int | None,
+    seed: int,
+    p: float,
+    of_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients by ``x`` and by ``bias``; the latter is empty where it is not asked for."""
+    dx, dbias = _gradients(x, bias if of_bias else None)
+    if x.numel() == 0:
+        return dx, dbias.zero_()
+    statistics = input_gradient(dx, dy, x, keep, bias, scale, diagonal, seed, p, of_bias)
+    if statistics is not None and bias is not None:
+        bias_gradient(dbias, statistics, dy, x, keep, bias, scale, diagonal, seed, p)
+    return dx, dbias
+
+
+def _gradients(x: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return dx, dx.new_empty(0) if bias is None else torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+
+
+@_softmax_backward.register_fake
+def _(
+    _dy: torch.Tensor,
+    x: torch.Tensor,
+    _keep: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _gradients(x, bias if options[-1] else None)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001 -- passed by name
+    x, scale, keep, bias, *rest = inputs
+    ctx.save_for_backward(x, keep, bias)
+    ctx.options = scale, *rest
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    of_bias = ctx.needs_input_grad[3]
+    dx, dbias = _softmax_backward(dy, *ctx.saved_tensors, *ctx.options, of_bias)
+    return dx, None, None, dbias if of_bias else None, None, None, None
+
+
+_softmax.register_autograd(_differentiate, setup_context=_save)
+
+
 def softmax(
     x: torch.Tensor,
     scale: float = 1.0,
     keep: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    diagonal: int | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
 ) -> torch.Tensor:
-    """``softmax(scale * x + bias)`` over the last dimension where ``keep``; contiguous, of ``x``'s shape and dtype.
+    """``dropout(softmax(scale * x + bias))`` over the last dimension where ``keep``; contiguous, of ``x``'s shape and
+    dtype.
 
     ``x`` is ``(*batch, n)`` in float32, float16 or bfloat16 with any strides; ``keep`` (bool) and ``bias`` (one of
-    the same dtypes) broadcast to it. See `softmax_reference` for the rounding and for rows with nothing to keep.
-    Raises `TypeError` for other dtypes; `ValueError` for a 0-d ``x``, a mask that does not broadcast, or mixed devices.
+    the same dtypes) broadcast to it. ``diagonal`` masks as `torch.tril` does: row ``i`` of the last two dimensions
+    keeps columns up to ``i + diagonal``, so that 0 is causal attention. ``seed``, from 0 to 2**63 - 1, and an element's
+    row and column decide what dropout drops. See `softmax_reference` for the rounding and for rows with nothing to
+    keep. Differentiable once by ``x`` and ``bias``.
+
+    Raises `TypeError` for other dtypes or a seed that is no whole number; `ValueError` for too few dimensions, a mask
+    that does not broadcast, numbers out of range, or mixed devices.
     """
     check_tensor("softmax", "x", x, x, FLOATS)
     if x.ndim == 0:
         raise ValueError("softmax: x has no dimension to sum over; give it at least one")
+    if diagonal is not None and x.ndim < 2:
+        raise ValueError(f"softmax: diagonal is {diagonal}, but x of shape {tuple(x.shape)} has no rows and columns")
+    if diagonal is not None and not -(2**31) <= diagonal < 2**31:
+        raise ValueError(f"softmax: diagonal is {diagonal}, supported: -2**31 to 2**31 - 1")
+    check_dropout("softmax", seed, dropout_p, "dropout_p")
     for name, mask, dtypes in (("keep", keep, (torch.bool,)), ("bias", bias, FLOATS)):
         if mask is None:
             continue
         check_tensor("softmax", name, mask, x, dtypes)
         if not broadcasts(mask.shape, x.shape):
             raise ValueError(f"softmax: {name} of shape {tuple(mask.shape)} does not broadcast to x's {tuple(x.shape)}")
-    y: torch.Tensor = _softmax(x, float(scale), keep, bias)
+    if bias is not None and not _summable(bias.shape, x.shape):
+        bias = bias.expand(x.shape)
+    y: torch.Tensor = _softmax(x, float(scale), keep, bias, diagonal, seed, float(dropout_p))
     return y
+
+
+def _summable(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether the sums of a bias's gradient run over whole columns and at most three runs of leading dimensions.
+
+    Others are left to torch, by `torch.Tensor.expand`: one number for a row, whose gradient is 0 but for rounding, and
+    broadcasting in every other of four dimensions.
+    """
+    padded = (1,) * (len(whole) - len(shape)) + tuple(shape)
+    broadcast = [size == 1 for size, wanted in zip(padded[:-1], whole[:-1], strict=True) if wanted != 1]
+    runs = sum(a != b for a, b in zip(broadcast[1:], broadcast, strict=False))
+    return padded[-1] == whole[-1] and runs < 3

@@ -10,16 +10,30 @@ def softmax_reference(
     scale: float = 1.0,
     keep: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    diagonal: int | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,  # noqa: ARG001 -- what it draws is told by mask
+    mask: torch.Tensor | None = None,
+    compute: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """``softmax(scale * x + bias)`` over the last dimension where ``keep``, in float32, rounded once to ``x``'s dtype.
+    """``dropout(softmax(scale * x + bias))`` over the last dimension where ``keep``, in ``compute``, rounded once to
+    ``x``'s dtype.
 
-    ``x`` is ``(*batch, n)``; ``keep`` (bool, True = take part) and ``bias`` (floating) broadcast to it. What is not
-    kept is exactly zero, whatever lies there; a row without anything to keep, or of nothing but ``-inf``, is NaN, as
-    `torch.softmax` has it.
+    ``x`` is ``(*batch, n)``; ``keep`` (bool, True = take part) and ``bias`` (floating) broadcast to it; with a
+    ``diagonal``, row ``i`` of the last two dimensions keeps columns up to ``i + diagonal``. What is not kept is exactly
+    zero, whatever lies there; a row without anything to keep, or of nothing but ``-inf``, is NaN, as `torch.softmax`
+    has it. ``mask``, a bool of ``x``'s shape, is what dropout keeps, times ``1 / (1 - dropout_p)``; the rest is 0, also
+    in place of NaN.
     """
-    logits = x.float() * scale
+    logits = x.to(compute) * scale
     if bias is not None:
-        logits = logits + bias.float()
+        logits = logits + bias.to(compute)
     if keep is not None:
         logits = logits.masked_fill(~keep, float("-inf"))
-    return torch.softmax(logits, dim=-1).to(x.dtype)
+    if diagonal is not None:
+        below = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(diagonal)
+        logits = logits.masked_fill(~below, float("-inf"))
+    y = torch.softmax(logits, dim=-1)
+    if mask is not None:
+        y = torch.where(mask, y * (1 / (1 - dropout_p) if dropout_p < 1 else 0.0), 0.0)
+    return y.to(x.dtype)

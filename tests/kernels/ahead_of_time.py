@@ -21,11 +21,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reference_kernels import _sums
+from reference_kernels import _norm_gradients, _sums
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.glu import kernel as glu
-from reference_kernels.layer_norm import backward as layer_norm_backward
 from reference_kernels.layer_norm import kernel as layer_norm
+from reference_kernels.linear import gate_up, lora, qkv
 from reference_kernels.linear import kernel as linear
 from reference_kernels.moe_gate import kernel as moe_gate
 from reference_kernels.norm_quant import kernel as norm_quant
@@ -34,18 +34,24 @@ from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
 from reference_kernels.rope import kernel as rope
 from reference_kernels.sampling import kernel as sampling
+from reference_kernels.softmax import backward as softmax_backward
 from reference_kernels.softmax import kernel as softmax
 
 KERNELS = (
     softmax._softmax_kernel,
+    softmax_backward._input_kernel,
+    softmax_backward._bias_kernel,
     rms_norm._rms_norm_kernel,
     linear._linear_kernel,
+    qkv._qkv_kernel,
+    gate_up._gate_up_kernel,
+    lora._lora_kernel,
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
     layer_norm._layer_norm_kernel,
-    layer_norm_backward._rows_backward_kernel,
-    layer_norm_backward._columns_kernel,
+    _norm_gradients._rows_backward_kernel,
+    _norm_gradients._columns_kernel,
     _sums._parts_kernel,
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
@@ -83,7 +89,6 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         bias = vector if layer else None
         return norm_quant._norm_quant(x, x if residual else None, vector, bias, 1e-6, layer, codes, group)
 
-    keep = empty(64, 8192, kind=torch.bool)
     halves = empty(64, 14336), empty(64, 14336)
     heads, angles = (empty(2, 64, 32, 128), empty(2, 64, 8, 128)), [empty(64, 64, kind=torch.float32)] * 2
     partial = empty(2, 64, 32, 96), empty(2, 64, 32, 96)
@@ -94,27 +99,37 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     )
     plain, every = (-100, 0.0, 0.0, 0.0), (-100, 0.1, 0.1, 30.0)
     known = labels, statistics, losses[0]
+
+    def thin(rank: int, swapped: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        factors = empty(rank, 4096), empty(4096, rank)
+        return empty(4096, 4096), *(factors[::-1] if swapped else factors)
+
+    projections, wide = (empty(4096, 4096), empty(1024, 4096), empty(1024, 4096)), (empty(14336, 4096),) * 2
     three = [empty(64, 8192)] * 3
     columns = empty(8192), empty(8192)
     vocabulary, number = empty(64, 128256), empty(64, kind=torch.float32)
     seen, whole = empty(64, 128256, kind=torch.bool), empty(64, kind=torch.int64)
     gates, chosen, slots = empty(32768, 256), empty(32768, 8), empty(32768, 8, kind=torch.int64)
     return {
-        "softmax short": lambda: softmax._softmax(empty(64, 100), 1.0, None, None),
-        "softmax": lambda: softmax._softmax(empty(64, 8192), 1.0, None, None),
-        "softmax masked": lambda: softmax._softmax(empty(64, 8192), 1.0, keep, empty(8192)),
-        "softmax widest tile": lambda: softmax._softmax(empty(64, 16384), 1.0, None, None),
-        "softmax loop": lambda: softmax._softmax(empty(64, 50000), 1.0, None, None),
-        "softmax unfoldable": lambda: softmax._softmax(empty(3, 4, 5, 30).transpose(0, 2), 1.0, None, None),
-        "rms_norm llama": lambda: rms_norm._rms_norm(empty(64, 8192), empty(8192), 1e-6, "llama"),
-        "rms_norm gemma": lambda: rms_norm._rms_norm(empty(64, 8192), empty(8192), 1e-6, "gemma"),
-        "rms_norm widest tile": lambda: rms_norm._rms_norm(empty(64, 16384), empty(16384), 1e-6, "torch"),
-        "rms_norm loop": lambda: rms_norm._rms_norm(empty(64, 50000), None, 1e-6, "torch"),
+        **softmaxes(empty),
+        **rms_norms(empty),
         "linear few rows": lambda: linear._linear(empty(5, 4096), empty(4096, 4096), empty(4096), "relu"),
         "linear medium": lambda: linear._linear(empty(1024, 1024), empty(1024, 1024), empty(1024), "silu"),
         "linear large": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), empty(8192), "relu"),
         "linear large gelu": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), None, "gelu"),
         "linear transposed": lambda: linear._linear(empty(70, 300).t(), empty(70, 33).t(), None, None),
+        "linear qkv few rows": lambda: qkv._qkv_linear(empty(16, 4096), *projections, *[None] * 3),
+        "linear qkv": lambda: qkv._qkv_linear(empty(8192, 4096), *projections, *[None] * 3),
+        "linear qkv bias": lambda: qkv._qkv_linear(empty(1024, 4096), *projections, *(w[:, 0] for w in projections)),
+        "linear gate_up few rows": lambda: gate_up._gate_up_linear(empty(16, 4096), *wide),
+        "linear gate_up": lambda: gate_up._gate_up_linear(empty(8192, 4096), *wide),
+        "linear gate_up medium": lambda: gate_up._gate_up_linear(empty(256, 4096), *(w[:1024] for w in wide)),
+        "linear lora few rows": lambda: lora._lora_linear(empty(16, 4096), *thin(16), 2.0),
+        "linear lora": lambda: lora._lora_linear(empty(4096, 4096), *thin(16), 2.0),
+        "linear lora 32": lambda: lora._lora_linear(empty(4096, 4096), *thin(32), 2.0),
+        "linear lora 64": lambda: lora._lora_linear(empty(4096, 4096), *thin(64), 2.0),
+        "linear lora 128": lambda: lora._lora_linear(empty(4096, 4096), *thin(128), 2.0),
+        "linear lora backward": lambda: lora._lora_linear(empty(4096, 4096), *(w.t() for w in thin(16, True)), 2.0),
         "glu silu": lambda: glu._glu(*halves, "silu"),
         "glu gelu": lambda: glu._glu(*halves, "gelu"),
         "glu gelu_tanh": lambda: glu._glu(*halves, "gelu_tanh"),
@@ -176,10 +191,56 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     }
 
 
+def softmaxes(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of softmax: rows in registers and in a loop, forward and backward, plain, masked and with dropout."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, plain, causal, full = functools.partial, (None, 0, 0.0), (0, 0, 0.0), (0, 5, 0.1)
+    sizes = (" short", 64, 100), ("", 64, 8192), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
+    for name, rows, width in sizes:
+        x, keep = empty(rows, width), empty(rows, width, kind=torch.bool)
+        gradient = bind(softmax._softmax_backward, x, x)
+        found |= {
+            f"softmax{name}": bind(softmax._softmax, x, 1.0, None, None, *plain),
+            f"softmax masked{name}": bind(softmax._softmax, x, 1.0, keep, x[0], *plain),
+            f"softmax causal{name}": bind(softmax._softmax, x, 1.0, None, None, *causal),
+            f"softmax dropout{name}": bind(softmax._softmax, x, 1.0, keep, x[0], *full),
+            f"softmax backward{name}": bind(gradient, None, None, 1.0, *plain, False),
+            f"softmax backward causal{name}": bind(gradient, None, None, 1.0, *causal, False),
+            f"softmax backward dropout{name}": bind(gradient, keep, x[0], 1.0, *full, False),
+            f"softmax backward bias{name}": bind(gradient, keep, x[0], 1.0, *plain, True),
+        }
+    heads, bias = empty(2, 8, 64, 2048), empty(1, 8, 64, 2048)
+    unfoldable = empty(3, 4, 5, 30).transpose(0, 2)
+    return found | {
+        "softmax unfoldable": bind(softmax._softmax, unfoldable, 1.0, None, None, *plain),
+        "softmax backward heads": bind(softmax._softmax_backward, heads, heads, None, bias, 1.0, *full, True),
+    }
+
+
+def rms_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of rms_norm in each convention, with a residual, and of its backward."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind = functools.partial
+    sizes = ("", 64, 8192), (" narrow", 64, 1000), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
+    for name, rows, width in sizes:
+        x, weight, scales = empty(rows, width), empty(width), empty(1, rows, kind=torch.float32)
+        backward = bind(rms_norm._rms_norm_backward, x, None, x, weight, scales)
+        found |= {
+            f"rms_norm {convention}{name}": bind(rms_norm._rms_norm, x, weight, 1e-6, convention)
+            for convention in ("llama", "gemma", "torch")
+        } | {
+            f"rms_norm add{name}": bind(rms_norm._forward, x, x, weight, 1e-6, "torch"),
+            f"rms_norm backward{name}": bind(backward, "llama", True),
+            f"rms_norm input{name}": bind(backward, "gemma", False),
+            f"rms_norm add backward{name}": bind(rms_norm._rms_norm_backward, x, x, x, weight, scales, "gemma", True),
+        }
+    return found
+
+
 def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
     """Launches of layer_norm: rows in registers and in a loop, forward, and backward with and without sums."""
     found: dict[str, Callable[[], Any]] = {}
-    bind, backward = functools.partial, layer_norm_backward
+    bind, backward = functools.partial, _norm_gradients
     sizes = ("", 64, 8192), (" narrow", 64, 1000), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
     for name, rows, width in sizes:
         x, weight, moments = empty(rows, width), empty(width), empty(3, rows, kind=torch.float32)

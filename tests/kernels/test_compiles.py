@@ -54,21 +54,24 @@ def test_every_launch_compiles_within_the_limits_of_sm_90(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     """A contiguous row of 8192 is read 16 bytes at a time, as memory bandwidth asks for."""
-    rows = ("softmax", "softmax masked", "softmax widest tile", "rms_norm llama", "rms_norm gemma")
+    rows = ("softmax", "softmax masked", "softmax widest tile", "softmax causal", "softmax dropout", "softmax backward")
+    slopes = ("softmax backward causal", "softmax backward dropout", "softmax backward bias 1", "softmax backward loop")
+    rms = ("rms_norm llama", "rms_norm gemma", "rms_norm add", "rms_norm backward", "rms_norm backward loop")
     pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
     losses = ("cross_entropy", "cross_entropy backward")
     norms = ("layer_norm", "layer_norm add", "layer_norm backward", "layer_norm backward loop", "layer_norm columns")
     chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")
     codes = ("norm_quant fp8", "norm_quant fp8 groups", "norm_quant int8", "norm_quant residual groups")
     choices = ("sample", "sample cut", "moe_gate", "moe_gate backward")
-    for name in (*rows, *pairs, *losses, *norms, *chains, *codes, *choices):
+    for name in (*rows, *slopes, *rms, *pairs, *losses, *norms, *chains, *codes, *choices):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     """Large products are wgmma instructions fed by asynchronous copies."""
-    for name in ("linear medium", "linear large", "linear large gelu"):
+    plain = ("linear medium", "linear large", "linear large gelu")
+    for name in (*plain, "linear qkv", "linear gate_up", "linear lora", "linear lora 128", "linear lora backward"):
         facts = compiled(dtype)[name]
         assert facts["wgmma"] > 0, (name, facts)
         assert facts["copies"] > 0, (name, facts)

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+from reference_kernels._norm_gradients import config_backward, config_columns
 from reference_kernels.layer_norm import (
     add_layer_norm,
     add_layer_norm_reference,
     layer_norm,
     layer_norm_reference,
 )
-from reference_kernels.layer_norm.backward import config_backward, config_columns
 from reference_kernels.layer_norm.kernel import _add_layer_norm, _layer_norm, _layer_norm_backward
 
 WIDTHS = (1, 5, 100, 300)  # in one tile, and in a loop of several

@@ -19,9 +19,11 @@ from reference_kernels.softmax import spec as softmax
 pytestmark = pytest.mark.slow  # half a minute until Triton's cache has the kernels
 
 ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "softmax": (softmax.SPEC, {"batch": (8192,), "n": 8192}),
-    "softmax_long": (softmax.LONG, {"rows": 8, "n": 40000}),
-    "rms_norm": (rms_norm.SPEC, {"batch": (8192,), "n": 8192}),
+    "softmax": (softmax.SPEC.with_(grad=False), {"batch": (8192,), "n": 8192, "keep": None, "bias": None}),
+    "softmax_long": (softmax.LONG.with_(grad=False), {"rows": 8, "n": 40000}),
+    "rms_norm": (rms_norm.SPEC.with_(grad=False), {"batch": (8192,), "n": 8192}),
+    "softmax_backward": (softmax.SPEC, {"batch": (8192,), "n": 8192, "keep": None, "bias": None}),
+    "rms_norm_backward": (rms_norm.SPEC, {"batch": (8192,), "n": 8192}),
     "linear": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "relu"}),
     "linear_gelu": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "gelu"}),
 }
@@ -34,7 +36,7 @@ def _reports() -> dict[str, list[Report]]:
     return dict(zip(ROWS, resources_of_all(rows, targets), strict=True))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name for name in ROWS if not name.endswith("backward")])
 def test_every_kernel_is_compiled_as_a_gpu_would_get_it(name: str) -> None:
     """One kernel per call on each target, all known, with the tiles of a GPU and not those of the interpreter."""
     for report in _reports()[name]:
@@ -51,6 +53,14 @@ def test_rows_stay_in_registers(name: str) -> None:
         (kernel,) = report.kernels
         assert not kernel.spills
         assert kernel.instructions["global_loads"] == kernel.instructions["global_loads_wide"] > 0
+
+
+@pytest.mark.parametrize(("name", "count"), [("softmax_backward", 2), ("rms_norm_backward", 3)])
+def test_gradients_stay_in_registers(name: str, count: int) -> None:
+    """What backward launches besides is compiled too, a softmax's input in one kernel, a norm's weight in one more."""
+    for report in _reports()[name]:
+        assert [kernel.status for kernel in report.kernels] == ["compiled"] * count
+        assert not any(kernel.spills for kernel in report.kernels)
 
 
 def test_products_use_tensor_cores() -> None:

@@ -1,4 +1,4 @@
-"""Gradients of layer normalisation: by the input row by row, by weight and bias as sums over rows in two steps.
+"""Gradients of layer and RMS normalisation: by the input row by row, by weight and bias as sums over rows in two steps.
 
 The sums use no atomics: each program keeps those of its own rows, and a last launch adds them up, always in the same
 order on the same device.
@@ -56,11 +56,30 @@ def _upstream(
     inside: tl.tensor,
     dy_step: tl.tensor,
     x_step: tl.tensor,
+    CENTRED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Upstream gradient and normalised input of one tile in float32, 0 outside."""
     dy = tl.load(dy_row + column * dy_step, mask=inside, other=0.0).to(tl.float32)
     wide = tl.load(x_row + column * x_step, mask=inside, other=0.0).to(tl.float32)
-    return dy, tl.where(inside, ((wide - mean) - rest) * scale, 0.0)
+    if CENTRED:
+        wide = (wide - mean) - rest
+    return dy, tl.where(inside, wide * scale, 0.0)
+
+
+@jit
+def _statistics(
+    statistics_ptr: tl.tensor, row: tl.tensor, rows: tl.tensor, CENTRED: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The rows' mean, what its rounding left of it, and reciprocal root; the last is alone where no mean is taken."""
+    inside = row < rows
+    mean = tl.zeros(row.shape, tl.float32)
+    rest = tl.zeros(row.shape, tl.float32)
+    scale_row = statistics_ptr + row
+    if CENTRED:
+        mean = tl.load(statistics_ptr + row, mask=inside, other=0.0)
+        rest = tl.load(statistics_ptr + rows + row, mask=inside, other=0.0)
+        scale_row += rows + rows
+    return mean, rest, tl.load(scale_row, mask=inside, other=0.0)
 
 
 @jit
@@ -71,9 +90,13 @@ def _weighted(
     width: tl.tensor,
     weight_step: tl.tensor,
     HAS_WEIGHT: tl.constexpr,
+    ONE_MORE: tl.constexpr,
 ) -> tl.tensor:
     if HAS_WEIGHT:
-        dy = dy * tl.load(weight_ptr + column * weight_step, mask=column < width, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + column * weight_step, mask=column < width, other=0.0).to(tl.float32)
+        if ONE_MORE:
+            weight += 1.0
+        dy = dy * weight
     return dy
 
 
@@ -106,6 +129,8 @@ def _rows_backward_kernel(
     weight_step: tl.tensor,
     HAS_DTOTAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    CENTRED: tl.constexpr,
+    ONE_MORE: tl.constexpr,
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
     LOOP: tl.constexpr,
@@ -121,9 +146,7 @@ def _rows_backward_kernel(
     for first in range(0, rows, programs * BLOCK_ROWS):
         row = first + program * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
         row_inside = row < rows
-        mean = tl.load(statistics_ptr + row, mask=row_inside, other=0.0)
-        rest = tl.load(statistics_ptr + rows + row, mask=row_inside, other=0.0)
-        scale = tl.load(statistics_ptr + rows + rows + row, mask=row_inside, other=0.0)
+        mean, rest, scale = _statistics(statistics_ptr, row, rows, CENTRED)
         dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
         dtotal_row = dtotal_ptr
@@ -136,32 +159,36 @@ def _rows_backward_kernel(
             for start in range(0, width, BLOCK_COLUMNS):
                 at = start + column
                 inside = row_inside & (at < width)
-                dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, at, inside, dy_step, x_step)
-                dy = _weighted(dy, weight_ptr, at, width, weight_step, HAS_WEIGHT)
-                shifts += dy
+                dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, at, inside, dy_step, x_step, CENTRED)
+                dy = _weighted(dy, weight_ptr, at, width, weight_step, HAS_WEIGHT, ONE_MORE)
+                if CENTRED:
+                    shifts += dy
                 slopes += dy * normalised
             shift = tl.sum(shifts, axis=1, keep_dims=True) / width
             tilt = tl.sum(slopes, axis=1, keep_dims=True) / width
             for start in range(0, width, BLOCK_COLUMNS):
                 at = start + column
                 inside = row_inside & (at < width)
-                dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, at, inside, dy_step, x_step)
-                dy = _weighted(dy, weight_ptr, at, width, weight_step, HAS_WEIGHT)
-                dx = (dy - shift - normalised * tilt) * scale
+                dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, at, inside, dy_step, x_step, CENTRED)
+                dy = _weighted(dy, weight_ptr, at, width, weight_step, HAS_WEIGHT, ONE_MORE)
+                if CENTRED:
+                    dy -= shift
+                dx = (dy - normalised * tilt) * scale
                 if HAS_DTOTAL:
                     dx += tl.load(dtotal_row + at * dtotal_step, mask=inside, other=0.0).to(tl.float32)
                 tl.store(dx_row + at, dx, mask=inside)
         else:
             inside = row_inside & (column < width)
-            dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step)
+            dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED)
             if SUM_WEIGHT:
                 dweight += dy * normalised
             if SUM_BIAS:
                 dbias += dy
-            dy = _weighted(dy, weight_ptr, column, width, weight_step, HAS_WEIGHT)
-            shift = tl.sum(dy, axis=1, keep_dims=True) / width
+            dy = _weighted(dy, weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE)
             tilt = tl.sum(dy * normalised, axis=1, keep_dims=True) / width
-            dx = (dy - shift - normalised * tilt) * scale
+            if CENTRED:
+                dy -= tl.sum(dy, axis=1, keep_dims=True) / width
+            dx = (dy - normalised * tilt) * scale
             if HAS_DTOTAL:
                 dx += tl.load(dtotal_row + column * dtotal_step, mask=inside, other=0.0).to(tl.float32)
             tl.store(dx_row + column, dx, mask=inside)
@@ -193,6 +220,7 @@ def _columns_kernel(
     x_stride1: tl.tensor,
     x_stride2: tl.tensor,
     x_step: tl.tensor,
+    CENTRED: tl.constexpr,
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -205,13 +233,11 @@ def _columns_kernel(
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     for first in range(0, rows, parts * BLOCK_ROWS):
         row = first + part * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-        mean = tl.load(statistics_ptr + row, mask=row < rows, other=0.0)
-        rest = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)
-        scale = tl.load(statistics_ptr + rows + rows + row, mask=row < rows, other=0.0)
+        mean, rest, scale = _statistics(statistics_ptr, row, rows, CENTRED)
         dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
         inside = (row < rows) & (column < width)
-        dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step)
+        dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED)
         dweight += dy * normalised
         dbias += dy
     kept = column < width
@@ -229,16 +255,21 @@ def input_gradient(
     weight: torch.Tensor | None,
     statistics: torch.Tensor,
     sums: tuple[bool, bool],
+    one_more: bool = False,
 ) -> torch.Tensor | None:
     """Write the gradient by ``x`` into the contiguous ``dx``, at least one element of them; ``dtotal`` is added to it.
 
-    Returns the partial sums for weight and bias, float32 ``(2, parts, width)``, of which those asked for by ``sums``
-    are written; ``None`` where nothing is asked for, or a row is too long to sum along the way (`sums_over_rows`).
+    ``statistics`` are float32: ``(3, rows)`` of a layer norm, ``(1, rows)`` of an RMS norm, which takes no mean;
+    ``one_more`` than the weight is what the input was multiplied by.
+
+    Returns the partial sums for weight and bias, float32 ``(2, parts, width)``, without the bias's ``(1, parts,
+    width)``, of which those asked for by ``sums`` are written; ``None`` where nothing is asked for, or a row is too
+    long to sum along the way (`sums_over_rows`).
     """
     rows = Rows.of(dy, x, dy if dtotal is None else dtotal)
     tile, programs = config_backward(rows.width, rows.count, x.device)
     along = any(sums) and not tile.loop
-    parts = torch.empty((2, programs, rows.width), dtype=torch.float32, device=x.device) if along else None
+    parts = torch.empty((1 + sums[1], programs, rows.width), dtype=torch.float32, device=x.device) if along else None
     with placed(x.device):
         _rows_backward_kernel[(programs,)](
             dx,
@@ -254,6 +285,8 @@ def input_gradient(
             1 if weight is None else weight.stride(0),
             HAS_DTOTAL=dtotal is not None,
             HAS_WEIGHT=weight is not None,
+            CENTRED=len(statistics) > 1,
+            ONE_MORE=one_more,
             SUM_WEIGHT=along and sums[0],
             SUM_BIAS=along and sums[1],
             LOOP=tile.loop,
@@ -270,7 +303,7 @@ def sums_over_rows(
     """The partial sums of `input_gradient` by a launch of their own, which reads both tensors once more."""
     rows = Rows.of(dy, x)
     tile, count = config_columns(rows.width, rows.count, x.device)
-    parts = torch.empty((2, count, rows.width), dtype=torch.float32, device=x.device)
+    parts = torch.empty((1 + sums[1], count, rows.width), dtype=torch.float32, device=x.device)
     with placed(x.device):
         _columns_kernel[(triton.cdiv(rows.width, tile.columns), count)](
             parts,
@@ -281,6 +314,7 @@ def sums_over_rows(
             rows.width,
             *rows.sizes[1:],
             *(stride for four in rows.strides for stride in four),
+            CENTRED=len(statistics) > 1,
             SUM_WEIGHT=sums[0],
             SUM_BIAS=sums[1],
             BLOCK_ROWS=tile.rows,

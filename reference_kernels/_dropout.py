@@ -1,0 +1,43 @@
+"""What kernels with seeded dropout share: thresholds for words of Philox, which seeds and probabilities there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from reference_kernels._common import jit
+
+# The upper 24 bits of a word are compared: p = 0 and p = 1 both have a threshold, and p is met to 3e-8.
+LEVELS = 2**24
+
+
+def seeded_jit(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
+    """`triton.jit` for a kernel with a seed and a threshold: nothing is compiled anew for one that is 1 or a multiple
+    of 16, in the middle of training; nor for the other ``numbers``."""
+    return partial(triton.jit, do_not_specialize=["seed", "threshold", *numbers])
+
+
+@jit
+def survives(word: tl.tensor, threshold: tl.tensor) -> tl.tensor:
+    """Whether an element is kept whose word of Philox is ``word`` (int32)."""
+    return (word.to(tl.uint32, bitcast=True) >> 8).to(tl.int32) >= threshold
+
+
+def odds(p: float) -> tuple[int, float]:
+    """The threshold that a word must reach, and what makes up for the dropped ones: ``1 / (1 - p)``, 0 at ``p = 1``."""
+    return round(p * LEVELS), 1 / (1 - p) if p < 1 else 0.0
+
+
+def check_dropout(kernel: str, seed: int, p: float, name: str = "p") -> None:
+    """Raise `TypeError` for a seed that is no whole number, `ValueError` for one, or a probability, out of range."""
+    if isinstance(seed, bool) or not isinstance(seed, int | torch.SymInt):
+        raise TypeError(f"{kernel}: seed is {seed!r}; give a whole number, such as torch.initial_seed() % 2**63")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"{kernel}: seed is {seed}, supported: 0 to 2**63 - 1")
+    if not 0 <= p <= 1:
+        raise ValueError(f"{kernel}: {name} is {p}, supported: 0 to 1, the probability to drop")

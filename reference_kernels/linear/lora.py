@@ -1,0 +1,189 @@
+"""Fused low-rank adaptation: a product and the product of its two thin factors in one launch; with all gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from reference_kernels._common import INTERPRETED, Rows, check_tensor, jit, placed, row_offset
+from reference_kernels.linear.kernel import _linear
+from reference_kernels.linear.products import MatmulTile, check_operands, config, grouped, two_products
+
+MOST = 128  # ranks: every program multiplies its rows by all of ``down``, whose tile is that wide
+
+
+def config_lora(
+    rows: int, columns: int, depth: int, rank: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED
+) -> tuple[MatmulTile, int]:
+    """The tile of the plain product, and the rank that it is given room for; past 32 half as wide, since the tile of
+    ``down`` takes shared memory beside the weight's, and on ordinary cores past 64 half as high, for the registers."""
+    tile, room = config(rows, columns, depth, dtype, interpreted=interpreted), max(16, triton.next_power_of_2(rank))
+    if room > 32:
+        tile = replace(tile, n=min(tile.n, 128))
+    if room > 64 and dtype == torch.float32:
+        tile = replace(tile, m=min(tile.m, 32))
+    return tile, room
+
+
+@jit
+def _lora_kernel(
+    y_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    down_ptr: tl.tensor,
+    up_ptr: tl.tensor,
+    scale: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    R: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    x_stride0: tl.tensor,
+    x_stride1: tl.tensor,
+    x_stride2: tl.tensor,
+    x_step: tl.tensor,
+    weight_stride_n: tl.tensor,
+    weight_stride_k: tl.tensor,
+    down_stride_r: tl.tensor,
+    down_stride_k: tl.tensor,
+    up_stride_n: tl.tensor,
+    up_stride_r: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """One ``BLOCK_M x BLOCK_N`` tile of ``y``, contiguous ``(M, N)``; the other operands have strides of their own."""
+    block_m, block_n = grouped(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
+    m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    r = tl.arange(0, BLOCK_R).to(tl.int64)
+    x_rows = x_ptr + row_offset(m, size1, size2, x_stride0, x_stride1, x_stride2)
+    m_inside = (m < M)[:, None]
+    n_inside = (n < N)[None, :]
+    total, low = two_products(
+        x_rows,
+        weight_ptr,
+        down_ptr,
+        n,
+        r,
+        m_inside,
+        n_inside,
+        (r < R)[None, :],
+        K,
+        x_step,
+        weight_stride_n,
+        weight_stride_k,
+        down_stride_r,
+        down_stride_k,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_R,
+        BLOCK_K,
+    )
+    # Beyond the rank an infinity of x has met zeros: that NaN must not meet the zeros of up.
+    low = tl.where((r < R)[None, :], low * scale, 0.0).to(y_ptr.dtype.element_ty)
+    up_ptrs = up_ptr + (r * up_stride_r)[:, None] + (n * up_stride_n)[None, :]
+    up = tl.load(up_ptrs, mask=(r < R)[:, None] & n_inside, other=0.0)
+    total = tl.dot(low, up, total, input_precision="ieee")
+    tl.store(y_ptr + m[:, None] * N + n[None, :], total, mask=m_inside & n_inside)
+
+
+@torch.library.custom_op("reference_kernels::lora_linear", mutates_args=())
+def _lora_linear(
+    x: torch.Tensor, weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
+    N, K = weight.shape
+    y = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    rows = Rows.of(x)
+    tile, room = config_lora(rows.count, N, K, len(down), x.dtype)
+    with placed(x.device):
+        _lora_kernel[(triton.cdiv(rows.count, tile.m) * triton.cdiv(N, tile.n),)](
+            y,
+            *rows.tensors,
+            weight,
+            down,
+            up,
+            scale,
+            rows.count,
+            N,
+            K,
+            len(down),
+            *rows.sizes[1:],
+            *rows.strides[0],
+            *weight.stride(),
+            *down.stride(),
+            *up.stride(),
+            BLOCK_M=tile.m,
+            BLOCK_N=tile.n,
+            BLOCK_K=tile.k,
+            BLOCK_R=room,
+            GROUP=tile.group,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    return y
+
+
+@_lora_linear.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001 -- passed by name
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """By the same kernels, on transposed views: the gradient by ``x`` is a product with two thin factors as well."""
+    x, weight, down, up = ctx.saved_tensors
+    of_x, of_weight, of_down, of_up, _ = ctx.needs_input_grad
+    count = math.prod(x.shape[:-1])  # which reshape(-1, ...) cannot tell where there are no columns
+    rows, upstream = x.reshape(count, x.shape[-1]), dy.reshape(count, dy.shape[-1])
+    dx = dweight = ddown = dup = None
+    if of_x:
+        dx = _lora_linear(dy, weight.t(), up.t(), down.t(), ctx.scale)
+    if of_weight:
+        dweight = _linear(upstream.t(), rows.t(), None, None)
+    if of_down:
+        ddown = _linear((_linear(upstream, up.t(), None, None) * ctx.scale).t(), rows.t(), None, None)
+    if of_up:
+        dup = _linear(upstream.t(), (_linear(rows, down, None, None) * ctx.scale).t(), None, None)
+    return dx, dweight, ddown, dup, None
+
+
+_lora_linear.register_autograd(_differentiate, setup_context=_save)
+
+
+def lora_linear(
+    x: torch.Tensor, weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float = 1.0
+) -> torch.Tensor:
+    """``x @ weight.T + scale * (x @ down.T) @ up.T``: ``(*batch, k)`` by ``(n, k)``, ``(r, k)`` and ``(n, r)`` to
+    contiguous ``(*batch, n)``.
+
+    All operands share one dtype (float32, float16 or bfloat16) and may have any strides; ``r`` is 128 at most. Sums in
+    float32 without TF32; what ``up`` is multiplied by is rounded to the dtype, and the result: see
+    `lora_linear_reference`. Differentiable once by all four. Raises `TypeError` for other or mixed dtypes;
+    `ValueError` for shapes that do not fit, or mixed devices.
+    """
+    check_operands("lora_linear", x, {"weight": weight, "down": down})
+    check_tensor("lora_linear", "up", up, x, (x.dtype,))
+    if up.shape != (len(weight), len(down)):
+        raise ValueError(
+            f"lora_linear: up has shape {tuple(up.shape)}, weight {tuple(weight.shape)} and down {tuple(down.shape)} "
+            f"ask for ({len(weight)}, {len(down)}): down is (r, k) and up (n, r)"
+        )
+    if len(down) > MOST:
+        raise ValueError(f"lora_linear: the rank is {len(down)}, supported: 0 to {MOST}; merge up @ down into weight")
+    y: torch.Tensor = _lora_linear(x, weight, down, up, float(scale))
+    return y

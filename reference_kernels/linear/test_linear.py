@@ -1,0 +1,14 @@
+"""The kernels' tests, made from their specs: ``pytest reference_kernels/linear``."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+from reference_kernels.linear import spec
+
+test_linear = spec.SPEC.test()
+test_qkv_linear = spec.QKV.test()
+test_gate_up_linear = spec.GATE_UP.test()
+test_lora_linear = spec.LORA.test()
+# Outputs of 2080 x 2080 and more: half a second a case, so fewer of them.
+test_linear_large = settings(max_examples=40)(spec.LARGE.test())

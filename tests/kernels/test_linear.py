@@ -1,0 +1,190 @@
+"""The linear kernels beyond their specs: second sources of the references, gradients, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from reference_kernels.linear import (
+    gate_up_linear,
+    gate_up_linear_reference,
+    linear,
+    linear_reference,
+    lora_linear,
+    lora_linear_reference,
+    qkv_linear,
+    qkv_linear_reference,
+)
+from reference_kernels.linear.gate_up import _gate_up_linear
+from reference_kernels.linear.kernel import _linear
+from reference_kernels.linear.lora import _lora_linear
+from reference_kernels.linear.qkv import _qkv_linear
+
+SIZES = [(3, 5, 7), (40, 100, 70), (33, 600, 5)]  # rows, k, n: in one tile, in several, and many steps of k
+
+
+def _normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def _close(got: object, wanted: object) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.parametrize(("rows", "k", "n"), SIZES)
+def test_linear_is_torchs(rows: int, k: int, n: int) -> None:
+    """The reference in float64 and the kernel in float32 are `torch.nn.functional.linear` and the activation."""
+    x, weight, bias = _normal((rows, k), (n, k), (n,))
+    for activation, function in ((None, lambda y: y), ("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu)):
+        wanted = function(F.linear(x, weight, bias))
+        torch.testing.assert_close(linear_reference(x, weight, bias, activation, torch.float64), wanted)
+        _close(linear(x.float(), weight.float(), bias.float(), activation), wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("rows", "k", "n"), SIZES)
+def test_three_projections_are_three_layers(rows: int, k: int, n: int, biased: bool) -> None:
+    """Queries, keys and values of three widths, one of them nothing, and of three layouts are those of three layers."""
+    x, query, key, value, *biases = _normal((rows, k), (n, k), (k, 33), (0, k), (n,), (33,), (0,))
+    weights = query, key.t(), value
+    wanted = tuple(F.linear(x, w, b if biased else None) for w, b in zip(weights, biases, strict=True))
+    given = biases if biased else [None] * 3
+
+    torch.testing.assert_close(qkv_linear_reference(x, *weights, *given, torch.float64), wanted)  # type: ignore[arg-type]
+    got = qkv_linear(x.float(), *(w.float() for w in weights), *(b if b is None else b.float() for b in given))
+
+    _close(got, wanted)
+
+
+@pytest.mark.parametrize(("rows", "k", "n"), SIZES)
+def test_gate_and_up_are_two_layers(rows: int, k: int, n: int) -> None:
+    """The reference in float64 and the kernel in float32 are silu of one layer times another, in two layouts."""
+    x, gate, up = _normal((rows, k), (n, k), (k, n))
+    wanted = F.silu(F.linear(x, gate)) * F.linear(x, up.t())
+
+    torch.testing.assert_close(gate_up_linear_reference(x, gate, up.t(), torch.float64), wanted)
+    _close(gate_up_linear(x.float(), gate.float(), up.float().t()), wanted)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5, 70, 128])
+@pytest.mark.parametrize(("rows", "k", "n"), SIZES)
+def test_low_rank_adaptation_is_another_weight(rows: int, k: int, n: int, rank: int) -> None:
+    """In float64 the reference is the layer of ``weight + scale * up @ down``; result and all gradients of the kernel
+    are those, too."""
+    exact = [t.requires_grad_() for t in _normal((rows, k), (n, k), (rank, k), (n, rank))]
+    x, weight, down, up = exact
+    (dy,) = _normal((n, rows))
+    wanted = F.linear(x, weight + 0.3 * up @ down)
+    gradients = torch.autograd.grad(wanted, exact, dy.t())
+    narrow = [t.detach().float().requires_grad_() for t in exact]
+
+    reference = lora_linear_reference(*exact, 0.3, torch.float64)
+    y = lora_linear(*narrow, 0.3)
+
+    torch.testing.assert_close(reference, wanted)
+    _close(y, wanted)
+    for got, right in zip(torch.autograd.grad(y, narrow, dy.t().float()), gradients, strict=True):
+        torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-3)
+
+
+def test_only_the_factors_ask_for_gradients() -> None:
+    """With a frozen weight and input, as in fine-tuning, the factors have the gradients that all four would get."""
+    x, weight, down, up = _normal((9, 40), (33, 40), (4, 40), (33, 4), dtype=torch.float32)
+    whole = [t.clone().requires_grad_() for t in (x, weight, down, up)]
+    wanted = torch.autograd.grad(lora_linear(*whole).square().sum(), whole)
+    factors = [down.requires_grad_(), up.requires_grad_()]
+
+    got = torch.autograd.grad(lora_linear(x, weight, *factors).square().sum(), factors)
+
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted[2:], strict=True))
+
+
+def test_infinities_stay_in_their_rows() -> None:
+    """NaN and infinity make no NaN of zeros beyond the end of rows, columns, depth or rank."""
+    x, weight, down, up = (t.abs() for t in _normal((4, 40), (33, 40), (3, 40), (33, 3), dtype=torch.float32))
+    x[1, 2] = float("inf")
+    for y in (
+        lora_linear(x, weight, down, up),
+        *qkv_linear(x, weight, down, weight),
+        gate_up_linear(x, weight, weight),
+    ):
+        assert y[[0, 2, 3]].isfinite().all()
+        assert torch.equal(y[1], torch.full_like(y[1], float("inf")))
+
+
+def test_opcheck() -> None:
+    """Schema, fake kernels, autograd registration and tracing hold for all operators, strided inputs included."""
+    x, weight, down, up, bias = _normal((6, 4), (5, 6), (6, 3), (5, 3), (5,), dtype=torch.float32)
+    x, down = x.t(), down.t()
+    torch.library.opcheck(_linear, (x, weight, bias, "gelu"))
+    torch.library.opcheck(_qkv_linear, (x, weight, down, weight, None, None, None))
+    torch.library.opcheck(_gate_up_linear, (x, weight, weight))
+    torch.library.opcheck(_lora_linear, (*(t.requires_grad_() for t in (x, weight, down, up)), 0.5))
+
+
+def test_one_graph() -> None:
+    """All kernels, and the gradients of low-rank adaptation, compile without a graph break."""
+    x, weight, down, up = _normal((4, 6), (6, 6), (3, 6), (6, 3), dtype=torch.float32)
+    leaves = [t.requires_grad_() for t in (x, down, up)]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        query, key, value = qkv_linear(linear(x, weight, None, "silu"), weight, weight, weight)
+        return gate_up_linear(query + key * value, weight, weight)
+
+    def plain(x: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return lora_linear(x, weight, down, up).square()
+
+    with torch.no_grad():
+        whole = torch.compile(forward, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(whole, forward(x), rtol=0, atol=0)
+    got, wanted = (
+        torch.autograd.grad(f(*leaves).sum(), leaves)
+        for f in (torch.compile(plain, fullgraph=True, backend="aot_eager"), plain)
+    )
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 8), (3, 0), (2, 0, 4)])
+def test_sizes_of_zero(shape: tuple[int, ...]) -> None:
+    """Nothing times anything is nothing, or zeros where nothing is summed; so are the gradients."""
+    x, k = torch.empty(shape), shape[-1]
+    weight, down, up = torch.ones(5, k), torch.ones(2, k), torch.ones(5, 2)
+    leaves = [t.requires_grad_() for t in (x, weight, down, up)]
+    zeros = torch.zeros(*shape[:-1], 5)
+
+    for y in (*qkv_linear(x, weight, weight, weight), gate_up_linear(x, weight, weight), lora_linear(*leaves)):
+        assert torch.equal(y, zeros)
+    for leaf, d in zip(leaves, torch.autograd.grad(lora_linear(*leaves).sum(), leaves), strict=True):
+        assert torch.equal(d, torch.zeros_like(leaf))
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (TypeError, "linear: x is float64, allowed: float32", lambda x, w: linear(x.double(), w)),
+        (ValueError, "known: None, relu, gelu, silu", lambda x, w: linear(x, w, None, "tanh")),  # type: ignore[arg-type]
+        (ValueError, r"bias has shape \(4,\), weight asks for \(3,\)", lambda x, w: linear(x, w, x[0])),
+        (TypeError, "key_weight is float16, allowed: float32", lambda x, w: qkv_linear(x, w, w.half(), w)),
+        (ValueError, r"value_weight \(4, 3\) do not fit", lambda x, w: qkv_linear(x, w, w, w.t())),
+        (ValueError, "key_bias, value_bias is None", lambda x, w: qkv_linear(x, w, w, w, w[:, 0])),
+        (ValueError, "key_bias has shape", lambda x, w: qkv_linear(x, w, w, w, w[:, 0], w[0], w[:, 0])),
+        (ValueError, "up_weight is on meta", lambda x, w: gate_up_linear(x, w, w.to("meta"))),
+        (ValueError, "they must be equal", lambda x, w: gate_up_linear(x, w, w[:2])),
+        (ValueError, r"up has shape \(3, 4\), .* ask for \(3, 3\)", lambda x, w: lora_linear(x, w, w, w)),
+        (
+            ValueError,
+            "the rank is 129, supported",
+            lambda x, w: lora_linear(x, w, x[:1].expand(129, 4), w[:, :1].expand(3, 129)),
+        ),
+    ],
+)
+def test_what_is_refused(error: type[Exception], words: str, call: Callable[..., object]) -> None:
+    """What the kernels do not support is refused in words, before anything is launched."""
+    with pytest.raises(error, match=words):
+        call(torch.ones(2, 4), torch.ones(3, 4))

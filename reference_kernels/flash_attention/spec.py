@@ -1,0 +1,70 @@
+"""How flash_attention is tested: grouped heads, queries fewer and more than keys, masks, packed sequences, gradients."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from pytest_fusion import FusionSpec, derived, dim, tensor, values
+from reference_kernels.flash_attention.kernel import flash_attention
+from reference_kernels.flash_attention.reference import flash_attention_reference
+
+# A weight of 0 times an infinity is NaN in the reference and in a tile that the mask cuts, nothing in a tile that it
+# leaves out: so values are finite.
+FINITE = values.finite()
+WINDOW = st.sampled_from((None, 1, 7, 20))
+SCALE = st.sampled_from((None, 0.3))
+# Interpreted tiles hold 32 queries and 16 keys forward, so these sizes take several of each.
+HEADS = {"kv_heads": dim(0, 2), "group": dim(0, 3), "features": dim(1, 256)}
+
+SPEC = FusionSpec(
+    name="flash_attention",
+    fused=flash_attention,
+    reference=flash_attention_reference,
+    inputs={
+        "q": tensor("batch queries kv_heads*group features", values=FINITE),
+        "k": tensor("batch keys kv_heads features", values=FINITE),
+        "v": tensor("batch keys kv_heads features", values=FINITE),
+        "causal": st.booleans(),
+        "window": WINDOW,
+        "scale": SCALE,
+    },
+    dims={"batch": dim(0, 3), "queries": dim(0, 80), "keys": dim(0, 80), **HEADS},
+    grad=True,
+    invariant="batch",
+    max_launches=1,
+    bench=[
+        {"batch": batch, "queries": length, "keys": length, "kv_heads": 8, "group": 4, "features": 128}
+        | {"causal": True, "window": window, "scale": None}
+        for batch, length, window in ((4, 8192, None), (4, 4096, None), (1, 16384, 1024))
+    ],
+)
+
+
+def _offsets(generator: torch.Generator, rows: int) -> torch.Tensor:
+    """Three sequences of any lengths, zero among them."""
+    cuts = torch.randint(0, rows + 1, (2,), generator=generator, device=generator.device)
+    return torch.cat([cuts.new_tensor([0]), cuts.sort().values, cuts.new_tensor([rows])]).to(torch.int32)
+
+
+PACKED = FusionSpec(
+    name="flash_attention_packed",
+    fused=flash_attention,
+    reference=flash_attention_reference,
+    inputs={
+        "q": tensor("queries kv_heads*group features", values=FINITE),
+        "k": tensor("keys kv_heads features", values=FINITE),
+        "v": tensor("keys kv_heads features", values=FINITE),
+        "causal": st.booleans(),
+        "window": WINDOW,
+        "scale": SCALE,
+        "offsets": derived(lambda generator, queries: _offsets(generator, queries)),
+        "k_offsets": derived(lambda generator, keys: _offsets(generator, keys)),
+        "checked": False,  # on a GPU the check waits for the device
+    },
+    dims={"queries": dim(0, 80), "keys": dim(0, 80), **HEADS},
+    grad=True,
+    max_launches=1,
+)
+
+SPECS = [SPEC, PACKED]

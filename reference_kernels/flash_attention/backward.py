@@ -46,6 +46,7 @@ def config_keys(features: int, dtype: torch.dtype, *, interpreted: bool = INTERP
 def _delta_kernel(
     delta_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    rest_ptr: tl.tensor,
     dout_ptr: tl.tensor,
     dlse_ptr: tl.tensor,
     dout_batch: tl.tensor,
@@ -59,12 +60,17 @@ def _delta_kernel(
     heads: tl.tensor,
     rows: tl.tensor,
     features: tl.tensor,
+    HAS_REST: tl.constexpr,
     HAS_DOUT: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
 ) -> None:
-    """What a row's gradients by scores have in common, ``sum(dout * out) - dlse``, as ``(batch, heads, rows)``."""
+    """What a row's gradients by scores have in common, ``sum(dout * out) - dlse``, as ``(batch, heads, rows)``.
+
+    ``out`` with what its rounding lost: else the error of ``delta`` is as large as that of all products together where
+    one weight is near 1 and the gradient near 0 (Qiu and Yao, arXiv 2510.04212, trace diverging trainings to it).
+    """
     program = tl.program_id(0)
     head = (program // blocks % heads).to(tl.int64)
     batch = (program // blocks // heads).to(tl.int64)
@@ -75,6 +81,8 @@ def _delta_kernel(
         inside = (row < rows)[:, None] & (column < features)[None, :]
         at = ((batch * rows + row) * heads + head)[:, None] * features + column[None, :]
         out = tl.load(out_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_REST:
+            out += tl.load(rest_ptr + at, mask=inside, other=0.0).to(tl.float32)
         at = (batch * dout_batch + row * dout_row + head * dout_head)[:, None] + (column * dout_step)[None, :]
         delta += tl.sum(out * tl.load(dout_ptr + at, mask=inside, other=0.0).to(tl.float32), axis=1)
     if HAS_DLSE:
@@ -382,15 +390,16 @@ def gradients(
     found: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     dout: torch.Tensor | None,
     dlse: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     call: Call,
 ) -> None:
     """Fill ``found``, contiguous gradients by ``q``, ``k`` and ``v``, those without elements excepted.
 
-    ``dout`` and ``dlse`` have any strides; at least one of them is there. ``out`` and ``lse`` are what forward returned.
+    ``dout`` and ``dlse`` have any strides; at least one of them is there. ``results`` are
+    what forward returned.
     """
     dq, dk, dv = found
+    out, lse, rest = results
     if not (call.q.numel() and call.k.numel()):
         for each in found:
             each.zero_()
@@ -411,6 +420,7 @@ def gradients(
         _delta_kernel[(blocks * heads * batch,)](
             delta,
             out,
+            rest,
             dout,
             lse if dlse is None else dlse,
             *dout.stride(),
@@ -419,6 +429,7 @@ def gradients(
             heads=heads,
             rows=rows,
             features=features,
+            HAS_REST=rest.numel() > 0,
             HAS_DOUT=has_dout,
             HAS_DLSE=dlse is not None,
             BLOCK_ROWS=block,

@@ -91,6 +91,7 @@ def _swept(
 def _attention_kernel(
     out_ptr: tl.tensor,
     lse_ptr: tl.tensor,
+    rest_ptr: tl.tensor,
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
@@ -118,6 +119,7 @@ def _attention_kernel(
     factor: tl.tensor,
     before: tl.tensor,
     after: tl.tensor,
+    KEEP_REST: tl.constexpr,
     PACKED: tl.constexpr,
     HAS_BEFORE: tl.constexpr,
     HAS_AFTER: tl.constexpr,
@@ -127,7 +129,7 @@ def _attention_kernel(
     BLOCK_FEATURES: tl.constexpr,
 ) -> None:
     """One block of queries of one head: ``out`` contiguous ``(batch, rows, heads, features)``, ``lse`` ``(batch, heads,
-    rows)``. Last blocks first: with a causal mask they take longest."""
+    rows)``, and like ``out`` what its rounding lost. Last blocks first: with a causal mask they take longest."""
     program = tl.program_id(0)
     block = blocks - 1 - program % blocks
     head = (program // blocks % heads).to(tl.int64)
@@ -170,12 +172,16 @@ def _attention_kernel(
 
     mixed, log_total = finished(mixed, total, top)
     at = ((batch * rows + start + row) * heads + head)[:, None] * features + column[None, :]
-    tl.store(out_ptr + at, mixed, mask=(row < queries)[:, None] & (column < features)[None, :])
+    inside = (row < queries)[:, None] & (column < features)[None, :]
+    rounded = mixed.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, rounded, mask=inside)
+    if KEEP_REST:
+        tl.store(rest_ptr + at, mixed - rounded.to(tl.float32), mask=inside)
     tl.store(lse_ptr + (batch * heads + head) * rows + start + row, log_total * LN_2, mask=row < queries)
 
 
-def _forward(out: torch.Tensor, lse: torch.Tensor, call: Call) -> None:
-    """Fill ``out`` and ``lse``, contiguous as `_results` makes them."""
+def _forward(out: torch.Tensor, lse: torch.Tensor, rest: torch.Tensor, call: Call) -> None:
+    """Fill ``out``, ``lse`` and, unless it has no elements, ``rest``, contiguous as `_results` makes them."""
     if out.numel() == 0:
         return
     tile = config(call.q.shape[3], call.q.dtype)
@@ -184,12 +190,14 @@ def _forward(out: torch.Tensor, lse: torch.Tensor, call: Call) -> None:
         _attention_kernel[(blocks * call.q.shape[2] * call.q.shape[0],)](
             out,
             lse,
+            rest,
             call.q,
             call.k,
             call.v,
             *call.strides(),
             blocks=blocks,
             **call.arguments(),
+            KEEP_REST=rest.numel() > 0,
             BLOCK_QUERIES=tile.queries,
             BLOCK_KEYS=tile.keys,
             num_warps=tile.warps,
@@ -197,10 +205,11 @@ def _forward(out: torch.Tensor, lse: torch.Tensor, call: Call) -> None:
         )
 
 
-def _results(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _results(q: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     *batch, rows, heads, _ = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return out, torch.empty((*batch, heads, rows), dtype=torch.float32, device=q.device)
+    lse = torch.empty((*batch, heads, rows), dtype=torch.float32, device=q.device)
+    return out, lse, torch.empty(q.shape if keep else (0,), dtype=torch.bfloat16, device=q.device)
 
 
 @torch.library.custom_op("reference_kernels::flash_attention", mutates_args=())
@@ -214,19 +223,21 @@ def _flash_attention(
     window: int | None,
     scale: float,
     checked: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The result, the log-sum-exp and, to ``keep`` for the gradient, what rounding the result lost."""
     if checked or q.device.type == "cpu":
         for name, each, rows in (("offsets", offsets, q.shape[0]), ("k_offsets", k_offsets, k.shape[0])):
             if each is not None:
                 _check_offsets(name, each, rows)
-    out, lse = _results(q)
-    _forward(out, lse, Call.of((q, k, v), offsets, k_offsets, causal, window, scale))
-    return out, lse
+    found = _results(q, keep)
+    _forward(*found, Call.of((q, k, v), offsets, k_offsets, causal, window, scale))
+    return found
 
 
 @_flash_attention.register_fake
-def _(q: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return _results(q)
+def _(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _results(q, rest[-1])
 
 
 @torch.library.custom_op("reference_kernels::flash_attention_backward", mutates_args=())
@@ -240,6 +251,7 @@ def _flash_attention_backward(
     k_offsets: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
+    rest: torch.Tensor,
     causal: bool,
     window: int | None,
     scale: float,
@@ -248,7 +260,7 @@ def _flash_attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients by ``q``, by ``k`` and by ``v``; the first, or the other two, are empty where not asked for."""
     found = _gradients(q, k, v, queries, keys)
-    gradients(found, dout, dlse, out, lse, Call.of((q, k, v), offsets, k_offsets, causal, window, scale))
+    gradients(found, dout, dlse, (out, lse, rest), Call.of((q, k, v), offsets, k_offsets, causal, window, scale))
     return found
 
 
@@ -274,19 +286,20 @@ def _(
     return _gradients(q, k, v, *rest[-2:])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, offsets, k_offsets, *ctx.options, _ = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    q, k, v, offsets, k_offsets, *ctx.options, _, _ = inputs
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)  # else torch fills zeros for the log-sum-exp, which most callers leave alone
     ctx.save_for_backward(q, k, v, offsets, k_offsets, *output)
 
 
-def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, _: object) -> tuple[Any, ...]:
     by_q, by_k, by_v, *_ = ctx.needs_input_grad
     if dout is None and dlse is None:
-        return (None,) * 9
+        return (None,) * 10
     asked = by_q, by_k or by_v
     dq, dk, dv = _flash_attention_backward(dout, dlse, *ctx.saved_tensors, *ctx.options, *asked)
-    return dq if by_q else None, dk if by_k else None, dv if by_v else None, *[None] * 6
+    return dq if by_q else None, dk if by_k else None, dv if by_v else None, *[None] * 7
 
 
 _flash_attention.register_autograd(_differentiate, setup_context=_save)
@@ -322,7 +335,8 @@ def flash_attention(
     check_groups("flash_attention", q.shape[-2], k.shape[-2])
     check_window("flash_attention", window)
     wanted = scale_of("flash_attention", scale, q.shape[-1])
-    out, lse = _flash_attention(q, k, v, offsets, k_offsets, causal, window, wanted, checked)
+    keep = q.dtype != torch.float32 and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    out, lse, _ = _flash_attention(q, k, v, offsets, k_offsets, causal, window, wanted, checked, keep)
     return out, lse
 
 

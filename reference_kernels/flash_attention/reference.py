@@ -19,8 +19,9 @@ def flash_attention_reference(
     checked: bool = True,
     compute: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale * q @ k.T) @ v`` by head in ``compute``, rounded once to ``q``'s dtype, and the softmax's
-    log-sum-exp (natural, in ``compute``).
+    """``softmax(scale * q @ k.T) @ v`` by head in ``compute``, rounded to ``q``'s dtype, and the softmax's log-sum-exp
+    (natural, in ``compute``). The weights are rounded to that dtype too before they meet ``v``, as in the eager
+    attention of transformers.
 
     ``q`` is ``(batch, queries, heads, features)``, ``k`` and ``v`` ``(batch, keys, kv_heads, features)``; head ``h`` of
     ``q`` reads head ``h // (heads // kv_heads)`` of the others. The result has ``q``'s shape, the log-sum-exp is
@@ -70,4 +71,4 @@ def _attention(
     scores = scores.masked_fill(~seen, float("-inf"))
     lse = torch.logsumexp(scores, -1)
     weights = torch.softmax(scores, -1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
-    return (weights @ values).transpose(1, 2).to(q.dtype), lse
+    return (weights.to(v.dtype).to(compute) @ values).transpose(1, 2).to(q.dtype), lse

@@ -9,13 +9,15 @@ from pytest_fusion import FusionSpec, derived, dim, tensor, values
 from reference_kernels.flash_attention.kernel import flash_attention
 from reference_kernels.flash_attention.reference import flash_attention_reference
 
-# A weight of 0 times an infinity is NaN in the reference and in a tile that the mask cuts, nothing in a tile that it
-# leaves out: so values are finite.
-FINITE = values.finite()
+# Finite, since a weight of 0 times an infinity is NaN in the reference and in a tile that the mask cuts, and nothing in a
+# tile that it leaves out. Of many significant bits, by which a product is told to be one of 16-bit values.
+FINITE = values.one_of(
+    values.normal(), values.normal(std=0.01), values.normal(std=30.0), values.normal(mean=100.0), values.constant(0.0)
+)
 WINDOW = st.sampled_from((None, 1, 7, 20))
 SCALE = st.sampled_from((None, 0.3))
 # Interpreted tiles hold 32 queries and 16 keys forward, so these sizes take several of each.
-HEADS = {"kv_heads": dim(0, 2), "group": dim(0, 3), "features": dim(1, 256)}
+HEADS = {"kv_heads": dim(0, 2), "group": dim(0, 3), "features": dim(16, 80)}
 
 SPEC = FusionSpec(
     name="flash_attention",
@@ -29,7 +31,7 @@ SPEC = FusionSpec(
         "window": WINDOW,
         "scale": SCALE,
     },
-    dims={"batch": dim(0, 3), "queries": dim(0, 80), "keys": dim(0, 80), **HEADS},
+    dims={"batch": dim(0, 3), "queries": dim(0, 50), "keys": dim(0, 50), **HEADS},
     grad=True,
     invariant="batch",
     max_launches=1,
@@ -62,7 +64,7 @@ PACKED = FusionSpec(
         "k_offsets": derived(lambda generator, keys: _offsets(generator, keys)),
         "checked": False,  # on a GPU the check waits for the device
     },
-    dims={"queries": dim(0, 80), "keys": dim(0, 80), **HEADS},
+    dims={"queries": dim(0, 50), "keys": dim(0, 50), **HEADS},
     grad=True,
     max_launches=1,
 )

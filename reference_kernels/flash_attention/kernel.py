@@ -226,7 +226,7 @@ def _flash_attention(
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The result, the log-sum-exp and, to ``keep`` for the gradient, what rounding the result lost."""
-    if checked or q.device.type == "cpu":
+    if checked:
         for name, each, rows in (("offsets", offsets, q.shape[0]), ("k_offsets", k_offsets, k.shape[0])):
             if each is not None:
                 _check_offsets(name, each, rows)

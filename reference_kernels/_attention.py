@@ -24,8 +24,8 @@ def attended(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """One block of keys into the weighted mean ``mixed``, its weights' ``total`` and their largest exponent ``top``.
 
-    ``products`` of queries and keys are ``-inf`` where a key is not seen, ``factor`` is positive. Weights are rounded to
-    the dtype of ``value`` for the second product, their total is not.
+    ``products`` of queries and keys are ``-inf`` where a key is not seen, ``factor`` is positive. Weights are rounded
+    to the dtype of ``value`` for the second product, their total is not.
     """
     new_top = tl.maximum(top, tl.max(products, axis=1) * factor)
     # As long as a query has seen no key, -inf - -inf would poison it.
@@ -98,7 +98,8 @@ def sequence_at(
         begin = tl.load(offsets_ptr + at, mask=at < sequences, other=0).to(tl.int32)
         found += tl.sum(((begin // BLOCK + at <= block) & (at < sequences)).to(tl.int32), axis=0)
     sequence = tl.maximum(found - 1, 0)
-    return sequence, block - tl.load(offsets_ptr + sequence).to(tl.int32) // BLOCK - sequence
+    # Not below 0 for offsets that nobody checked.
+    return sequence, tl.maximum(block - tl.load(offsets_ptr + sequence).to(tl.int32) // BLOCK - sequence, 0)
 
 
 @jit
@@ -200,8 +201,8 @@ def check_groups(kernel: str, heads: int, kv_heads: int) -> None:
     """Raise `ValueError` unless every head of keys and values serves equally many of the queries' heads."""
     if heads and (kv_heads == 0 or heads % kv_heads):
         raise ValueError(
-            f"{kernel}: q has {heads} heads, k and v have {kv_heads}; the first must be a multiple of the second, since "
-            "each head of k and v serves as many heads of q"
+            f"{kernel}: q has {heads} heads, k and v have {kv_heads}; the first must be a multiple of the second, "
+            "since each head of k and v serves as many heads of q"
         )
 
 

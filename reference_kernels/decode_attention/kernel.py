@@ -1,10 +1,9 @@
-"""Fused decoding attention: one query a sequence over a cache of keys and values, cut into chunks that run in parallel."""
+"""Fused decoding attention: one query a sequence over a cache of keys and values, in chunks that run in parallel."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -32,8 +31,8 @@ MOST_HEADS = 64  # of a group in one program
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Keys of a tile and query heads that share it (powers of two, at least 16), warps and pipeline stages; and how many
-    keys a program walks through, a multiple of ``keys``."""
+    """Keys of a tile and query heads that share it (powers of two, at least 16), warps and pipeline stages; and how
+    many keys a program walks through, a multiple of ``keys``."""
 
     keys: int
     heads: int
@@ -43,19 +42,28 @@ class DecodeTile:
 
 
 def config(
-    group: int, features: int, capacity: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED
+    group: int,
+    features: int,
+    capacity: int,
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    *,
+    interpreted: bool = INTERPRETED,
 ) -> DecodeTile:
-    """Tile for ``group`` query heads on each head of a cache of ``dtype`` with room for ``capacity`` keys.
+    """Tile for ``group`` query heads of ``dtype`` on each head of a cache of dtype ``cache`` with room for ``capacity``
+    keys.
 
     16 KiB of keys and as many of values in a stage, two stages under way, are more than the 36 KiB a multiprocessor has
-    to have in flight for 4.8 TB/s. A chunk depends on the capacity alone, never on how many sequences there are, so that
-    neither does a result: 512 keys, whose sums cost 1.5 % of their bytes, or what leaves 64 chunks to combine.
+    to have in flight for 4.8 TB/s. A chunk depends on the capacity alone, never on how many sequences there are, so
+    that neither does a result: 512 keys, whose sums cost 1.5 % of their bytes, or what leaves 64 chunks to combine.
     """
     heads = min(MOST_HEADS, padded(group))
     if interpreted:
         return DecodeTile(16, heads, 32, warps=4, stages=1)
-    keys = max(16, min(128, 16384 // (padded(features) * dtype.itemsize)))
     chunk = max(512, triton.cdiv(triton.cdiv(capacity, MOST_CHUNKS), 128) * 128)
+    if dtype == torch.float32:  # on the ordinary cores, where registers bound the tile
+        return DecodeTile(16, min(heads, 16), chunk, warps=4, stages=2)
+    keys = max(16, min(128, 16384 // (padded(features) * cache.itemsize)))
     return DecodeTile(keys, heads, chunk, warps=4, stages=3)
 
 
@@ -233,7 +241,7 @@ def _decode_attention(
         return out, lse
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    tile = config(group, features, capacity, k_cache.dtype)
+    tile = config(group, features, capacity, q.dtype, k_cache.dtype)
     far = window is None or window >= capacity
     splits = max(triton.cdiv(capacity, tile.chunk), 1)
     if not far:
@@ -309,18 +317,19 @@ def decode_attention(
     v_cache: torch.Tensor,
     lengths: torch.Tensor,
     page_table: torch.Tensor | None = None,
+    *,
     window: int | None = None,
     scale: float | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     checked: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``softmax(scale * q @ k.T) @ v`` by head for one query a sequence, and its log-sum-exp: of ``q``'s shape and dtype,
-    and float32 ``(batch, heads)``.
+    """``softmax(scale * q @ k.T) @ v`` by head for one query a sequence, and its log-sum-exp: of ``q``'s shape and
+    dtype, and float32 ``(batch, heads)``.
 
-    ``q`` is ``(batch, heads, features)`` in float32, float16 or bfloat16; the caches, of its dtype or float8_e4m3fn, are
-    ``(batch, capacity, kv_heads, features)`` or, with an int32 or int64 ``page_table`` ``(batch, most)``, ``(pages,
-    page_size, kv_heads, features)``; ``lengths`` ``(batch,)`` are int32 or int64, ``k_scale`` and ``v_scale``
+    ``q`` is ``(batch, heads, features)`` in float32, float16 or bfloat16; the caches, of its dtype or float8_e4m3fn,
+    are ``(batch, capacity, kv_heads, features)`` or, with an int32 or int64 ``page_table`` ``(batch, most)``,
+    ``(pages, page_size, kv_heads, features)``; ``lengths`` ``(batch,)`` are int32 or int64, ``k_scale`` and ``v_scale``
     ``(kv_heads,)`` float32. Any strides; 1 to 256 features. What they mean, and what becomes of a sequence without
     keys, says `decode_attention_reference`. No gradients.
 
@@ -346,9 +355,7 @@ def decode_attention(
     check_groups(name, q.shape[1], k_cache.shape[2])
     check_window(name, window)
     wanted = scale_of(name, scale, q.shape[2])
-    out, lse = _decode_attention(
-        q, k_cache, v_cache, lengths, page_table, window, wanted, k_scale, v_scale, checked
-    )
+    out, lse = _decode_attention(q, k_cache, v_cache, lengths, page_table, window, wanted, k_scale, v_scale, checked)
     return out, lse
 
 

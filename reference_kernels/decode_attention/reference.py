@@ -11,11 +11,12 @@ def decode_attention_reference(
     v_cache: torch.Tensor,
     lengths: torch.Tensor,
     page_table: torch.Tensor | None = None,
+    *,
     window: int | None = None,
     scale: float | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
-    checked: bool = True,
+    checked: bool = True,  # noqa: ARG001
     compute: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``softmax(scale * q @ k.T) @ v`` by head in ``compute``, rounded to ``q``'s dtype, and the softmax's log-sum-exp
@@ -24,11 +25,11 @@ def decode_attention_reference(
 
     ``q`` is ``(batch, heads, features)``, one query a sequence; its last key is number ``lengths[i] - 1``, and with
     ``window`` it sees the last ``window`` keys. The caches are ``(batch, capacity, kv_heads, features)``; with
-    ``page_table`` ``(batch, most)`` they are ``(pages, page_size, kv_heads, features)``, and key ``j`` of sequence ``i``
-    lies in page ``page_table[i, j // page_size]``. Head ``h`` of ``q`` reads head ``h // (heads // kv_heads)``. What the
-    caches and the table hold besides is not read, NaN and pages that do not exist included. Keys are times ``k_scale``,
-    values times ``v_scale``, ``(kv_heads,)``. A sequence of no keys gives 0 and ``-inf``. ``checked`` is the kernel's,
-    and means nothing here.
+    ``page_table`` ``(batch, most)`` they are ``(pages, page_size, kv_heads, features)``, and key ``j`` of sequence
+    ``i`` lies in page ``page_table[i, j // page_size]``. Head ``h`` of ``q`` reads head ``h // (heads // kv_heads)``.
+    What the caches and the table hold besides is not read, NaN and pages that do not exist included. Keys are times
+    ``k_scale``, values times ``v_scale``, ``(kv_heads,)``. A sequence of no keys gives 0 and ``-inf``. ``checked`` is
+    the kernel's, and means nothing here.
     """
     batch, heads, features = q.shape
     if page_table is not None:

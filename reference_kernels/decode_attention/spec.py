@@ -9,8 +9,8 @@ from pytest_fusion import FusionSpec, derived, dim, tensor, values
 from reference_kernels.decode_attention.kernel import decode_attention
 from reference_kernels.decode_attention.reference import decode_attention_reference
 
-# Finite: what is not read may be anything, but a weight of 0 times an infinity is NaN. Of many significant bits, by which
-# a product is told to be one of 16-bit values.
+# Finite: what is not read may be anything, but a weight of 0 times an infinity is NaN. Of many significant bits, by
+# which a product is told to be one of 16-bit values.
 FINITE = values.one_of(values.normal(), values.normal(std=30.0), values.normal(mean=100.0), values.constant(0.0))
 WINDOW = st.sampled_from((None, 1, 9, 40))
 INDICES = (torch.int32, torch.int64)
@@ -36,7 +36,15 @@ SPEC = FusionSpec(
     invariant="batch",
     max_launches=2,
     bench=[
-        {"batch": batch, "kv_heads": 8, "group": 8, "features": 128, "capacity": capacity, "window": None, "scale": None}
+        {
+            "batch": batch,
+            "kv_heads": 8,
+            "group": 8,
+            "features": 128,
+            "capacity": capacity,
+            "window": None,
+            "scale": None,
+        }
         for batch, capacity in ((64, 8192), (1, 131072))
     ],
 )
@@ -64,6 +72,7 @@ PAGED = FusionSpec(
         | {"window": None, "scale": None}
     ],
 )
+
 
 def _lengths(generator: torch.Generator, batch: int, most: int, pages: int, page_size: int) -> torch.Tensor:
     """Any from 0 to what the table has room for; the first sequence fills it."""

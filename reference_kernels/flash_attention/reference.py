@@ -11,12 +11,13 @@ def flash_attention_reference(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    *,
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
     offsets: torch.Tensor | None = None,
     k_offsets: torch.Tensor | None = None,
-    checked: bool = True,
+    checked: bool = True,  # noqa: ARG001
     compute: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``softmax(scale * q @ k.T) @ v`` by head in ``compute``, rounded to ``q``'s dtype, and the softmax's log-sum-exp
@@ -26,8 +27,8 @@ def flash_attention_reference(
     ``q`` is ``(batch, queries, heads, features)``, ``k`` and ``v`` ``(batch, keys, kv_heads, features)``; head ``h`` of
     ``q`` reads head ``h // (heads // kv_heads)`` of the others. The result has ``q``'s shape, the log-sum-exp is
     ``(batch, heads, queries)``. With ``offsets`` the sequences are packed: ``q`` is ``(total, heads, features)``,
-    sequence ``i`` its rows from ``offsets[i]`` to ``offsets[i + 1]``, those of ``k`` and ``v`` by ``k_offsets`` (the same
-    if absent), and the log-sum-exp is ``(heads, total)``.
+    sequence ``i`` its rows from ``offsets[i]`` to ``offsets[i + 1]``, those of ``k`` and ``v`` by ``k_offsets`` (the
+    same if absent), and the log-sum-exp is ``(heads, total)``.
 
     The last query stands at the last key: query ``i`` is at position ``i + keys - queries``. A ``causal`` one sees keys
     up to its position; with ``window`` it sees those at a distance below ``window``. A query that sees no key gives 0

@@ -1,4 +1,4 @@
-"""How flash_attention is tested: grouped heads, queries fewer and more than keys, masks, packed sequences, gradients."""
+"""How flash_attention is tested: grouped heads, fewer and more queries than keys, masks, packing, gradients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pytest_fusion import FusionSpec, derived, dim, tensor, values
 from reference_kernels.flash_attention.kernel import flash_attention
 from reference_kernels.flash_attention.reference import flash_attention_reference
 
-# Finite, since a weight of 0 times an infinity is NaN in the reference and in a tile that the mask cuts, and nothing in a
-# tile that it leaves out. Of many significant bits, by which a product is told to be one of 16-bit values.
+# Finite, since a weight of 0 times an infinity is NaN in the reference and in a tile that the mask cuts, and nothing in
+# a tile that it leaves out. Of many significant bits, by which a product is told to be one of 16-bit values.
 FINITE = values.one_of(
     values.normal(), values.normal(std=0.01), values.normal(std=30.0), values.normal(mean=100.0), values.constant(0.0)
 )
@@ -43,8 +43,16 @@ SPEC = FusionSpec(
 )
 
 
-def _offsets(generator: torch.Generator, rows: int) -> torch.Tensor:
+def _offsets(generator: torch.Generator, queries: int) -> torch.Tensor:
     """Three sequences of any lengths, zero among them."""
+    return _cut(generator, queries)
+
+
+def _k_offsets(generator: torch.Generator, keys: int) -> torch.Tensor:
+    return _cut(generator, keys)
+
+
+def _cut(generator: torch.Generator, rows: int) -> torch.Tensor:
     cuts = torch.randint(0, rows + 1, (2,), generator=generator, device=generator.device)
     return torch.cat([cuts.new_tensor([0]), cuts.sort().values, cuts.new_tensor([rows])]).to(torch.int32)
 
@@ -60,8 +68,8 @@ PACKED = FusionSpec(
         "causal": st.booleans(),
         "window": WINDOW,
         "scale": SCALE,
-        "offsets": derived(lambda generator, queries: _offsets(generator, queries)),
-        "k_offsets": derived(lambda generator, keys: _offsets(generator, keys)),
+        "offsets": derived(_offsets),
+        "k_offsets": derived(_k_offsets),
         "checked": False,  # on a GPU the check waits for the device
     },
     dims={"queries": dim(0, 50), "keys": dim(0, 50), **HEADS},

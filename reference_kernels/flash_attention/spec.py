@@ -77,4 +77,12 @@ PACKED = FusionSpec(
     max_launches=1,
 )
 
-SPECS = [SPEC, PACKED]
+# On a GPU tiles hold 32 to 128 queries and keys: several of each, and heads up to the widest.
+WIDE = SPEC.with_(
+    name="flash_attention_wide",
+    dims={"batch": dim(0, 3), "queries": dim(0, 600), "keys": dim(0, 600), **HEADS, "features": dim(16, 256)},
+    bench=[],
+    requires="cuda",
+)
+
+SPECS = [SPEC, PACKED, WIDE]

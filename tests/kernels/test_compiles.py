@@ -26,9 +26,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 # erf of 128 accumulators per thread spills some 130 to 200 bytes, once, after the last multiplication.
 SPILLS = {
     "linear large gelu": 256,
-    # Sums of 128 keys and values by 128 features take half of all registers; columns past 96 ask for masks besides.
-    "attention backward 128 2": 32,
-    "attention backward 96 2": 96,
+    # Sums of 128 keys and values by 128 features take half of all registers: 8 to 160 bytes by the release of Triton.
+    **{f"attention backward{name} 2": 192 for name in ("", " 64", " 96", " 128", " window", " packed")},
     # float32, on the ordinary cores.
     "attention 96": 32,
     "attention backward 256 2": 32,

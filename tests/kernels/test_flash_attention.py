@@ -118,6 +118,13 @@ def test_several_tiles_each_way(queries: int, keys: int, causal: bool, window: i
     _compared(_inputs(1, queries=queries, keys=keys, heads=3, kv_heads=1, features=24), causal=causal, window=window)
 
 
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "window": 17}, {"window": 17}])
+def test_every_alignment_of_mask_and_tiles(options: dict[str, Any]) -> None:
+    """A mask may begin and end anywhere in a tile: at its first position, at its last, between two."""
+    for shift in range(-16, 17):
+        _compared(_inputs(1, queries=50, keys=50 + shift, heads=1, kv_heads=1), **options)
+
+
 @pytest.mark.parametrize("features", [1, 16, 96, 256])
 def test_heads_of_any_size(features: int) -> None:
     """A head that fills no tile, one that fills it, and the widest."""
@@ -208,19 +215,21 @@ def test_logits_far_apart() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_sharp_weight_has_almost_no_gradient(dtype: torch.dtype) -> None:
-    """Where one weight is 1, the gradient by the query is 0 to within float32's rounding of the products, not to within
-    the rounding of the result to 16 bits."""
+def test_a_sharp_weight_has_an_accurate_gradient(dtype: torch.dtype) -> None:
+    """Where one weight is near 1, the gradient by the query is off by its own rounding, not by that of the result to 16
+    bits, which is a hundred times as much."""
     q, k, v = (torch.zeros(1, n, 1, 64, dtype=dtype) for n in (1, 2, 2))
-    q[0, 0, 0, 0], k[0, 0, 0, 0] = 8.0, 20.0  # scores 20 and 0: the other weight is 2e-9
-    k[0, :, 0, 1] = 1.0
+    q[0, 0, 0, 0], k[0, 0, 0, 0] = 2.0, 27.0  # scores 6.75 and 0: the other weight is 0.001
     v[:] = torch.randn(v.shape, generator=torch.Generator().manual_seed(0)).mul(30).to(dtype)
     dout = torch.randn(1, 1, 1, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    exact = q.double().requires_grad_()
+    wanted = flash_attention_reference(exact, k.double(), v.double(), compute=torch.float64)[0]
+    (right,) = torch.autograd.grad(wanted, exact, dout.double())
 
     (dq,) = torch.autograd.grad(flash_attention(q.requires_grad_(), k, v)[0], q, dout)
 
-    size = float((dout.float().abs() * v[:, :1].float().abs()).sum()) * 20 / 8
-    assert float(dq.abs().max()) < size * 2**-17
+    size = float((dout.double().abs() * v[:, :1].double().abs()).sum()) * 27 / 8
+    assert float((dq.double() - right).abs().max()) < size * torch.finfo(dtype).eps * 2**-7
 
 
 def test_unasked_gradients_cost_nothing() -> None:

@@ -23,6 +23,9 @@ from triton.compiler import ASTSource
 
 from reference_kernels import _norm_gradients, _sums
 from reference_kernels.cross_entropy import kernel as cross_entropy
+from reference_kernels.decode_attention import kernel as decode_attention
+from reference_kernels.flash_attention import backward as flash_attention_backward
+from reference_kernels.flash_attention import kernel as flash_attention
 from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import gate_up, lora, qkv
@@ -65,6 +68,12 @@ KERNELS = (
     sampling._sample_kernel,
     moe_gate._moe_gate_kernel,
     moe_gate._moe_gate_backward_kernel,
+    flash_attention._attention_kernel,
+    flash_attention_backward._delta_kernel,
+    flash_attention_backward._queries_kernel,
+    flash_attention_backward._keys_kernel,
+    decode_attention._decode_kernel,
+    decode_attention._combine_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -143,6 +152,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         **layer_norms(empty),
+        **attentions(empty),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
         "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
         "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
@@ -254,6 +264,55 @@ def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
         }
     parts, weight = empty(2, 264, 8192, kind=torch.float32), empty(8192)
     return found | {"layer_norm parts": bind(_sums.summed_parts, weight, weight, parts, (True, True))}
+
+
+def attentions(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of attention, forward and backward in this order, and of decoding."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind = functools.partial
+    offsets = empty(9, kind=torch.int32)
+
+    def flash(name: str, features: int, causal: bool, window: int | None, packed: bool = False) -> None:
+        q, k = (empty(*(() if packed else (2,)), 512, heads, features) for heads in (8, 2))
+        lse, rest = empty(*q.shape[:-3], 8, 512, kind=torch.float32), empty(*q.shape, kind=torch.bfloat16)
+        cuts = (offsets, None) if packed else (None, None)
+        options = causal, window, 0.1
+        found[f"attention{name}"] = bind(flash_attention._flash_attention, q, k, k, *cuts, *options, False, True)
+        found[f"attention backward{name}"] = bind(
+            flash_attention._flash_attention_backward, q, None, q, k, k, *cuts, q, lse, rest, *options, True, True
+        )
+
+    for features in (64, 96, 128, 256):
+        flash(f" {features}", features, True, None)
+    flash("", 128, False, None)
+    flash(" window", 128, True, 100)
+    flash(" packed", 128, True, None, packed=True)
+    lengths, table, scales = empty(2, kind=torch.int32), empty(2, 512, kind=torch.int32), empty(8, kind=torch.float32)
+
+    def decode(name: str, features: int, group: int, size: int, codes: torch.dtype | None = None) -> None:
+        q, paged = empty(2, 8 * group, features), size > 0
+        cache = empty(*((99, size) if paged else (2, 8192)), 8, features, **({"kind": codes} if codes else {}))
+        scaled = (scales, scales) if codes else (None, None)
+        found[f"decode{name}"] = bind(
+            decode_attention._decode_attention,
+            q,
+            cache,
+            cache,
+            lengths,
+            table if paged else None,
+            None,
+            0.1,
+            *scaled,
+            False,
+        )
+
+    for features in (64, 128, 256):
+        decode(f" {features}", features, 8, 0)
+    decode(" paged", 128, 8, 16)
+    decode(" single", 128, 1, 0)
+    if empty(0).dtype != torch.float32:  # which spills 168 bytes: nobody serves a model so
+        decode(" float8", 128, 8, 16, torch.float8_e4m3fn)
+    return found
 
 
 def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:

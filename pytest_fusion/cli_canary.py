@@ -46,8 +46,7 @@ def run(given: argparse.Namespace) -> int:
     try:
         return cli_status.run(given) if given.view == "status" else _compare(given)
     except KeyboardInterrupt:
-        sys.stderr.write("pytest-fusion: interrupted
-")
+        sys.stderr.write("pytest-fusion: interrupted\n")
         return 130
 
 

@@ -196,15 +196,17 @@ class _Fight:
             note=note,
         )
         recording = self.rival.recording
+        traffic = recorded(recording, spec) if recording is not None else None
         duel.set_up(
             self.opponent,
             Extra(
                 known=request.known,
                 pinned=[pin.case for pin in request.pinned],
-                recorded=recorded(recording, spec) if recording is not None else (),
+                recorded=[case for case, _ in traffic] if traffic is not None else (),
                 dead=self.dead,
             ),
         )
+        duel.evidence.notes += traffic.lines() if traffic is not None else []
         found = duel.fight()
         if isinstance(found, Found):
             self._time(found, duel)

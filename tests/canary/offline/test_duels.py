@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from pytest_fusion import comparing
+from pytest_fusion import canary, comparing
 from pytest_fusion.canary.offline.contract import contract, held_to
+from pytest_fusion.canary.recording import Cases, RecordedCase
 from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.errors import SpecError
 from pytest_fusion.request import Pinned
@@ -152,12 +154,26 @@ def test_pinned_and_recorded_cases(duel: Duels, monkeypatch: pytest.MonkeyPatch,
     """They are compared besides the generated ones, and a rollback may come of them alone."""
     case = Case({"rows": 3, "hidden": 1}, "float32", {"x": TensorCase("float32")}, seed=5)
     generated = {"dims": {"rows": dim(1, 20), "hidden": dim(1, 40)}}
-    monkeypatch.setattr(comparing, "recorded", lambda path, spec: iter([case]))
+    traffic = Cases("double", [RecordedCase(case, 7.0, "x", ())], 9, {"x is no tensor": 2.0}, {})
+    monkeypatch.setattr(comparing, "recorded", lambda path, spec: traffic)
     record = duel(kernels.wrong_alone, kernels.wrong_alone, recording=tmp_path, pinned=[Pinned("a", case)], **generated)
     sources = [pair["source"] for pair in record.canary["pairs"] if pair["standing"] == "known-bad"]
     assert {"pinned", "recorded"} <= set(sources)
+    assert "no case for 2 calls: x is no tensor" in record.canary["notes"]
     back = duel(kernels.wrong_alone, kernels.right, pinned=[Pinned("a", case)], cases=1)
     assert (back.canary["verdict"], back.canary["pairs"][0]["source"]) == ("rollback", "pinned")
+
+
+def test_what_was_recorded_is_compared(duel: Duels, tmp_path: Path) -> None:
+    """Calls of a recorded function are cases of both kernels, in the sizes that they had."""
+    recorder = canary.record("double", lambda x: x * 2, tmp_path)
+    for _ in range(3):
+        recorder(torch.ones(3, 17))
+    recorder.close()
+    record = duel(kernels.wrong_alone, kernels.wrong_alone, recording=tmp_path, cases=1)
+    assert any(note.startswith("double: 3 calls in 1 files") for note in record.canary["notes"])
+    sources = {pair["source"] for pair in record.canary["pairs"] if "rows=3" in pair["text"]}
+    assert "recorded" in sources, record.canary["pairs"]
 
 
 def test_a_recording_that_cannot_be_read_is_an_error(duel: Duels, tmp_path: Path) -> None:

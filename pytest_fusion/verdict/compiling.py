@@ -29,6 +29,7 @@ from pytest_fusion.run import compilers
 from pytest_fusion.run.bare import bare, called
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.opchecks import opcheck
 from pytest_fusion.run.operators import Log, Made, OperatorCall, logged
 from pytest_fusion.run.place import Placed, place, rewrite
 from pytest_fusion.run.reference import ReferenceFailed
@@ -51,7 +52,6 @@ _OF_OPERATORS = ("wrong-fake", "operator-contract")
 # Sizes that differ in what compilers specialise on: 16-byte multiples, powers of two, neither.
 _SWEEP = (17, 32, 48, 63, 64, 100, 128)
 _MOST_SIZES = 14
-_OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 _INTERPRETED = (
     "the call launches Triton kernels outside of a custom operator, and torch.compile cannot trace interpreted "
     "launches: wrap them in torch.library.custom_op, or run this on a GPU"
@@ -234,20 +234,16 @@ class _Compiling:
 
     def opcheck(self, call: OperatorCall) -> Verdict | None:
         call.restore()
-        with bare(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results = torch.library.opcheck(
-                call.operator, call.args, dict(call.kwargs), test_utils=_OPCHECKS, raise_exception=False
+        wrong, left = opcheck(call.operator, call.args, call.kwargs)
+        self.state.left.update(dict.fromkeys(left))
+        for test, reason in wrong.items():
+            return self.fail(
+                f"torch.library.opcheck of {call.name}: {test}: {reason}",
+                "operator-contract",
+                where=f"{call.name}:{test}",
+                operator=call.name,
+                test=test,
             )
-        for test, result in results.items():
-            if result != "SUCCESS":
-                return self.fail(
-                    f"torch.library.opcheck of {call.name}: {test}: {_first_line(result)}",
-                    "operator-contract",
-                    where=f"{call.name}:{test}",
-                    operator=call.name,
-                    test=test,
-                )
         return None
 
     def compiled(self, log: Log) -> Verdict | None:

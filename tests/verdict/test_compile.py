@@ -15,6 +15,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.operators import logged
+from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 
@@ -146,6 +147,29 @@ def test_an_undeclared_mutation_inside_is_found(examined: Any) -> None:
     record = examined(fused, doubled)
     assert (record.failed_check, record.cause) == ("compile", "operator-contract"), record.message
     assert "test_schema" in record.message
+
+
+def halved(x: T) -> T:
+    return (x.float() / 2).to(x.dtype)
+
+
+@torch.library.custom_op("fusion_compile_test::half", mutates_args=())
+def half(x: T) -> T:
+    return halved(x.contiguous())
+
+
+@half.register_fake
+def _(x: T) -> T:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def test_what_opcheck_itself_cannot_try_is_unknown(examined: Any) -> None:
+    """It has no arithmetic for float8, and an honest operator of float8 is not accused for it."""
+    inputs = {"x": tensor("rows hidden", dtype=torch.float8_e4m3fn, values=values.uniform(-2.0, 2.0))}
+    record = examined(through(half), halved, inputs=inputs)
+    assert record.verdict == "pass", record.message
+    assert record.checks["compile"]["verdict"] == "unknown"
+    assert "cannot try a tensor float8_e4m3fn" in record.checks["compile"]["reason"]
 
 
 def looks_at_values(x: T) -> T:

@@ -122,7 +122,9 @@ def _masked_out(lab: Lab, names: list[str]) -> Found | None:
     found = lab.ask(lab.base).probe
     if found is None or not 1 < sum(found.logical[name].numel() for name in names) <= _MOST_ELEMENTS:
         return None
-    if not any(bool(mask.any()) for mask in _unused(lab, names, found.logical).values()):
+    unused = _unused(lab, names, found.logical).values()
+    # Where nothing counts, as in a softmax over one element, nothing is masked.
+    if not any(bool(mask.any()) for mask in unused) or all(bool(mask.all()) for mask in unused):
         return None
 
     # The least of what counts wins no maximum, and 0 adds nothing.

@@ -26,13 +26,17 @@ _WHERE = "PYTEST_FUSION_PROMETHEUS"
 
 
 def test_from_shadow_to_rollback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The inferior softmax passes on ordinary traffic, serves a share, meets what it gets wrong, and is gone:
-    from this process, from one that starts later, and from the verdict."""
+    """Fuzzing finds offline what traffic does not have; live, the inferior softmax passes on ordinary traffic, serves a
+    share, meets what it gets wrong, and is gone: from this process, from one that starts later, and from the verdict."""
     # In a process of its own: one that starts CUDA cannot fork for it, as other tests do.
     command = [sys.executable, "-m", "examples.rollout", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=600)
     steps = {step.pop("step"): step for step in map(json.loads, done.stdout.splitlines())}
 
+    traffic, fuzzed = steps["compared on the traffic"], steps["compared on fuzzed cases too"]
+    assert (traffic["calls"], traffic["verdict"], traffic["exit"]) == (40, "promote", 0), traffic
+    assert (fuzzed["verdict"], fuzzed["exit"]) == ("rollback", 1), fuzzed
+    assert "the incumbent does not fail" in fuzzed["reasons"][0]
     assert steps["off"] == {"state": "off", "tripped": None, "counts": {}}
     assert steps["shadow"] == {"state": "shadow", "tripped": None, "counts": {"compared: ok": 60}, "wrong": 0}
     assert (steps["route"]["state"], steps["route"]["wrong"]) == ("route 0.5", 0)

@@ -230,6 +230,19 @@ def swallows(x: T, w: T, rate: float) -> T:
     return decayed(x, w.nan_to_num(), rate)
 
 
+def test_a_row_of_one_element_masks_nothing(lab_of: Any) -> None:
+    """A softmax over one element is 1 whatever that is; overflowing in it is no matter of padding."""
+
+    def fused(x: T) -> T:
+        power = x.exp()
+        return power / power.sum(-1, keepdim=True)
+
+    sizes = {"dim rows": 12, "dim hidden": 1, "dtype": "float32", "values": "hundred"}
+    lab = lab_of(fused, lambda x: torch.softmax(x, -1), {"x": tensor("rows hidden")}, sizes)
+    found = diagnose(lab)
+    assert found.cause == "missing-max-subtraction", found
+
+
 def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that asks without end leaves the rules after it their share."""
 

@@ -27,7 +27,7 @@ _WHERE = "PYTEST_FUSION_PROMETHEUS"
 
 def test_from_shadow_to_rollback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fuzzing finds offline what traffic does not have; live, the inferior softmax passes on ordinary traffic, serves a
-    share, meets what it gets wrong, and is gone: from this process, from one that starts later, and from the verdict."""
+    share, meets what it gets wrong, and is gone: from this process, from one that starts later, from the verdict."""
     # In a process of its own: one that starts CUDA cannot fork for it, as other tests do.
     command = [sys.executable, "-m", "examples.rollout", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=600)

@@ -117,6 +117,7 @@ def test_a_revision(project: Project, repository: Path) -> None:
     assert "rollback" in page
 
 
+@pytest.mark.slow
 def test_a_reference_or_inputs_that_changed(project: Project, repository: Path) -> None:
     """Both are judged by the reference of today; where the spec made other inputs of a case, nothing is compared."""
     code = """
@@ -235,6 +236,7 @@ def _process_of(temporary: Path) -> int:
     raise AssertionError("no incumbent was started")
 
 
+@pytest.mark.slow
 def test_another_environment(project: Project, temporary: Path) -> None:
     """An interpreter that has another version installed serves the same test file with that version."""
     folder = project.pytester.path
@@ -303,6 +305,7 @@ def test_wrong_use(project: Project) -> None:
         assert words in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_a_revision_that_cannot_be_imported(project: Project, repository: Path) -> None:
     """Tests whose file does not import in that revision have no data, and its error is told."""
     git(repository, "commit", "-q", "-am", "after")
@@ -313,6 +316,7 @@ def test_a_revision_that_cannot_be_imported(project: Project, repository: Path) 
     assert "nowhere_at_all" in project.tests["test_equal"]["canary"]["reasons"][0]
 
 
+@pytest.mark.slow
 def test_an_incumbent_that_is_the_work_tree_is_an_error(project: Project, repository: Path) -> None:
     """A test that reaches into the work tree by an absolute path has compared today's kernel with itself."""
     code = f"import sys\nsys.path.insert(0, {str(repository / 'src')!r})\n" + BEFORE_TEST

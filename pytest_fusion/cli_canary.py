@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fusion import cli_status, lane
 from pytest_fusion.canary.offline.named import parse
-from pytest_fusion.cli_status import EXITS
+from pytest_fusion.cli_status import EXITS, STATUS
 from pytest_fusion.errors import CanaryError, FusionError
 from pytest_fusion.profiles import PROFILES, profile
 
 if TYPE_CHECKING:
     from pytest_fusion.report.record import TestRecord
-
-_EXITS = "exit status: " + ", ".join(f"{code} {name}" for name, code in EXITS.items()) + " or wrong use"
 
 
 def add(commands: Any) -> None:
@@ -25,7 +23,7 @@ def add(commands: Any) -> None:
     canary = commands.add_parser("canary", help="may a new kernel replace the one in production?")
     views = canary.add_subparsers(dest="view", required=True)
     compare = views.add_parser("compare", help="judge two kernels on the same cases, both beside the reference",
-                               epilog=_EXITS)  # fmt: skip
+                               epilog=STATUS)  # fmt: skip
     compare.add_argument("--incumbent", required=True, help="git:REVISION, python:/path/to/python or module:function")
     compare.add_argument("--candidate", help="module:function (default: the fused call of the spec)")
     compare.add_argument(

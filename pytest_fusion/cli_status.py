@@ -11,7 +11,7 @@ from typing import Any
 
 # By the verdict; 4 is an error of use too, as everywhere.
 EXITS = {"promote": 0, "rollback": 1, "hold": 3, "error": 4, "nodata": 5}
-_EXITS = "exit status: " + ", ".join(f"{code} {name}" for name, code in EXITS.items()) + " or wrong use"
+STATUS = "exit status: " + ", ".join(f"{code} {name}" for name, code in EXITS.items()) + " or wrong use"
 # Where several canaries are judged, the one that needs somebody first.
 _WORST = ("rollback", "error", "nodata", "hold", "promote")
 
@@ -21,7 +21,7 @@ def add(views: Any) -> None:
     status = views.add_parser(
         "status",
         help="where the rollouts stand whose logs are in a folder",
-        epilog=f"{_EXITS}; without --judge 0. Of several canaries, the first of: {', '.join(_WORST)}",
+        epilog=f"{STATUS}; without --judge 0. Of several canaries, the first of: {', '.join(_WORST)}",
     )
     status.add_argument("folder", type=Path, help="that of Policy(directory=...), with the logs of all machines")
     status.add_argument("--judge", action="store_true", help="judge what was seen; see the exit status")

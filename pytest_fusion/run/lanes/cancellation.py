@@ -57,20 +57,16 @@ def widened(found: Lanes, dtype: torch.dtype, source: Tensor, seen: dict[int, La
     return replace(found, wider=of.raw, narrow=source.dtype)
 
 
-def beside_output(noise: Noise, value: Tensor, spread: Tensor | None, weights: Lanes, dim: int) -> Tensor:
-    """A softmax's gradient as attention kernels have it, ``p * (dp - delta)``.
+def of_stored_output(noise: Noise, weights: Tensor, spread: Tensor, dim: int) -> Tensor:
+    """What lanes 1..K have too much, by row, in the ``delta`` of a softmax's gradient ``p * (dp - delta)``.
 
-    They take ``delta = sum(p * dp)`` from the result that they stored, as ``sum(do * out)`` (FlashAttention-2, arXiv
-    2307.08691, algorithm 2). ``spread`` (1, *shape) is what the roundings of ``out`` come to where one weight is all:
-    of ``out = p @ v`` the squares weigh in by ``p``, at most (Jensen). One error for each row.
+    Attention kernels take ``delta = sum(p * dp)`` from the result that they stored, as ``sum(do * out)``
+    (FlashAttention-2, arXiv 2307.08691, algorithm 2). ``spread``, of the shape of the exact ``weights``, is what the
+    roundings of ``out`` come to where one weight is all: of ``out = p @ v`` the squares weigh in by ``p``, at most
+    (Jensen).
     """
-    if spread is None or noise.kind != "E":
-        return value
-    exact = weights.raw[0]
-    row = (exact * spread[0].square()).sum(dim, keepdim=True).sqrt()
-    out = noise.spread(value)
-    out[1:].addcmul_(exact.unsqueeze(0), row.unsqueeze(0) * noise.normal(tuple(row.shape), row.device), value=-1)
-    return out
+    row = (weights * spread.square()).sum(dim, keepdim=True).sqrt()
+    return row.unsqueeze(0) * noise.normal(tuple(row.shape), row.device)
 
 
 def reread(noise: Noise, lanes: Lanes, dtype: torch.dtype, reader: int) -> Lanes:

@@ -14,7 +14,6 @@ from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.lanes.cancellation import (
     NARROW,
     SUMS,
-    beside_output,
     exposed,
     loose,
     multiplied_out,
@@ -171,6 +170,8 @@ class LaneMode(DispatchMode):
             seen = exposed(operands, seen, self.noise.kind)
         held = {id(seen[key].rounded): seen[key] for key in loose(operands, seen, self.noise.kind)}
         op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms, held)
+        read = [seen[id(t)] for t in operands]
+        op.spreads = {id(lanes.rounded): lanes.spread[0] for lanes in read if lanes.spread is not None}
         if plan.name in PRODUCTS:
             lows = ((seen[id(t)].rounded, t.dtype if t.dtype in NARROW else self.store.widened(t)) for t in operands)
             op.low = {id(value): dtype for value, dtype in lows if dtype is not None}
@@ -183,8 +184,6 @@ class LaneMode(DispatchMode):
             return results_of(rule(op, *wrapped[0], **wrapped[1]))
 
         rounded = apply(lambda lanes: lanes.rounded)
-        if plan.name == "_softmax_backward_data":
-            rounded[0] = beside_output(self.noise, rounded[0], seen[id(args[0])].spread, seen[id(args[1])], args[2])
         check_shapes(rounded, natives)
         if plan.exact:
             if all(lanes.single for lanes in seen.values()):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.cancellation import of_stored_output
 from pytest_fusion.run.lanes.ops.normalise import softmax
 from pytest_fusion.run.lanes.ops.product import product
 from pytest_fusion.run.lanes.ops.reduction import total
@@ -73,12 +74,11 @@ def _attention(op: Op, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: An
 
 
 def _delta(op: Op, whole: Tensor, weights: Tensor) -> Tensor:
-    """The sum by row as a kernel has it from the result that it stored (``beside_output`` in ``cancellation``)."""
+    """The sum by row as a kernel has it from the result that it stored."""
     if op.spread is None or op.noise.kind != "E":
         return whole
-    row = (weights[0] * op.spread.square()).sum(-1, keepdim=True).sqrt()
     out = op.noise.spread(whole)
-    out[1:].addcmul_(row.unsqueeze(0), op.noise.normal(tuple(row.shape), row.device))
+    out[1:].add_(of_stored_output(op.noise, weights[0], op.spread, -1))
     return out
 
 

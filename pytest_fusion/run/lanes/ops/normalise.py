@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.lanes.cancellation import again
+from pytest_fusion.run.lanes.cancellation import again, of_stored_output
 from pytest_fusion.run.lanes.ops.reduction import average, moments, total
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, dims_from_end, from_end, rank
 
@@ -142,10 +142,16 @@ def _per_channel(op: Op, value: Tensor, weight: Tensor | None, bias: Tensor | No
 
 @computed("_softmax_backward_data")
 def _softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: Any) -> Tensor:
+    spread = op.spreads.get(id(grad))
     grad, output, dims = as_float(grad), as_float(output), dims_from_end(dim, rank(grad))
     whole = total(op, grad * output, dims, True)
     # Kernels have the whole from the forward pass's output (delta), so what was computed twice is subtracted.
-    return op.relative(output * op.relative(op.again(grad) - whole, 1), 2)
+    value = op.relative(output * op.relative(op.again(grad) - whole, 1), 2)
+    if spread is None or op.noise.kind != "E":
+        return value
+    value = op.noise.spread(value)
+    value[1:].addcmul_(output[:1], of_stored_output(op.noise, output[0], spread, dim), value=-1)
+    return value
 
 
 @computed("_log_softmax_backward_data")

@@ -37,7 +37,8 @@ class Op:
     and arguments, ``terms`` the length of the longest product that made one of the operands, ``held`` the lanes of the
     operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values; by the same ``low``
     has the 16-bit dtype of a product's factors, or what they were converted from. A product of 16-bit
-    factors leaves in ``spread`` (*shape) what it costs to round the factors to that once more.
+    factors leaves in ``spread`` (*shape) what it costs to round the factors to that once more, which ``spreads`` has of
+    operands that are such products.
     """
 
     noise: Noise
@@ -48,6 +49,7 @@ class Op:
     terms: int = 1
     held: Mapping[int, Lanes] = field(default_factory=dict)
     low: Mapping[int, torch.dtype] = field(default_factory=dict)
+    spreads: Mapping[int, Tensor] = field(default_factory=dict)
     spread: Tensor | None = None
 
     def unrounded(self, value: Tensor) -> Tensor:

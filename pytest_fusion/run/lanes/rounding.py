@@ -149,8 +149,15 @@ class Noise:
             lanes.copy_(torch.where(small, self._subnormal(source, noise, grid, drop), lanes))
         if bool((size > grid.largest * (1 - 2.0**-9)).any()):
             over = lanes.abs() > grid.largest
+            # Some lanes keep the digits and let go of the range. Where the reference overflows on the way (float16
+            # scores of attention), nothing else says how an honest kernel rounds that gets through in float32.
+            over &= (self._numbers(source) // 2) % 2 == 1
             lanes.copy_(torch.where(over, torch.copysign(torch.full_like(lanes, math.inf), lanes), lanes))
         return out
+
+    def _numbers(self, source: Tensor) -> Tensor:
+        """0..K-1, one for each lane, (K, 1, ...) beside ``source`` (L, *shape)."""
+        return torch.arange(self.lanes, device=source.device).reshape(-1, *(1,) * (source.dim() - 1))
 
     def _subnormal(self, source: Tensor, noise: Tensor, grid: Grid, drop: int) -> Tensor:
         """Lanes 1..K of values below the least normal.
@@ -158,7 +165,7 @@ class Noise:
         Every other lane flushes what is below the least step to zero. A random choice per element would be rare for
         tiny values, and rare outliers in single lanes blind every statistic that takes a maximum over the lanes.
         """
-        flushed = torch.arange(self.lanes, device=source.device).reshape(-1, *(1,) * (source.dim() - 1)) % 2 == 0
+        flushed = self._numbers(source) % 2 == 0
         if grid.step == grid.tiny:
             return torch.where(flushed, 0.0, source)
         share = noise.to(D).mul_(2.0**-drop)

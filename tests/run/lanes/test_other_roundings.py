@@ -246,3 +246,19 @@ def test_a_product_of_bools_is_bool() -> None:
     found = run_lanes(lambda: [torch.where(torch.isfinite(x * 1.5), x * 1.5, 0.0)], lanes=6, kind="E", seed=0)
     assert found.fallbacks == ()
     assert found.outputs[0].oracle.tolist() == [1.5, 0.0, 4.5]
+
+
+def shares_of_squares(x: Tensor) -> Tensor:
+    squares = x * x
+    return squares / squares.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kernel_that_gets_through_where_the_reference_overflows_is_priced(seed: int) -> None:
+    """It may have the digits of float16 arithmetic without float16's range; a hundredth more is still an error."""
+    x = torch.rand(16, 33, generator=torch.Generator().manual_seed(seed)).mul_(300).add_(300).half()
+    assert bool(shares_of_squares(x).isnan().all())
+    squares = (x.float().square() / 1024).half()
+    scores = squares.float() / squares.float().sum(-1, keepdim=True).half().float()
+    assert judged(shares_of_squares, scores.half(), x, seed)
+    assert not judged(shares_of_squares, (scores * 1.01).half(), x, seed)

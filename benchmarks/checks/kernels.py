@@ -55,7 +55,8 @@ class RmsNorm(torch.autograd.Function):
         y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
         rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
         if x.numel():
-            rms_norm_forward[(rows,)](x, w, y, rstd, *x.stride(), n, _EPS, **_shape(n))
+            with torch.cuda.device_of(x):
+                rms_norm_forward[(rows,)](x, w, y, rstd, *x.stride(), n, _EPS, **_shape(n))
         ctx.save_for_backward(x, w, rstd)
         return y
 
@@ -68,7 +69,8 @@ class RmsNorm(torch.autograd.Function):
         dx = torch.empty((rows, n), dtype=x.dtype, device=x.device)
         dw = torch.empty((rows, n), dtype=torch.float32, device=x.device)
         if x.numel():
-            rms_norm_backward[(rows,)](x, w, g, rstd, dx, dw, *x.stride(), n, **_shape(n))
+            with torch.cuda.device_of(x):
+                rms_norm_backward[(rows,)](x, w, g, rstd, dx, dw, *x.stride(), n, **_shape(n))
         return dx, dw.sum(0).to(w.dtype)
 
 
@@ -98,7 +100,8 @@ class Softmax(torch.autograd.Function):
         rows, n = x.shape
         y = torch.empty((rows, n), dtype=x.dtype, device=x.device)
         if x.numel():
-            softmax_forward[(rows,)](x, y, *x.stride(), n, **_shape(n))
+            with torch.cuda.device_of(x):
+                softmax_forward[(rows,)](x, y, *x.stride(), n, **_shape(n))
         ctx.save_for_backward(y)
         return y
 
@@ -110,7 +113,8 @@ class Softmax(torch.autograd.Function):
         g = gradients[0].contiguous()
         dx = torch.empty_like(y)
         if y.numel():
-            softmax_backward[(rows,)](y, g, dx, n, **_shape(n))
+            with torch.cuda.device_of(y):
+                softmax_backward[(rows,)](y, g, dx, n, **_shape(n))
         return dx
 
 

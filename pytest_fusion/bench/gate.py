@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from pytest_fusion.bench.entries import Entry, smaller
+from pytest_fusion.bench.modelled import of_reference
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.errors import SpecError, first_line
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -17,9 +19,12 @@ from pytest_fusion.verdict.judge import judge_case
 
 # A GPU runs any number of programs.
 PROGRAMS = 1 << 62
-# 25 float64 lanes of a 16384 x 14336 tensor take 42 GiB, and a few of them are alive at once: a case that does not fit
-# is halved so often.
-_HALVINGS = 6
+# A case whose lanes find no memory is halved so often: rows of 131,072 from 8,192 to 8.
+_HALVINGS = 10
+# An element of the reference's largest intermediate has an oracle and six lanes in float64, and some four such tensors
+# are alive at once. What is known to have no room is not tried: cross entropy of 8192 x 131072 filled an H200 four
+# times over, and the workers beside it found no memory either.
+_ELEMENT, _SHARE = 4 * 7 * 8, 0.4
 _NO_ROOM = "there is no memory for the float64 lanes of the reference"
 
 
@@ -37,7 +42,7 @@ def gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch
     for _ in range(1 + _HALVINGS):
         if asked is None:
             break
-        found = _judged(spec, asked, extra, device)
+        found = _judged(spec, asked, extra, device) if _fits(spec, asked, extra, device) else None
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if found is not None:
@@ -47,6 +52,27 @@ def gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch
         except SpecError:
             break
     return Gated(notes=(f"its result was not judged: {_NO_ROOM}",))
+
+
+def _fits(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> bool:
+    """Whether there is room for the lanes, as far as that is known beforehand."""
+    room = _room(device)
+    if room is None:
+        return True
+    try:
+        logical = make_inputs(spec, entry.case, device, zeros=True)
+    except torch.OutOfMemoryError:
+        return False
+    except (ImpossibleCase, InputFailed):
+        return True  # and judging it says why it cannot be made
+    _, traffic = of_reference(spec, logical, extra)
+    largest = max((value.numel() for value in logical.values() if isinstance(value, torch.Tensor)), default=0)
+    return max(largest, traffic.largest if traffic is not None else 0) * _ELEMENT <= room
+
+
+def _room(device: torch.device) -> float | None:
+    """Bytes; a CPU's memory is not asked about."""
+    return _SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _of_smaller(found: Gated, asked: Entry) -> Gated:

@@ -27,11 +27,13 @@ class Traffic:
     """``bytes`` over the operations of a call, ``operations`` that moved them, ``flops`` of its matrix products.
 
     ``flops`` counts two per multiply-add, as ``torch.utils.flop_counter`` does; element-wise arithmetic is not counted.
+    ``largest`` is the most elements that one operation makes.
     """
 
     bytes: int
     operations: int
     flops: int
+    largest: int = 0
 
 
 def extent(tensor: Tensor) -> tuple[Any, int]:
@@ -60,6 +62,7 @@ class _Ledger(DispatchMode):
         self.bytes = 0
         self.operations = 0
         self.flops = 0
+        self.largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,6 +77,7 @@ class _Ledger(DispatchMode):
         written = [args[i] for i, a in enumerate(func._schema.arguments[: len(args)]) if _written(a)]
         reads = [t for t in moved if not (name in ("copy_", "fill_", "zero_") and any(t is w for w in written))]
         amount = bytes_of(reads) + bytes_of(made)
+        self.largest = max(self.largest, sum(t.numel() for t in made))
         self.bytes += amount
         self.operations += bool(amount)
         return result
@@ -84,7 +88,7 @@ def traffic_of(function: Callable[[], object]) -> Traffic:
     ledger = _Ledger()
     with ledger:
         function()
-    return Traffic(ledger.bytes, ledger.operations, ledger.flops)
+    return Traffic(ledger.bytes, ledger.operations, ledger.flops, ledger.largest)
 
 
 def _is_view(func: Any) -> bool:

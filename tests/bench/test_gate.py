@@ -67,6 +67,25 @@ def test_what_does_not_fit_is_judged_smaller() -> None:
     assert gate(wrong, entries(wrong)[0], {}, CPU).wrong.startswith("at rows=512 n=48 float32: values failed")
 
 
+def test_what_is_known_not_to_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is the largest tensor on the way, here of 9 times the elements of the input."""
+    asked: list[int] = []
+
+    def reference(input: torch.Tensor) -> torch.Tensor:
+        if input.device.type != "meta":
+            asked.append(len(input))
+        return torch.relu(input.repeat(9, 1)[: len(input)])
+
+    one = spec(torch.relu, reference)
+    monkeypatch.setattr("pytest_fusion.bench.gate._room", lambda device: 9 * 500 * 48 * 224.0)
+    found = gate(one, entries(one)[0], {}, CPU)
+    assert (found.wrong, max(asked)) == ("", 256)
+    assert found.notes[0].startswith("its result was judged at rows=256 n=48 float32: there is no memory")
+
+    monkeypatch.setattr("pytest_fusion.bench.gate._room", lambda device: 9 * 1024 * 48 * 224.0)
+    assert gate(one, entries(one)[0], {}, CPU).notes == ()
+
+
 def test_what_fits_at_no_size_is_told() -> None:
     """Neither right nor wrong."""
     one = spec(torch.relu, roomy_to(0))

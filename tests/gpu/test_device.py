@@ -9,6 +9,12 @@ import torch
 
 pytestmark = pytest.mark.gpu
 
+
+@pytest.fixture
+def one_gpu() -> None:
+    """All of them."""
+
+
 _TESTS = """
 import torch, triton, triton.language as tl
 from pytest_fusion import fused_equivalent, tensor

@@ -134,7 +134,8 @@ def test_softmax_of_wide_rows(rows: int, width: int, dtype: torch.dtype) -> None
     unit = {torch.float32: 2e-5, torch.bfloat16: 2**-8 + 2e-5}[dtype]
     torch.testing.assert_close(y.double(), wanted, rtol=unit, atol=1e-9)
     torch.testing.assert_close(got[0].double(), gradients[0], rtol=unit, atol=1e-8)
-    torch.testing.assert_close(got[1].double(), gradients[1], rtol=unit, atol=1e-6)
+    # A sum of up to 8,192 rows that cancels to a thousandth of its terms.
+    torch.testing.assert_close(got[1].double(), gradients[1], rtol=unit, atol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(got, torch.autograd.grad(y, leaves, dy), strict=True))
 
 

@@ -19,6 +19,7 @@ def test_each_operation_reads_its_operands_and_writes_its_result(device: str) ->
 
     assert found.bytes == 2 * (2 * 64 * 32 + 32) * 4
     assert (found.operations, found.flops) == (2, 0)
+    assert found.largest == 64 * 32
 
 
 @pytest.mark.parametrize("device", DEVICES)

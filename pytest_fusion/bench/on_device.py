@@ -42,6 +42,7 @@ _Call = tuple[Callable[..., Any], Counts | Uncounted]
 
 # Launches queue up to about 1,000 before the host waits for the device.
 _HOST_CALLS, _HOST_SAMPLES = 20, 5
+_NO_ROOM = "the reference finds no memory at these sizes"
 
 
 @dataclass(slots=True)
@@ -105,7 +106,11 @@ def measure(
     launches: list[Specialisation],
     notes: Sequence[str] = (),
 ) -> Figures:
-    """One entry, judged before. Raises ``NotMeasuredError`` where it cannot be made or called."""
+    """One entry, judged before. Raises ``NotMeasuredError`` where it cannot be made or called.
+
+    An unfused reference may find no memory where a fused kernel does (scores of attention): then the latter's figures
+    stand alone.
+    """
     try:
         logical = make_inputs(spec, entry.case, here.device)
     except (ImpossibleCase, InputFailed, RuntimeError, MemoryError) as error:
@@ -119,14 +124,17 @@ def measure(
             with loaded(resources, launches):
                 outputs = fused(**logical)
         counts = _counted(fused, logical, here.device)
-        reference_counts = _counted(reference, logical, here.device)
+        roomy = _fits(reference, logical)
+        reference_counts = _counted(reference, logical, here.device) if roomy else Uncounted(_NO_ROOM)
         written = [logical[name] for name in spec.mutates if isinstance(logical.get(name), torch.Tensor)]
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
         _, traffic = of_reference(spec, logical, extra)
         with alone(here.device):
-            sides = [_side(spec, function, logical, here) for function in (fused, reference)]
+            sides = [_side(spec, function, logical, here) for function in ((fused, reference) if roomy else (fused,))]
             both = ((fused, counts), (reference, reference_counts))
-            latency, samples, untimed = _timed(spec, both, logical, outputs, here, environment)
+            latency, samples, untimed = (
+                _timed(spec, both, logical, outputs, here, environment) if roomy else (None, {}, _NO_ROOM)
+            )
     except Exception as error:
         raise NotMeasuredError(f"the call raises {said(error)}") from error
     return Figures(
@@ -135,13 +143,23 @@ def measure(
         reference_counts,
         traffic,
         fused_side=sides[0],
-        reference_side=sides[1],
+        reference_side=sides[1] if roomy else Side(),
         latency=latency,
         samples=samples,
         untimed=untimed,
         resources=tuple(resources),
         notes=tuple(notes),
     )
+
+
+def _fits(function: Callable[..., Any], logical: Mapping[str, Any]) -> bool:
+    try:
+        with torch.no_grad():
+            function(**logical)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return False
+    return True
 
 
 def _counted(function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device) -> Counts | Uncounted:
@@ -159,7 +177,12 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
         measures |= {"span_s": max(one.start + one.seconds for one in timeline), "busy_s": busy(timeline)}
     if here.ceilings is not None:
         measures |= here.ceilings.as_measures()
-    backward, more = _backward(spec, function, logical, here.device) if spec.grad else (None, {})
+    backward: Counts | Uncounted | None
+    try:
+        backward, more = _backward(spec, function, logical, here.device) if spec.grad else (None, {})
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        backward, more = Uncounted("there is no memory for it at these sizes"), {}
     return Side(memory, measures, timeline, backward, more)
 
 

@@ -14,6 +14,7 @@ from pytest_fusion.bench import on_device, run
 from pytest_fusion.bench.ceilings import Ceilings
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.figures import Figures, Found, Side
+from pytest_fusion.bench.gate import Gated
 from pytest_fusion.bench.on_device import busy, without
 from pytest_fusion.bench.request import BenchRequest
 from pytest_fusion.run.counting.model import Counts, Uncounted
@@ -203,6 +204,49 @@ def test_an_entry_that_raises_says_so(made_up: dict[str, Any]) -> None:
     (_, right), (_, why) = session(picky, []).entries
     assert isinstance(right, Figures)
     assert why == "the call raises ValueError: not without gradients"
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_reference_without_memory_costs_its_own_figures(
+    made_up: dict[str, Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Scores of attention: what is fused is measured alone, with the reason beside it."""
+
+    class Greedy(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            if where == "forward" and len(x) > 200:
+                raise torch.OutOfMemoryError("made up")
+            return x.relu()
+
+        @staticmethod
+        def backward(_ctx: Any, *_gradients: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("made up")
+
+    def greedy(input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = Greedy.apply(input)
+        return result
+
+    monkeypatch.setattr(on_device, "gate", lambda *_: Gated())
+    spec = FusionSpec(
+        name="f",
+        fused=torch.relu,
+        reference=greedy,
+        inputs={"input": tensor("n", values=values.finite())},
+        grad=True,
+        bench=[{"n": 300, "dtype": torch.float32}],
+    )
+    ((_, one),) = on_device.measure_all(spec, entries(spec), {}, torch.device("cpu"), GPU, lambda _: None).entries
+    assert isinstance(one, Figures)
+    assert isinstance(one.counts, Counts)
+    assert isinstance(one.fused_side.backward, Counts)
+    if where == "forward":
+        assert (one.reference_counts, one.latency) == (Uncounted("the reference finds no memory at these sizes"), None)
+        assert one.untimed == "the reference finds no memory at these sizes"
+    else:
+        assert isinstance(one.reference_counts, Counts)
+        assert one.latency is not None
+        assert one.reference_side.backward == Uncounted("there is no memory for it at these sizes")
 
 
 def test_memory_with_a_backward_pass_holds_results_and_gradients(

@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="chosen", metavar="check | tune")
     for name, parents in (
         ("check", [common, run]),
-        ("tune", [common, timed, passes]),
+        ("tune", [common, timed]),
         ("warm", [common, passes]),
     ):
         sub = commands.add_parser(name, parents=parents)
@@ -144,7 +144,7 @@ def _warm(chosen: argparse.Namespace) -> int:
     if chosen.candidates:
         from benchmarks.suite.tune import warm_candidates
 
-        warm_candidates(_names(chosen.only), int(part), int(count), device, SPANS[chosen.passes])
+        warm_candidates(_names(chosen.only), int(part), int(count), device)
     else:
         warm(rows(_names(chosen.only))[0], int(part), int(count), device, SPANS[chosen.passes])
     return 0

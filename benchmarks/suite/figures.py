@@ -81,12 +81,11 @@ class Judged:
             bar.of, (bar.of, "")
         )
         if not unit and bar.of not in ("copy", "matmul"):
-            unit = "x"
-        sign = "at most" if bar.at_most else "at least"
-        head = f"{'goal ' if bar.goal else ''}{name}{' ' if name else ''}{sign} {bar.bound:g}{unit}"
-        if self.outcome == "not measured":
-            return f"{head}: not measured: {self.why}"
-        return f"{head}: {self.value:.3g}{unit} {self.outcome}"
+            name, unit = f"{bar.of}/ours", ""
+        value = "" if self.value is None else f"{self.value:.3g} "
+        sign = "<=" if bar.at_most else ">="
+        head = f"{'goal ' if bar.goal else ''}{name}{' ' if name else ''}{value}{sign} {bar.bound:g}{unit}"
+        return f"{head}: {self.outcome}" + (f": {self.why}" if self.outcome == "not measured" else "")
 
 
 def judged(bar: Bar, figures: Figures) -> Judged:

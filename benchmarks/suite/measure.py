@@ -15,7 +15,7 @@ from benchmarks.suite.compiled import OutOfTime, compiled, forget, time_limit
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.model import COMPILE, Call, Problem, Row, Span, Way
 from benchmarks.suite.passes import UPSTREAM, both, forward, upstream_of
-from benchmarks.suite.timing import Ceilings, Restored, Rotation, Sampled, interleaved, once
+from benchmarks.suite.timing import Ceilings, Rotation, Sampled, interleaved, once
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import said
 
@@ -62,7 +62,7 @@ def measured(row: Row, problem: Problem, span: Span, place: Place) -> Figures:
             except Exception as error:  # noqa: BLE001 -- any way may raise anything
                 _freed()
                 words[name] = f"it cannot be timed: {said(error)}"
-        timers = {name: _timer(thing) for name, thing in things.items()}
+        timers = {name: thing.timer for name, thing in things.items()}
         if not things:
             return Figures(row.family, row.text, span, work, words=words, memory=memory)
         beside: dict[str, Sampled] = {"a copy": place.ceilings.copy}
@@ -170,11 +170,6 @@ def _tensors(inputs: Mapping[str, Any]) -> list[torch.Tensor]:
 
     map_tensors(dict(inputs), note)
     return found
-
-
-def _timer(thing: Sampled) -> str:
-    batch = thing.batch if isinstance(thing, Restored) else thing
-    return str(getattr(batch, "timer", "graph"))
 
 
 def _freed() -> None:

@@ -69,17 +69,20 @@ def _cell(figures: Figures, way: str) -> str:
 
 def _rate(figures: Figures) -> str:
     flops, moved = figures.flops_per_s(), figures.bytes_per_s()
-    if flops is not None:
+    if flops is not None and (moved is None or _bound(figures)[1] == "matmul"):
         return f"{flops * 1e-12:.0f} TFLOP/s"
     return f"{moved * 1e-9:.0f} GB/s" if moved is not None else "-"
 
 
 def _share(figures: Figures) -> str:
     """Of a copy's bytes or of a product's operations, whichever the work takes longer for."""
-    moved, flops, ours = figures.work.bytes, figures.work.flops, figures.ours
+    least, ceiling = _bound(figures)
+    return f"{least / figures.ours:.2f} ({ceiling})" if figures.ours and least else "-"
+
+
+def _bound(figures: Figures) -> tuple[float, str]:
+    """Seconds that the work takes at its ceiling, and which that is."""
     copy, matmul = figures.copy_bytes_per_s, figures.matmul_flops_per_s
-    if not ours or not ((moved and copy) or (flops and matmul)):
-        return "-"
-    by_bytes = moved / copy if copy else 0.0
-    by_flops = flops / matmul if matmul else 0.0
-    return f"{max(by_bytes, by_flops) / ours:.2f} ({'copy' if by_bytes >= by_flops else 'matmul'})"
+    by_bytes = figures.work.bytes / copy if copy else 0.0
+    by_flops = figures.work.flops / matmul if matmul else 0.0
+    return max((by_bytes, "copy"), (by_flops, "matmul"))

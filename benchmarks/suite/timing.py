@@ -17,17 +17,24 @@ from pytest_fusion.run.timing.replay import Replayed, replayed
 from pytest_fusion.run.timing.rotation import COLD, rotated
 from pytest_fusion.run.tree import leaves
 
-# A sample lasts so long: events and the start of a graph are some 5 us of it.
+# A sample lasts so long, and the device spins for some 20 us before, so that the host is ahead when it begins.
 SAMPLE_S = 2e-3
+_AHEAD_CYCLES = 40_000
+# Three calls of an operator of torch's take the host less than a millisecond, at 1.98 GHz some 2 ms are spun away.
+_ONCE_CALLS, _ONCE_CYCLES = 3, 4_000_000
 MOST_CALLS = 300
 # Clocks rise within the first tenth of a second; then 10 samples at least, more until medians are known to 0.3 %.
 WARM_S, FEWEST, MOST, PRECISE = 0.1, 10, 60, 0.003
 _WARM_ROUNDS = 3
-_COPIED, _SIDE, _CEILING_CALLS = 1 << 29, 8192, 2
+# 2 ms and 3 ms on an H200.
+_COPIED, _COPIES, _SIDE, _PRODUCTS = 1 << 29, 8, 8192, 2
 
 
 class Sampled(Protocol):
-    """Something that can be timed again."""
+    """Something that can be timed again, ``"graph"`` or ``"events"``."""
+
+    @property
+    def timer(self) -> str: ...
 
     def seconds(self) -> float:
         """Device seconds a call, of one sample."""
@@ -88,12 +95,32 @@ def interleaved(
 
 
 @dataclass(slots=True)
+class Ahead:
+    """A batch of calls whose sample begins while the host is ahead of the device."""
+
+    batch: Replayed
+
+    @property
+    def timer(self) -> str:
+        return self.batch.timer
+
+    def seconds(self) -> float:
+        if self.batch.timer == "graph":
+            torch.cuda._sleep(_AHEAD_CYCLES)
+        return self.batch.seconds()
+
+
+@dataclass(slots=True)
 class Restored:
     """A batch of calls that write into their inputs, which are put back before each sample."""
 
     batch: Replayed
     sets: Sequence[Mapping[str, Any]]
     originals: Sequence[Mapping[str, Any]]
+
+    @property
+    def timer(self) -> str:
+        return self.batch.timer
 
     def seconds(self) -> float:
         for mine, original in zip(self.sets, self.originals, strict=True):
@@ -128,7 +155,7 @@ class Rotation:
         sets = self._copies() if mutates else self.sets
         run = call if self.small else _dropping(call)
         made = replayed(run, [sets[i % len(sets)] for i in range(count)], self.device)
-        return Restored(made, sets, self.sets) if mutates else made
+        return Restored(made, sets, self.sets) if mutates else Ahead(made)
 
     def _copies(self) -> list[dict[str, Any]]:
         if not self._own:
@@ -153,15 +180,17 @@ def _dropping(call: Call) -> Call:
 
 
 def once(call: Call, inputs: Mapping[str, Any], device: torch.device) -> float:
-    """About how long a call takes, in seconds: the best of three between events."""
+    """About how long the device takes for a call, in seconds, its inputs warm: the better of two series."""
     best = math.inf
-    for _ in range(3):
+    for _ in range(2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_ONCE_CYCLES)
         start.record()
-        call(**inputs)
+        for _ in range(_ONCE_CALLS):
+            call(**inputs)
         end.record()
         torch.cuda.synchronize(device)
-        best = min(best, 1e-3 * float(start.elapsed_time(end)))
+        best = min(best, 1e-3 * float(start.elapsed_time(end)) / _ONCE_CALLS)
     return best
 
 
@@ -169,18 +198,18 @@ def once(call: Call, inputs: Mapping[str, Any], device: torch.device) -> float:
 class Ceilings:
     """A copy of 512 MiB and a bfloat16 product of 8192 cubed, of random data, to be timed among everything else."""
 
-    copy: Replayed
-    matmul: Replayed
+    copy: Sampled
+    matmul: Sampled
 
     @classmethod
     def on(cls, device: torch.device) -> Ceilings:
         source = torch.randint(256, (_COPIED,), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        copy = replayed(_copy, [{"source": source, "target": target}] * _CEILING_CALLS, device)
+        copy = replayed(_copy, [{"source": source, "target": target}] * _COPIES, device)
         x, weight = (torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device=device) for _ in range(2))
         out = torch.empty_like(x)
-        matmul = replayed(torch.mm, [{"input": x, "mat2": weight, "out": out}], device)
-        return cls(copy, matmul)
+        matmul = replayed(torch.mm, [{"input": x, "mat2": weight, "out": out}] * _PRODUCTS, device)
+        return cls(Ahead(copy), Ahead(matmul))
 
     @staticmethod
     def copied(seconds: float) -> float:

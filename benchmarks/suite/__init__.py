@@ -1,0 +1,1 @@
+"""How fast the reference kernels are beside eager torch, torch.compile, Liger and the libraries, on one GPU."""

@@ -1,0 +1,51 @@
+"""The rows, one module for each family of kernels; a module's ``ROWS`` are its lines of the table.
+
+A family whose kernel is not there yet is skipped with words: its module imports the kernel, which raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from benchmarks.suite.model import Row
+
+NAMES = (
+    "pointwise",
+    "softmax",
+    "norms",
+    "glu",
+    "cross_entropy",
+    "rope",
+    "norm_quant",
+    "linear",
+    "attention",
+    "decode",
+    "selection",
+)
+
+
+def rows(only: Sequence[str] = ()) -> tuple[list[Row], dict[str, str]]:
+    """All rows, or those whose family is one of ``only`` or whose name contains one; and why families have none.
+
+    Raises `ValueError` for a name that fits no row.
+    """
+    found: list[Row] = []
+    absent: dict[str, str] = {}
+    for name in NAMES:
+        try:
+            found += importlib.import_module(f"benchmarks.suite.families.{name}").ROWS
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("reference_kernels"):
+                raise
+            absent[name] = f"{error.name} is not there"
+    for each in only:
+        if not any(fits(row, each) for row in found):
+            known = ", ".join(dict.fromkeys(row.family for row in found))
+            raise ValueError(f"no row is called {each!r}; families: {known}")
+    return [row for row in found if not only or any(fits(row, each) for each in only)], absent
+
+
+def fits(row: Row, name: str) -> bool:
+    """Whether ``name`` means this row: its family, or a part of its name."""
+    return name == row.family or (name not in NAMES and name.lower() in row.name.lower())

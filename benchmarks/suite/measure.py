@@ -1,0 +1,183 @@
+"""One pass of one problem: every way called, compared, its memory taken, then all sampled in turn."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.suite.agreement import apart
+from benchmarks.suite.compiled import OutOfTime, compiled, forget, time_limit
+from benchmarks.suite.figures import Figures
+from benchmarks.suite.model import COMPILE, Call, Problem, Row, Span, Way
+from benchmarks.suite.passes import UPSTREAM, both, forward, upstream_of
+from benchmarks.suite.timing import Ceilings, Rotation, Sampled, interleaved, once
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.errors import said
+
+# Sampling all ways of one pass, after the first tenth of a second.
+BUDGET_S = 0.8
+# What a way may take for its first call: torch.compile tries a matrix product in some thirty tiles.
+COMPILE_S = 120.0
+
+
+@dataclass(slots=True)
+class Place:
+    """The GPU: its cache in bytes, what a copy and a product take there, and which ways are left out."""
+
+    device: torch.device
+    cache: int
+    ceilings: Ceilings
+    without: tuple[str, ...] = ()
+    compile_s: float = COMPILE_S
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A way that ran and agreed."""
+
+    call: Call
+    mutates: bool
+    once_s: float
+
+
+def measured(row: Row, problem: Problem, span: Span, place: Place) -> Figures:
+    """Seconds and memory of each way; those that raise, disagree or take too long have words instead."""
+    inputs = dict(problem.inputs)
+    if span == "both":
+        inputs[UPSTREAM] = upstream_of(problem.ours, inputs, problem.grads)
+    ready, words, memory = _tried(problem, span, inputs, place)
+    work = problem.work_of(span)
+    things: dict[str, Sampled] = {}
+    try:
+        own = sum(leaf.numel() * leaf.element_size() for leaf in _tensors(inputs))
+        rotation = Rotation.of(inputs, max(work.bytes, own), place.device, place.cache)
+        for name, each in ready.items():
+            try:
+                things[name] = rotation.batch(each.call, each.once_s, each.mutates)
+            except Exception as error:  # noqa: BLE001 -- any way may raise anything
+                _freed()
+                words[name] = f"it cannot be timed: {said(error)}"
+        timers = {name: thing.timer for name, thing in things.items()}
+        if not things:
+            return Figures(row.family, row.text, span, work, words=words, memory=memory)
+        beside: dict[str, Sampled] = {"a copy": place.ceilings.copy}
+        if work.flops:
+            beside["a product"] = place.ceilings.matmul
+        samples = interleaved({**things, **beside}, clock=time.perf_counter, budget_s=BUDGET_S)
+    finally:
+        things.clear()
+    product = samples.get("a product")
+    return Figures(
+        row.family,
+        row.text,
+        span,
+        work,
+        {name: each.median for name, each in samples.items() if name in timers},
+        words,
+        memory,
+        {name: each.spread for name, each in samples.items() if name in timers},
+        timers,
+        Ceilings.copied(samples["a copy"].median),
+        Ceilings.multiplied(product.median) if product is not None else None,
+        len(samples["a copy"].seconds),
+        tuple(name for name, way in problem.ways().items() if way.part),
+    )
+
+
+def _tried(
+    problem: Problem, span: Span, inputs: Mapping[str, Any], place: Place
+) -> tuple[dict[str, _Ready], dict[str, str], dict[str, int]]:
+    """Each way once for its result, again for its memory, and some times for how long it takes."""
+    ready: dict[str, _Ready] = {}
+    words: dict[str, str] = {}
+    memory: dict[str, int] = {}
+    truth: Any = None
+    ways = problem.ways()
+    if (compiles := problem.to_compile()) is not None:
+        ways[COMPILE] = Way(compiles)
+    order = sorted(ways, key=lambda name: (name != problem.truth, list(ways).index(name)))
+    for name in order:
+        if name in place.without and name != problem.truth:
+            words[name] = "left out"
+            continue
+        way = ways[name]
+        call = in_pass(compiled(way.call) if name == COMPILE else way.call, problem, span)
+        mutates = span in way.mutates
+        try:
+            with time_limit(place.compile_s):
+                result = call(**_given(inputs, mutates))
+                torch.cuda.synchronize(place.device)
+            if name == problem.truth:
+                truth = result
+            if not way.part and (why := wrong(problem, span, inputs, result, truth)):
+                words[name] = f"wrong: {why}"
+                continue
+            del result
+            given = _given(inputs, mutates)
+            memory[name] = peak(call, given, place.device)
+            ready[name] = _Ready(call, mutates, once(call, given, place.device))
+        except OutOfTime:
+            words[name] = f"no result in {place.compile_s:.0f} s"
+        except ModuleNotFoundError as error:
+            words[name] = f"{error.name} is not installed"
+        except Exception as error:  # noqa: BLE001 -- any way may raise anything
+            words[name] = said(error)
+        if name in words:
+            _freed()
+    return ready, words, memory
+
+
+def in_pass(call: Call, problem: Problem, span: Span) -> Call:
+    """``call`` as this pass of ``problem`` makes it."""
+    return both(call, problem.grads) if span == "both" else forward(call)
+
+
+def _given(inputs: Mapping[str, Any], mutates: bool) -> dict[str, Any]:
+    """The inputs, or copies for a call that would spoil them for the others."""
+    if not mutates:
+        return dict(inputs)
+    return {name: map_tensors(value, torch.Tensor.clone) for name, value in inputs.items()}
+
+
+def wrong(problem: Problem, span: Span, inputs: Mapping[str, Any], result: Any, truth: Any) -> str:
+    """What is wrong with a result. Gradients are compared too; where results are random, values alone are."""
+    if problem.agrees is not None:
+        return problem.agrees(inputs, result[0] if span == "both" else result)
+    return "there is nothing to compare it with" if truth is None else apart(result, truth)
+
+
+def peak(call: Callable[..., Any], inputs: Mapping[str, Any], device: torch.device) -> int:
+    """Bytes beyond what is there before, at most, while it runs; its results included."""
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call(**inputs)
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _tensors(inputs: Mapping[str, Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def note(t: torch.Tensor) -> torch.Tensor:
+        found.append(t)
+        return t
+
+    map_tensors(dict(inputs), note)
+    return found
+
+
+def _freed() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def released() -> None:
+    """Between rows: nothing compiled and no memory of the row before is kept."""
+    forget()
+    _freed()

@@ -1,0 +1,178 @@
+"""Which ``config`` decides about which kernel, and the rows of the table at whose shapes it is tuned."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.suite import candidates
+from benchmarks.suite.model import Row, Span
+
+_KERNELS = "reference_kernels."
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """``place`` is ``"module:function"``, the module being the one that calls the function by that name; ``rows`` are
+    the beginnings of rows' names. ``vary(tile, arguments)`` gives the other tiles."""
+
+    name: str
+    place: str
+    rows: tuple[str, ...]
+    span: Span = "forward"
+    vary: Callable[[Any, Sequence[Any]], list[Any]] = candidates.others
+
+
+def _gated(tile: Any, _: Sequence[Any]) -> list[Any]:
+    return [each for each in candidates.gate_tiles(tile, 0) if each != tile]
+
+
+def _columns(pair: Any, _: Sequence[Any]) -> list[Any]:
+    """Blocks of rows by columns that a program adds up, and how many parts the rows are cut into."""
+    return [each for each in candidates.column_tiles(pair) if each != pair]
+
+
+def _flat(tile: Any, _: Sequence[Any]) -> list[Any]:
+    return [each for each in candidates.blocks(tile, 0) if each != tile]
+
+
+TUNABLES = (
+    Tunable("pointwise", "pointwise.kernel:config", ("pointwise: relu",), vary=_flat),
+    Tunable("pointwise backward", "pointwise.kernel:backward_config", ("pointwise: relu",), "both"),
+    Tunable("elementwise", "_elementwise:tile_of", ("pointwise: silu", "glu: SwiGLU, 16384"), vary=_flat),
+    Tunable("elementwise backward", "_elementwise:tile_of", ("glu: SwiGLU, 16384",), "both", vary=_flat),
+    Tunable("dropout", "pointwise.seeded_dropout:config", ("pointwise: dropout",)),
+    Tunable(
+        "softmax",
+        "softmax.kernel:config",
+        (
+            "softmax: plain, 32768x8192",
+            "softmax: plain, 16384x131072",
+            "softmax: scale and mask",
+            "softmax: plain, width 1024",
+            "softmax: plain, width 2048",
+            "softmax: plain, width 16384",
+            "softmax: plain, width 32768",
+            "softmax: plain, width 65536",
+        ),
+    ),
+    Tunable("softmax backward", "softmax.backward:config_backward", ("softmax: plain, 32768x8192",), "both"),
+    Tunable(
+        "rms_norm",
+        "rms_norm.kernel:config",
+        (
+            "rms_norm: 16384x8192",
+            "rms_norm: residual, 16384x8192",
+            *(f"rms_norm: width {n}" for n in (1024, 2048, 16384, 32768, 65536, 131072)),
+        ),
+    ),
+    Tunable(
+        "layer_norm",
+        "layer_norm.kernel:config",
+        ("layer_norm: 16384x8192", *(f"layer_norm: width {n}" for n in (1024, 32768, 131072))),
+    ),
+    Tunable(
+        "norm backward",
+        "_norm_gradients:config_backward",
+        (
+            "rms_norm: 16384x8192",
+            "layer_norm: 16384x8192",
+            "rms_norm: width 1024",
+            "rms_norm: width 16384",
+        ),
+        "both",
+    ),
+    Tunable(
+        "norm backward, columns",
+        "_norm_gradients:config_columns",
+        ("rms_norm: width 16384", "rms_norm: width 65536"),
+        "both",
+        vary=_columns,
+    ),
+    Tunable("cross_entropy", "cross_entropy.kernel:config", ("cross_entropy: 8192x128256",)),
+    Tunable(
+        "cross_entropy backward",
+        "cross_entropy.kernel:config_backward",
+        ("cross_entropy: 8192x128256",),
+        "both",
+        vary=_flat,
+    ),
+    Tunable("rope", "rope.kernel:config", ("rope: q32/k8, 8x",)),
+    Tunable(
+        "norm_quant",
+        "norm_quant.kernel:config",
+        ("norm_quant: rms, fp8, 16384", "norm_quant: residual", "norm_quant: rms, fp8 by 128"),
+    ),
+    Tunable("linear", "linear.kernel:config", ("linear: bias, gelu, 8192^3", "linear: bias, gelu, 16384")),
+    Tunable("qkv", "linear.qkv:config", ("linear: queries, keys, values, 1x", "linear: queries, keys, values, 64x")),
+    Tunable("gate_up", "linear.gate_up:config_gate_up", ("linear: gate and up",)),
+    Tunable("lora", "linear.lora:config", ("linear: LoRA, r 16, 4096",)),
+    Tunable(
+        "flash_attention",
+        "flash_attention.kernel:config",
+        (
+            "flash_attention: causal, 32/8 heads, 4x4096x128",
+            "flash_attention: causal, 32/8 heads, 4x4096x64",
+            "flash_attention: window",
+        ),
+    ),
+    Tunable(
+        "flash_attention backward, queries",
+        "flash_attention.backward:config_queries",
+        ("flash_attention: causal, 32/8 heads, 4x4096x128",),
+        "both",
+    ),
+    Tunable(
+        "flash_attention backward, keys",
+        "flash_attention.backward:config_keys",
+        ("flash_attention: causal, 32/8 heads, 4x4096x128",),
+        "both",
+    ),
+    Tunable("decode_attention", "decode_attention.kernel:config", ("decode_attention:",)),
+    Tunable("sampling", "sampling.kernel:config", ("sampling: top-k 50", "sampling: top-k 0")),
+    Tunable("moe_gate", "moe_gate.kernel:config", ("moe_gate:",), vary=_gated),
+)
+
+
+def chosen(only: Sequence[str], rows: Sequence[Row]) -> list[tuple[Tunable, Row]]:
+    """Each tunable at each of its rows, of those named or whose name begins with one of ``only``. Raises `ValueError`
+    for a name that fits none."""
+    found = [each for each in TUNABLES if not only or any(each.name.startswith(name) for name in only)]
+    for name in only:
+        if not any(each.name.startswith(name) for each in TUNABLES):
+            known = ", ".join(each.name for each in TUNABLES)
+            raise ValueError(f"nothing to tune is called {name!r}; known: {known}")
+    return [(each, row) for each in found for row in rows if any(row.name.startswith(start) for start in each.rows)]
+
+
+class Knob:
+    """A kernel's ``config`` in the hands of a tuner: it notes what is asked for, and answers otherwise where told."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self._original = original
+        self.asked: tuple[Any, ...] | None = None
+        self.current: Any = None
+        self.answer: Any = None
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        found = self._original(*arguments, **more)
+        if self.asked is None:
+            self.asked, self.current = arguments, found
+        return self.answer if self.answer is not None and arguments == self.asked else found
+
+
+@contextmanager
+def taken(place: str) -> Iterator[Knob]:
+    """The function at ``place`` replaced by a `Knob` meanwhile."""
+    name, _, function = place.partition(":")
+    module = importlib.import_module(_KERNELS + name)
+    original = getattr(module, function)
+    knob = Knob(original)
+    setattr(module, function, knob)
+    try:
+        yield knob
+    finally:
+        setattr(module, function, original)

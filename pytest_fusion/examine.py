@@ -144,7 +144,11 @@ def with_bench(record: TestRecord, found: Measured, asked: BenchRequest, name: s
 def _isolated(job: Job) -> Tally:
     seconds = job.request.profile.seconds
     slow = ""
-    preload.inherit(gradients=bool(job.spec.grad), compiles=job.request.device != "cpu")
+    preload.inherit(
+        gradients=bool(job.spec.grad),
+        compiles=job.request.device != "cpu",
+        searches=job.request.replay is None and job.request.profile.search > 0,
+    )
     with job.compiling_ahead() as start:
         outcome = job.in_child(seconds, on_compilation=start)
     if isinstance(outcome, Crash) and outcome.kind == "timeout" and not crash.hangs(job, outcome):

@@ -29,14 +29,27 @@ class Ceilings:
 def ceilings(device: torch.device) -> Ceilings | None:
     """Some 30 ms on an H200; ``None`` where the memory for it is not free."""
     try:
-        source, target = torch.zeros(2, _COPIED, dtype=torch.uint8, device=device).unbind()
-        copied = _best(lambda a, b: b.copy_(a), {"a": source, "b": target}, device)
-        del source, target
+        source = torch.randint(1 << 30, (_COPIED // 4,), dtype=torch.int32, device=device)
+        both = {"source": source, "target": torch.empty_like(source)}
+        copied = min(_best(copy, both, device) for copy in COPIES)
+        del source, both
         x = torch.zeros(_SIDE, _SIDE, dtype=torch.bfloat16, device=device).normal_()
         multiplied = _best(torch.mm, {"input": x, "mat2": x, "out": torch.empty_like(x)}, device)
     except torch.OutOfMemoryError:
         return None
     return Ceilings(2 * _COPIED / copied, 2 * _SIDE**3 / multiplied)
+
+
+def _by_engine(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _by_kernel(source: torch.Tensor, target: torch.Tensor) -> None:
+    torch.bitwise_not(source, out=target)
+
+
+# As a node of a graph a copy is the driver's: on an H200 it moved 2.7 TB/s where a kernel moved 4.2.
+COPIES = (_by_engine, _by_kernel)
 
 
 def _best(call: Any, arguments: dict[str, Any], device: torch.device) -> float:

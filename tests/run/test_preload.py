@@ -51,3 +51,15 @@ def test_tritons_files_are_hashed_once() -> None:
         print(cache.triton_key.cache_info().currsize)
     """
     assert _lines(code) == ["1"]
+
+
+def test_constants_of_the_projects_modules_are_found_once() -> None:
+    """A child's first integer finds them there."""
+    code = """
+        from hypothesis.internal.conjecture import providers
+        from pytest_fusion.run import preload
+        print(providers._sys_modules_len)
+        preload.inherit(searches=True)
+        print(providers._sys_modules_len > 100)
+    """
+    assert _lines(code) == ["None", "True"]

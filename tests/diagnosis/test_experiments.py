@@ -1,0 +1,43 @@
+"""The laboratory's own limits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from pytest_fusion import tensor
+from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.judge import Bench, judge_case
+
+
+@pytest.mark.parametrize(("compiling", "runs"), [(True, 3), (False, 1)])
+def test_compiling_variants_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, compiling: bool, runs: int) -> None:
+    """At 10 s a compilation, 8 s of experiments and 20 s of compiling are three runs; 10 s of running are one."""
+    now = [0.0]
+
+    def takes_long(*_: object) -> None:
+        now[0] += 10
+
+    monkeypatch.setattr(JITFunction, "_do_compile", takes_long)
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        if compiling:
+            JITFunction._do_compile(SimpleNamespace(fn=None))
+        else:
+            takes_long()
+        return x * 3
+
+    spec = FusionSpec(fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows n")})
+    plan = make_plan(spec, limits=Limits())
+    bench = Bench(spec, torch.device("cpu"))
+    cases = [build(plan, {"dim rows": size, "dim n": 3}, size) for size in range(1, 6)]
+    result = judge_case(bench, cases[0])
+    assert result.failure is not None
+    lab = Lab(bench, plan, cases[0], result.failure, clock=lambda: now[0])
+    assert [lab.ask(case).wrong for case in cases] == [True] * runs + [False] * (5 - runs)
+    assert lab.spent

@@ -27,6 +27,7 @@ from pytest_fusion.profiles import Profile
 from pytest_fusion.run import genuine, preload
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.interpreter import executor, observers
+from pytest_fusion.run.interpreter.named_device import standing_in
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import may_index
@@ -303,6 +304,8 @@ class Campaign:
         tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in unpriced]
         noted = _new(self._noted, observers.counted_notes())
         tally.notes += [f"on a GPU this differs: {note}" for note in noted]
+        if standing_in():
+            tally.notes.append("the kernel names a CUDA device; on this one without, the CPU stood in for it")
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
         for kernel, reason in reasons.items():
             tally.notes.append(f"{kernel} ran one program after the other: {reason}")

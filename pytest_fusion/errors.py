@@ -31,6 +31,10 @@ class UnsupportedTritonError(FusionError):
     """The installed Triton is not one whose interpreter we know how to mend."""
 
 
+class NeedsCudaError(FusionError):
+    """An interpreted kernel cannot do without a CUDA device, so nothing about it can be told on a machine without."""
+
+
 class TooManyProgramsError(FusionError):
     """A launch on the CPU lane asked for more programs than the case may cost."""
 

@@ -28,7 +28,7 @@ from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
 from pytest_fusion.diagnosis.model import Diagnosis
-from pytest_fusion.errors import FusionError, FusionFailure, ReplayError
+from pytest_fusion.errors import FusionError, FusionFailure, NeedsCudaError, ReplayError
 from pytest_fusion.job import Job
 from pytest_fusion.report import environment
 from pytest_fusion.report.phrases import plural
@@ -78,7 +78,10 @@ def run(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, A
     reason = why_not_isolated(request)
     # Where other workers time something on this GPU, it waits for them.
     with beside(torch.device(request.device)) if request.bench is not None else contextlib.nullcontext():
-        tally = _isolated(job) if reason is None else job.here(lambda _: None)
+        try:
+            tally = _isolated(job) if reason is None else job.here(lambda _: None)
+        except NeedsCudaError as error:
+            return TestRecord(request.nodeid, "unknown", message=str(error))
     if reason is None:
         tally.checks.setdefault("crash", {"verdict": "pass", "reason": "", "cases": tally.cases})
     else:

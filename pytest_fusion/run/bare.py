@@ -13,6 +13,7 @@ from pytest_fusion.run import interpreter
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.interpreter.device import posing_as_cuda
 from pytest_fusion.run.interpreter.findings import Findings, into
+from pytest_fusion.run.interpreter.named_device import stand_in
 from pytest_fusion.run.isolate import cuda_is_poisoned
 
 
@@ -38,4 +39,6 @@ def called(
     except Exception as error:
         if device.type == "cuda" and cuda_is_poisoned():
             raise ContextLost(first_line(error)) from error
+        if interpreter.installed() and stand_in(error):
+            return called(fused, arguments, extra)
         return None, error

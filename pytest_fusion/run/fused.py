@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.errors import TooManyProgramsError, UnsupportedTritonError, first_line
+from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError, first_line
 from pytest_fusion.run import genuine, interpreter
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.described import Described
 from pytest_fusion.run.interpreter.device import posing_as_cuda
 from pytest_fusion.run.interpreter.executor import most_alone
 from pytest_fusion.run.interpreter.findings import Findings, into
+from pytest_fusion.run.interpreter.named_device import missed, stand_in
 from pytest_fusion.run.interpreter.regions import described_by
 from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.launch import Launch
@@ -88,8 +89,24 @@ def run_fused(
 ) -> Outcome:
     """Call the kernel once. Exceptions become part of the outcome; Ctrl-C and the like pass through.
 
-    ``fill`` is what fresh allocations hold, by default what surrounds the inputs.
+    ``fill`` is what fresh allocations hold, by default what surrounds the inputs. Raises ``NeedsCudaError`` where an
+    interpreted kernel cannot do without a CUDA device.
     """
+    outcome = _called(fused, placed, extra, programs, fill)
+    if outcome.error is not None and interpreter.installed() and missed(outcome.error):
+        again = stand_in(outcome.error) and not placed.arena.changed()
+        outcome = _called(fused, placed, extra, programs, fill) if again else outcome
+        if outcome.error is not None and missed(outcome.error):
+            raise NeedsCudaError(
+                f"the kernel asks for a CUDA device in {outcome.origin} ({first_line(outcome.error)}), where the CPU "
+                "cannot stand in for one; allocate on the device of its inputs, or run it with --fusion-device cuda"
+            ) from outcome.error
+    return outcome
+
+
+def _called(
+    fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any], programs: int, fill: str | None
+) -> Outcome:
     outcome = Outcome()
     watch = Watch(placed.arena.device, fill or placed.arena.fill)
     outcome.watch = watch

@@ -10,6 +10,7 @@ import torch
 
 from pytest_fusion.run import incognito
 from pytest_fusion.run.fused import run_fused
+from pytest_fusion.run.interpreter.named_device import stay_on_the_cpu
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import place
 from pytest_fusion.verdict.model import Verdict, failed
@@ -45,9 +46,15 @@ def judge(trial: Trial, first_wrong: FirstWrong) -> Verdict | str | None:
 def _wrong(trial: Trial, first_wrong: FirstWrong, frames: list[incognito.Frame], *, hidden: bool) -> str | None:
     """What is wrong with a call in a thread. The first notes its stack in ``frames``, for the one that shows it."""
     spec, bench = trial.spec, trial.bench
-    prepare: Callable[[], Any] = partial(torch.set_grad_enabled, torch.is_grad_enabled())
-    if bench.device.type == "cuda":
-        prepare = partial(torch.cuda.set_device, bench.device)
+    graded = torch.is_grad_enabled()
+
+    def prepare() -> None:
+        torch.set_grad_enabled(graded)
+        if bench.device.type == "cuda":
+            torch.cuda.set_device(bench.device)
+        else:
+            stay_on_the_cpu()
+
     shown = [] if hidden else list(frames)
 
     def fused(**arguments: Any) -> Any:

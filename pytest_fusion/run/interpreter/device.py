@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from pytest_fusion.run.interpreter.named_device import on_the_cpu
+
 PROPERTIES: dict[str, Any] = {
     "name": "modelled sm_90 (Triton interpreter, no device)",
     "major": 9,
@@ -142,12 +144,17 @@ def model_cuda(torch: Any) -> None:
 @contextmanager
 def posing_as_cuda(torch: Any) -> Iterator[None]:
     """Let CPU tensors answer ``is_cuda`` with yes: most launchers assert it before they launch."""
-    if torch.cuda.device_count() > 0 or "is_cuda" in vars(torch.Tensor):  # a device of its own, or posing already
+    if torch.cuda.device_count() > 0:
         yield
+        return
+    if "is_cuda" in vars(torch.Tensor):  # posing already
+        with on_the_cpu():
+            yield
         return
     torch.Tensor.is_cuda = property(lambda tensor: True)
     try:
-        yield
+        with on_the_cpu():
+            yield
     finally:
         del torch.Tensor.is_cuda  # the base class's own answer is back
 

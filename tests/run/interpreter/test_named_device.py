@@ -1,0 +1,92 @@
+"""Launchers that name a CUDA device, as older packages do, on a machine that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from pytest_fusion import FusionSpec, tensor
+from pytest_fusion.testing import examine
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")
+
+
+@triton.jit
+def _scaled(x, out, n, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+
+def launched(x: torch.Tensor, out: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    if x.numel():
+        _scaled[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), factor, BLOCK=64)
+    return out
+
+
+def named(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+    return launched(x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device="cuda:0"), factor)
+
+
+def named_alone(x: torch.Tensor) -> torch.Tensor:
+    return named(x)
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    x = x.contiguous().cuda()
+    return launched(x, torch.zeros_like(x, device=torch.device("cuda")).to("cuda"))
+
+
+class WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.factor = torch.tensor([2.0], device="cuda")
+        return named(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return (dy * ctx.factor).to(dy.dtype)
+
+
+def spec(fused, **keywords) -> FusionSpec:
+    return FusionSpec(
+        name="named",
+        fused=fused,
+        reference=lambda x: (x.float() * 2).to(x.dtype),
+        inputs={"x": tensor("rows n")},
+        **keywords,
+    )
+
+
+@pytest.mark.parametrize(
+    "judged",
+    [spec(named_alone), spec(moved), spec(WithGradient.apply, grad=True)],
+    ids=["made", "moved", "graded"],
+)
+def test_the_cpu_stands_in_for_a_device_that_is_named(judged: FusionSpec, tmp_path: Path) -> None:
+    """A right kernel passes, in other threads and in backward too, and the report says how."""
+    found = examine(judged, device="cpu", seed=0, max_cases=20, root=tmp_path)
+    assert found.verdict == "pass", found.message
+    assert any("the CPU stood in" in note for note in found.notes)
+
+
+def test_a_wrong_kernel_fails_by_its_values(tmp_path: Path) -> None:
+    """Not because there is no device."""
+    found = examine(spec(lambda x: named(x, 2.01)), device="cpu", seed=0, max_cases=20, root=tmp_path)
+    assert (found.verdict, found.failed_check) == ("fail", "values")
+
+
+def test_what_only_a_device_can_do_is_unknown(tmp_path: Path) -> None:
+    """The message says where it asks for one, and what to do."""
+
+    def needs(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda.init()
+        return x * 2
+
+    found = examine(spec(needs), device="cpu", seed=0, max_cases=20, root=tmp_path)
+    assert found.verdict == "unknown"
+    assert "asks for a CUDA device in test_named_device.py:needs" in found.message
+    assert "--fusion-device cuda" in found.message

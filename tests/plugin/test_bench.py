@@ -199,7 +199,7 @@ def test_a_reference_that_needs_values_is_told(project: Project, bench: Any) -> 
 
 def test_without_a_child_it_is_measured_here(project: Project, bench: Any) -> None:
     """With ``--fusion-isolate off`` too. It imports ``torch._dynamo``, which a process bears once only."""
-    bench(ONE, "--fusion-isolate", "off", subprocess=True).assert_outcomes(passed=1)
+    bench(ONE, "--fusion-isolate", "off", fork=True).assert_outcomes(passed=1)
     assert rows(project)[CASE, "fused"]["facts"]["launches.kernels"] == 1
 
 

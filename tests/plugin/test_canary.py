@@ -91,7 +91,7 @@ def test_a_revision(project: Project, repository: Path) -> None:
     """Each test has its own verdict; only a rollback fails; the repository is as it was, to the byte."""
     before = state(repository)
     result = project.run(
-        "--fusion-canary", "git:release-1", *WITHOUT, "--fusion-report", "fusion.html", subprocess=True
+        "--fusion-canary", "git:release-1", *WITHOUT, "--fusion-report", "fusion.html", fork=True
     )
     assert canaries(project) == {
         "test_worse": "rollback",
@@ -147,7 +147,7 @@ def mistaken(x):
     git(repository, "commit", "-q", "-am", "mistaken")
     now = test("random", "right") + test("followed", "right") + test("ahead", "right") + test("inputs", "right")
     (repository / "test_it.py").write_text(HEAD + code + now)
-    project.run("--fusion-canary", "HEAD", *WITHOUT, subprocess=True).assert_outcomes(passed=2, skipped=1, failed=1)
+    project.run("--fusion-canary", "HEAD", *WITHOUT, fork=True).assert_outcomes(passed=2, skipped=1, failed=1)
     verdicts = canaries(project)
     assert verdicts.pop("test_random") == "error"  # and the process serves those after it
     assert verdicts == {"test_followed": "promote", "test_ahead": "promote", "test_inputs": "nodata"}
@@ -169,7 +169,7 @@ def test_an_incumbent_that_dies(project: Project, repository: Path) -> None:
     (repository / "pytest.ini").write_text("[pytest]\npythonpath = src\nfusion_canary = HEAD\n")
     git(repository, "commit", "-q", "-am", "dies")
     (repository / "src" / "kern.py").write_text(KERNELS + "dies = right\n")
-    project.run(*WITHOUT, subprocess=True).assert_outcomes(passed=1)
+    project.run(*WITHOUT, fork=True).assert_outcomes(passed=1)
     told = project.tests["test_dies"]["canary"]
     assert (told["verdict"], told["counts"]["better"]) == ("promote", 1), told["reasons"]
     (better,) = [pair for pair in told["pairs"] if pair["standing"] == "better"]
@@ -180,7 +180,7 @@ def test_an_incumbent_that_dies(project: Project, repository: Path) -> None:
 def test_two_workers(project: Project, repository: Path) -> None:
     """With pytest-xdist each worker has an incumbent of its own, and all verdicts arrive."""
     selected = ("-k", "worse or equal", "-n", "2")
-    project.run("--fusion-canary", "release-1", *WITHOUT, *selected, subprocess=True).assert_outcomes(
+    project.run("--fusion-canary", "release-1", *WITHOUT, *selected, fork=True).assert_outcomes(
         failed=1, passed=1
     )
     assert canaries(project) == {"test_worse": "rollback", "test_equal": "promote"}
@@ -251,7 +251,7 @@ def test_another_environment(project: Project, temporary: Path) -> None:
     (folder / "test_it.py").write_text(NOW_TEST)
     os.environ["PYTHONPATH"], before = os.pathsep.join([str(folder / "mine"), *sys.path]), os.environ.get("PYTHONPATH")
     try:
-        result = project.run("--fusion-canary", f"python:{python}", *WITHOUT, "-k", "worse or better", subprocess=True)
+        result = project.run("--fusion-canary", f"python:{python}", *WITHOUT, "-k", "worse or better", fork=True)
     finally:
         os.environ.pop("PYTHONPATH")
         os.environ.update({"PYTHONPATH": before} if before is not None else {})
@@ -312,7 +312,7 @@ def test_a_revision_that_cannot_be_imported(project: Project, repository: Path) 
     (repository / "src" / "kern.py").write_text("import nowhere_at_all\n")
     git(repository, "commit", "-q", "-am", "broken")
     (repository / "src" / "kern.py").write_text(NOW)
-    project.run("--fusion-canary", "HEAD", "-k", "equal", subprocess=True).assert_outcomes(skipped=1)
+    project.run("--fusion-canary", "HEAD", "-k", "equal", fork=True).assert_outcomes(skipped=1)
     assert "nowhere_at_all" in project.tests["test_equal"]["canary"]["reasons"][0]
 
 
@@ -323,7 +323,7 @@ def test_an_incumbent_that_is_the_work_tree_is_an_error(project: Project, reposi
     (repository / "pytest.ini").write_text("[pytest]\n")
     (repository / "test_it.py").write_text(code)
     git(repository, "commit", "-q", "-am", "absolute")
-    result = project.run("--fusion-canary", "HEAD", *WITHOUT, "-k", "equal", subprocess=True)
+    result = project.run("--fusion-canary", "HEAD", *WITHOUT, "-k", "equal", fork=True)
     result.assert_outcomes(failed=1)
     assert canaries(project) == {"test_equal": "error"}
     assert "imported 1 file(s) of the work tree" in project.tests["test_equal"]["message"]

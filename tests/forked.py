@@ -72,8 +72,8 @@ def _live(work: Callable[[], int | None], argv: list[str], out: IO[bytes], err: 
         nowhere = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nowhere, 0), (out.fileno(), 1), (err.fileno(), 2)):
             os.dup2(source, target)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - they stay open as long as this process lives
-        sys.stdout, sys.stderr = (open(fd, "w", closefd=False, buffering=1) for fd in (1, 2))
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as this process lives
+        sys.stdout, sys.stderr = (open(fd, "w", closefd=False, buffering=1) for fd in (1, 2))  # noqa: SIM115
         sys.argv[:] = argv
         sys.path.insert(0, str(Path.cwd()))
         # What the test's own run made of warnings is not this one's; Python's default is.

@@ -90,9 +90,7 @@ def canaries(project: Project) -> dict[str, str]:
 def test_a_revision(project: Project, repository: Path) -> None:
     """Each test has its own verdict; only a rollback fails; the repository is as it was, to the byte."""
     before = state(repository)
-    result = project.run(
-        "--fusion-canary", "git:release-1", *WITHOUT, "--fusion-report", "fusion.html", fork=True
-    )
+    result = project.run("--fusion-canary", "git:release-1", *WITHOUT, "--fusion-report", "fusion.html", fork=True)
     assert canaries(project) == {
         "test_worse": "rollback",
         "test_better": "promote",
@@ -180,9 +178,7 @@ def test_an_incumbent_that_dies(project: Project, repository: Path) -> None:
 def test_two_workers(project: Project, repository: Path) -> None:
     """With pytest-xdist each worker has an incumbent of its own, and all verdicts arrive."""
     selected = ("-k", "worse or equal", "-n", "2")
-    project.run("--fusion-canary", "release-1", *WITHOUT, *selected, fork=True).assert_outcomes(
-        failed=1, passed=1
-    )
+    project.run("--fusion-canary", "release-1", *WITHOUT, *selected, fork=True).assert_outcomes(failed=1, passed=1)
     assert canaries(project) == {"test_worse": "rollback", "test_equal": "promote"}
 
 

@@ -40,7 +40,7 @@ def saved(project: Project, name: str = "bench.json") -> dict[str, Any]:
 
 
 @installed
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["serial", "workers"])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["serial", "workers"])
 def test_latencies_are_rows_of_its_files(project: Project, run: Any, workers: tuple[str, ...]) -> None:
     """Both sides of each pair, with their raw seconds, launches and bytes; from workers of pytest-xdist too."""
     result = run("--benchmark-json=bench.json", *workers)

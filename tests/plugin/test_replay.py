@@ -42,7 +42,7 @@ def _replays(path: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run leaves behind in which three tests failed."""
+    """What a run leaves behind in which three tests failed, and what it printed, in `printed`."""
     folder = tmp_path_factory.mktemp("left")
     (folder / "test_it.py").write_text(HEAD + BUGGY)
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -53,7 +53,9 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.environ.pop("PYTEST_ADDOPTS", None)
         return pytest.main(options)
 
-    forked.run(work, ["pytest", *options]).assert_outcomes(failed=3, deselected=1)
+    result = forked.run(work, ["pytest", *options])
+    result.assert_outcomes(failed=3, deselected=1)
+    (folder / "printed").write_text(result.stdout.str())
     return folder
 
 
@@ -64,9 +66,9 @@ def failed(project: Project, left: Path) -> Project:
     return project
 
 
-def _commands(result: pytest.RunResult) -> list[list[str]]:
+def _commands(printed: str) -> list[list[str]]:
     """The commands that failures print, once each."""
-    return [shlex.split(line) for line in dict.fromkeys(re.findall(r"replay: pytest (.*)", result.stdout.str()))]
+    return [shlex.split(line) for line in dict.fromkeys(re.findall(r"replay: pytest (.*)", printed))]
 
 
 def test_every_printed_command_shows_its_failure(failed: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +77,10 @@ def test_every_printed_command_shows_its_failure(failed: Project, monkeypatch: p
     (failed.pytester.path / "below").mkdir()
     for folder in (".", "below"):
         monkeypatch.chdir(failed.pytester.path / folder)
-        # Found again from here, so that the commands are those that are printed here.
-        commands = _commands(failed.run(str(failed.pytester.path / "test_it.py"), "-k", "not other"))
+        printed = (failed.pytester.path / "printed").read_text()
+        if folder == "below":  # found again from here, so that the commands are those that are printed here
+            printed = failed.run(str(failed.pytester.path / "test_it.py"), "-k", "not other").stdout.str()
+        commands = _commands(printed)
         assert len(commands) == 3
         for command in commands:
             result = failed.run(*command)

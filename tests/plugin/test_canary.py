@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from pytest_fusion import cli
+from tests import forked
 from tests.canary.offline.repository import git, state
 from tests.plugin.conftest import HEAD, Project
 
@@ -336,8 +338,7 @@ def test_the_command(project: Project, repository: Path, monkeypatch: pytest.Mon
     assert "rollback" in (repository / "out.html").read_text()
     assert "canary: 1 rollback" in done.stdout
     assert "replay file:" in done.stdout
-    few = compare(
-        project,
+    few = compare_here(
         "--incumbent",
         "kern:right",
         "--candidate",
@@ -347,12 +348,26 @@ def test_the_command(project: Project, repository: Path, monkeypatch: pytest.Mon
         "--cases",
         "3",
     )
-    assert few.returncode == 5, few.stdout + few.stderr
-    wrong = compare(project, "--incumbent", "kern:right", "--spec", "test_it:right")
-    assert (wrong.returncode, "test_it has no 'right'" in wrong.stderr) == (4, True), wrong.stderr
+    assert few.ret == 5, few.outlines + few.errlines
+    wrong = compare_here("--incumbent", "kern:right", "--spec", "test_it:right")
+    assert wrong.ret == 4
+    assert "test_it has no 'right'" in wrong.stderr.str()
 
 
 def compare(project: Project, *options: str) -> Any:
+    """A program of its own."""
     command = [sys.executable, "-m", "pytest_fusion.cli", "canary", "compare", "--device", "cpu", *options]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", ".", *sys.path])}
     return subprocess.run(command, cwd=project.pytester.path, env=env, capture_output=True, text=True, check=False)
+
+
+def compare_here(*options: str) -> pytest.RunResult:
+    """The same in a fork of this process."""
+    words = ["canary", "compare", "--device", "cpu", *options]
+
+    def work() -> int:
+        os.environ["PYTHONPATH"] = os.pathsep.join(["src", ".", *sys.path])
+        sys.path[:0] = ["src", "."]
+        return cli.main(words)
+
+    return forked.run(work, ["pytest-fusion", *words])

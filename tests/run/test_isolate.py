@@ -474,7 +474,7 @@ CRASHING_TESTS = """
                 while True:
                     pass
             return i
-        outcome = run_isolated(work, time_limit_s=2)
+        outcome = run_isolated(work, time_limit_s=1)
         assert not isinstance(outcome, Crash), outcome
 """
 

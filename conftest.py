@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 pytest_plugins = ["pytester"]
+
+# Workers of pytest-xdist share the cores: threads of OpenMP that wait for each other's core took 15 of a test's 19 s.
+# Before torch is imported, and for the processes that tests start.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    # Tests change modules within a second, at the same length, which is all that Python compares a .pyc file by: what
+    # is compiled by now is read, and nothing that tests write is kept.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

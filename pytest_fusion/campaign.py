@@ -338,7 +338,10 @@ class Campaign:
         assert first is not None
         result = found
         # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
-        bench = replace(self.bench, until=found.reached)
+        bench = replace(self.bench, until=found.reached, sought=first.identity)
+        # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
+        # order that it chose, is there each time.
+        chance = first.check == "repeat" and not _seen(first) and "order" not in first.evidence
 
         def fails(case: Case) -> bool:
             nonlocal result
@@ -356,7 +359,7 @@ class Campaign:
             by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
         else:
             seeds = None
-        shrinker = Shrinker(self.plan, found.case, fails, by_values=by_values, seeds=seeds)
+        shrinker = Shrinker(self.plan, found.case, fails, by_values=by_values, seeds=seeds, tries=3 if chance else 1)
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
         verdict = result.failure
@@ -383,22 +386,15 @@ class Campaign:
         return Lab(self.bench, self.plan, result.case, verdict, blocks=blocks, note=note)
 
     def _showing(self, bench: Bench, case: Case, first: Verdict) -> CaseResult | None:
-        """The result of a case that shows the same bug; chance gets three tries, since a race may win one.
-
-        A race that the interpreter saw at its accesses, or by an order that it chose, is there each time.
-        """
-        chance = first.check == "repeat" and not _seen(first) and "order" not in first.evidence
-        for _ in range(3 if chance else 1):
-            self.note({"case": case.as_json(), "cases": self.tally.cases, "shrinking": True})
-            try:
-                with self.bench.clock.phase("shrink"):
-                    result = judge_case(bench, case, again=first.identity == "repeat:stale")
-            except SpecError:
-                return None  # the reference or a values function does not bear this case; the finding stands
-            failure = result.failure
-            if failure is not None and failure.identity == first.identity:
-                return result
-        return None
+        """The result of a case that shows the same bug."""
+        self.note({"case": case.as_json(), "cases": self.tally.cases, "shrinking": True})
+        try:
+            with self.bench.clock.phase("shrink"):
+                result = judge_case(bench, case, again=first.identity == "repeat:stale")
+        except SpecError:
+            return None  # the reference or a values function does not bear this case; the finding stands
+        failure = result.failure
+        return result if failure is not None and failure.identity == first.identity else None
 
 
 def _seen(verdict: Verdict) -> bool:

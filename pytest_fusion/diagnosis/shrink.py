@@ -36,7 +36,8 @@ class Shrinker:
     """Greedy passes over one case. ``fails`` runs a case and tells whether it shows the same bug.
 
     ``by_values`` says that the bug depends on values, so that a size is tried with several seeds; ``seeds`` is how many
-    are enough where it is no matter of luck.
+    are enough where it is no matter of luck. ``tries`` is how often ``fails`` is asked of a case whose bug shows by
+    chance; where a size has as many seeds, another seed is another try.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Shrinker:
         max_runs: int = MAX_RUNS,
         by_values: bool = False,
         seeds: int | None = None,
+        tries: int = 1,
     ) -> None:
-        self.plan, self.case, self._by_values, self._enough = plan, case, by_values, seeds
+        self.plan, self.case, self._by_values, self._enough, self._tries = plan, case, by_values, seeds, tries
         self.runs = 0
         self._fails, self._max_runs = fails, max_runs
         self._known: dict[str, bool] = {case.key(): True}
@@ -78,13 +80,13 @@ class Shrinker:
             if candidate.key() != self.case.key():
                 self._try(candidate)
 
-    def _try(self, candidate: Case) -> bool:
+    def _try(self, candidate: Case, *, tries: int | None = None) -> bool:
         key = candidate.key()
         if key not in self._known:
             if self.runs >= self._max_runs:
                 return False
             self.runs += 1
-            self._known[key] = self._fails(candidate)
+            self._known[key] = any(self._fails(candidate) for _ in range(tries or self._tries))
         if self._known[key]:
             self.case = candidate
         return self._known[key]
@@ -240,7 +242,9 @@ class Shrinker:
         if all(fitted[name] == self.case.sizes[name] for name in wanted):
             return False
         smaller = self.case.with_(sizes=fitted)
-        return any(self._try(smaller.with_(seed=seed)) for seed in self._size_seeds(fitted))
+        seeds = list(self._size_seeds(fitted))
+        tries = 1 if len(seeds) >= self._tries else self._tries
+        return any(self._try(smaller.with_(seed=seed), tries=tries) for seed in seeds)
 
     def _size_seeds(self, fitted: Mapping[str, Size]) -> Iterable[int]:
         if not self._by_values:

@@ -56,6 +56,8 @@ class Bench:
     # The last of the checks in `further` that runs; those after it tell nothing about a failure that it found. Empty
     # where a failure was found before all of them, ``None`` where nothing is left out.
     until: str | None = None
+    # The identity of the failure that is being shrunk: what a check asks after it could have shown is left out.
+    sought: str | None = None
     # Told which of the checks in `further` begins: it makes calls of its own, and one may end the process.
     began: Callable[[str], None] = lambda _: None
     # What was first said by each kind of rejection.

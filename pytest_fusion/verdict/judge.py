@@ -97,7 +97,7 @@ def _unless_tuning(bench: Bench, result: CaseResult) -> CaseResult:
     if not any(seen.tuning for seen in result.tuned.values()):
         return result
     configs.suspects_tuning(bench, so=True)
-    second = _judge(replace(bench, until=None), result.case, again=False)
+    second = _judge(replace(bench, until=None, sought=None), result.case, again=False)
     configs.suspects_tuning(bench, so=False)
     return second if second.failure is not None and second.failure.check == configs.NAME else result
 

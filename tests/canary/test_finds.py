@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pytest_fusion.case.make import make_inputs
 from pytest_fusion.diagnosis import replay
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Patient
+from tests.forked import run_command, run_pytest
 
 CPU = torch.device("cpu")
 
@@ -225,18 +225,18 @@ def test_a_find_is_a_test(tmp_path: Path, pytester: pytest.Pytester, wrong: str)
     pytester.makepyfile(_TEST.format(wrong=wrong))
     options = ("--fusion-device", "cpu", "-p", "no:cacheprovider")
 
-    once = pytester.runpytest_subprocess("--fusion-replay", path, *options)
+    once = run_pytest(pytester, "--fusion-replay", path, *options)
 
     once.assert_outcomes(failed=bool(wrong), passed=not wrong, deselected=1)
-    lost = pytester.run(sys.executable, "-m", "pytest_fusion.cli", "replay", str(path))
+    lost = run_command("replay", path)
     assert lost.ret == 2
     lost.stderr.fnmatch_lines(
         ["*belongs to the spec 'doubling' and tells no test file; name it: pytest --fusion-replay *"]
     )
-    pinned = pytester.run(sys.executable, "-m", "pytest_fusion.cli", "pin", str(path))
+    pinned = run_command("pin", path)
     pinned.stdout.fnmatch_lines(["pinned: fusion_replays/doubling-*.json"])
     if wrong:
-        after = pytester.runpytest_subprocess(*options, "-k", "test_it")
+        after = run_pytest(pytester, *options, "-k", "test_it")
         after.stdout.fnmatch_lines(["*pinned replay fusion_replays/doubling-*"])
 
 

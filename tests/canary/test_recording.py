@@ -21,6 +21,7 @@ from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.run.place import place
+from tests.forked import run_pytest
 
 CPU = torch.device("cpu")
 
@@ -455,7 +456,7 @@ def test_cases_are_pinned_for_the_test_of_their_spec(tmp_path: Path, pytester: p
         test_norm = FusionSpec(fused=fused, reference=right, inputs=INPUTS, name="norm").test()
         """
     )
-    result = pytester.runpytest_subprocess("--fusion-device", "cpu", "-p", "no:cacheprovider")
+    result = run_pytest(pytester, "--fusion-device", "cpu", "-p", "no:cacheprovider")
 
     assert len(pins) == 9
     result.assert_outcomes(failed=1)

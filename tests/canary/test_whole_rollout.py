@@ -91,20 +91,20 @@ def test_half_of_the_evidence_is_not_enough(serving: _Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "call", "decision", "reason"),
+    ("calls", "seconds", "call", "decision", "reason"),
     [
-        (lambda x: 1.1, _other, "rollback", "latency_ratio: +10"),
-        (lambda x: 1.0, lambda x: _other(x) * (1 + 3e-6), "hold", "error_ratio"),
-        (lambda x: 1.0, lambda x: _other(x) * (1.1 if len(x) == 64 else 1.0), "rollback", "violation in bucket"),
-        (lambda x: 1.0, lambda x: _other(x).clone().fill_(float("nan")), "rollback", "nonfinite"),
+        (1500, lambda x: 1.1, _other, "rollback", "latency_ratio: +10"),
+        (400, lambda x: 1.0, lambda x: _other(x) * (1 + 3e-6), "hold", "error_ratio: +300"),
+        (400, lambda x: 1.0, lambda x: _other(x) * (1.1 if len(x) == 64 else 1.0), "rollback", "violation in bucket"),
+        (400, lambda x: 1.0, lambda x: _other(x).clone().fill_(float("nan")), "rollback", "nonfinite"),
     ],
     ids=["slower", "coarser", "wrong in one size", "not finite"],
 )
 def test_what_is_worse_is_not(
-    seconds: Callable[[Tensor], float], call: Kernel, decision: str, reason: str, serving: _Service
+    calls: int, seconds: Callable[[Tensor], float], call: Kernel, decision: str, reason: str, serving: _Service
 ) -> None:
     """Slower or wrong, everywhere or in one size alone, goes back; less accurate within the tolerance is held."""
-    found, reasons = serving.judged(serving.kernel(seconds, call))
+    found, reasons = serving.judged(serving.kernel(seconds, call), calls=calls)
     assert found == decision, reasons
     assert reason in reasons
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -182,3 +183,26 @@ def test_other_seeds_are_asked_where_few_are_enough(plan_of: Any) -> None:
     fails: Fails = lambda case: case.sizes["hidden"] > 9 or case.seed in (3, 4)  # noqa: E731
     assert shrink(plan_of(INPUTS), HOSTILE, fails, seeds=5)[0].sizes["hidden"] == 0
     assert shrink(plan_of(INPUTS), HOSTILE, fails)[0].sizes["hidden"] == 10
+
+
+def test_chance_is_asked_several_times(plan_of: Any) -> None:
+    """A case whose bug shows every third time only is not given up; of a size with many seeds, each seed is a try."""
+    asked: Counter[str] = Counter()
+    sizes: dict[str, Any] = {}
+
+    def every_third(case: Case) -> bool:
+        asked[case.key()] += 1
+        sizes[case.key()] = dict(case.sizes)
+        return case.sizes["hidden"] > 2 and asked[case.key()] % 3 == 0
+
+    plan = plan_of(INPUTS)
+    found = Shrinker(plan, build(plan, HOSTILE, 12345), every_third, tries=3).run()
+    assert dict(found.sizes) == {"rows": 0, "hidden": 3}
+    assert found.dtype == "float32"
+    assert max(asked.values()) == 3
+
+    asked.clear()
+    Shrinker(plan, build(plan, HOSTILE, 12345), lambda case: every_third(case) and False, by_values=True, tries=3).run()
+    without_rows = {key: times for key, times in asked.items() if sizes[key] == {"rows": 0, "hidden": 200}}
+    assert len(without_rows) > 3
+    assert set(without_rows.values()) == {1}

@@ -10,6 +10,7 @@ import pytest
 from pytest_fusion.diagnosis.causes import CAUSES
 from pytest_fusion.profiles import PROFILES
 from pytest_fusion.verdict.model import CHECKS
+from tests.forked import run_pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md", "docs/bench.md", "docs/canary.md")
@@ -50,7 +51,7 @@ def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytes
         pytester.path.joinpath(f"test_example_{number}.py").write_text(code, encoding="utf-8")
     tests = sum(len(re.findall(r"^def test_|^test_\w+ = ", code, re.MULTILINE)) for _, code in examples)
 
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--fusion-device", "cpu")
+    result = run_pytest(pytester, "-p", "no:cacheprovider", "--fusion-device", "cpu")
 
     result.assert_outcomes(passed=tests)
 
@@ -91,7 +92,7 @@ def test_the_list_of_causes_is_complete() -> None:
 
 def test_options_and_pages_agree(pytester: pytest.Pytester) -> None:
     """Every option that pytest lists is explained, and no page names one that does not exist."""
-    listed = set(re.findall(r"--fusion-[a-z]+", pytester.runpytest_subprocess("--help").stdout.str()))
+    listed = set(re.findall(r"--fusion-[a-z]+", run_pytest(pytester, "--help").stdout.str()))
     named = {page: set(re.findall(r"--fusion-[a-z]+", (ROOT / page).read_text(encoding="utf-8"))) for page in PAGES}
 
     assert listed

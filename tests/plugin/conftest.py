@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
-import torch._dynamo  # noqa: F401 - an import inside a run here would be undone after it, and torch allows one only
 from hypothesis import settings
 
-import pytest_fusion
-
-# As for torch: a module that is imported twice has two of every class.
-for _module in pkgutil.walk_packages(pytest_fusion.__path__, "pytest_fusion."):
-    if _module.name != "pytest_fusion.interpreter":  # importing it switches Triton's interpreter on
-        importlib.import_module(_module.name)
+from tests.forked import run_pytest
 
 HEAD = """
 import pytest
@@ -52,8 +45,11 @@ class Project:
     def write(self, code: str, name: str = "test_it") -> None:
         self.pytester.makepyfile(**{name: HEAD + code})
 
-    def run(self, *options: str, subprocess: bool = False) -> pytest.RunResult:
+    def run(self, *options: str, subprocess: bool = False, fork: bool = False) -> pytest.RunResult:
+        """A run in this process; in a fork of it, whose state is its own; or in a process that begins with nothing."""
         run = self.pytester.runpytest_subprocess if subprocess else self.pytester.runpytest_inprocess
+        if fork:
+            run = partial(run_pytest, self.pytester)
         device = () if any("fusion-device" in option for option in options) else ("--fusion-device", "cpu")
         return run("-p", "no:cacheprovider", *device, "--fusion-json", "fusion.json", *options)
 

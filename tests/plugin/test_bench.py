@@ -44,9 +44,9 @@ def bench(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "120")
 
-    def run(test: str, *options: str, targets: str = "none", subprocess: bool = False) -> pytest.RunResult:
+    def run(test: str, *options: str, targets: str = "none", fork: bool = False) -> pytest.RunResult:
         project.write(KERNEL + test)
-        return project.run("--fusion-bench", "--fusion-targets", targets, *options, subprocess=subprocess)
+        return project.run("--fusion-bench", "--fusion-targets", targets, *options, fork=fork)
 
     return run
 
@@ -160,7 +160,7 @@ def test_kernels_are_compiled_for_the_targets(project: Project, bench: Any) -> N
 def test_workers_measure_and_the_controller_writes(project: Project, bench: Any) -> None:
     """Under pytest-xdist too each path is written once, by the one process that sees the whole run."""
     project.write(KERNEL + ONE)
-    options = ("--fusion-bench", "--fusion-targets", "none", "--fusion-update", "new", "-n", "2")
+    options = ("--fusion-bench", "--fusion-targets", "none", "--fusion-update", "new", "-n", "1")
     result = project.run(*options, subprocess=True)
 
     result.assert_outcomes(passed=1)
@@ -199,7 +199,7 @@ def test_a_reference_that_needs_values_is_told(project: Project, bench: Any) -> 
 
 def test_without_a_child_it_is_measured_here(project: Project, bench: Any) -> None:
     """With ``--fusion-isolate off`` too. It imports ``torch._dynamo``, which a process bears once only."""
-    bench(ONE, "--fusion-isolate", "off", subprocess=True).assert_outcomes(passed=1)
+    bench(ONE, "--fusion-isolate", "off", fork=True).assert_outcomes(passed=1)
     assert rows(project)[CASE, "fused"]["facts"]["launches.kernels"] == 1
 
 

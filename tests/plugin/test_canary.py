@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from pytest_fusion import cli
+from tests import forked
 from tests.canary.offline.repository import git, state
 from tests.plugin.conftest import HEAD, Project
 
@@ -90,9 +92,7 @@ def canaries(project: Project) -> dict[str, str]:
 def test_a_revision(project: Project, repository: Path) -> None:
     """Each test has its own verdict; only a rollback fails; the repository is as it was, to the byte."""
     before = state(repository)
-    result = project.run(
-        "--fusion-canary", "git:release-1", *WITHOUT, "--fusion-report", "fusion.html", subprocess=True
-    )
+    result = project.run("--fusion-canary", "git:release-1", *WITHOUT, "--fusion-report", "fusion.html", fork=True)
     assert canaries(project) == {
         "test_worse": "rollback",
         "test_better": "promote",
@@ -147,7 +147,7 @@ def mistaken(x):
     git(repository, "commit", "-q", "-am", "mistaken")
     now = test("random", "right") + test("followed", "right") + test("ahead", "right") + test("inputs", "right")
     (repository / "test_it.py").write_text(HEAD + code + now)
-    project.run("--fusion-canary", "HEAD", *WITHOUT, subprocess=True).assert_outcomes(passed=2, skipped=1, failed=1)
+    project.run("--fusion-canary", "HEAD", *WITHOUT, fork=True).assert_outcomes(passed=2, skipped=1, failed=1)
     verdicts = canaries(project)
     assert verdicts.pop("test_random") == "error"  # and the process serves those after it
     assert verdicts == {"test_followed": "promote", "test_ahead": "promote", "test_inputs": "nodata"}
@@ -169,7 +169,7 @@ def test_an_incumbent_that_dies(project: Project, repository: Path) -> None:
     (repository / "pytest.ini").write_text("[pytest]\npythonpath = src\nfusion_canary = HEAD\n")
     git(repository, "commit", "-q", "-am", "dies")
     (repository / "src" / "kern.py").write_text(KERNELS + "dies = right\n")
-    project.run(*WITHOUT, subprocess=True).assert_outcomes(passed=1)
+    project.run(*WITHOUT, fork=True).assert_outcomes(passed=1)
     told = project.tests["test_dies"]["canary"]
     assert (told["verdict"], told["counts"]["better"]) == ("promote", 1), told["reasons"]
     (better,) = [pair for pair in told["pairs"] if pair["standing"] == "better"]
@@ -180,9 +180,7 @@ def test_an_incumbent_that_dies(project: Project, repository: Path) -> None:
 def test_two_workers(project: Project, repository: Path) -> None:
     """With pytest-xdist each worker has an incumbent of its own, and all verdicts arrive."""
     selected = ("-k", "worse or equal", "-n", "2")
-    project.run("--fusion-canary", "release-1", *WITHOUT, *selected, subprocess=True).assert_outcomes(
-        failed=1, passed=1
-    )
+    project.run("--fusion-canary", "release-1", *WITHOUT, *selected, fork=True).assert_outcomes(failed=1, passed=1)
     assert canaries(project) == {"test_worse": "rollback", "test_equal": "promote"}
 
 
@@ -251,7 +249,7 @@ def test_another_environment(project: Project, temporary: Path) -> None:
     (folder / "test_it.py").write_text(NOW_TEST)
     os.environ["PYTHONPATH"], before = os.pathsep.join([str(folder / "mine"), *sys.path]), os.environ.get("PYTHONPATH")
     try:
-        result = project.run("--fusion-canary", f"python:{python}", *WITHOUT, "-k", "worse or better", subprocess=True)
+        result = project.run("--fusion-canary", f"python:{python}", *WITHOUT, "-k", "worse or better", fork=True)
     finally:
         os.environ.pop("PYTHONPATH")
         os.environ.update({"PYTHONPATH": before} if before is not None else {})
@@ -312,7 +310,7 @@ def test_a_revision_that_cannot_be_imported(project: Project, repository: Path) 
     (repository / "src" / "kern.py").write_text("import nowhere_at_all\n")
     git(repository, "commit", "-q", "-am", "broken")
     (repository / "src" / "kern.py").write_text(NOW)
-    project.run("--fusion-canary", "HEAD", "-k", "equal", subprocess=True).assert_outcomes(skipped=1)
+    project.run("--fusion-canary", "HEAD", "-k", "equal", fork=True).assert_outcomes(skipped=1)
     assert "nowhere_at_all" in project.tests["test_equal"]["canary"]["reasons"][0]
 
 
@@ -323,7 +321,7 @@ def test_an_incumbent_that_is_the_work_tree_is_an_error(project: Project, reposi
     (repository / "pytest.ini").write_text("[pytest]\n")
     (repository / "test_it.py").write_text(code)
     git(repository, "commit", "-q", "-am", "absolute")
-    result = project.run("--fusion-canary", "HEAD", *WITHOUT, "-k", "equal", subprocess=True)
+    result = project.run("--fusion-canary", "HEAD", *WITHOUT, "-k", "equal", fork=True)
     result.assert_outcomes(failed=1)
     assert canaries(project) == {"test_equal": "error"}
     assert "imported 1 file(s) of the work tree" in project.tests["test_equal"]["message"]
@@ -340,8 +338,7 @@ def test_the_command(project: Project, repository: Path, monkeypatch: pytest.Mon
     assert "rollback" in (repository / "out.html").read_text()
     assert "canary: 1 rollback" in done.stdout
     assert "replay file:" in done.stdout
-    few = compare(
-        project,
+    few = compare_here(
         "--incumbent",
         "kern:right",
         "--candidate",
@@ -351,12 +348,26 @@ def test_the_command(project: Project, repository: Path, monkeypatch: pytest.Mon
         "--cases",
         "3",
     )
-    assert few.returncode == 5, few.stdout + few.stderr
-    wrong = compare(project, "--incumbent", "kern:right", "--spec", "test_it:right")
-    assert (wrong.returncode, "test_it has no 'right'" in wrong.stderr) == (4, True), wrong.stderr
+    assert few.ret == 5, few.outlines + few.errlines
+    wrong = compare_here("--incumbent", "kern:right", "--spec", "test_it:right")
+    assert wrong.ret == 4
+    assert "test_it has no 'right'" in wrong.stderr.str()
 
 
 def compare(project: Project, *options: str) -> Any:
+    """A program of its own."""
     command = [sys.executable, "-m", "pytest_fusion.cli", "canary", "compare", "--device", "cpu", *options]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", ".", *sys.path])}
     return subprocess.run(command, cwd=project.pytester.path, env=env, capture_output=True, text=True, check=False)
+
+
+def compare_here(*options: str) -> pytest.RunResult:
+    """The same in a fork of this process."""
+    words = ["canary", "compare", "--device", "cpu", *options]
+
+    def work() -> int:
+        os.environ["PYTHONPATH"] = os.pathsep.join(["src", ".", *sys.path])
+        sys.path[:0] = ["src", "."]
+        return cli.main(words)
+
+    return forked.run(work, ["pytest-fusion", *words])

@@ -27,9 +27,9 @@ def test_double(fusion_bench):
 def bench(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(code: str, *options: str, subprocess: bool = False) -> pytest.RunResult:
+    def run(code: str, *options: str, fork: bool = False) -> pytest.RunResult:
         project.write(code)
-        return project.run("--fusion-bench", *options, subprocess=subprocess)
+        return project.run("--fusion-bench", *options, fork=fork)
 
     return run
 
@@ -232,7 +232,7 @@ compiled = torch.compile(relu_reference)
 def test_it(fusion_bench):
     fusion_bench(relu, compiled, torch.ones(64, 7))
 """,
-        subprocess=True,
+        fork=True,
     )
 
     result.assert_outcomes(passed=1)

@@ -82,7 +82,7 @@ def test_seeds_decide_everything(project: Project) -> None:
 
     def cases(code: str, *options: str) -> str:
         project.write(code)
-        project.run(*options, subprocess=True).assert_outcomes(passed=1)
+        project.run(*options, fork=True).assert_outcomes(passed=1)
         text = seen.read_text()
         seen.unlink()
         return text
@@ -112,7 +112,7 @@ def test_search(x):
     return relu(x)
 """)
 
-    result = project.run("--hypothesis-profile=tiny", "--hypothesis-show-statistics", subprocess=True)
+    result = project.run("--hypothesis-profile=tiny", "--hypothesis-show-statistics", fork=True)
 
     result.assert_outcomes(passed=2)
     assert project.tests["test_profile"]["cases"] == 4
@@ -181,6 +181,6 @@ def test_it(x, tmp_path):
     return relu(x)
 """)
 
-    project.run("-p", "no:hypothesispytest", subprocess=True).assert_outcomes(passed=1)
+    project.run("-p", "no:hypothesispytest", fork=True).assert_outcomes(passed=1)
 
     assert project.tests["test_it"]["cases"] == 3

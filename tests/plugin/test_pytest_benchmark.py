@@ -29,7 +29,7 @@ def run(project: Project, monkeypatch: pytest.MonkeyPatch) -> Any:
     project.write(TORCH + PLAIN)
 
     def run(*options: str) -> pytest.RunResult:
-        return project.run("--fusion-bench", *options, subprocess=True)
+        return project.run("--fusion-bench", *options, fork=True)
 
     return run
 
@@ -40,7 +40,7 @@ def saved(project: Project, name: str = "bench.json") -> dict[str, Any]:
 
 
 @installed
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["serial", "workers"])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["serial", "workers"])
 def test_latencies_are_rows_of_its_files(project: Project, run: Any, workers: tuple[str, ...]) -> None:
     """Both sides of each pair, with their raw seconds, launches and bytes; from workers of pytest-xdist too."""
     result = run("--benchmark-json=bench.json", *workers)
@@ -113,7 +113,7 @@ def test_without_the_option_it_has_no_rows(project: Project) -> None:
     """A run without ``--fusion-bench`` leaves pytest-benchmark alone."""
     project.write(TORCH)
 
-    result = project.run(subprocess=True)
+    result = project.run(fork=True)
 
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*benchmark 'test_relu*")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests import forked
+from tests.plugin.conftest import HEAD, Project
 
 BUGGY = """
 class TestMethods:
@@ -37,18 +40,35 @@ def _replays(path: Path) -> dict[str, Path]:
     return {json.loads(file.read_text())["nodeid"].partition("::")[2]: file for file in files}
 
 
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run leaves behind in which three tests failed, and what it printed, in `printed`."""
+    folder = tmp_path_factory.mktemp("left")
+    (folder / "test_it.py").write_text(HEAD + BUGGY)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    options = ["-p", "no:cacheprovider", "--fusion-device", "cpu", "--fusion-json", "fusion.json", "-k", "not other"]
+
+    def work() -> int:
+        os.chdir(folder)
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        return pytest.main(options)
+
+    result = forked.run(work, ["pytest", *options])
+    result.assert_outcomes(failed=3, deselected=1)
+    (folder / "printed").write_text(result.stdout.str())
+    return folder
+
+
 @pytest.fixture
-def failed(project: Project) -> Project:
+def failed(project: Project, left: Path) -> Project:
     """A project after a run in which three tests failed."""
-    project.write(BUGGY)
-    (project.pytester.path / "pytest.ini").write_text("[pytest]\n")
-    project.run("-k", "not other").assert_outcomes(failed=3)
+    shutil.copytree(left, project.pytester.path, dirs_exist_ok=True)
     return project
 
 
-def _commands(result: pytest.RunResult) -> list[list[str]]:
+def _commands(printed: str) -> list[list[str]]:
     """The commands that failures print, once each."""
-    return [shlex.split(line) for line in dict.fromkeys(re.findall(r"replay: pytest (.*)", result.stdout.str()))]
+    return [shlex.split(line) for line in dict.fromkeys(re.findall(r"replay: pytest (.*)", printed))]
 
 
 def test_every_printed_command_shows_its_failure(failed: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +77,10 @@ def test_every_printed_command_shows_its_failure(failed: Project, monkeypatch: p
     (failed.pytester.path / "below").mkdir()
     for folder in (".", "below"):
         monkeypatch.chdir(failed.pytester.path / folder)
-        # Found again from here, so that the commands are those that are printed here.
-        commands = _commands(failed.run(str(failed.pytester.path / "test_it.py"), "-k", "not other"))
+        printed = (failed.pytester.path / "printed").read_text()
+        if folder == "below":  # found again from here, so that the commands are those that are printed here
+            printed = failed.run(str(failed.pytester.path / "test_it.py"), "-k", "not other").stdout.str()
+        commands = _commands(printed)
         assert len(commands) == 3
         for command in commands:
             result = failed.run(*command)
@@ -89,10 +111,12 @@ def test_the_command_line_replays_from_anywhere(
 
     for folder in (failed.pytester.path / "below", tmp_path_factory.mktemp("elsewhere")):
         monkeypatch.chdir(folder)
-        result = failed.pytester.run(
-            *(sys.executable, "-m", "pytest_fusion.cli", "replay", str(replay), "--"),
-            *("-p", "no:cacheprovider", "--fusion-device", "cpu"),
-        )
+        words = ("replay", str(replay), "--", "-p", "no:cacheprovider", "--fusion-device", "cpu")
+        # Once as a program of its own, which imports itself before pytest can rewrite it.
+        if folder.name == "below":
+            result = failed.pytester.run(sys.executable, "-m", "pytest_fusion.cli", *words)
+        else:
+            result = forked.run_command(*words)
         result.assert_outcomes(failed=1)
         assert result.ret == 1
         result.stdout.fnmatch_lines(["*test_each: values failed", "*smallest case: hidden=3 rows=1*"])
@@ -188,27 +212,26 @@ def test_the_command_line_says_what_is_wrong(project: Project) -> None:
     project.pytester.makefile(".json", lost=json.dumps({**data, "cause": None, "case": {}}))
 
     for name, line in (("absent", "*cannot read*"), ("bad", "*has no 'spec'*"), ("lost", "*with the file gone.py*")):
-        result = project.pytester.run(sys.executable, "-m", "pytest_fusion.cli", "replay", f"{name}.json")
+        result = forked.run_command("replay", f"{name}.json")
         assert result.ret == 2
         result.stderr.fnmatch_lines([f"pytest-fusion: {line[1:]}" if line[1:].startswith("cannot") else line])
 
 
-def _replay_of(project: Project, file: Path, *options: str) -> pytest.RunResult:
-    command = (sys.executable, "-m", "pytest_fusion.cli", "replay", str(file), "--", "-p", "no:cacheprovider", *options)
-    return project.pytester.run(*command)
+def _replay_of(file: Path) -> pytest.RunResult:
+    return forked.run_command("replay", file, "--", "-p", "no:cacheprovider")
 
 
 def test_the_exit_status_says_what_became_of_the_failure(failed: Project) -> None:
     """0 when the case passes now, 1 while it fails, 2 when it cannot be judged: a spec that changed, a skipped test."""
     replay = _replays(failed.pytester.path)["test_function"]
 
-    assert _replay_of(failed, replay).ret == 1
+    assert _replay_of(replay).ret == 1
     failed.write(BUGGY.replace("wrong(x)", "relu(x)"))
-    assert _replay_of(failed, replay).ret == 0
+    assert _replay_of(replay).ret == 0
     failed.write(BUGGY.replace("inputs=X)\ndef test_f", 'inputs={"y": tensor("rows")})\ndef test_f'))
-    assert _replay_of(failed, replay).ret == 2
+    assert _replay_of(replay).ret == 2
     failed.write(BUGGY.replace("inputs=X)\ndef test_f", 'inputs=X, requires="no_such_package")\ndef test_f'))
-    assert _replay_of(failed, replay).ret == 2
+    assert _replay_of(replay).ret == 2
 
 
 def _as_made_on_a_gpu(replay: Path) -> None:
@@ -246,4 +269,4 @@ def test_a_case_that_cannot_be_judged_here_is_no_verdict(failed: Project) -> Non
     result.assert_outcomes(skipped=1, deselected=3)
     result.stdout.fnmatch_lines(["*cannot be judged here: 1 x ValueError, as in 'only on sm_90'*"])
     assert failed.verdicts == {"test_function": "unknown"}
-    assert _replay_of(failed, replay).ret == 2
+    assert _replay_of(replay).ret == 2

@@ -139,7 +139,7 @@ def test_runs_another(pytester):
 """
     )
 
-    project.run(subprocess=True).assert_outcomes(passed=2)
+    project.run(fork=True).assert_outcomes(passed=2)
 
     assert project.verdicts == {"test_right": "pass"}
 
@@ -245,7 +245,7 @@ def test_call(fusion):
     )
     found = []
     for options in ((), ("-n", "2")):
-        result = project.run(*options, "-p", "no:randomly", subprocess=True)
+        result = project.run(*options, "-p", "no:randomly", fork=True)
         changing = ("seconds", "phases", "notes", "message", "worst")
         records = {n: {k: v for k, v in t.items() if k not in changing} for n, t in project.tests.items()}
         for record in records.values():

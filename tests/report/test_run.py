@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+
+from tests.forked import run_command, run_pytest
 
 CONFTEST = """
 from hypothesis import settings
@@ -43,7 +44,8 @@ def test_b_interrupted():
 
 
 def _run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
-    return pytester.runpytest_subprocess(
+    return run_pytest(
+        pytester,
         *("-p", "no:cacheprovider", "--fusion-device", "cpu"),
         *("--fusion-json", "out/fusion.json", "--fusion-report", "out/fusion.html", "--junit-xml", "out/junit.xml"),
         *options,
@@ -102,7 +104,7 @@ def test_an_unwritable_report_stops_the_run_before_it_starts(pytester: pytest.Py
     """A report path that is a folder is an error of use, and no test runs."""
     pytester.makepyfile(test_it=TESTS)
 
-    result = pytester.runpytest_subprocess("--fusion-json", ".")
+    result = run_pytest(pytester, "--fusion-json", ".")
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--fusion-json .: that is a folder*"])
@@ -114,7 +116,7 @@ def test_the_command_line_renders_a_stored_run(pytester: pytest.Pytester) -> Non
     pytester.makepyfile(test_it=TESTS)
     _run(pytester, "-k", "right")
 
-    done = pytester.run(sys.executable, "-m", "pytest_fusion.cli", "report", "out/fusion.json", "again.html")
+    done = run_command("report", "out/fusion.json", "again.html")
 
     assert done.ret == 0
     assert "test_right" in (pytester.path / "again.html").read_text()

@@ -19,6 +19,7 @@ import torch
 from pytest_fusion.errors import FusionFailure
 from pytest_fusion.run import isolate
 from pytest_fusion.run.isolate import COMPILING, Channel, ChildError, Crash, run_isolated, unwrap
+from tests.forked import run_pytest
 from tests.run.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="isolation forks")
@@ -473,7 +474,7 @@ CRASHING_TESTS = """
                 while True:
                     pass
             return i
-        outcome = run_isolated(work, time_limit_s=2)
+        outcome = run_isolated(work, time_limit_s=1)
         assert not isinstance(outcome, Crash), outcome
 """
 
@@ -482,7 +483,7 @@ CRASHING_TESTS = """
 def test_under_pytest(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
     """A test whose child crashes, leaves or hangs fails alone, with its note, and all others report."""
     pytester.makepyfile(CRASHING_TESTS)
-    result = pytester.runpytest_subprocess(*options, "-p", "no:cacheprovider")
+    result = run_pytest(pytester, *options, "-p", "no:cacheprovider")
 
     result.assert_outcomes(passed=3, failed=3)
     text = result.stdout.str()

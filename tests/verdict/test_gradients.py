@@ -10,7 +10,9 @@ import torch
 
 from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.verdict.judge import Bench, judge_case
 from pytest_fusion.verdict.upstream import Upstream
 
 T = torch.Tensor
@@ -444,3 +446,20 @@ def test_inputs_that_may_be_overwritten_have_gradients_too(examine: Any, where: 
     record = examine(of_x(InPlace), tanh, plain, cases=30, grad=True, clobbers="x")
     assert record.verdict == ("pass" if factor == 1.0 else "fail"), record.message
     assert record.checks["gradients"]["cases"] > (10 if factor == 1.0 else 0)
+
+
+@pytest.mark.parametrize(
+    ("sought", "left_out"),
+    [("gradients:w:finite", True), ("gradients:x:nonfinite", True), ("gradients:again:w", False), (None, False)],
+)
+def test_a_wrong_gradient_is_shrunk_without_what_comes_after_it(sought: str | None, left_out: bool) -> None:
+    """A case that does not show it costs one backward; any other failure is looked for as ever."""
+    spec = FusionSpec(fused=reference, reference=reference, inputs=INPUTS, dtypes="float32", grad=True)
+    tensors = {name: TensorCase("float32") for name in INPUTS}
+    case = Case({"rows": 5, "columns": 7}, "float32", tensors, seed=1)
+
+    result = judge_case(Bench(spec, torch.device("cpu"), complete=True, sought=sought), case)
+
+    (verdict,) = [verdict for verdict in result.verdicts if verdict.check == "gradients"]
+    assert verdict.status == "pass"
+    assert ("second_derivative" not in verdict.evidence) is left_out

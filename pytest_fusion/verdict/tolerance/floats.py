@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_fusion.run import genuine
 from pytest_fusion.run.lanes.model import OutputLanes
 from pytest_fusion.run.lanes.rounding import U32, U64, D
 from pytest_fusion.verdict.tolerance.model import ValuesVerdict
 from pytest_fusion.verdict.tolerance.spread import Deviation, Spread, allowed_classes, spread_of
 from pytest_fusion.verdict.tolerance.statistics import ENOUGH, Statistics, common_bias, repetition, statistics_of
 
-# Lanes are judged in groups of at most this many values at a time, which bounds the memory of a large output.
+# Lanes are judged in groups of at most this many values at a time, which bounds the memory of a large output; in a CPU
+# groups stay in its cache (2^17 values are 1 MiB: 342 ms instead of 561 for 2^20 elements and six lanes).
 CHUNK = 1 << 22
+CACHED = 1 << 17
 # A failure by more than this factor is no accident of the values drawn.
 GROSS = 4.0
 WORDS = {
@@ -46,6 +49,8 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
     total = candidate.numel()
     shape = tuple(candidate.shape)
     got = candidate.detach().to(D).reshape(-1)
+    if genuine.equal(got, lanes.oracle.reshape(-1)) and bool(torch.isfinite(got.sum())):
+        return _without_error(got, shape)
     spread = spread_of(lanes)
     fine = allowed_classes(got, lanes, spread)
     if not bool(fine.all()):
@@ -82,7 +87,8 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
 
 def _nulls(spread: Spread, shape: tuple[int, ...]) -> Statistics:
     """The statistics (K) of each lane, stored as a kernel would store it and judged by the other lanes."""
-    group = max(1, CHUNK // max(1, spread.centre.numel()))
+    most = CHUNK if spread.centre.is_cuda else min(CHUNK, CACHED)
+    group = max(1, most // max(1, spread.centre.numel()))
     parts: list[Statistics] = []
     for start in range(0, spread.lanes, group):
         stop = min(start + group, spread.lanes)
@@ -211,6 +217,14 @@ def _verdict(
         got.numel(),
         not ok and not gross,
         reason,
+    )
+
+
+def _without_error(got: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
+    """The exact values themselves, as of a copy or a ReLU: whatever is allowed, nothing of it is used up."""
+    first, index = float(got[0]), (0,) * len(shape)
+    return ValuesVerdict(
+        True, None, "max", 0.0, index, first, first, None, 0, got.numel(), False, "no error: the exact values"
     )
 
 

@@ -208,6 +208,22 @@ def test_exact_answers_pass_where_the_lanes_lean_one_way() -> None:
     assert all(judged(candidate, lambda: x.softmax(-1) * x, seed=s).ok for s in range(3))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_exact_values_use_up_nothing(dtype: torch.dtype) -> None:
+    """A copy passes without an error; one element at the next neighbour is looked at like any other."""
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    copy = judged(x.clone(), lambda: x.relu() - (-x).relu(), strict=True)
+    assert (copy.ok, copy.ratio, copy.grade, copy.index, copy.mismatched) == (True, 0.0, "A", (0, 0), 0)
+    assert copy.total == x.numel()
+
+    off = x.clone()
+    off[3, 5] = torch.nextafter(off[3, 5], torch.tensor(torch.inf, dtype=dtype))
+    beside = judged(off, lambda: x.relu() - (-x).relu())
+    assert (beside.index, beside.ratio > 0, beside.allowed is not None) == ((3, 5), True, True)
+    off[3, 5] = torch.nan
+    assert judged(off, lambda: x.relu() - (-x).relu()).statistic == "nonfinite"
+
+
 def test_double_precision_outputs() -> None:
     """float64 results are held to float64 rounding: another order passes, a float32 detour and 1e-12 fail."""
     x = torch.randn(16, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(6))

@@ -385,8 +385,7 @@ def cross_entropy(
     Raises `TypeError` for other dtypes; `ValueError` for shapes that do not fit, options out of range, an unknown
     reduction, or mixed devices.
     """
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"cross_entropy: reduction is {reduction!r}, known: {', '.join(get_args(Reduction))}")
+    check_options("cross_entropy", label_smoothing, z_loss, softcap, reduction)
     check_tensor("cross_entropy", "logits", logits, logits, FLOATS)
     check_tensor("cross_entropy", "target", target, logits, (torch.int64,))
     if logits.ndim == 0 or target.shape != logits.shape[:-1]:
@@ -394,14 +393,20 @@ def cross_entropy(
             f"cross_entropy: logits have shape {tuple(logits.shape)}, target {tuple(target.shape)}; they are "
             "(*batch, vocab) and (*batch), so move the classes of (batch, classes, ...) to the end"
         )
+    loss: torch.Tensor = _cross_entropy(
+        logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction
+    )[0]
+    return loss
+
+
+def check_options(kernel: str, label_smoothing: float, z_loss: float, softcap: float | None, reduction: str) -> None:
+    """Raise `ValueError` for an unknown reduction or an option out of range."""
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"{kernel}: reduction is {reduction!r}, known: {', '.join(get_args(Reduction))}")
     for name, value, allowed, fits in (
         ("label_smoothing", label_smoothing, "0 to 1", 0 <= label_smoothing <= 1),
         ("z_loss", z_loss, "0 or more, finite", 0 <= z_loss < float("inf")),
         ("softcap", softcap, "None, or above 0 and finite", softcap is None or 0 < softcap < float("inf")),
     ):
         if not fits:
-            raise ValueError(f"cross_entropy: {name} is {value}, allowed: {allowed}")
-    loss: torch.Tensor = _cross_entropy(
-        logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction
-    )[0]
-    return loss
+            raise ValueError(f"{kernel}: {name} is {value}, allowed: {allowed}")

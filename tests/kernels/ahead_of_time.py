@@ -30,6 +30,7 @@ from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import gate_up, lora, qkv
 from reference_kernels.linear import kernel as linear
+from reference_kernels.linear_cross_entropy import kernel as linear_cross_entropy
 from reference_kernels.moe_gate import kernel as moe_gate
 from reference_kernels.norm_quant import kernel as norm_quant
 from reference_kernels.pointwise import kernel as pointwise
@@ -59,6 +60,8 @@ KERNELS = (
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
     cross_entropy._gradient_kernel,
+    linear_cross_entropy._loss_gradient_kernel,
+    linear_cross_entropy._scale_kernel,
     pointwise._relu_scale_bias_kernel,
     pointwise._relu_scale_bias_backward_kernel,
     pointwise._add_mul_act_kernel,
@@ -168,6 +171,16 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             losses[0], empty(1, 1), labels[:1], statistics[:, :1], losses[0], *every, "mean"
         ),
         "cross_entropy total single": lambda: cross_entropy._total(losses[:1], statistics[:, :1], True),
+        "linear_cross_entropy": lambda: linear_cross_entropy._loss_gradient(
+            losses, statistics, empty(64, 128256), labels, losses[0], *plain, True
+        ),
+        "linear_cross_entropy odd": lambda: linear_cross_entropy._loss_gradient(
+            losses, statistics, empty(64, 50257), labels, losses[0], *every, False
+        ),
+        "linear_cross_entropy scale": lambda: linear_cross_entropy._scale(empty(4096, 4096), losses[0]),
+        "linear_cross_entropy classes": lambda: cross_entropy.write_gradient(
+            empty(64, 16384), losses, empty(64, 16384), *known, *every, False, 16384, 128256
+        ),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
         "relu_scale_bias": lambda: pointwise._relu_scale_bias(empty(64, 8192), *columns),
         "relu_scale_bias narrow": lambda: pointwise._relu_scale_bias(empty(64, 33), empty(33), empty(33)),

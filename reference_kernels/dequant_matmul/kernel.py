@@ -13,15 +13,27 @@ from reference_kernels.linear.products import grouped
 
 HALVES = (torch.float16, torch.bfloat16)
 COMBINE_BLOCK, COMBINE_WARPS = 1024, 4
-# The bits of 2**23: with four more in their place they are a float32 that many larger, without a conversion.
-INT4_BITS = tl.constexpr(0x4B000000)
-INT4_SHIFT = tl.constexpr(8388616.0)  # 2**23 + 8
+# Codes become floats without a conversion, of which a multiprocessor does few: as the low bits of 2**23.
+TWO_23 = tl.constexpr(0x4B000000)
 
 
 @jit
-def _nibbles(bits: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Codes from -8 to 7 of numbers from 0 to 15."""
-    return ((bits.to(tl.int32) | INT4_BITS).to(tl.float32, bitcast=True) - INT4_SHIFT).to(dtype)
+def _codes(words: tl.tensor, PLACE: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    """The codes, -8 to 7, in bits ``PLACE`` to ``PLACE + 3`` of `_widened` words: a mask and a multiply-add, exact."""
+    unit: tl.constexpr = 1.0 / (1 << PLACE)
+    wide = (words & (TWO_23 | (15 << PLACE))).to(tl.float32, bitcast=True)
+    return (wide * unit - (8388608.0 * unit + 8.0)).to(dtype)
+
+
+@jit
+def _widened(words: tl.tensor) -> tl.tensor:
+    """int16 words in the low bits of 2**23."""
+    return words.to(tl.uint16, bitcast=True).to(tl.int32) | TWO_23
+
+
+@jit
+def _quarter(x_rows: tl.tensor, k: tl.tensor, m_inside: tl.tensor, K: tl.tensor, x_step: tl.tensor) -> tl.tensor:
+    return tl.trans(tl.load(x_rows + (k * x_step)[None, :], mask=m_inside & (k < K)[None, :], other=0.0))
 
 
 @jit
@@ -66,20 +78,25 @@ def _dequant_kernel(
     m_inside = (m < M)[:, None]
     x_rows = x_ptr + row_offset(m, size1, size2, x_stride0, x_stride1, x_stride2)[:, None]
     codes_rows = codes_ptr + (n * codes_stride_n)[:, None]
-    lane = tl.arange(0, BLOCK_K // 2 if KIND == "int4" else BLOCK_K).to(tl.int64)
+    QUARTER: tl.constexpr = BLOCK_K // 4
+    lane = tl.arange(0, QUARTER if KIND == "int4" else BLOCK_K).to(tl.int64)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     last = tl.minimum((split + 1) * steps, tl.cdiv(K, BLOCK_K))
     for step in range(split * steps, last):
         k = step * BLOCK_K + lane
         if KIND == "int4":
-            at = step * (BLOCK_K // 2) + lane
-            packed = tl.load(codes_rows + (at * codes_stride_k)[None, :], mask=n_inside[:, None], other=0)
-            low = tl.load(x_rows + (k * x_step)[None, :], mask=m_inside & (k < K)[None, :], other=0.0)
-            k += BLOCK_K // 2
-            high = tl.load(x_rows + (k * x_step)[None, :], mask=m_inside & (k < K)[None, :], other=0.0)
+            at = step * QUARTER + lane
+            words = tl.load(codes_rows + (at * codes_stride_k)[None, :], mask=n_inside[:, None], other=0)
+            first = _quarter(x_rows, k, m_inside, K, x_step)
+            second = _quarter(x_rows, k + QUARTER, m_inside, K, x_step)
+            third = _quarter(x_rows, k + 2 * QUARTER, m_inside, K, x_step)
+            fourth = _quarter(x_rows, k + 3 * QUARTER, m_inside, K, x_step)
             scale = tl.load(scales_ptr + n * scales_stride_n + step * scales_stride_k, mask=n_inside, other=0.0)
-            part = tl.dot(_nibbles(packed & 15, low.dtype), tl.trans(low))
-            part = tl.dot(_nibbles(packed >> 4, low.dtype), tl.trans(high), part)
+            words = _widened(words)
+            part = tl.dot(_codes(words, 0, first.dtype), first)
+            part = tl.dot(_codes(words, 4, first.dtype), second, part)
+            part = tl.dot(_codes(words, 8, first.dtype), third, part)
+            part = tl.dot(_codes(words, 12, first.dtype), fourth, part)
             total += part * scale.to(tl.float32)[:, None]
         else:
             inside = (k < K)[None, :]
@@ -195,11 +212,7 @@ def _(x: torch.Tensor, packed: torch.Tensor, _: torch.Tensor, __: int) -> torch.
 def _fp8_linear(
     x: torch.Tensor, codes: torch.Tensor, x_scales: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) < (8, 9):
-        raise ValueError(
-            f"fp8_linear: {x.device} has no float8, which begins with capability 8.9; use int8_linear, whose input "
-            "stays float16 or bfloat16"
-        )
+    check_float8(x.device)
     by_row = x_scales.expand(*x.shape[:-1], 1)
     by_column = scales.expand(len(codes))
     return _launch(_result(x, codes, dtype), x, by_row, codes, by_column, "fp8")
@@ -226,17 +239,17 @@ def int8_linear(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> t
 
 
 def int4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group: int = 128) -> torch.Tensor:
-    """As `int8_linear` with codes from -8 to 7 that `pack_int4` has packed: uint8 ``(n, ceil(k / group) * group //
-    2)``, and a scale for each ``group`` of 32, 64 or 128 columns, ``(n, ceil(k / group))``.
+    """As `int8_linear` with codes from -8 to 7 that `pack_int4` has packed: int16 ``(n, ceil(k / group) * group //
+    4)``, and a scale for each ``group`` of 64 or 128 columns, ``(n, ceil(k / group))``.
 
     Each group's sum is multiplied by its scale in float32. Raises as `int8_linear` does, and `ValueError` for another
     group.
     """
     if group not in GROUPS:
         raise ValueError(f"int4_linear: group is {group}, supported: {', '.join(map(str, GROUPS))}")
-    _check("int4_linear", x, packed, scales, HALVES, torch.uint8)
+    _check("int4_linear", x, packed, scales, HALVES, torch.int16)
     groups = triton.cdiv(x.shape[-1], group)
-    _check_shapes("int4_linear", x, packed, groups * group // 2, "packed")
+    _check_shapes("int4_linear", x, packed, groups * group // 4, "packed")
     _check_scales("int4_linear", "scales", scales, torch.Size((packed.shape[0], groups)))
     y: torch.Tensor = _int4_linear(x, packed, scales, group)
     return y
@@ -277,7 +290,7 @@ def _check(
     kind: torch.dtype,
 ) -> None:
     check_tensor(kernel, "x", x, x, inputs)
-    check_tensor(kernel, "packed" if kind == torch.uint8 else "codes", codes, x, (kind,))
+    check_tensor(kernel, "packed" if kind == torch.int16 else "codes", codes, x, (kind,))
     check_tensor(kernel, "scales", scales, x, (torch.float32,) if kind == FP8 else FLOATS)
     if x.ndim == 0:
         raise ValueError(f"{kernel}: x has no dimension to sum over; give it at least one")
@@ -292,4 +305,13 @@ def _check_scales(kernel: str, name: str, scales: torch.Tensor, *allowed: torch.
     if scales.shape not in allowed:
         raise ValueError(
             f"{kernel}: {name} has shape {tuple(scales.shape)}, allowed: {' or '.join(str(tuple(a)) for a in allowed)}"
+        )
+
+
+def check_float8(device: torch.device) -> None:
+    """Raise `ValueError` for a GPU without float8."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ValueError(
+            f"fp8_linear: {device} has no float8, which begins with capability 8.9; use int8_linear, whose input stays "
+            "float16 or bfloat16"
         )

@@ -25,6 +25,7 @@ OPTIONS = {
 PLAIN = {"label_smoothing": 0.0, "z_loss": 0.0, "softcap": None}
 CHUNKS = st.sampled_from((None, 4))
 MEASURED = {"batch": (8192,), "hidden": 4096, "vocab": 128256, "bias": None, **PLAIN}
+MEASURED |= {"reduction": "mean", "chunk_rows": None}
 
 SPEC = FusionSpec(
     name="linear_cross_entropy",
@@ -41,7 +42,6 @@ SPEC = FusionSpec(
     },
     dims={"vocab": dim(1, 140), "hidden": dim(0, 40)},
     grad=("x", "weight", "bias"),
-    bench=[{**MEASURED, "reduction": "mean", "chunk_rows": None}],
 )
 
 # Not float16, whose range asks for the upstream gradient first.
@@ -57,7 +57,12 @@ FORWARD = FusionSpec(
     dims=SPEC.dims,
     dtypes=(torch.float32, torch.bfloat16),
     grad=("x", "weight", "bias"),
-    bench=[{**MEASURED, "reduction": "mean", "chunk_rows": None}],
 )
 
-SPECS = [SPEC, FORWARD]
+# Rows of any length, and what is measured.
+FULL, FULL_FORWARD = (
+    spec.with_(name=f"{spec.name}_full", dims={"vocab": dim(1)}, requires="cuda", bench=[MEASURED])
+    for spec in (SPEC, FORWARD)
+)
+
+SPECS = [SPEC, FORWARD, FULL, FULL_FORWARD]

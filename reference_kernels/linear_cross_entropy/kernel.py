@@ -76,6 +76,8 @@ def _loss_gradient_kernel(
     if MEAN:
         share = share / tl.load(count_ptr)
     column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
+    # Every thread has to have read what it wants of the row, the picked logit too, before any overwrites it.
+    tl.debug_barrier()
     for start in range(0, width, BLOCK_COLUMNS):
         at = start + column
         inside = row_inside & (at < width)

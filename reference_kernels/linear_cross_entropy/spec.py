@@ -24,8 +24,7 @@ OPTIONS = {
 }
 PLAIN = {"label_smoothing": 0.0, "z_loss": 0.0, "softcap": None}
 CHUNKS = st.sampled_from((None, 4))
-MEASURED = {"batch": (8192,), "hidden": 4096, "vocab": 128256, "bias": None, **PLAIN}
-MEASURED |= {"reduction": "mean", "chunk_rows": None}
+SIZES = {"batch": (8192,), "hidden": 4096, "vocab": 128256, "bias": None}
 
 SPEC = FusionSpec(
     name="linear_cross_entropy",
@@ -61,7 +60,12 @@ FORWARD = FusionSpec(
 
 # Rows of any length, and what is measured.
 FULL, FULL_FORWARD = (
-    spec.with_(name=f"{spec.name}_full", dims={"vocab": dim(1)}, requires="cuda", bench=[MEASURED])
+    spec.with_(
+        name=f"{spec.name}_full",
+        dims={"vocab": dim(1)},
+        requires="cuda",
+        bench=[{**SIZES, **PLAIN, "reduction": "mean", "chunk_rows": None}],
+    )
     for spec in (SPEC, FORWARD)
 )
 

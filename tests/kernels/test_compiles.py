@@ -82,8 +82,9 @@ def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     wide = ("linear qkv", "linear gate_up", "linear lora", "linear lora 128", "linear lora backward")
     sizes = (64, 96, 128)
     heads = [f"attention{name}" for name in ("", " window", " packed", " 256", *(f" {n}" for n in sizes))]
+    codes = [f"dequant {kind}{rows}" for kind in ("int8", "int4", "float8") for rows in ("", " 16", " 64", " many")]
     gradients = [f"attention backward {n} {launch}" for n in sizes for launch in (1, 2)]
-    for name in (*plain, *wide, *heads, *gradients):
+    for name in (*plain, *wide, *codes, *heads, *gradients):
         facts = compiled(dtype)[name]
         assert facts["wgmma"] > 0, (name, facts)
         assert facts["copies"] > 0, (name, facts)

@@ -19,6 +19,7 @@ from reference_kernels._common import (
     row_tile,
 )
 from reference_kernels._elementwise import tile_of
+from reference_kernels.cross_entropy.rows import row_losses, slopes
 
 Reduction = Literal["none", "mean", "sum"]
 
@@ -38,31 +39,6 @@ def config_backward(width: int, dtype: torch.dtype) -> RowTile:
     """Backward tile for rows of ``width`` logits of ``dtype``; a row wider than the tile takes several programs, for
     no element needs another once the row's statistics are known."""
     return tile_of(width, dtype)
-
-
-@jit
-def _capped(x: tl.tensor, softcap: tl.tensor) -> tl.tensor:
-    """``softcap * tanh(x / softcap)`` in float32, without libdevice and to about two units in the last place.
-
-    ``1 - 2 / (exp(2 * z) + 1)`` loses the digits of small ``z`` to cancellation, as most logits are: below 0.625 an odd
-    polynomial, fitted to the least relative error, stays within 0.8 units.
-    """
-    z = x / softcap
-    decay = tl.exp(-2.0 * tl.abs(z))
-    far = tl.where(z < 0, decay - 1.0, 1.0 - decay) / (1.0 + decay)
-    square = z * z
-    series = -0.005704986397176981 * square + 0.02063908614218235
-    series = (series * square - 0.05373971536755562) * square + 0.13331441581249237
-    near = z + z * square * (series * square - 0.3333328068256378)
-    return softcap * tl.where(tl.abs(z) < 0.625, near, far)
-
-
-@jit
-def _cap_slope(x: tl.tensor, softcap: tl.tensor) -> tl.tensor:
-    """The derivative of `_capped`: ``1 - tanh**2`` in a form that keeps its digits where tanh is near 1."""
-    decay = tl.exp(-2.0 * tl.abs(x / softcap))
-    share = 1.0 / (1.0 + decay)
-    return 4.0 * decay * share * share
 
 
 @jit
@@ -93,48 +69,29 @@ def _losses_kernel(
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
     """The losses of ``BLOCK_ROWS`` rows and, for backward, ``statistics`` of ``(2, rows)``: the largest logit, and the
-    logarithm of the sum of exponentials from there (kept apart, for their sum loses the digits of large logits).
-    ``+inf`` for the latter, which no sum gives, marks an ignored row."""
+    logarithm of the sum of exponentials from there. ``+inf`` for the latter, which no sum gives, marks an ignored row.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     row_inside = row < rows
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
     logits_row = logits_ptr + row_offset(row, size1, size2, logits_stride0, logits_stride1, logits_stride2)
     target_at = row_offset(row, size1, size2, target_stride0, target_stride1, target_stride2)
     target = tl.load(target_ptr + target_at, mask=row_inside, other=ignore_index)
     counts = row_inside & (target != ignore_index)
-    known = counts & (target >= 0) & (target < width)
-    picked = tl.load(logits_row + target * logits_step, mask=known, other=0.0).to(tl.float32)
-    if CAPPED:
-        picked = _capped(picked, softcap)
-    # Logits far from zero would drown their differences in the sum: it is taken from the picked one on.
-    anchor = tl.where(tl.abs(picked) < float("inf"), picked, 0.0)
-
-    top = tl.full([BLOCK_ROWS, 1], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS, 1], tl.float32)
-    beyond = tl.zeros([BLOCK_ROWS, 1], tl.float32)
-    for start in range(0, width, BLOCK_COLUMNS):
-        at = start + column
-        inside = counts & (at < width)
-        wide = tl.load(logits_row + at * logits_step, mask=inside, other=0.0).to(tl.float32)
-        if CAPPED:
-            wide = _capped(wide, softcap)
-        if SMOOTHED:
-            beyond += tl.sum(tl.where(inside, wide - anchor, 0.0), axis=1, keep_dims=True)
-        wide = tl.where(inside, wide, float("-inf"))
-        new_top = tl.maximum(top, tl.max(wide, axis=1, keep_dims=True))
-        # As long as nothing but -inf was seen, -inf - -inf would poison rows whose first block is masked.
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        total = total * tl.exp(top - shift) + tl.sum(tl.exp(wide - shift), axis=1, keep_dims=True)
-        top = new_top
-    log_total = tl.log(total)
-
-    loss = (top - picked) + log_total
-    if SMOOTHED:
-        loss = (1.0 - smoothing) * loss + smoothing * ((top - anchor) + log_total - beyond / width)
-    if HAS_Z:
-        log_sum = top + log_total
-        loss += z_loss * log_sum * log_sum
-    loss = tl.where(counts, tl.where(known, loss, float("nan")), 0.0)
+    loss, top, log_total = row_losses(
+        logits_row,
+        target,
+        counts,
+        width,
+        logits_step,
+        smoothing,
+        z_loss,
+        softcap,
+        SMOOTHED,
+        HAS_Z,
+        CAPPED,
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+    )
     tl.store(losses_ptr + row, loss, mask=row_inside)
     tl.store(statistics_ptr + row, tl.where(counts, top, 0.0), mask=row_inside)
     tl.store(statistics_ptr + rows + row, tl.where(counts, log_total, float("inf")), mask=row_inside)
@@ -182,6 +139,8 @@ def _gradient_kernel(
     softcap: tl.tensor,
     rows: tl.tensor,
     width: tl.tensor,
+    first: tl.tensor,
+    vocab: tl.tensor,
     column_blocks: tl.tensor,
     size1: tl.tensor,
     size2: tl.tensor,
@@ -202,7 +161,8 @@ def _gradient_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """One tile of the gradient, contiguous ``(rows, width)``; logits of ignored rows are not read."""
+    """One tile of the gradient, contiguous ``(rows, width)``, which may lie over the logits: those of ``width`` classes
+    of ``vocab``, from ``first`` on. Logits of ignored rows are not read."""
     program = tl.program_id(0).to(tl.int64)
     row = program // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = program % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
@@ -216,22 +176,25 @@ def _gradient_kernel(
     dloss = tl.load(dloss_ptr + dloss_at, mask=counts, other=0.0)
     if MEAN:
         dloss = dloss / tl.load(count_ptr)
-    dloss = tl.where((target >= 0) & (target < width), dloss, float("nan"))
+    dloss = tl.where((target >= 0) & (target < vocab), dloss, float("nan"))
 
     inside = row_inside & (column < width)
     logits_at = row_offset(row, size1, size2, logits_stride0, logits_stride1, logits_stride2) + column * logits_step
     wide = tl.load(logits_ptr + logits_at, mask=inside & counts, other=0.0).to(tl.float32)
-    capped = wide
-    if CAPPED:
-        capped = _capped(wide, softcap)
-    d = tl.exp((capped - top) - log_total)
-    if HAS_Z:
-        d *= 1.0 + 2.0 * z_loss * (top + log_total)
-    if SMOOTHED:
-        d -= smoothing / width
-    d -= tl.where(column == target, 1.0 - smoothing, 0.0)
-    if CAPPED:
-        d *= _cap_slope(wide, softcap)
+    d = slopes(
+        wide,
+        first + column,
+        target,
+        top,
+        log_total,
+        vocab,
+        smoothing,
+        z_loss,
+        softcap,
+        SMOOTHED,
+        HAS_Z,
+        CAPPED,
+    )
     tl.store(dlogits_ptr + row * width + column, tl.where(counts, d * dloss, 0.0), mask=inside)
 
 
@@ -312,8 +275,8 @@ def _(logits: torch.Tensor, target: torch.Tensor, *options: object) -> tuple[tor
     return loss, statistics, count
 
 
-@torch.library.custom_op("reference_kernels::cross_entropy_backward", mutates_args=())
-def _cross_entropy_backward(
+def write_gradient(
+    dlogits: torch.Tensor,
     dloss: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -323,11 +286,14 @@ def _cross_entropy_backward(
     smoothing: float,
     z_loss: float,
     softcap: float,
-    reduction: str,
-) -> torch.Tensor:
-    dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    mean: bool,
+    first: int = 0,
+    vocab: int | None = None,
+) -> None:
+    """Write the gradient by ``logits`` into the contiguous ``dlogits``, which may be ``logits``; they are those of the
+    classes from ``first`` on, of ``vocab`` where that is not all there are."""
     if dlogits.numel() == 0:
-        return dlogits
+        return
     rows = Rows.of(logits, target.unsqueeze(-1), dloss.expand(target.shape).unsqueeze(-1))
     tile = config_backward(rows.width, logits.dtype)
     blocks = triton.cdiv(rows.width, tile.columns)
@@ -343,6 +309,8 @@ def _cross_entropy_backward(
             softcap,
             rows.count,
             rows.width,
+            first,
+            rows.width if vocab is None else vocab,
             blocks,
             *rows.sizes[1:],
             *rows.strides[0],
@@ -351,11 +319,29 @@ def _cross_entropy_backward(
             SMOOTHED=smoothing != 0,
             HAS_Z=z_loss != 0,
             CAPPED=softcap != 0,
-            MEAN=reduction == "mean",
+            MEAN=mean,
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
             num_warps=tile.warps,
         )
+
+
+@torch.library.custom_op("reference_kernels::cross_entropy_backward", mutates_args=())
+def _cross_entropy_backward(
+    dloss: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    statistics: torch.Tensor,
+    count: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+) -> torch.Tensor:
+    dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    options = ignore_index, smoothing, z_loss, softcap
+    write_gradient(dlogits, dloss, logits, target, statistics, count, *options, reduction == "mean")
     return dlogits
 
 
@@ -399,8 +385,7 @@ def cross_entropy(
     Raises `TypeError` for other dtypes; `ValueError` for shapes that do not fit, options out of range, an unknown
     reduction, or mixed devices.
     """
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"cross_entropy: reduction is {reduction!r}, known: {', '.join(get_args(Reduction))}")
+    check_options("cross_entropy", label_smoothing, z_loss, softcap, reduction)
     check_tensor("cross_entropy", "logits", logits, logits, FLOATS)
     check_tensor("cross_entropy", "target", target, logits, (torch.int64,))
     if logits.ndim == 0 or target.shape != logits.shape[:-1]:
@@ -408,14 +393,20 @@ def cross_entropy(
             f"cross_entropy: logits have shape {tuple(logits.shape)}, target {tuple(target.shape)}; they are "
             "(*batch, vocab) and (*batch), so move the classes of (batch, classes, ...) to the end"
         )
+    loss: torch.Tensor = _cross_entropy(
+        logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction
+    )[0]
+    return loss
+
+
+def check_options(kernel: str, label_smoothing: float, z_loss: float, softcap: float | None, reduction: str) -> None:
+    """Raise `ValueError` for an unknown reduction or an option out of range."""
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"{kernel}: reduction is {reduction!r}, known: {', '.join(get_args(Reduction))}")
     for name, value, allowed, fits in (
         ("label_smoothing", label_smoothing, "0 to 1", 0 <= label_smoothing <= 1),
         ("z_loss", z_loss, "0 or more, finite", 0 <= z_loss < float("inf")),
         ("softcap", softcap, "None, or above 0 and finite", softcap is None or 0 < softcap < float("inf")),
     ):
         if not fits:
-            raise ValueError(f"cross_entropy: {name} is {value}, allowed: {allowed}")
-    loss: torch.Tensor = _cross_entropy(
-        logits, target, ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction
-    )[0]
-    return loss
+            raise ValueError(f"{kernel}: {name} is {value}, allowed: {allowed}")

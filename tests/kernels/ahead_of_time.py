@@ -24,12 +24,14 @@ from triton.compiler import ASTSource
 from reference_kernels import _norm_gradients, _sums
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.decode_attention import kernel as decode_attention
+from reference_kernels.dequant_matmul import kernel as dequant_matmul
 from reference_kernels.flash_attention import backward as flash_attention_backward
 from reference_kernels.flash_attention import kernel as flash_attention
 from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import kernel as layer_norm
 from reference_kernels.linear import gate_up, lora, qkv
 from reference_kernels.linear import kernel as linear
+from reference_kernels.linear_cross_entropy import kernel as linear_cross_entropy
 from reference_kernels.moe_gate import kernel as moe_gate
 from reference_kernels.norm_quant import kernel as norm_quant
 from reference_kernels.pointwise import kernel as pointwise
@@ -59,6 +61,8 @@ KERNELS = (
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
     cross_entropy._gradient_kernel,
+    linear_cross_entropy._loss_gradient_kernel,
+    linear_cross_entropy._scale_kernel,
     pointwise._relu_scale_bias_kernel,
     pointwise._relu_scale_bias_backward_kernel,
     pointwise._add_mul_act_kernel,
@@ -74,6 +78,8 @@ KERNELS = (
     flash_attention_backward._keys_kernel,
     decode_attention._decode_kernel,
     decode_attention._combine_kernel,
+    dequant_matmul._dequant_kernel,
+    dequant_matmul._combine_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -82,6 +88,7 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.int64: "*i64",
     torch.int8: "*i8",
+    torch.int16: "*i16",
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.int32: "*i32",
 }
@@ -153,6 +160,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         **layer_norms(empty),
         **attentions(empty),
+        **dequantised(empty),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
         "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
         "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
@@ -168,6 +176,16 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             losses[0], empty(1, 1), labels[:1], statistics[:, :1], losses[0], *every, "mean"
         ),
         "cross_entropy total single": lambda: cross_entropy._total(losses[:1], statistics[:, :1], True),
+        "linear_cross_entropy": lambda: linear_cross_entropy._loss_gradient(
+            losses, statistics, empty(64, 128256), labels, losses[0], *plain, True
+        ),
+        "linear_cross_entropy odd": lambda: linear_cross_entropy._loss_gradient(
+            losses, statistics, empty(64, 50257), labels, losses[0], *every, False
+        ),
+        "linear_cross_entropy scale": lambda: linear_cross_entropy._scale(empty(4096, 4096), losses[0]),
+        "linear_cross_entropy classes": lambda: cross_entropy.write_gradient(
+            empty(64, 16384), losses, empty(64, 16384), *known, *every, False, 16384, 128256
+        ),
         "rope widest": lambda: rope._rope(empty(9, 7, 1024), empty(9, 1, 1024), *[empty(9, 512)] * 2, True, False),
         "relu_scale_bias": lambda: pointwise._relu_scale_bias(empty(64, 8192), *columns),
         "relu_scale_bias narrow": lambda: pointwise._relu_scale_bias(empty(64, 33), empty(33), empty(33)),
@@ -313,6 +331,29 @@ def attentions(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any
     if empty(0).dtype != torch.float32:  # which spills 168 bytes: nobody serves a model so
         decode(" float8", 128, 8, 16, torch.float8_e4m3fn)
     return found
+
+
+def dequantised(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of products with codes: few rows in parts, which a second kernel adds, and many."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, float8 = functools.partial, torch.float8_e4m3fn
+    if empty(0).dtype == torch.float32:  # which none of them takes
+        return found
+    one, every = empty(kind=torch.float32), empty(8192, kind=torch.float32)
+    packed, scales = empty(8192, 2048, kind=torch.int16), empty(8192, 64)
+    for name, rows in ("", 1), (" 16", 16), (" 64", 64), (" many", 512):
+        x, codes = empty(rows, 8192), empty(8192, 8192, kind=torch.int8)
+        narrow = empty(rows, 8192, kind=float8), empty(8192, 8192, kind=float8)
+        found |= {
+            f"dequant int8{name}": bind(dequant_matmul._int8_linear, x, codes, scales[:, 0]),
+            f"dequant int4{name}": bind(dequant_matmul._int4_linear, x, packed, scales, 128),
+            f"dequant float8{name}": bind(dequant_matmul._fp8_linear, *narrow, one, every, empty(0).dtype),
+        }
+    odd, group = empty(70, 33).t(), empty(50, 2)
+    return found | {
+        "dequant int8 odd": bind(dequant_matmul._int8_linear, odd, empty(50, 70, kind=torch.int8), group[:, 0]),
+        "dequant int4 odd": bind(dequant_matmul._int4_linear, odd, empty(50, 32, kind=torch.int16), group, 64),
+    }
 
 
 def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:

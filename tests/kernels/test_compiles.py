@@ -65,7 +65,7 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     slopes = ("softmax backward causal", "softmax backward dropout", "softmax backward bias 1", "softmax backward loop")
     rms = ("rms_norm llama", "rms_norm gemma", "rms_norm add", "rms_norm backward", "rms_norm backward loop")
     pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
-    losses = ("cross_entropy", "cross_entropy backward")
+    losses = ("cross_entropy", "cross_entropy backward", "linear_cross_entropy", "linear_cross_entropy scale")
     norms = ("layer_norm", "layer_norm add", "layer_norm backward", "layer_norm backward loop", "layer_norm columns")
     chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")
     codes = ("norm_quant fp8", "norm_quant fp8 groups", "norm_quant int8", "norm_quant residual groups")
@@ -82,8 +82,9 @@ def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     wide = ("linear qkv", "linear gate_up", "linear lora", "linear lora 128", "linear lora backward")
     sizes = (64, 96, 128)
     heads = [f"attention{name}" for name in ("", " window", " packed", " 256", *(f" {n}" for n in sizes))]
+    codes = [f"dequant {kind}{rows}" for kind in ("int8", "int4", "float8") for rows in ("", " 16", " 64", " many")]
     gradients = [f"attention backward {n} {launch}" for n in sizes for launch in (1, 2)]
-    for name in (*plain, *wide, *heads, *gradients):
+    for name in (*plain, *wide, *codes, *heads, *gradients):
         facts = compiled(dtype)[name]
         assert facts["wgmma"] > 0, (name, facts)
         assert facts["copies"] > 0, (name, facts)

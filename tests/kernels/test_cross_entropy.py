@@ -15,7 +15,8 @@ import triton.language as tl
 
 from reference_kernels._common import jit
 from reference_kernels.cross_entropy import cross_entropy, cross_entropy_reference
-from reference_kernels.cross_entropy.kernel import _capped, _cross_entropy, _cross_entropy_backward, config
+from reference_kernels.cross_entropy.kernel import _cross_entropy, _cross_entropy_backward, config
+from reference_kernels.cross_entropy.rows import softcapped
 
 REDUCTIONS = ("none", "mean", "sum")
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -113,7 +114,7 @@ def _by_torch_shifted(logits: torch.Tensor, target: torch.Tensor, **options: Any
 @jit
 def _cap_kernel(y_ptr: tl.tensor, x_ptr: tl.tensor, softcap: tl.tensor, BLOCK: tl.constexpr) -> None:
     lane = tl.arange(0, BLOCK)
-    tl.store(y_ptr + lane, _capped(tl.load(x_ptr + lane), softcap))
+    tl.store(y_ptr + lane, softcapped(tl.load(x_ptr + lane), softcap))
 
 
 def test_softcap_keeps_the_digits_of_small_and_large_logits() -> None:

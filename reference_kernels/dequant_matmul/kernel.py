@@ -1,0 +1,317 @@
+"""Fused dequantisation and matrix product: codes become numbers in registers, scales meet the sums."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from reference_kernels._common import FLOATS, Rows, check_tensor, jit, placed, row_offset
+from reference_kernels.dequant_matmul.codes import FP8, GROUPS
+from reference_kernels.dequant_matmul.tiles import Kind, config
+from reference_kernels.linear.products import grouped
+
+HALVES = (torch.float16, torch.bfloat16)
+COMBINE_BLOCK, COMBINE_WARPS = 1024, 4
+# Codes become floats without a conversion, of which a multiprocessor does few: as the low bits of 2**23.
+TWO_23 = tl.constexpr(0x4B000000)
+
+
+@jit
+def _codes(words: tl.tensor, PLACE: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
+    """The codes, -8 to 7, in bits ``PLACE`` to ``PLACE + 3`` of `_widened` words: a mask and a multiply-add, exact."""
+    unit: tl.constexpr = 1.0 / (1 << PLACE)
+    wide = (words & (TWO_23 | (15 << PLACE))).to(tl.float32, bitcast=True)
+    return (wide * unit - (8388608.0 * unit + 8.0)).to(dtype)
+
+
+@jit
+def _widened(words: tl.tensor) -> tl.tensor:
+    """int16 words in the low bits of 2**23."""
+    return words.to(tl.uint16, bitcast=True).to(tl.int32) | TWO_23
+
+
+@jit
+def _quarter(x_rows: tl.tensor, k: tl.tensor, m_inside: tl.tensor, K: tl.tensor, x_step: tl.tensor) -> tl.tensor:
+    return tl.trans(tl.load(x_rows + (k * x_step)[None, :], mask=m_inside & (k < K)[None, :], other=0.0))
+
+
+@jit
+def _dequant_kernel(
+    out_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    x_scales_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    x_stride0: tl.tensor,
+    x_stride1: tl.tensor,
+    x_stride2: tl.tensor,
+    x_step: tl.tensor,
+    x_scales_stride0: tl.tensor,
+    x_scales_stride1: tl.tensor,
+    x_scales_stride2: tl.tensor,
+    codes_stride_n: tl.tensor,
+    codes_stride_k: tl.tensor,
+    scales_stride_n: tl.tensor,
+    scales_stride_k: tl.tensor,
+    splits: tl.tensor,
+    steps: tl.tensor,
+    KIND: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """One tile of the result, or of one of its ``splits`` parts of ``steps`` blocks of ``k``: contiguous ``(splits, M,
+    N)``. ``KIND`` "int4": ``BLOCK_K`` is the group that has a scale."""
+    split = tl.program_id(0) % splits
+    tile = tl.program_id(0) // splits
+    block_n, block_m = grouped(tile, tl.cdiv(N, BLOCK_N), tl.cdiv(M, BLOCK_M), GROUP)
+    n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n_inside = n < N
+    m_inside = (m < M)[:, None]
+    x_rows = x_ptr + row_offset(m, size1, size2, x_stride0, x_stride1, x_stride2)[:, None]
+    codes_rows = codes_ptr + (n * codes_stride_n)[:, None]
+    QUARTER: tl.constexpr = BLOCK_K // 4
+    lane = tl.arange(0, QUARTER if KIND == "int4" else BLOCK_K).to(tl.int64)
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    last = tl.minimum((split + 1) * steps, tl.cdiv(K, BLOCK_K))
+    for step in range(split * steps, last):
+        k = step * BLOCK_K + lane
+        if KIND == "int4":
+            at = step * QUARTER + lane
+            words = tl.load(codes_rows + (at * codes_stride_k)[None, :], mask=n_inside[:, None], other=0)
+            first = _quarter(x_rows, k, m_inside, K, x_step)
+            second = _quarter(x_rows, k + QUARTER, m_inside, K, x_step)
+            third = _quarter(x_rows, k + 2 * QUARTER, m_inside, K, x_step)
+            fourth = _quarter(x_rows, k + 3 * QUARTER, m_inside, K, x_step)
+            scale = tl.load(scales_ptr + n * scales_stride_n + step * scales_stride_k, mask=n_inside, other=0.0)
+            words = _widened(words)
+            part = tl.dot(_codes(words, 0, first.dtype), first)
+            part = tl.dot(_codes(words, 4, first.dtype), second, part)
+            part = tl.dot(_codes(words, 8, first.dtype), third, part)
+            part = tl.dot(_codes(words, 12, first.dtype), fourth, part)
+            total += part * scale.to(tl.float32)[:, None]
+        else:
+            inside = (k < K)[None, :]
+            x = tl.load(x_rows + (k * x_step)[None, :], mask=m_inside & inside, other=0.0)
+            codes_at = codes_rows + (k * codes_stride_k)[None, :]
+            if KIND == "fp8":
+                codes = tl.load(codes_at, mask=n_inside[:, None] & inside, other=0.0)
+                # Hopper's tensor cores keep some 14 bits of a float8 sum: every 128 products it is taken out of them.
+                total = tl.dot(codes, tl.trans(x), total, max_num_imprecise_acc=BLOCK_K)
+            else:
+                codes = tl.load(codes_at, mask=n_inside[:, None] & inside, other=0)
+                total = tl.dot(codes.to(x.dtype), tl.trans(x), total)
+    if KIND != "int4":
+        scale = tl.load(scales_ptr + n * scales_stride_n, mask=n_inside, other=0.0).to(tl.float32)
+        total *= scale[:, None]
+    if KIND == "fp8":
+        at = row_offset(m, size1, size2, x_scales_stride0, x_scales_stride1, x_scales_stride2)
+        total *= tl.load(x_scales_ptr + at, mask=m < M, other=0.0)[None, :]
+    y_at = (split.to(tl.int64) * M + m)[:, None] * N + n[None, :]
+    tl.store(out_ptr + y_at, tl.trans(total), mask=m_inside & n_inside[None, :])
+
+
+@jit
+def _combine_kernel(
+    y_ptr: tl.tensor, parts_ptr: tl.tensor, numel: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr
+) -> None:
+    """The sum of the parts ``(splits, numel)``, always in the same order."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for _ in range(splits):
+        total += tl.load(parts_ptr + at, mask=at < numel, other=0.0)
+        parts_ptr += numel
+    tl.store(y_ptr + at, total, mask=at < numel)
+
+
+def _launch(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    kind: Kind,
+    group: int = 128,
+) -> torch.Tensor:
+    """Write ``y``; ``x_scales`` are ``(*batch, 1)``, or ``x`` where there are none, ``scales`` of at least one
+    dimension."""
+    if y.numel() == 0:
+        return y
+    depth = x.shape[-1]
+    rows = Rows.of(x, x_scales)
+    tile = config(rows.count, len(codes), depth, kind, group)
+    steps = triton.cdiv(triton.cdiv(depth, tile.k), tile.splits)
+    splits = max(1, triton.cdiv(triton.cdiv(depth, tile.k), max(1, steps)))
+    out = y if splits == 1 else torch.empty((splits, y.numel()), dtype=torch.float32, device=y.device)
+    tiles = triton.cdiv(len(codes), tile.n) * triton.cdiv(rows.count, tile.m)
+    with placed(x.device):
+        _dequant_kernel[(tiles * splits,)](
+            out,
+            *rows.tensors,
+            codes,
+            scales,
+            rows.count,
+            len(codes),
+            depth,
+            *rows.sizes[1:],
+            *rows.strides[0],
+            *rows.strides[1][:3],
+            *codes.stride(),
+            scales.stride(0),
+            scales.stride(1) if scales.ndim > 1 else 0,
+            splits,
+            steps,
+            KIND=kind,
+            BLOCK_N=tile.n,
+            BLOCK_M=tile.m,
+            BLOCK_K=tile.k,
+            GROUP=tile.group,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        if splits > 1:
+            _combine_kernel[(triton.cdiv(y.numel(), COMBINE_BLOCK),)](
+                y, out, y.numel(), splits, BLOCK=COMBINE_BLOCK, num_warps=COMBINE_WARPS
+            )
+    return y
+
+
+def _result(x: torch.Tensor, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty((*x.shape[:-1], codes.shape[0]), dtype=dtype, device=x.device)
+
+
+@torch.library.custom_op("reference_kernels::int8_linear", mutates_args=())
+def _int8_linear(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return _launch(_result(x, codes, x.dtype), x, x, codes, scales, "int8")
+
+
+@_int8_linear.register_fake
+def _(x: torch.Tensor, codes: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return _result(x, codes, x.dtype)
+
+
+@torch.library.custom_op("reference_kernels::int4_linear", mutates_args=())
+def _int4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
+    return _launch(_result(x, packed, x.dtype), x, x, packed, scales, "int4", group)
+
+
+@_int4_linear.register_fake
+def _(x: torch.Tensor, packed: torch.Tensor, _: torch.Tensor, __: int) -> torch.Tensor:
+    return _result(x, packed, x.dtype)
+
+
+@torch.library.custom_op("reference_kernels::fp8_linear", mutates_args=())
+def _fp8_linear(
+    x: torch.Tensor, codes: torch.Tensor, x_scales: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    check_float8(x.device)
+    by_row = x_scales.expand(*x.shape[:-1], 1)
+    by_column = scales.expand(len(codes))
+    return _launch(_result(x, codes, dtype), x, by_row, codes, by_column, "fp8")
+
+
+@_fp8_linear.register_fake
+def _(x: torch.Tensor, codes: torch.Tensor, _: torch.Tensor, __: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return _result(x, codes, dtype)
+
+
+def int8_linear(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """``x @ (codes * scales).T``: ``(*batch, k)`` in float16 or bfloat16, by int8 ``(n, k)`` with a scale for each
+    row, ``(n,)`` in float32, float16 or bfloat16, to contiguous ``(*batch, n)``.
+
+    Any strides. Codes are exact in 16 bits; sums in float32, times the scale, rounded once: see
+    `int8_linear_reference`. No gradients. Raises `TypeError` for other dtypes; `ValueError` for shapes that do not fit,
+    or mixed devices.
+    """
+    _check("int8_linear", x, codes, scales, HALVES, torch.int8)
+    _check_shapes("int8_linear", x, codes, x.shape[-1], "codes")
+    _check_scales("int8_linear", "scales", scales, codes.shape[:1])
+    y: torch.Tensor = _int8_linear(x, codes, scales)
+    return y
+
+
+def int4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group: int = 128) -> torch.Tensor:
+    """As `int8_linear` with codes from -8 to 7 that `pack_int4` has packed: int16 ``(n, ceil(k / group) * group //
+    4)``, and a scale for each ``group`` of 64 or 128 columns, ``(n, ceil(k / group))``.
+
+    Each group's sum is multiplied by its scale in float32. Raises as `int8_linear` does, and `ValueError` for another
+    group.
+    """
+    if group not in GROUPS:
+        raise ValueError(f"int4_linear: group is {group}, supported: {', '.join(map(str, GROUPS))}")
+    _check("int4_linear", x, packed, scales, HALVES, torch.int16)
+    groups = triton.cdiv(x.shape[-1], group)
+    _check_shapes("int4_linear", x, packed, groups * group // 4, "packed")
+    _check_scales("int4_linear", "scales", scales, torch.Size((packed.shape[0], groups)))
+    y: torch.Tensor = _int4_linear(x, packed, scales, group)
+    return y
+
+
+def fp8_linear(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    x_scales: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """``(x * x_scales) @ (codes * scales).T``: float8_e4m3fn ``(*batch, k)`` by ``(n, k)`` to contiguous ``(*batch,
+    n)`` of ``dtype``, float32, float16 or bfloat16.
+
+    Scales are float32: ``x_scales`` ``(*batch, 1)``, as `norm_quant` gives them, or one for all, 0-d; ``scales``
+    ``(n,)`` or 0-d. Any strides. Sums in float32 (see the card for what tensor cores make of that), times both scales,
+    rounded once: see `fp8_linear_reference`. No gradients. Raises `TypeError` for other dtypes; `ValueError` for shapes
+    that do not fit, mixed devices, or a GPU without float8.
+    """
+    if dtype not in FLOATS:
+        raise TypeError(f"fp8_linear: dtype is {dtype}, allowed: float32, float16, bfloat16")
+    _check("fp8_linear", x, codes, scales, (FP8,), FP8)
+    check_tensor("fp8_linear", "x_scales", x_scales, x, (torch.float32,))
+    _check_shapes("fp8_linear", x, codes, x.shape[-1], "codes")
+    _check_scales("fp8_linear", "scales", scales, codes.shape[:1], torch.Size(()))
+    _check_scales("fp8_linear", "x_scales", x_scales, torch.Size((*x.shape[:-1], 1)), torch.Size(()))
+    y: torch.Tensor = _fp8_linear(x, codes, x_scales, scales, dtype)
+    return y
+
+
+def _check(
+    kernel: str,
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    inputs: tuple[torch.dtype, ...],
+    kind: torch.dtype,
+) -> None:
+    check_tensor(kernel, "x", x, x, inputs)
+    check_tensor(kernel, "packed" if kind == torch.int16 else "codes", codes, x, (kind,))
+    check_tensor(kernel, "scales", scales, x, (torch.float32,) if kind == FP8 else FLOATS)
+    if x.ndim == 0:
+        raise ValueError(f"{kernel}: x has no dimension to sum over; give it at least one")
+
+
+def _check_shapes(kernel: str, x: torch.Tensor, codes: torch.Tensor, wanted: int, name: str) -> None:
+    if codes.ndim != 2 or codes.shape[1] != wanted:
+        raise ValueError(f"{kernel}: {name} has shape {tuple(codes.shape)}, x {tuple(x.shape)} asks for (n, {wanted})")
+
+
+def _check_scales(kernel: str, name: str, scales: torch.Tensor, *allowed: torch.Size) -> None:
+    if scales.shape not in allowed:
+        raise ValueError(
+            f"{kernel}: {name} has shape {tuple(scales.shape)}, allowed: {' or '.join(str(tuple(a)) for a in allowed)}"
+        )
+
+
+def check_float8(device: torch.device) -> None:
+    """Raise `ValueError` for a GPU without float8."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ValueError(
+            f"fp8_linear: {device} has no float8, which begins with capability 8.9; use int8_linear, whose input stays "
+            "float16 or bfloat16"
+        )

@@ -1,0 +1,72 @@
+"""How linear_cross_entropy is tested: any rank and layout, every option, chunks, gradients at either time."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from pytest_fusion import FusionSpec, derived, dim, optional, tensor
+from reference_kernels.linear_cross_entropy.kernel import linear_cross_entropy
+from reference_kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+
+
+def _labels(x: torch.Tensor, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Any class in four rows of five, -100 in the fifth."""
+    shape, device = x.shape[:-1], x.device
+    label = torch.randint(len(weight), shape, generator=generator, device=device)
+    return label.masked_fill(torch.rand(shape, generator=generator, device=device) < 0.2, -100)
+
+
+OPTIONS = {
+    "label_smoothing": st.sampled_from((0.0, 0.1)),
+    "z_loss": st.sampled_from((0.0, 0.01)),
+    "softcap": st.sampled_from((None, 3.0)),
+}
+PLAIN = {"label_smoothing": 0.0, "z_loss": 0.0, "softcap": None}
+CHUNKS = st.sampled_from((None, 4))
+SIZES = {"batch": (8192,), "hidden": 4096, "vocab": 128256, "bias": None}
+
+SPEC = FusionSpec(
+    name="linear_cross_entropy",
+    fused=linear_cross_entropy,
+    reference=linear_cross_entropy_reference,
+    inputs={
+        "x": tensor("*batch hidden"),
+        "weight": tensor("vocab hidden"),
+        "target": derived(_labels),
+        "bias": optional(tensor("vocab")),
+        **OPTIONS,
+        "reduction": st.sampled_from(("mean", "sum", "none")),
+        "chunk_rows": CHUNKS,
+    },
+    dims={"vocab": dim(1, 140), "hidden": dim(0, 40)},
+    grad=("x", "weight", "bias"),
+)
+
+# Not float16, whose range asks for the upstream gradient first.
+FORWARD = FusionSpec(
+    name="linear_cross_entropy_forward",
+    fused=linear_cross_entropy,
+    reference=linear_cross_entropy_reference,
+    inputs={
+        **SPEC.inputs,
+        "reduction": st.sampled_from(("mean", "sum")),
+        "gradients": "forward",
+    },
+    dims=SPEC.dims,
+    dtypes=(torch.float32, torch.bfloat16),
+    grad=("x", "weight", "bias"),
+)
+
+# Rows of any length, and what is measured.
+FULL, FULL_FORWARD = (
+    spec.with_(
+        name=f"{spec.name}_full",
+        dims={"vocab": dim(1)},
+        requires="cuda",
+        bench=[{**SIZES, **PLAIN, "reduction": "mean", "chunk_rows": None}],
+    )
+    for spec in (SPEC, FORWARD)
+)
+
+SPECS = [SPEC, FORWARD, FULL, FULL_FORWARD]

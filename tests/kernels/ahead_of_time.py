@@ -35,6 +35,7 @@ from reference_kernels.norm_quant import kernel as norm_quant
 from reference_kernels.pointwise import kernel as pointwise
 from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
+from reference_kernels.rope import cache as rope_cache
 from reference_kernels.rope import kernel as rope
 from reference_kernels.sampling import kernel as sampling
 from reference_kernels.softmax import backward as softmax_backward
@@ -52,6 +53,7 @@ KERNELS = (
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
+    rope_cache._rope_cache_kernel,
     layer_norm._layer_norm_kernel,
     _norm_gradients._rows_backward_kernel,
     _norm_gradients._columns_kernel,
@@ -150,6 +152,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "glu backward packed": lambda: glu._glu_packed_backward(halves[0], empty(64, 28672), "silu"),
         "rope half": lambda: rope._rope(*heads, *angles, False, False),
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
+        **rope_caches(empty),
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         **layer_norms(empty),
         **attentions(empty),
@@ -244,6 +247,27 @@ def rms_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]
             f"rms_norm input{name}": bind(backward, "gemma", False),
             f"rms_norm add backward{name}": bind(rms_norm._rms_norm_backward, x, x, x, weight, scales, "gemma", True),
         }
+    return found
+
+
+def rope_caches(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of rope with the write into pages of 16, in the input's dtype and in float8 with scales."""
+    found: dict[str, Callable[[], Any]] = {}
+    number, eight, plain = torch.float32, torch.float8_e4m3fn, empty(0).dtype
+    scales, slots = empty(8, kind=number), empty(64, kind=torch.int64)
+
+    def write(name: str, dim: int, half: int, interleaved: bool, kind: torch.dtype = plain) -> None:
+        q, k, angle = empty(64, 32, dim), empty(64, 8, dim), empty(64, half, kind=number)
+        cache, scaled = empty(99, 16, 8, dim, kind=kind), (scales, scales) if kind == eight else (None, None)
+        arguments = q, k, k, angle, angle, cache, empty(99, 16, 8, dim, kind=kind), slots, *scaled, interleaved, False
+        found[f"rope cache{name}"] = functools.partial(rope_cache._rope_cache, *arguments)
+
+    write("", 128, 64, False)
+    write(" interleaved", 128, 64, True)
+    write(" partial", 96, 16, False)
+    write(" float8", 128, 64, False, eight)
+    write(" float8 partial", 96, 16, True, eight)
+    write(" widest", 1024, 512, False)
     return found
 
 

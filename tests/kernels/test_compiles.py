@@ -64,7 +64,15 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     rows = ("softmax", "softmax masked", "softmax widest tile", "softmax causal", "softmax dropout", "softmax backward")
     slopes = ("softmax backward causal", "softmax backward dropout", "softmax backward bias 1", "softmax backward loop")
     rms = ("rms_norm llama", "rms_norm gemma", "rms_norm add", "rms_norm backward", "rms_norm backward loop")
-    pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
+    pairs = (
+        "glu silu",
+        "glu packed",
+        "glu backward silu",
+        "glu backward packed",
+        "rope half",
+        "rope interleaved",
+        "rope cache",
+    )
     losses = ("cross_entropy", "cross_entropy backward")
     norms = ("layer_norm", "layer_norm add", "layer_norm backward", "layer_norm backward loop", "layer_norm columns")
     chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")

@@ -8,7 +8,7 @@ from typing import Any
 
 import covertable
 
-from pytest_fusion.case import numbers
+from pytest_fusion.case import greedy, numbers
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
 
@@ -27,7 +27,8 @@ def rows(plan: Plan) -> Iterator[dict[str, Any]]:
     if len(names) == 1:
         table: Iterable[Any] = ([i] for i in range(counts[0]))
     else:
-        table = covertable.make([list(range(count)) for count in counts], strength=2) if names else [[]]
+        levels = [list(range(count)) for count in counts]
+        table = covertable.make_async(levels, strength=2, criterion=greedy) if names else [[]]
     for row in table:
         yield {name: plan.factors[name][position] for name, position in zip(names, row, strict=True)}
 

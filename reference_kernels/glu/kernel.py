@@ -51,6 +51,7 @@ def _glu_kernel(
 def _glu_backward_kernel(
     dgate_ptr: tl.tensor,
     dup_ptr: tl.tensor,
+    y_ptr: tl.tensor,
     dy_ptr: tl.tensor,
     gate_ptr: tl.tensor,
     up_ptr: tl.tensor,
@@ -73,11 +74,13 @@ def _glu_backward_kernel(
     up_stride2: tl.tensor,
     up_step: tl.tensor,
     ACTIVATION: tl.constexpr,
+    AGAIN: tl.constexpr,
     FLAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """One tile of both gradients, whose rows are ``d_stride`` elements apart: one half each, or two tensors."""
+    """One tile of both gradients, whose rows are ``d_stride`` elements apart: one half each, or two tensors. ``AGAIN``:
+    and of the result, which is computed again, with rows as far apart."""
     row, column = place(column_blocks, FLAT, BLOCK_ROWS, BLOCK_COLUMNS)
     inside = (row < rows) & (column < width)
     dy_at = row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2) + column * dy_step
@@ -87,8 +90,11 @@ def _glu_backward_kernel(
     gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
     d_at = row * d_stride + column
+    active = activated(gate, ACTIVATION)
     tl.store(dgate_ptr + d_at, dy * up * slope(gate, ACTIVATION), mask=inside)
-    tl.store(dup_ptr + d_at, dy * activated(gate, ACTIVATION), mask=inside)
+    tl.store(dup_ptr + d_at, dy * active, mask=inside)
+    if AGAIN:
+        tl.store(y_ptr + d_at, active * up, mask=inside)
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -114,7 +120,8 @@ def _glu_backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
     if dy.numel():
-        launch(_glu_backward_kernel, (dgate, dup), (dy, gate, up), gate.shape[-1], ACTIVATION=activation)
+        inputs, constants = (dy, gate, up), {"ACTIVATION": activation, "AGAIN": False}
+        launch(_glu_backward_kernel, (dgate, dup, dgate), inputs, gate.shape[-1], **constants)
     return dgate, dup
 
 
@@ -139,8 +146,9 @@ def _(x: torch.Tensor, *_: object) -> torch.Tensor:
 def _glu_packed_backward(dy: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if dy.numel():
-        halves = dx.chunk(2, dim=-1)
-        launch(_glu_backward_kernel, halves, (dy, *x.chunk(2, dim=-1)), x.shape[-1], ACTIVATION=activation)
+        dgate, dup = dx.chunk(2, dim=-1)
+        inputs, constants = (dy, *x.chunk(2, dim=-1)), {"ACTIVATION": activation, "AGAIN": False}
+        launch(_glu_backward_kernel, (dgate, dup, dgate), inputs, x.shape[-1], **constants)
     return dx
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from reference_kernels.linear.reference import linear_reference
+
 
 def glu_reference(
     gate: torch.Tensor, up: torch.Tensor, activation: str = "silu", compute: torch.dtype = torch.float32
@@ -29,3 +31,19 @@ def glu_packed_reference(
     most models lay them out."""
     gate, up = x.chunk(2, dim=-1)
     return glu_reference(gate, up, activation, compute)
+
+
+def feed_forward_reference(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    activation: str = "silu",
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """`glu_reference` between linear layers: ``x`` ``(*batch, k)``, two weights ``(n, k)``, one ``(o, n)``.
+
+    Each layer's result, and the unit's, is rounded to ``x``'s dtype, whatever ``compute`` is.
+    """
+    gate, up = (linear_reference(x, weight, None, None, compute) for weight in (gate_weight, up_weight))
+    return linear_reference(glu_reference(gate, up, activation, compute), down_weight, None, None, compute)

@@ -6,3 +6,4 @@ from reference_kernels.glu import spec
 
 test_glu = spec.SPEC.test()
 test_glu_packed = spec.PACKED.test()
+test_feed_forward = spec.FEED_FORWARD.test()

@@ -48,6 +48,7 @@ def _linear_kernel(
     m_inside = (m < M)[:, None]
     n_inside = (n < N)[None, :]
     total = product(
+        tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
         x_rows,
         weight_ptr,
         n,
@@ -57,8 +58,6 @@ def _linear_kernel(
         x_step,
         weight_stride_n,
         weight_stride_k,
-        BLOCK_M,
-        BLOCK_N,
         BLOCK_K,
     )
     if HAS_BIAS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import INTERPRETED, Rows, check_tensor, jit, placed, row_offset
+from reference_kernels.linear.gradients import as_matrix, weight_gradient
 from reference_kernels.linear.kernel import _linear
 from reference_kernels.linear.products import MatmulTile, check_operands, config, grouped, two_products
 
@@ -148,17 +148,16 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """By the same kernels, on transposed views: the gradient by ``x`` is a product with two thin factors as well."""
     x, weight, down, up = ctx.saved_tensors
     of_x, of_weight, of_down, of_up, _ = ctx.needs_input_grad
-    count = math.prod(x.shape[:-1])  # which reshape(-1, ...) cannot tell where there are no columns
-    rows, upstream = x.reshape(count, x.shape[-1]), dy.reshape(count, dy.shape[-1])
+    rows, upstream = as_matrix(x), as_matrix(dy)
     dx = dweight = ddown = dup = None
     if of_x:
         dx = _lora_linear(dy, weight.t(), up.t(), down.t(), ctx.scale)
     if of_weight:
-        dweight = _linear(upstream.t(), rows.t(), None, None)
+        dweight = weight_gradient(upstream, rows)
     if of_down:
-        ddown = _linear((_linear(upstream, up.t(), None, None) * ctx.scale).t(), rows.t(), None, None)
+        ddown = weight_gradient(_linear(upstream, up.t(), None, None) * ctx.scale, rows)
     if of_up:
-        dup = _linear(upstream.t(), (_linear(rows, down, None, None) * ctx.scale).t(), None, None)
+        dup = weight_gradient(upstream, _linear(rows, down, None, None) * ctx.scale)
     return dx, dweight, ddown, dup, None
 
 

@@ -56,6 +56,7 @@ def grouped(
 
 @jit
 def product(
+    total: tl.tensor,
     x_rows: tl.tensor,
     weight_ptr: tl.tensor,
     n: tl.tensor,
@@ -65,15 +66,12 @@ def product(
     x_step: tl.tensor,
     weight_stride_n: tl.tensor,
     weight_stride_k: tl.tensor,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> tl.tensor:
-    """``x @ weight.T`` of one tile in float32, without TF32: rows that begin at ``x_rows``, columns ``n``."""
+    """``total`` and ``x @ weight.T`` of one tile, in float32 without TF32: from ``x_rows`` on, columns ``n``."""
     k = tl.arange(0, BLOCK_K).to(tl.int64)
     x_ptrs = x_rows[:, None] + (k * x_step)[None, :]
     weight_ptrs = weight_ptr + (k * weight_stride_k)[:, None] + (n * weight_stride_n)[None, :]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
         # Both operands are masked along K: a zero in one alone does not silence a NaN beyond the end of the other.
         k_inside = k < K - start

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
+from reference_kernels.linear.gradients import as_matrix, bias_gradient, input_gradient, weight_gradient
 from reference_kernels.linear.products import check_operands, config, grouped, product
 
 
@@ -84,7 +87,8 @@ def _qkv_kernel(
     x_rows = x_ptr + row_offset(m, size1, size2, x_stride0, x_stride1, x_stride2)
     m_inside = (m < M)[:, None]
     n_inside = (n < N)[None, :]
-    total = product(x_rows, weight_ptr, n, m_inside, n_inside, K, x_step, stride_n, stride_k, BLOCK_M, BLOCK_N, BLOCK_K)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = product(total, x_rows, weight_ptr, n, m_inside, n_inside, K, x_step, stride_n, stride_k, BLOCK_K)
     if HAS_BIAS:
         total += tl.load(bias_ptr + n * bias_step, mask=n < N, other=0.0).to(tl.float32)[None, :]
     tl.store(y_ptr + m[:, None] * N + n[None, :], total, mask=m_inside & n_inside)
@@ -144,6 +148,24 @@ def _(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor, torc
     return _results(x, *(weight for weight in others[:3] if weight is not None))
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG001 -- passed by name
+    ctx.save_for_backward(*inputs[:4])
+
+
+def _differentiate(ctx: Any, *upstream: torch.Tensor) -> tuple[Any, ...]:
+    x, *weights = ctx.saved_tensors
+    of_x, *wanted = ctx.needs_input_grad
+    upstreams = [as_matrix(d) for d in upstream]
+    dx = input_gradient(x, upstreams, weights) if of_x else None
+    rows = as_matrix(x)
+    dweights = [weight_gradient(d, rows) if needed else None for d, needed in zip(upstreams, wanted[:3], strict=True)]
+    dbiases = [bias_gradient(d) if needed else None for d, needed in zip(upstreams, wanted[3:], strict=True)]
+    return dx, *dweights, *dbiases
+
+
+_qkv_linear.register_autograd(_differentiate, setup_context=_save)
+
+
 def qkv_linear(
     x: torch.Tensor,
     query_weight: torch.Tensor,
@@ -157,8 +179,9 @@ def qkv_linear(
     stay three tensors, to three contiguous ``(*batch, n)``.
 
     All operands share one dtype (float32, float16 or bfloat16) and may have any strides; there are three biases or
-    none. Sums in float32 without TF32 and rounds once: see `qkv_linear_reference`. Raises `TypeError` for other or
-    mixed dtypes; `ValueError` for shapes that do not fit, one or two biases, or mixed devices.
+    none. Sums in float32 without TF32 and rounds once: see `qkv_linear_reference`. Differentiable once by all of them.
+    Raises `TypeError` for other or mixed dtypes; `ValueError` for shapes that do not fit, one or two biases, or mixed
+    devices.
     """
     weights = {"query_weight": query_weight, "key_weight": key_weight, "value_weight": value_weight}
     biases = {"query_bias": query_bias, "key_bias": key_bias, "value_bias": value_bias}

@@ -43,6 +43,7 @@ QKV = FusionSpec(
         **{f"{name}_weight": tensor(f"{width} k") for name, width in PROJECTIONS.items()},
         **{f"{name}_bias": tensor(width) for name, width in PROJECTIONS.items()},
     },
+    grad=True,
     max_launches=1,
     bench=[{"batch": (rows,), "k": 4096, "n": 4096, "kv": 1024} for rows in (1, 16, 64)],
 )
@@ -52,6 +53,7 @@ GATE_UP = FusionSpec(
     fused=gate_up_linear,
     reference=gate_up_linear_reference,
     inputs={"x": tensor("*batch k"), "gate_weight": tensor("n k"), "up_weight": tensor("n k")},
+    grad=True,
     max_launches=1,
     bench=[{"batch": (8192,), "n": 14336, "k": 4096}],
 )

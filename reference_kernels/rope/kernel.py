@@ -2,115 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, INTERPRETED, Rows, broadcasts, check_tensor, jit, placed, row_offset
-
-Layout = Literal["half", "interleaved"]
-
-WIDEST = 1024  # a head's dimensions; one more power of two would leave the registers
-
-
-@dataclass(frozen=True, slots=True)
-class RopeTile:
-    """What a program turns: ``tokens`` times (``q_heads + k_heads``) heads of ``pairs`` pairs, and ``rest`` elements of
-    each head that it copies (0: none). It takes ``blocks`` programs to get through the heads of a token."""
-
-    tokens: int
-    q_heads: int
-    k_heads: int
-    pairs: int
-    rest: int
-    blocks: int
-    warps: int
-
-
-def config(q_heads: int, k_heads: int, half: int, rest: int, *, interpreted: bool = INTERPRETED) -> RopeTile:
-    """Tile for heads of ``half`` pairs that turn and ``rest`` elements that stay.
-
-    All heads of a token where they fit, so that its angles are read once: 32 query and 8 key heads of 128 are 2560
-    pairs, 20 for each thread of 4 warps. The loads of queries and keys are both under way before either is stored.
-    """
-    pairs, beside = max(16, triton.next_power_of_2(half)), triton.next_power_of_2(rest) if rest else 0
-    budget = 256 if interpreted else 2048
-    head = max(pairs, beside // 2)
-    most = min(triton.next_power_of_2(max(q_heads, k_heads, 1)), max(1, budget // head))
-    blocks = max(1, triton.cdiv(max(q_heads, k_heads), most))
-    q_tile, k_tile = (triton.next_power_of_2(max(1, triton.cdiv(heads, blocks))) for heads in (q_heads, k_heads))
-    held = (q_tile + k_tile) * head
-    tokens = max(1, (4096 if interpreted else 1024) // triton.next_power_of_2(held))
-    warps = max(4, min(8, tokens * held // 512))
-    return RopeTile(tokens, q_tile, k_tile, pairs, beside, blocks, 4 if warps < 8 else 8)
-
-
-@jit
-def _pairs(
-    x_ptr: tl.tensor,
-    inside: tl.tensor,
-    half: tl.tensor,
-    step: tl.tensor,
-    INTERLEAVED: tl.constexpr,
-    PAIRS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Both elements of each pair in float32, ``(tokens, heads, PAIRS)``; ``x_ptr`` is where the heads begin."""
-    if INTERLEAVED:
-        # Neighbours come in one wide load; every second element would be a load of its own.
-        column = tl.arange(0, 2 * PAIRS)[None, None, :].to(tl.int64)
-        both = tl.load(x_ptr + column * step, mask=inside & (column < 2 * half), other=0.0).to(tl.float32)
-        first, second = tl.split(tl.reshape(both, [both.shape[0], both.shape[1], PAIRS, 2]))
-    else:
-        column = tl.arange(0, PAIRS)[None, None, :].to(tl.int64)
-        mask = inside & (column < half)
-        first = tl.load(x_ptr + column * step, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(x_ptr + (column + half) * step, mask=mask, other=0.0).to(tl.float32)
-    return first, second
-
-
-@jit
-def _store_turned(
-    y_ptr: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    inside: tl.tensor,
-    half: tl.tensor,
-    INTERLEAVED: tl.constexpr,
-    PAIRS: tl.constexpr,
-) -> None:
-    """Turn the pairs by angles of ``(tokens, 1, PAIRS)`` and put them where the contiguous heads ``y_ptr`` begin."""
-    turned_first = first * cos - second * sin
-    turned_second = second * cos + first * sin
-    if INTERLEAVED:
-        column = tl.arange(0, 2 * PAIRS)[None, None, :].to(tl.int64)
-        both = tl.reshape(tl.join(turned_first, turned_second), [first.shape[0], first.shape[1], 2 * PAIRS])
-        tl.store(y_ptr + column, both, mask=inside & (column < 2 * half))
-    else:
-        column = tl.arange(0, PAIRS)[None, None, :].to(tl.int64)
-        mask = inside & (column < half)
-        tl.store(y_ptr + column, turned_first, mask=mask)
-        tl.store(y_ptr + column + half, turned_second, mask=mask)
-
-
-@jit
-def _copy_rest(
-    y_ptr: tl.tensor,
-    x_ptr: tl.tensor,
-    inside: tl.tensor,
-    half: tl.tensor,
-    dim: tl.tensor,
-    step: tl.tensor,
-    REST: tl.constexpr,
-) -> None:
-    """The elements of each head that do not turn, from ``2 * half`` on."""
-    column = tl.arange(0, REST)[None, None, :].to(tl.int64) + 2 * half
-    mask = inside & (column < dim)
-    tl.store(y_ptr + column, tl.load(x_ptr + column * step, mask=mask, other=0.0), mask=mask)
+from reference_kernels._common import Rows, jit, placed, row_offset
+from reference_kernels.rope.pairs import Layout, check_heads, config, copy_columns, pairs, store_pairs
 
 
 @jit
@@ -174,13 +73,15 @@ def _rope_kernel(
     sin = tl.load(sin_ptr + sin_at, mask=known, other=0.0).to(tl.float32)
     if INVERSE:
         sin = -sin
-    q_first, q_second = _pairs(q_in, q_inside, half, q_step, INTERLEAVED, PAIRS)
-    k_first, k_second = _pairs(k_in, k_inside, half, k_step, INTERLEAVED, PAIRS)
-    _store_turned(q_out, q_first, q_second, cos, sin, q_inside, half, INTERLEAVED, PAIRS)
-    _store_turned(k_out, k_first, k_second, cos, sin, k_inside, half, INTERLEAVED, PAIRS)
+    q_first, q_second = pairs(q_in, q_inside, half, q_step, INTERLEAVED, PAIRS)
+    k_first, k_second = pairs(k_in, k_inside, half, k_step, INTERLEAVED, PAIRS)
+    q_first, q_second = q_first * cos - q_second * sin, q_second * cos + q_first * sin
+    k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
+    store_pairs(q_out, q_first, q_second, q_inside, half, 1, INTERLEAVED, PAIRS)
+    store_pairs(k_out, k_first, k_second, k_inside, half, 1, INTERLEAVED, PAIRS)
     if REST > 0:
-        _copy_rest(q_out, q_in, q_inside, half, dim, q_step, REST)
-        _copy_rest(k_out, k_in, k_inside, half, dim, k_step, REST)
+        copy_columns(q_out, q_in, q_inside, 2 * half, dim, 1, q_step, 1.0, False, REST)
+        copy_columns(k_out, k_in, k_inside, 2 * half, dim, 1, k_step, 1.0, False, REST)
 
 
 @torch.library.custom_op("reference_kernels::rope", mutates_args=())
@@ -251,29 +152,6 @@ def rope(
     Raises `TypeError` for other or mixed dtypes; `ValueError` for shapes that do not fit, ``dim`` past 1024, an unknown
     layout, angles that require a gradient, or mixed devices.
     """
-    if layout not in get_args(Layout):
-        raise ValueError(f"rope: layout is {layout!r}, known: {', '.join(get_args(Layout))}")
-    check_tensor("rope", "q", q, q, FLOATS)
-    check_tensor("rope", "k", k, q, (q.dtype,))
-    if min(q.ndim, k.ndim) < 2 or q.shape[:-2] != k.shape[:-2] or q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"rope: q {tuple(q.shape)} and k {tuple(k.shape)} do not fit; they are (*batch, q_heads, dim) and "
-            "(*batch, k_heads, dim), so transpose a layout whose heads come before the tokens"
-        )
-    if q.shape[-1] > WIDEST:
-        raise ValueError(f"rope: a head has {q.shape[-1]} dimensions, supported: up to {WIDEST}")
-    for name, angle in (("cos", cos), ("sin", sin)):
-        check_tensor("rope", name, angle, q, FLOATS)
-        if angle.ndim == 0 or not broadcasts(angle.shape[:-1], q.shape[:-2]):
-            raise ValueError(
-                f"rope: {name} of shape {tuple(angle.shape)} does not broadcast to (*batch, half) of q {tuple(q.shape)}"
-            )
-        if angle.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"rope: {name} requires a gradient, which this kernel does not compute; detach it")
-    if cos.shape[-1] != sin.shape[-1] or 2 * cos.shape[-1] > q.shape[-1]:
-        raise ValueError(
-            f"rope: cos has {cos.shape[-1]} angles, sin {sin.shape[-1]}, and a head {q.shape[-1]} dimensions; both "
-            "have one angle for each pair, at most dim // 2. Of a table that repeats them, pass cos[..., : dim // 2]"
-        )
+    check_heads("rope", q, k, cos, sin, layout)
     q_out, k_out = _rope(q, k, cos, sin, layout == "interleaved", False)
     return q_out, k_out

@@ -1,13 +1,15 @@
-"""How rope is tested: any rank and layout, whole and partial heads, tables shared by a batch, with gradients."""
+"""How rope is tested: any rank and layout, whole and partial heads, tables shared by a batch, with gradients; and
+caches of any layout, slots in any order, padding, float8."""
 
 from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
 
-from pytest_fusion import FusionSpec, dim, tensor
+from pytest_fusion import FusionSpec, derived, dim, optional, tensor, values
+from reference_kernels.rope.cache import rope_cache
 from reference_kernels.rope.kernel import rope
-from reference_kernels.rope.reference import rope_reference
+from reference_kernels.rope.reference import rope_cache_reference, rope_reference
 
 LAYOUT = st.sampled_from(("half", "interleaved"))
 ANGLES = (torch.float32, torch.bfloat16)
@@ -57,4 +59,73 @@ RANKS = FusionSpec(
     max_launches=1,
 )
 
-SPECS = [SPEC, FULL, RANKS]
+
+def _slots(generator: torch.Generator, tokens: int, pages: int, page_size: int) -> torch.Tensor:
+    """Different slots in any order; about one token in five has none, nor have those for which there is no room."""
+    device = generator.device
+    order = torch.randperm(pages * page_size, generator=generator, device=device)[:tokens]
+    slots = torch.full((tokens,), -1, dtype=torch.int64, device=device)
+    slots[: len(order)] = order
+    return torch.where(torch.rand(tokens, generator=generator, device=device) < 0.2, -1, slots)
+
+
+CACHE = FusionSpec(
+    name="rope_cache",
+    fused=rope_cache,
+    reference=rope_cache_reference,
+    inputs={
+        "q": tensor("tokens q_heads 2*half+rest"),
+        "k": tensor("tokens k_heads 2*half+rest"),
+        "v": tensor("tokens k_heads 2*half+rest"),
+        "cos": tensor("tokens half", dtype=ANGLES),
+        "sin": tensor("tokens half", dtype=ANGLES),
+        "k_cache": tensor("pages page_size k_heads 2*half+rest"),
+        "v_cache": tensor("pages page_size k_heads 2*half+rest"),
+        "slots": derived(_slots),
+        "layout": LAYOUT,
+        "checked": False,  # on a GPU the check waits for the device
+    },
+    dims={"tokens": dim(0, 24), **DIMS, "pages": dim(0, 6), "page_size": dim(0, 9)},
+    mutates=("k_cache", "v_cache"),
+    max_launches=1,
+)
+
+CACHE_FLOAT8 = CACHE.with_(
+    name="rope_cache_float8",
+    inputs={
+        **CACHE.inputs,
+        **{
+            name: tensor("pages page_size k_heads 2*half+rest", dtype=torch.float8_e4m3fn, values=values.normal())
+            for name in ("k_cache", "v_cache")
+        },
+        **{
+            name: optional(tensor("k_heads", dtype=torch.float32, values=values.positive(0.1, 2.0)))
+            for name in ("k_scale", "v_scale")
+        },
+    },
+)
+
+
+def _slots_of_batch(generator: torch.Generator, batch: int, tokens: int, pages: int, page_size: int) -> torch.Tensor:
+    return _slots(generator, batch * tokens, pages, page_size).to(torch.int32).view(batch, tokens)
+
+
+# Few cases of any size and two leading dimensions, and those that are measured.
+CACHE_FULL = CACHE.with_(
+    name="rope_cache_full",
+    inputs={
+        **CACHE.inputs,
+        "q": tensor("batch tokens q_heads 2*half+rest"),
+        "k": tensor("batch tokens k_heads 2*half+rest"),
+        "v": tensor("batch tokens k_heads 2*half+rest"),
+        "slots": derived(_slots_of_batch),
+    },
+    dims=FULL.dims,
+    bench=[
+        {"batch": batch, "tokens": tokens, "q_heads": 32, "k_heads": 8, "half": 64, "rest": 0, "layout": "half"}
+        | {"pages": pages, "page_size": 16}
+        for batch, tokens, pages in ((8, 4096, 2560), (64, 1, 4096))
+    ],
+)
+
+SPECS = [SPEC, FULL, RANKS, CACHE, CACHE_FLOAT8, CACHE_FULL]

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/rope``."""
+"""The kernels' tests, made from their specs: ``pytest reference_kernels/rope``."""
 
 from __future__ import annotations
 
@@ -9,3 +9,6 @@ from reference_kernels.rope import spec
 test_rope = spec.SPEC.test()
 test_rope_full = settings(max_examples=20)(spec.FULL.test())
 test_rope_any_rank = spec.RANKS.test()
+test_rope_cache = spec.CACHE.test()
+test_rope_cache_float8 = settings(max_examples=60)(spec.CACHE_FLOAT8.test())
+test_rope_cache_full = settings(max_examples=20)(spec.CACHE_FULL.test())

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import covertable
 import pytest
 from hypothesis import strategies as st
 
-from pytest_fusion.case import covering
+from pytest_fusion.case import covering, greedy
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import optional, tensor
@@ -43,6 +44,18 @@ def test_the_rows_hold_every_pair_of_levels(plan_of: PlanOf, name: str) -> None:
     assert count.as_json()["share"] == 1.0
     if len(plan.factors) == 1:
         assert len(rows) == len(next(iter(plan.factors.values())))
+
+
+@pytest.mark.parametrize(
+    "counts", [(2, 2), (1, 1, 1), (9, 1, 7), (3, 1, 6, 1, 8, 5, 2, 8), (3, 6, 11, 5, 11, 2, 5, 8, 12)]
+)
+def test_pairs_are_chosen_as_covertable_chooses_them(counts: tuple[int, ...]) -> None:
+    """Counting over arrays makes the same rows in the same order, for factors of one level and of many."""
+    levels = [list(range(count)) for count in counts]
+
+    rows = list(covertable.make_async(levels, strength=2, criterion=greedy))
+
+    assert rows == covertable.make(levels, strength=2)
 
 
 def test_the_rows_are_far_fewer_than_all_combinations(plan_of: PlanOf) -> None:

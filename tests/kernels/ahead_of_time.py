@@ -27,9 +27,10 @@ from reference_kernels.decode_attention import kernel as decode_attention
 from reference_kernels.dequant_matmul import kernel as dequant_matmul
 from reference_kernels.flash_attention import backward as flash_attention_backward
 from reference_kernels.flash_attention import kernel as flash_attention
+from reference_kernels.glu import block as feed_forward
 from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import kernel as layer_norm
-from reference_kernels.linear import gate_up, lora, qkv
+from reference_kernels.linear import gate_up, gated, gradients, lora, qkv
 from reference_kernels.linear import kernel as linear
 from reference_kernels.linear_cross_entropy import kernel as linear_cross_entropy
 from reference_kernels.moe_gate import kernel as moe_gate
@@ -37,6 +38,7 @@ from reference_kernels.norm_quant import kernel as norm_quant
 from reference_kernels.pointwise import kernel as pointwise
 from reference_kernels.pointwise import seeded_dropout
 from reference_kernels.rms_norm import kernel as rms_norm
+from reference_kernels.rope import cache as rope_cache
 from reference_kernels.rope import kernel as rope
 from reference_kernels.sampling import kernel as sampling
 from reference_kernels.softmax import backward as softmax_backward
@@ -49,11 +51,13 @@ KERNELS = (
     rms_norm._rms_norm_kernel,
     linear._linear_kernel,
     qkv._qkv_kernel,
-    gate_up._gate_up_kernel,
+    gated._gated_kernel,
+    gradients._summed_products_kernel,
     lora._lora_kernel,
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
+    rope_cache._rope_cache_kernel,
     layer_norm._layer_norm_kernel,
     _norm_gradients._rows_backward_kernel,
     _norm_gradients._columns_kernel,
@@ -140,6 +144,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "linear gate_up few rows": lambda: gate_up._gate_up_linear(empty(16, 4096), *wide),
         "linear gate_up": lambda: gate_up._gate_up_linear(empty(8192, 4096), *wide),
         "linear gate_up medium": lambda: gate_up._gate_up_linear(empty(256, 4096), *(w[:1024] for w in wide)),
+        **linear_gradients(empty),
         "linear lora few rows": lambda: lora._lora_linear(empty(16, 4096), *thin(16), 2.0),
         "linear lora": lambda: lora._lora_linear(empty(4096, 4096), *thin(16), 2.0),
         "linear lora 32": lambda: lora._lora_linear(empty(4096, 4096), *thin(32), 2.0),
@@ -155,8 +160,10 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "glu backward gelu": lambda: glu._glu_backward(halves[0], *halves, "gelu"),
         "glu backward gelu_tanh": lambda: glu._glu_backward(halves[0], *halves, "gelu_tanh"),
         "glu backward packed": lambda: glu._glu_packed_backward(halves[0], empty(64, 28672), "silu"),
+        **feed_forwards(empty),
         "rope half": lambda: rope._rope(*heads, *angles, False, False),
         "rope interleaved": lambda: rope._rope(*heads, *angles, True, True),
+        **rope_caches(empty),
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         **layer_norms(empty),
         **attentions(empty),
@@ -262,6 +269,58 @@ def rms_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]
             f"rms_norm input{name}": bind(backward, "gemma", False),
             f"rms_norm add backward{name}": bind(rms_norm._rms_norm_backward, x, x, x, weight, scales, "gemma", True),
         }
+    return found
+
+
+def linear_gradients(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches back through three projections and through a gate, of few rows, of some, and of a batch in training."""
+    found: dict[str, Callable[[], Any]] = {}
+    three, two = [empty(width, 4096) for width in (4096, 1024, 1024)], [empty(14336, 4096)] * 2
+    for name, rows in ((" few rows", 16), (" medium", 256), ("", 8192)):
+        upstreams, x, dy = [empty(rows, len(weight)) for weight in three], empty(rows, 4096), empty(rows, 14336)
+        found |= {
+            f"linear qkv input{name}": functools.partial(gradients._summed_products, upstreams, three),
+            f"linear qkv weight{name}": functools.partial(gradients.weight_gradient, upstreams[0], x),
+            f"linear gate_up backward{name}": functools.partial(gate_up._gate_up_linear_backward, dy, x, *two),
+            f"linear gate_up input{name}": functools.partial(gradients._summed_products, [dy, dy], two),
+        }
+    return found
+
+
+def feed_forwards(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of a feed-forward block: up and down, with halves that are kept too, and back through the unit."""
+    found: dict[str, Callable[[], Any]] = {}
+    up, down = empty(14336, 4096), empty(4096, 14336)
+    for name, rows, activation in ((" few rows", 16, "silu"), ("", 8192, "silu"), (" gelu", 8192, "gelu")):
+        arguments, half = (empty(rows, 4096), up, up, down, activation), empty(rows, 14336)
+        found |= {
+            f"feed_forward{name}": functools.partial(feed_forward._feed_forward, *arguments, False),
+            f"feed_forward kept{name}": functools.partial(feed_forward._feed_forward, *arguments, True),
+            f"feed_forward backward{name}": functools.partial(
+                feed_forward._feed_forward_backward, half, half, half, activation
+            ),
+        }
+    return found
+
+
+def rope_caches(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of rope with the write into pages of 16, in the input's dtype and in float8 with scales."""
+    found: dict[str, Callable[[], Any]] = {}
+    number, eight, plain = torch.float32, torch.float8_e4m3fn, empty(0).dtype
+    scales, slots = empty(8, kind=number), empty(64, kind=torch.int64)
+
+    def write(name: str, dim: int, half: int, interleaved: bool, kind: torch.dtype = plain) -> None:
+        q, k, angle = empty(64, 32, dim), empty(64, 8, dim), empty(64, half, kind=number)
+        cache, scaled = empty(99, 16, 8, dim, kind=kind), (scales, scales) if kind == eight else (None, None)
+        arguments = q, k, k, angle, angle, cache, empty(99, 16, 8, dim, kind=kind), slots, *scaled, interleaved, False
+        found[f"rope cache{name}"] = functools.partial(rope_cache._rope_cache, *arguments)
+
+    write("", 128, 64, False)
+    write(" interleaved", 128, 64, True)
+    write(" partial", 96, 16, False)
+    write(" float8", 128, 64, False, eight)
+    write(" float8 partial", 96, 16, True, eight)
+    write(" widest", 1024, 512, False)
     return found
 
 

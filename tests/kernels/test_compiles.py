@@ -26,6 +26,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 # erf of 128 accumulators per thread spills some 130 to 200 bytes, once, after the last multiplication.
 SPILLS = {
     "linear large gelu": 256,
+    # The halves of 128 x 128 results and their gradients, once as well.
+    **{f"linear gate_up backward{size}": 128 for size in ("", " medium")},
+    **{f"feed_forward kept{activation}": 96 for activation in ("", " gelu")},
     # Sums of 128 keys and values by 128 features take half of all registers: 8 to 160 bytes by the release of Triton.
     **{f"attention backward{name} 2": 192 for name in ("", " 64", " 96", " 128", " window", " packed")},
     # float32, on the ordinary cores.
@@ -64,7 +67,16 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     rows = ("softmax", "softmax masked", "softmax widest tile", "softmax causal", "softmax dropout", "softmax backward")
     slopes = ("softmax backward causal", "softmax backward dropout", "softmax backward bias 1", "softmax backward loop")
     rms = ("rms_norm llama", "rms_norm gemma", "rms_norm add", "rms_norm backward", "rms_norm backward loop")
-    pairs = ("glu silu", "glu packed", "glu backward silu", "glu backward packed", "rope half", "rope interleaved")
+    pairs = (
+        "glu silu",
+        "glu packed",
+        "glu backward silu",
+        "glu backward packed",
+        "feed_forward backward",
+        "rope half",
+        "rope interleaved",
+        "rope cache",
+    )
     losses = ("cross_entropy", "cross_entropy backward", "linear_cross_entropy", "linear_cross_entropy scale")
     norms = ("layer_norm", "layer_norm add", "layer_norm backward", "layer_norm backward loop", "layer_norm columns")
     chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")
@@ -80,11 +92,13 @@ def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     """Large products are wgmma instructions fed by asynchronous copies."""
     plain = ("linear medium", "linear large", "linear large gelu")
     wide = ("linear qkv", "linear gate_up", "linear lora", "linear lora 128", "linear lora backward")
+    back = ("linear qkv input", "linear qkv weight", "linear gate_up backward", "linear gate_up input medium")
+    blocks = ("feed_forward", "feed_forward 1", "feed_forward kept gelu")
     sizes = (64, 96, 128)
     heads = [f"attention{name}" for name in ("", " window", " packed", " 256", *(f" {n}" for n in sizes))]
     codes = [f"dequant {kind}{rows}" for kind in ("int8", "int4", "float8") for rows in ("", " 16", " 64", " many")]
     gradients = [f"attention backward {n} {launch}" for n in sizes for launch in (1, 2)]
-    for name in (*plain, *wide, *codes, *heads, *gradients):
+    for name in (*plain, *wide, *back, *blocks, *codes, *heads, *gradients):
         facts = compiled(dtype)[name]
         assert facts["wgmma"] > 0, (name, facts)
         assert facts["copies"] > 0, (name, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from reference_kernels.linear.qkv import _qkv_linear
 SIZES = [(3, 5, 7), (40, 100, 70), (33, 600, 5)]  # rows, k, n: in one tile, in several, and many steps of k
 
 
-def _normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def _normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Any]:
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
@@ -70,6 +71,65 @@ def test_gate_and_up_are_two_layers(rows: int, k: int, n: int) -> None:
 
     torch.testing.assert_close(gate_up_linear_reference(x, gate, up.t(), torch.float64), wanted)
     _close(gate_up_linear(x.float(), gate.float(), up.float().t()), wanted)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("rows", "k", "n"), SIZES)
+def test_gradients_of_three_projections(rows: int, k: int, n: int, biased: bool) -> None:
+    """By the input, each weight and each bias they are those of three layers in float64, whatever the layouts are."""
+    x, query, key, value, *biases = _normal((rows, k), (n, k), (k, 33), (0, k), (n,), (33,), (0,))
+    dys = [_normal((width, rows))[0].t() for width in (n, 33, 0)]
+    exact = [t.requires_grad_() for t in (x, query, key.t(), value, *(biases if biased else []))]
+    given = exact[4:] or [None] * 3
+    wanted = [F.linear(exact[0], w, b) for w, b in zip(exact[1:4], given, strict=True)]
+    narrow = [t.detach().float().requires_grad_() for t in exact]
+
+    got = qkv_linear(*narrow)
+
+    gradients = torch.autograd.grad(wanted, exact, dys)
+    found = torch.autograd.grad(got, narrow, [dy.float() for dy in dys])
+    for d, right in zip(found, gradients, strict=True):
+        torch.testing.assert_close(d.double(), right, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "k", "n"), SIZES)
+def test_gradients_of_gate_and_up(rows: int, k: int, n: int) -> None:
+    """By the input and both weights they are those of two layers in float64, whatever the layouts are."""
+    x, gate, up, dy = _normal((rows, k), (n, k), (k, n), (n, rows))
+    exact = [t.requires_grad_() for t in (x, gate, up.t())]
+    narrow = [t.detach().float().requires_grad_() for t in exact]
+    wanted = F.silu(F.linear(exact[0], exact[1])) * F.linear(exact[0], exact[2])
+
+    found = torch.autograd.grad(gate_up_linear(*narrow), narrow, dy.t().float())
+
+    for d, right in zip(found, torch.autograd.grad(wanted, exact, dy.t()), strict=True):
+        torch.testing.assert_close(d.double(), right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
+
+
+def test_gradients_that_nobody_asked_for() -> None:
+    """Frozen operands and an unused projection change no bit of the gradients that are asked for."""
+    tensors = _normal((9, 40), (33, 40), (7, 40), (33,), (7,), dtype=torch.float32)
+
+    def gradients(asked: list[int]) -> list[torch.Tensor]:
+        x, query, key, wide, narrow = leaves = [t.clone().requires_grad_(i in asked) for i, t in enumerate(tensors)]
+        q, k, _ = qkv_linear(x, query, key, key.detach(), wide, narrow, narrow.detach())
+        loss = q.square().sum() + k.sum() + gate_up_linear(x, key, key.detach()).sum()
+        return list(torch.autograd.grad(loss, [leaves[i] for i in asked]))
+
+    whole = gradients([0, 1, 2, 3, 4])
+
+    for number, d in enumerate(whole):
+        assert torch.equal(gradients([number])[0], d)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """The backward kernels have no gradient of their own, and say so instead of leaving a term out."""
+    x, weight = _normal((4, 6), (5, 6), dtype=torch.float32)
+    x.requires_grad_()
+    for y in (qkv_linear(x, weight, weight, weight)[1], gate_up_linear(x, weight, weight)):
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+            torch.autograd.grad(first.sum(), x)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 5, 70, 128])
@@ -123,22 +183,25 @@ def test_opcheck() -> None:
     x, weight, down, up, bias = _normal((6, 4), (5, 6), (6, 3), (5, 3), (5,), dtype=torch.float32)
     x, down = x.t(), down.t()
     torch.library.opcheck(_linear, (x, weight, bias, "gelu"))
+    x, weight, down, up = (t.requires_grad_() for t in (x, weight, down, up))
     torch.library.opcheck(_qkv_linear, (x, weight, down, weight, None, None, None))
+    torch.library.opcheck(_qkv_linear, (x, weight, weight, weight, bias, bias, bias.clone().requires_grad_()))
     torch.library.opcheck(_gate_up_linear, (x, weight, weight))
-    torch.library.opcheck(_lora_linear, (*(t.requires_grad_() for t in (x, weight, down, up)), 0.5))
+    torch.library.opcheck(_lora_linear, (x, weight, down, up, 0.5))
 
 
 def test_one_graph() -> None:
-    """All kernels, and the gradients of low-rank adaptation, compile without a graph break."""
+    """All kernels and their gradients compile without a graph break."""
     x, weight, down, up = _normal((4, 6), (6, 6), (3, 6), (6, 3), dtype=torch.float32)
-    leaves = [t.requires_grad_() for t in (x, down, up)]
+    leaves = [t.requires_grad_() for t in (x, weight, down, up)]
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         query, key, value = qkv_linear(linear(x, weight, None, "silu"), weight, weight, weight)
         return gate_up_linear(query + key * value, weight, weight)
 
-    def plain(x: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return lora_linear(x, weight, down, up).square()
+    def plain(x: torch.Tensor, weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        query, key, value = qkv_linear(lora_linear(x, weight.detach(), down, up), weight, weight, weight)
+        return gate_up_linear(query + key * value, weight, weight).square()
 
     with torch.no_grad():
         whole = torch.compile(forward, fullgraph=True, backend="aot_eager")(x)
@@ -162,6 +225,10 @@ def test_sizes_of_zero(shape: tuple[int, ...]) -> None:
         assert torch.equal(y, zeros)
     for leaf, d in zip(leaves, torch.autograd.grad(lora_linear(*leaves).sum(), leaves), strict=True):
         assert torch.equal(d, torch.zeros_like(leaf))
+    query, key, value = qkv_linear(x, weight, weight, weight)
+    for y in (query + key + value, gate_up_linear(x, weight, weight)):
+        for leaf, d in zip(leaves, torch.autograd.grad(y.sum(), leaves[:2]), strict=False):
+            assert torch.equal(d, torch.zeros_like(leaf))
 
 
 @pytest.mark.parametrize(

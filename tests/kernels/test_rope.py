@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 from reference_kernels.rope import rope, rope_reference
-from reference_kernels.rope.kernel import _rope, config
+from reference_kernels.rope.kernel import _rope
+from reference_kernels.rope.pairs import config
 
 LAYOUTS = ("half", "interleaved")
 

@@ -24,6 +24,8 @@ from triton.compiler import ASTSource
 from reference_kernels import _norm_gradients, _sums
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.decode_attention import kernel as decode_attention
+from reference_kernels.embedding import interaction
+from reference_kernels.embedding import kernel as embedding
 from reference_kernels.flash_attention import backward as flash_attention_backward
 from reference_kernels.flash_attention import kernel as flash_attention
 from reference_kernels.glu import kernel as glu
@@ -74,6 +76,11 @@ KERNELS = (
     flash_attention_backward._keys_kernel,
     decode_attention._decode_kernel,
     decode_attention._combine_kernel,
+    embedding._bags_kernel,
+    embedding._rows_kernel,
+    embedding._scales_kernel,
+    interaction._interaction_kernel,
+    interaction._interaction_backward_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -153,6 +160,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "rope partial": lambda: rope._rope(*partial, *(angle[:, :16] for angle in angles), False, False),
         **layer_norms(empty),
         **attentions(empty),
+        **embeddings(empty),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
         "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
         "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
@@ -312,6 +320,32 @@ def attentions(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any
     decode(" single", 128, 1, 0)
     if empty(0).dtype != torch.float32:  # which spills 168 bytes: nobody serves a model so
         decode(" float8", 128, 8, 16, torch.float8_e4m3fn)
+    return found
+
+
+def embeddings(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of bags, plain and weighted, with both gradients in this order, and of the interaction."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, kind = functools.partial, torch.int64
+    starts, offsets = torch.arange(0, 2601, 100), torch.zeros(26 * 64 + 1, dtype=kind)
+    indices = torch.zeros(1000, dtype=kind)
+    for features in (16, 128, 1000):
+        weight, up = empty(2600, features), empty(64, 26, features)
+        numbers = weight, starts, indices, offsets
+        found |= {
+            f"embedding_bag {features}": bind(embedding._embedding_bag, *numbers, None, False, False),
+            f"embedding_bag weighted {features}": bind(embedding._embedding_bag, *numbers, empty(1000), True, False),
+            f"embedding_bag backward {features}": bind(
+                embedding._embedding_bag_backward, up, *numbers, empty(1000), True, True, True
+            ),
+        }
+    for tables, features in ((8, 64), (26, 128), (60, 128), (127, 100)):
+        dense, sparse = empty(64, features), empty(64, tables, features)
+        up = empty(64, features + tables * (tables + 1) // 2)
+        found |= {
+            f"interaction {tables}": bind(interaction._dot_interaction, dense, sparse),
+            f"interaction backward {tables}": bind(interaction._dot_interaction_backward, up, dense, sparse),
+        }
     return found
 
 

@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from reference_kernels import _norm_gradients, _sums
+from reference_kernels.adamw import kernel as adamw
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.decode_attention import kernel as decode_attention
 from reference_kernels.embedding import interaction
@@ -81,6 +82,7 @@ KERNELS = (
     embedding._scales_kernel,
     interaction._interaction_kernel,
     interaction._interaction_backward_kernel,
+    adamw._adamw_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -161,6 +163,8 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **layer_norms(empty),
         **attentions(empty),
         **embeddings(empty),
+        "adamw": lambda: steps(empty, masters=False),
+        "adamw masters": lambda: steps(empty, masters=True),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
         "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
         "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
@@ -347,6 +351,14 @@ def embeddings(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any
             f"interaction backward {tables}": bind(interaction._dot_interaction_backward, up, dense, sparse),
         }
     return found
+
+
+def steps(empty: Callable[..., torch.Tensor], *, masters: bool) -> None:
+    """A step of AdamW on two tensors, with float32 moments."""
+    first, second, wide = ([empty(size, kind=torch.float32) for size in (5000, 3)] for _ in range(3))
+    parameters, gradients = ([empty(size) for size in (5000, 3)] for _ in range(2))
+    lists = parameters, gradients, first, second, *([wide] if masters else [])
+    adamw._launch(adamw._made(lists, first[0].device), lists, (0.5,) * 7)
 
 
 def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:

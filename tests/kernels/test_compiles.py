@@ -72,7 +72,8 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     choices = ("sample", "sample cut", "moe_gate", "moe_gate backward")
     heads = ("attention 64", "attention 128", "attention 256", "attention backward 128", "decode 128", "decode paged")
     bags = ("embedding_bag 128", "embedding_bag backward 128", "interaction 26", "interaction backward 26")
-    for name in (*rows, *slopes, *rms, *pairs, *losses, *norms, *chains, *codes, *choices, *heads, *bags):
+    steps = ("adamw", "adamw masters")
+    for name in (*rows, *slopes, *rms, *pairs, *losses, *norms, *chains, *codes, *choices, *heads, *bags, *steps):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

@@ -30,14 +30,14 @@ class Chunk:
 
 
 def config(*, interpreted: bool = INTERPRETED) -> Chunk:
-    """The same for every tensor. 8 elements a thread are two loads of 16 bytes from each float32 tensor, eight under way
-    at once; a chunk of four such blocks shares what it takes to find its tensor."""
+    """The same for every tensor. 8 elements a thread are two loads of 16 bytes from each float32 tensor, eight under
+    way at once; a chunk of four such blocks shares what it takes to find its tensor."""
     return Chunk(256, 64, 1) if interpreted else Chunk(4096, 1024, 4)
 
 
 @jit
 def _aligned(pointer: tl.tensor, at: tl.tensor, ALIGNED: tl.constexpr) -> tl.tensor:
-    """``pointer + at``, of which the compiler knows that 16 bytes lie together, as it cannot of an address from a table.
+    """``pointer + at``; the compiler is told that 16 bytes lie together, which it cannot know of a table's addresses.
 
     It forgets what it was told of a pointer made from a number (Triton 3.7), so the sum is what it is told of; the
     pointer is told of too, because that is what the interpreter checks.

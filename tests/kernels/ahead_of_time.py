@@ -23,6 +23,8 @@ from triton.compiler import ASTSource
 
 from reference_kernels import _norm_gradients, _sums
 from reference_kernels.adamw import kernel as adamw
+from reference_kernels.batch_norm import backward as batch_norm_backward
+from reference_kernels.batch_norm import kernel as batch_norm
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.decode_attention import kernel as decode_attention
 from reference_kernels.embedding import interaction
@@ -83,6 +85,11 @@ KERNELS = (
     interaction._interaction_kernel,
     interaction._interaction_backward_kernel,
     adamw._adamw_kernel,
+    batch_norm._moments_kernel,
+    batch_norm._combine_kernel,
+    batch_norm._batch_norm_kernel,
+    batch_norm_backward._sums_kernel,
+    batch_norm_backward._input_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -163,6 +170,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **layer_norms(empty),
         **attentions(empty),
         **embeddings(empty),
+        **batch_norms(empty),
         "adamw": lambda: steps(empty, masters=False),
         "adamw masters": lambda: steps(empty, masters=True),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
@@ -359,6 +367,28 @@ def steps(empty: Callable[..., torch.Tensor], *, masters: bool) -> None:
     parameters, gradients = ([empty(size) for size in (5000, 3)] for _ in range(2))
     lists = parameters, gradients, first, second, *([wide] if masters else [])
     adamw._launch(adamw._made(lists, first[0].device), lists, (0.5,) * 7)
+
+
+def batch_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of batch_norm: statistics (two), result, and backward (three); channels first, last, and odd sizes."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, wide = functools.partial, torch.float32
+    for name, shape in (("", (64, 256, 56, 56)), (" odd", (9, 5, 7, 33)), (" last", (64, 56, 56, 256))):
+        x = empty(*shape)
+        if name == " last":
+            x = x.movedim(-1, 1)
+        vector, (mean, rest, scale) = empty(x.shape[1]), empty(3, x.shape[1], kind=wide)
+        backward = bind(batch_norm_backward.batch_norm_backward, x, x)
+        found |= {
+            f"batch_norm statistics{name}": bind(batch_norm._statistics, x, mean, scale, 0.1, 1e-5),
+            f"batch_norm{name}": bind(batch_norm._batch_norm, x, vector, vector, x, mean, rest, scale, 1e-5, True),
+            f"batch_norm evaluation{name}": bind(
+                batch_norm._batch_norm, x, vector, vector, None, mean, None, scale, 1e-5, False
+            ),
+            f"batch_norm backward{name}": bind(backward, x, vector, mean, rest, scale, 1e-5, True),
+            f"batch_norm backward evaluation{name}": bind(backward, None, None, mean, None, scale, 1e-5, False),
+        }
+    return found
 
 
 def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:

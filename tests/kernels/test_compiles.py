@@ -73,7 +73,9 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     heads = ("attention 64", "attention 128", "attention 256", "attention backward 128", "decode 128", "decode paged")
     bags = ("embedding_bag 128", "embedding_bag backward 128", "interaction 26", "interaction backward 26")
     steps = ("adamw", "adamw masters")
-    for name in (*rows, *slopes, *rms, *pairs, *losses, *norms, *chains, *codes, *choices, *heads, *bags, *steps):
+    batches = [f"batch_norm{launch}{name}" for launch in ("", " statistics", " backward") for name in ("", " last")]
+    last = (*bags, *steps, *batches)
+    for name in (*rows, *slopes, *rms, *pairs, *losses, *norms, *chains, *codes, *choices, *heads, *last):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

@@ -200,8 +200,9 @@ class LaneMode(DispatchMode):
         if plan.name in ("_to_copy", "copy") and op.operands and _same_dtype(args, natives):
             moved = seen[id(args[-1] if plan.name == "copy" else args[0])]
             device = natives[0].device
-            raw, rounded = (over(value.to(device), natives[0].shape) for value in (moved.raw, moved.rounded))
-            return [Lanes(raw, raw if moved.single else rounded, moved.terms)]
+            wide = over(moved.raw.to(device), natives[0].shape)
+            stored = wide if moved.single else over(moved.rounded.to(device), natives[0].shape)
+            return [Lanes(wide, stored, moved.terms)]
         made = terms if plan.name in CASTS else _product_terms(plan.name, args)
         every = [
             self.finished(value, native, made) if isinstance(value, Tensor) else None

@@ -213,14 +213,14 @@ def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
 
 
 def over(lanes: Tensor, shape: Sequence[int]) -> Tensor:
-    """Lanes ``(K, ...)`` broadcast to ``(K, *shape)``: the lanes' axis stays first, where torch would align the last."""
+    """Lanes ``(K, ...)`` broadcast to ``(K, *shape)``; torch alone would align the lanes' axis with a dimension."""
     missing = (1,) * (len(shape) + 1 - lanes.ndim)
     return lanes.reshape(lanes.shape[0], *missing, *lanes.shape[1:]).expand(-1, *shape)
 
 
 @computed("_to_copy", "to", "copy", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
 def _cast(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A cast: the value read is the value before rounding to the new dtype. ``copy`` is of the old value and the new."""
+    """A cast: the value read is the value before rounding to the new dtype. ``copy`` takes the old value first."""
     out = op.outs[0]
     if op.name == "copy":
         x = over(args[0], out.shape)

@@ -22,9 +22,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from reference_kernels import _norm_gradients, _sums
+from reference_kernels.adamw import kernel as adamw
+from reference_kernels.batch_norm import backward as batch_norm_backward
+from reference_kernels.batch_norm import kernel as batch_norm
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.decode_attention import kernel as decode_attention
 from reference_kernels.dequant_matmul import kernel as dequant_matmul
+from reference_kernels.embedding import interaction
+from reference_kernels.embedding import kernel as embedding
 from reference_kernels.flash_attention import backward as flash_attention_backward
 from reference_kernels.flash_attention import kernel as flash_attention
 from reference_kernels.glu import block as feed_forward
@@ -84,6 +89,17 @@ KERNELS = (
     decode_attention._combine_kernel,
     dequant_matmul._dequant_kernel,
     dequant_matmul._combine_kernel,
+    embedding._bags_kernel,
+    embedding._rows_kernel,
+    embedding._scales_kernel,
+    interaction._interaction_kernel,
+    interaction._interaction_backward_kernel,
+    adamw._adamw_kernel,
+    batch_norm._moments_kernel,
+    batch_norm._combine_kernel,
+    batch_norm._batch_norm_kernel,
+    batch_norm_backward._sums_kernel,
+    batch_norm_backward._input_kernel,
 )
 POINTERS = {
     torch.float32: "*fp32",
@@ -168,6 +184,10 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **layer_norms(empty),
         **attentions(empty),
         **dequantised(empty),
+        **embeddings(empty),
+        **batch_norms(empty),
+        "adamw": lambda: steps(empty, masters=False),
+        "adamw masters": lambda: steps(empty, masters=True),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
         "cross_entropy odd": lambda: cross_entropy._losses(empty(64, 50257), labels, *every),
         "cross_entropy narrow": lambda: cross_entropy._losses(empty(64, 1000), labels, *every),
@@ -413,6 +433,62 @@ def dequantised(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
         "dequant int8 odd": bind(dequant_matmul._int8_linear, odd, empty(50, 70, kind=torch.int8), group[:, 0]),
         "dequant int4 odd": bind(dequant_matmul._int4_linear, odd, empty(50, 32, kind=torch.int16), group, 64),
     }
+
+
+def embeddings(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of bags, plain and weighted, with both gradients in this order, and of the interaction."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, kind = functools.partial, torch.int64
+    starts, offsets = torch.arange(0, 2601, 100), torch.zeros(26 * 64 + 1, dtype=kind)
+    indices = torch.zeros(1000, dtype=kind)
+    for features in (16, 128, 1000):
+        weight, up = empty(2600, features), empty(64, 26, features)
+        numbers = weight, starts, indices, offsets
+        found |= {
+            f"embedding_bag {features}": bind(embedding._embedding_bag, *numbers, None, False, False),
+            f"embedding_bag weighted {features}": bind(embedding._embedding_bag, *numbers, empty(1000), True, False),
+            f"embedding_bag backward {features}": bind(
+                embedding._embedding_bag_backward, up, *numbers, empty(1000), True, True, True
+            ),
+        }
+    for tables, features in ((8, 64), (26, 128), (60, 128), (127, 100)):
+        dense, sparse = empty(64, features), empty(64, tables, features)
+        up = empty(64, features + tables * (tables + 1) // 2)
+        found |= {
+            f"interaction {tables}": bind(interaction._dot_interaction, dense, sparse),
+            f"interaction backward {tables}": bind(interaction._dot_interaction_backward, up, dense, sparse),
+        }
+    return found
+
+
+def steps(empty: Callable[..., torch.Tensor], *, masters: bool) -> None:
+    """A step of AdamW on two tensors, with float32 moments."""
+    first, second, wide = ([empty(size, kind=torch.float32) for size in (5000, 3)] for _ in range(3))
+    parameters, gradients = ([empty(size) for size in (5000, 3)] for _ in range(2))
+    lists = parameters, gradients, first, second, *([wide] if masters else [])
+    adamw._launch(adamw._made(lists, first[0].device), lists, (0.5,) * 7)
+
+
+def batch_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Launches of batch_norm: statistics (two), result, and backward (three); channels first, last, and odd sizes."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind, wide = functools.partial, torch.float32
+    for name, shape in (("", (64, 256, 56, 56)), (" odd", (9, 5, 7, 33)), (" last", (64, 56, 56, 256))):
+        x = empty(*shape)
+        if name == " last":
+            x = x.movedim(-1, 1)
+        vector, (mean, rest, scale) = empty(x.shape[1]), empty(3, x.shape[1], kind=wide)
+        backward = bind(batch_norm_backward.batch_norm_backward, x, x)
+        found |= {
+            f"batch_norm statistics{name}": bind(batch_norm._statistics, x, mean, scale, 0.1, 1e-5),
+            f"batch_norm{name}": bind(batch_norm._batch_norm, x, vector, vector, x, mean, rest, scale, 1e-5, True),
+            f"batch_norm evaluation{name}": bind(
+                batch_norm._batch_norm, x, vector, vector, None, mean, None, scale, 1e-5, False
+            ),
+            f"batch_norm backward{name}": bind(backward, x, vector, mean, rest, scale, 1e-5, True),
+            f"batch_norm backward evaluation{name}": bind(backward, None, None, mean, None, scale, 1e-5, False),
+        }
+    return found
 
 
 def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:

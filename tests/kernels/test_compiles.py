@@ -83,7 +83,11 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     codes = ("norm_quant fp8", "norm_quant fp8 groups", "norm_quant int8", "norm_quant residual groups")
     choices = ("sample", "sample cut", "moe_gate", "moe_gate backward")
     heads = ("attention 64", "attention 128", "attention 256", "attention backward 128", "decode 128", "decode paged")
-    for name in (*rows, *slopes, *rms, *pairs, *losses, *norms, *chains, *codes, *choices, *heads):
+    bags = ("embedding_bag 128", "embedding_bag backward 128", "interaction 26", "interaction backward 26")
+    steps = ("adamw", "adamw masters")
+    batches = [f"batch_norm{launch}{name}" for launch in ("", " statistics", " backward") for name in ("", " last")]
+    last = (*bags, *steps, *batches)
+    for name in (*rows, *slopes, *rms, *pairs, *losses, *norms, *chains, *codes, *choices, *heads, *last):
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 

@@ -298,9 +298,11 @@ def _live_storages() -> Iterator[tuple[int, int]]:
     torch = sys.modules.get("torch")
     if torch is None:
         return
+    # torch.compile and opcheck leave some behind; asking one for its address warns, or raises.
+    fake: Any = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
     hidden: frozenset[int] = frozenset().union(*(provider.hidden() for provider in _providers))
     for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor):
+        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), fake):
             continue
         try:
             if thing.device.type == "cpu":

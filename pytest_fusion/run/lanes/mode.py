@@ -24,6 +24,7 @@ from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
 from pytest_fusion.run.lanes.ops import Op
+from pytest_fusion.run.lanes.ops.pointwise import over
 from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, plan_of
 from pytest_fusion.run.lanes.rounding import GRIDS, D, Noise
 from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
@@ -199,7 +200,9 @@ class LaneMode(DispatchMode):
         if plan.name in ("_to_copy", "copy") and op.operands and _same_dtype(args, natives):
             moved = seen[id(args[-1] if plan.name == "copy" else args[0])]
             device = natives[0].device
-            return [Lanes(moved.raw.to(device), moved.rounded.to(device), moved.terms)]
+            wide = over(moved.raw.to(device), natives[0].shape)
+            stored = wide if moved.single else over(moved.rounded.to(device), natives[0].shape)
+            return [Lanes(wide, stored, moved.terms)]
         made = terms if plan.name in CASTS else _product_terms(plan.name, args)
         every = [
             self.finished(value, native, made) if isinstance(value, Tensor) else None

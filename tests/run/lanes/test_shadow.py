@@ -210,6 +210,24 @@ def test_memory_written_behind_the_dispatcher_is_noticed(x: Tensor) -> None:
     torch.testing.assert_close(found.outputs[0].oracle, x.double() * 1.1 * 2, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(32,), (8, 32), (1, 32), (3, 8, 32)])
+def test_a_copy_in_place_is_of_the_new_value(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """``copy_`` into another dtype, or over more dimensions, leaves the source in every lane, not the old value."""
+    old = torch.zeros(3, 8, 32, dtype=dtype)
+    new = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+    def reference() -> list[Tensor]:
+        old.copy_(new * 1.1)
+        return [old]
+
+    out = run_lanes(reference, seed=1, lanes=3).outputs[0]
+
+    wanted = (new.double() * 1.1).expand(3, 8, 32)
+    torch.testing.assert_close(out.oracle, wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(out.lanes, wanted.expand(3, 3, 8, 32), rtol=1e-2, atol=0)
+
+
 def test_a_custom_operator_that_writes(x: Tensor) -> None:
     """An operator that only writes its argument is run on copies of every lane, then natively."""
     with torch.library._scoped_library("lanes_test", "FRAGMENT") as library:

@@ -9,7 +9,7 @@ library functions of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (abso
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -212,10 +212,18 @@ def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
     return out
 
 
+def over(lanes: Tensor, shape: Sequence[int]) -> Tensor:
+    """Lanes ``(K, ...)`` broadcast to ``(K, *shape)``; torch alone would align the lanes' axis with a dimension."""
+    missing = (1,) * (len(shape) + 1 - lanes.ndim)
+    return lanes.reshape(lanes.shape[0], *missing, *lanes.shape[1:]).expand(-1, *shape)
+
+
 @computed("_to_copy", "to", "copy", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
 def _cast(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A cast: the value read is the value before rounding to the new dtype."""
+    """A cast: the value read is the value before rounding to the new dtype. ``copy`` takes the old value first."""
     out = op.outs[0]
+    if op.name == "copy":
+        x = over(args[0], out.shape)
     x = x.to(out.device)
     if out.dtype.is_floating_point:
         return as_float(x)

@@ -1,0 +1,395 @@
+"""Fused batch normalisation: statistics across programs in two steps, then scale, shift, residual and relu in one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from reference_kernels._common import jit, placed, row_offset
+from reference_kernels.batch_norm.layout import Plan, like, plan_of
+
+PARTS, CHANNELS = 32, 32  # of partial statistics that a program of `_combine_kernel` reads at a time
+
+
+@jit
+def place(
+    tile: tl.tensor,
+    block: tl.tensor,
+    column_tiles: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    LAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Rows and columns of a tile (int64), and which of its elements exist. ``LAST``: columns are channels."""
+    row = tile // column_tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
+    column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
+    if LAST:
+        column += block * BLOCK_COLUMNS
+    else:
+        column += tile % column_tiles * BLOCK_COLUMNS
+    return row, column, (row < rows) & (column < width)
+
+
+@jit
+def channels_of(block: tl.tensor, LAST: tl.constexpr, BLOCK_COLUMNS: tl.constexpr) -> tl.tensor:
+    """A program's channels: one for each column of its tiles, or a single one, ``(1, 1)``."""
+    if LAST:
+        channel = block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
+    else:
+        channel = block + tl.zeros([1, 1], tl.int64)
+    return channel
+
+
+@jit
+def by_channel(x: tl.tensor, LAST: tl.constexpr) -> tl.tensor:
+    """The sums of a tile's elements for each of its channels."""
+    found = tl.sum(x, axis=0, keep_dims=True)
+    if not LAST:
+        found = tl.sum(found, axis=1, keep_dims=True)
+    return found
+
+
+@jit
+def statistics_of(
+    mean_ptr: tl.tensor,
+    rest_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    mean_step: tl.tensor,
+    scale_step: tl.tensor,
+    channel: tl.tensor,
+    channels: tl.tensor,
+    eps: tl.tensor,
+    TRAINING: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Mean, what its rounding left of it, and reciprocal root of the variance; ``scale_ptr`` has the variance itself in
+    evaluation."""
+    there = channel < channels
+    mean = tl.load(mean_ptr + channel * mean_step, mask=there, other=0.0).to(tl.float32)
+    scale = tl.load(scale_ptr + channel * scale_step, mask=there, other=1.0).to(tl.float32)
+    rest = tl.zeros(mean.shape, tl.float32)
+    if TRAINING:
+        rest = tl.load(rest_ptr + channel, mask=there, other=0.0)
+    else:
+        scale = tl.rsqrt(scale + eps)
+    return mean, rest, scale
+
+
+@jit
+def _moments_kernel(
+    parts_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    parts: tl.tensor,
+    tiles: tl.tensor,
+    column_tiles: tl.tensor,
+    channels: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    x_channel: tl.tensor,
+    x_stride0: tl.tensor,
+    x_stride1: tl.tensor,
+    x_stride2: tl.tensor,
+    x_step: tl.tensor,
+    LAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+) -> None:
+    """Every ``parts``-th tile of some channels: their number, a shift, and the sums of what is left of the elements and
+    of its squares, into ``parts_ptr``, ``(4, parts, channels)``.
+
+    The shift is the mean of the first tile: it lies within the root of the number of tiles, in standard deviations, of
+    the part's mean, so that subtracting the squared mean costs the squares no more than that number of units.
+    """
+    block = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1).to(tl.int64)
+    channel = channels_of(block, LAST, BLOCK_COLUMNS)
+    if not LAST:
+        x_ptr += block * x_channel
+    row, column, inside = place(part, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
+    x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + column * x_step
+    first = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
+    shift = by_channel(first, LAST) / tl.maximum(by_channel(inside.to(tl.float32), LAST), 1.0)
+    count = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    squares = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    for tile in range(part, tiles, parts):
+        row, column, inside = place(tile, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
+        x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + column * x_step
+        x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
+        left = tl.where(inside, x - shift, 0.0)
+        count += inside.to(tl.float32)
+        total += left
+        squares += left * left
+    there = channel < channels
+    at = parts_ptr + part * channels + channel
+    plane = parts.to(tl.int64) * channels
+    tl.store(at, by_channel(count, LAST), mask=there)
+    tl.store(at + plane, shift, mask=there)
+    tl.store(at + 2 * plane, by_channel(total, LAST), mask=there)
+    tl.store(at + 3 * plane, by_channel(squares, LAST), mask=there)
+
+
+@jit
+def _part(
+    parts_ptr: tl.tensor,
+    first: tl.tensor,
+    parts: tl.tensor,
+    channel: tl.tensor,
+    channels: tl.tensor,
+    PARTS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Number, shift, mean of what is left, and sum of squares around the mean, of ``PARTS`` parts."""
+    part = first + tl.arange(0, PARTS)[:, None].to(tl.int64)
+    there = (part < parts) & (channel < channels)
+    at = parts_ptr + part * channels + channel
+    plane = parts.to(tl.int64) * channels
+    count = tl.load(at, mask=there, other=0.0)
+    shift = tl.load(at + plane, mask=there, other=0.0)
+    total = tl.load(at + 2 * plane, mask=there, other=0.0)
+    squares = tl.load(at + 3 * plane, mask=there, other=0.0)
+    left = total / tl.maximum(count, 1.0)
+    return count, shift, left, squares - total * left
+
+
+@jit
+def _combine_kernel(
+    statistics_ptr: tl.tensor,
+    mean_ptr: tl.tensor,
+    var_ptr: tl.tensor,
+    parts_ptr: tl.tensor,
+    eps: tl.tensor,
+    keep: tl.tensor,
+    momentum: tl.tensor,
+    unbiased: tl.tensor,
+    count: tl.tensor,
+    parts: tl.tensor,
+    channels: tl.tensor,
+    mean_step: tl.tensor,
+    var_step: tl.tensor,
+    HAS_MEAN: tl.constexpr,
+    HAS_VAR: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> None:
+    """Chan's rule for all parts of some channels at once, around the shift of part 0: ``statistics``, ``(3, channels)``
+    (mean, what its rounding left, reciprocal root of the variance), and the running ones where there are any."""
+    channel = tl.program_id(0).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    there = channel < channels
+    base = tl.load(parts_ptr + parts.to(tl.int64) * channels + channel, mask=there, other=0.0)
+    total = tl.zeros([PARTS, CHANNELS], tl.float32)
+    for first in range(0, parts, PARTS):
+        number, shift, left, _ = _part(parts_ptr, first, parts, channel, channels, PARTS)
+        total += tl.where(number > 0, number * ((shift - base) + left), 0.0)
+    delta = tl.sum(total, axis=0, keep_dims=True) / count
+    around = tl.zeros([PARTS, CHANNELS], tl.float32)
+    for first in range(0, parts, PARTS):
+        number, shift, left, squares = _part(parts_ptr, first, parts, channel, channels, PARTS)
+        apart = (shift - base) + left - delta
+        around += tl.where(number > 0, squares + number * apart * apart, 0.0)
+    squares = tl.maximum(tl.sum(around, axis=0, keep_dims=True), 0.0, propagate_nan=tl.PropagateNan.ALL)
+    mean = base + delta
+    back = mean - base
+    var = squares / count
+    tl.store(statistics_ptr + channel, mean, mask=there)
+    tl.store(statistics_ptr + channels + channel, (base - (mean - back)) + (delta - back), mask=there)
+    tl.store(statistics_ptr + 2 * channels + channel, tl.rsqrt(var + eps), mask=there)
+    if HAS_MEAN:
+        old = tl.load(mean_ptr + channel * mean_step, mask=there, other=0.0).to(tl.float32)
+        tl.store(mean_ptr + channel * mean_step, old * keep + mean * momentum, mask=there)
+    if HAS_VAR:
+        old = tl.load(var_ptr + channel * var_step, mask=there, other=0.0).to(tl.float32)
+        tl.store(var_ptr + channel * var_step, old * keep + var * unbiased * momentum, mask=there)
+
+
+@jit
+def _batch_norm_kernel(
+    y_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    mean_ptr: tl.tensor,
+    rest_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    eps: tl.tensor,
+    weight_step: tl.tensor,
+    bias_step: tl.tensor,
+    mean_step: tl.tensor,
+    scale_step: tl.tensor,
+    parts: tl.tensor,
+    tiles: tl.tensor,
+    column_tiles: tl.tensor,
+    channels: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    y_channel: tl.tensor,
+    y_stride0: tl.tensor,
+    y_stride1: tl.tensor,
+    y_stride2: tl.tensor,
+    y_step: tl.tensor,
+    x_channel: tl.tensor,
+    x_stride0: tl.tensor,
+    x_stride1: tl.tensor,
+    x_stride2: tl.tensor,
+    x_step: tl.tensor,
+    residual_channel: tl.tensor,
+    residual_stride0: tl.tensor,
+    residual_stride1: tl.tensor,
+    residual_stride2: tl.tensor,
+    residual_step: tl.tensor,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    RELU: tl.constexpr,
+    TRAINING: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+) -> None:
+    """Every ``parts``-th tile of some channels."""
+    block = tl.program_id(0).to(tl.int64)
+    channel = channels_of(block, LAST, BLOCK_COLUMNS)
+    there = channel < channels
+    mean, rest, scale = statistics_of(
+        mean_ptr, rest_ptr, scale_ptr, mean_step, scale_step, channel, channels, eps, TRAINING
+    )
+    if HAS_WEIGHT:
+        scale *= tl.load(weight_ptr + channel * weight_step, mask=there, other=0.0).to(tl.float32)
+    shift = tl.zeros(mean.shape, tl.float32)
+    if HAS_BIAS:
+        shift = tl.load(bias_ptr + channel * bias_step, mask=there, other=0.0).to(tl.float32)
+    if not LAST:
+        y_ptr += block * y_channel
+        x_ptr += block * x_channel
+        residual_ptr += block * residual_channel
+    for tile in range(tl.program_id(1).to(tl.int64), tiles, parts):
+        row, column, inside = place(tile, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
+        x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + column * x_step
+        x = tl.load(x_ptr + x_at, mask=inside, other=0.0)
+        y = ((x.to(tl.float32) - mean) - rest) * scale + shift
+        if HAS_RESIDUAL:
+            at = row_offset(row, size1, size2, residual_stride0, residual_stride1, residual_stride2)
+            y += tl.load(residual_ptr + at + column * residual_step, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            y = tl.where(y < 0.0, 0.0, y)  # of NaN, NaN
+        at = row_offset(row, size1, size2, y_stride0, y_stride1, y_stride2) + column * y_step
+        tl.store(y_ptr + at, y, mask=inside)
+
+
+def strides_of(plan: Plan) -> tuple[int, ...]:
+    """Channel strides and row strides of each of a plan's tensors, in the order of the kernels' arguments."""
+    pairs = zip(plan.channel_strides, plan.rows.strides, strict=True)
+    return tuple(number for channel, four in pairs for number in (channel, *four))
+
+
+@torch.library.custom_op("reference_kernels::batch_norm_statistics", mutates_args=("running_mean", "running_var"))
+def _statistics(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+) -> torch.Tensor:
+    """Mean, what its rounding left, and reciprocal root of the variance: float32 ``(3, channels)``; in two launches."""
+    channels = x.shape[1]
+    statistics = torch.empty((3, channels), dtype=torch.float32, device=x.device)
+    if x.numel() == 0:
+        return statistics.zero_()
+    plan = plan_of(x)
+    tile, parts = plan.tile, plan.parts
+    sums = torch.empty((4, parts, channels), dtype=torch.float32, device=x.device)
+    count = x.numel() // channels
+    with placed(x.device):
+        _moments_kernel[(plan.blocks, parts)](
+            sums,
+            *plan.rows.tensors,
+            *plan.numbers,
+            *strides_of(plan),
+            LAST=plan.last,
+            BLOCK_ROWS=tile.rows,
+            BLOCK_COLUMNS=tile.columns,
+            num_warps=tile.warps,
+        )
+        _combine_kernel[(triton.cdiv(channels, CHANNELS),)](
+            statistics,
+            statistics if running_mean is None else running_mean,
+            statistics if running_var is None else running_var,
+            sums,
+            eps,
+            1 - momentum,
+            momentum,
+            count / max(count - 1, 1),
+            count,
+            parts,
+            channels,
+            1 if running_mean is None else running_mean.stride(0),
+            1 if running_var is None else running_var.stride(0),
+            HAS_MEAN=running_mean is not None,
+            HAS_VAR=running_var is not None,
+            PARTS=PARTS,
+            CHANNELS=CHANNELS,
+            num_warps=4,
+        )
+    return statistics
+
+
+@_statistics.register_fake
+def _(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
+
+
+@torch.library.custom_op("reference_kernels::batch_norm", mutates_args=())
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    mean: torch.Tensor,
+    rest: torch.Tensor | None,
+    scale: torch.Tensor,
+    eps: float,
+    relu: bool,
+) -> torch.Tensor:
+    """``rest`` is there in training, and ``scale`` the reciprocal root; without it, in evaluation, the variance."""
+    y = like(x)
+    if x.numel() == 0:
+        return y
+    plan = plan_of(y, x, x if residual is None else residual)
+    tile = plan.tile
+    with placed(x.device):
+        _batch_norm_kernel[(plan.blocks, plan.parts)](
+            *plan.rows.tensors,
+            x if weight is None else weight,
+            x if bias is None else bias,
+            mean,
+            mean if rest is None else rest,
+            scale,
+            eps,
+            1 if weight is None else weight.stride(0),
+            1 if bias is None else bias.stride(0),
+            mean.stride(0),
+            scale.stride(0),
+            *plan.numbers,
+            *strides_of(plan),
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            HAS_RESIDUAL=residual is not None,
+            RELU=relu,
+            TRAINING=rest is not None,
+            LAST=plan.last,
+            BLOCK_ROWS=tile.rows,
+            BLOCK_COLUMNS=tile.columns,
+            num_warps=tile.warps,
+        )
+    return y
+
+
+@_batch_norm.register_fake
+def _(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return like(x)

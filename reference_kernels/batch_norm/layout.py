@@ -1,0 +1,86 @@
+"""How batch_norm's kernels see a tensor: rows of one channel after the other, or of all channels, in tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from reference_kernels._common import INTERPRETED, Rows, RowTile
+
+PROGRAMS = 1056  # eight for each multiprocessor of an H200; a constant, so that sums have the same bits on every device
+
+
+def config(width: int, last: bool, *, interpreted: bool = INTERPRETED) -> RowTile:
+    """Tile for rows of ``width`` elements: 16 elements a thread, up to 512 neighbours of one channel or 64 channels."""
+    elements, widest = (128, 16) if interpreted and width <= 64 else (2048, 64 if last else 512)
+    columns = min(widest, max(16, triton.next_power_of_2(width)))
+    return RowTile(elements // columns, columns, 1 if interpreted else 4, loop=True)
+
+
+def is_last(x: torch.Tensor) -> bool:
+    """Whether channels are neighbours in memory, as in ``channels_last`` and without space."""
+    return x.ndim == 2 or (x.stride(1) == 1 and x.shape[1] > 1)
+
+
+def like(x: torch.Tensor) -> torch.Tensor:
+    """Memory for a result: dense, its channels where those of ``x`` lie."""
+    if is_last(x):
+        return torch.empty((x.shape[0], *x.shape[2:], x.shape[1]), dtype=x.dtype, device=x.device).movedim(-1, 1)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tensors ``(batch, channels, *space)`` as rows, and who takes which tiles: program ``(block, part)`` has every
+    ``parts``-th tile of its channels, ``tile.columns`` of them if they are ``last``, else one."""
+
+    rows: Rows
+    channel_strides: tuple[int, ...]
+    channels: int
+    last: bool
+    tile: RowTile
+
+    @property
+    def blocks(self) -> int:
+        return triton.cdiv(self.channels, self.tile.columns) if self.last else self.channels
+
+    @property
+    def column_tiles(self) -> int:
+        return 1 if self.last else triton.cdiv(self.rows.width, self.tile.columns)
+
+    @property
+    def tiles(self) -> int:
+        return triton.cdiv(self.rows.count, self.tile.rows) * self.column_tiles
+
+    @property
+    def parts(self) -> int:
+        return min(self.tiles, 3 if INTERPRETED else triton.cdiv(PROGRAMS, self.blocks))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What every kernel is told: parts, tiles, tiles a row, channels, rows, width, and the rows' sizes."""
+        rows = self.rows
+        return self.parts, self.tiles, self.column_tiles, self.channels, rows.count, rows.width, *rows.sizes[1:]
+
+
+def plan_of(*tensors: torch.Tensor) -> Plan:
+    """The plan of tensors of one shape of 2 to 5 dimensions, with at least one element; the first one decides whose
+    neighbours are read together. Tensors are copied where their dimensions do not fold into three."""
+    x = tensors[0]
+    channels = x.shape[1]
+    if is_last(x):
+        rows = Rows.of(*(tensor.movedim(1, -1) for tensor in tensors))
+        return Plan(rows, (0,) * len(tensors), channels, True, config(channels, True))
+    if x.ndim > 3:
+        try:  # space in one piece, unless a tensor has gaps there
+            shape = (*x.shape[:2], math.prod(x.shape[2:]))
+            tensors = tuple(tensor.view(shape) for tensor in tensors)
+        except RuntimeError:
+            pass
+    # Channel 0 alone: at most three dimensions before the last, which always fold, so nothing is copied here.
+    rows = Rows.of(*(tensor.select(1, 0) for tensor in tensors))
+    strides = tuple(tensor.stride(1) for tensor in tensors)
+    return Plan(rows, strides, channels, False, config(rows.width, False))

@@ -1,0 +1,89 @@
+"""How batch_norm is tested: training and evaluation, channels first and last, residual and relu, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from pytest_fusion import FusionSpec, dim, optional, tensor, values
+from reference_kernels.batch_norm.call import batch_norm
+from reference_kernels.batch_norm.reference import batch_norm_reference
+
+VECTOR = (torch.float32, torch.bfloat16)
+RUNNING = {
+    "running_mean": tensor("channels", dtype=torch.float32, values=values.normal()),
+    "running_var": tensor("channels", dtype=torch.float32, values=values.positive(0.1, 4.0)),
+}
+# A single value a channel is refused in training.
+DIMS = {"batch": dim(2, 20), "channels": dim(0, 70), "height": dim(0, 40), "width": dim(0, 40)}
+GRAD = ("x", "weight", "bias", "residual")
+
+SPEC = FusionSpec(
+    name="batch_norm",
+    fused=batch_norm,
+    reference=batch_norm_reference,
+    inputs={
+        "x": tensor("batch channels height width"),
+        "weight": optional(tensor("channels", dtype=VECTOR)),
+        "bias": tensor("channels"),
+        **RUNNING,
+        "residual": optional(tensor("batch channels height width")),
+        "relu": st.booleans(),
+    },
+    dims=DIMS,
+    mutates=tuple(RUNNING),
+    grad=GRAD,
+    max_launches=3,
+    bench=[
+        {"batch": 64, "channels": 256, "height": 56, "width": 56, "relu": True, "dtype": dtype}
+        for dtype in (torch.bfloat16, torch.float32)
+    ],
+)
+
+
+def _last(function: Any) -> Any:
+    """``function`` of ``(batch, height, width, channels)``, as a view with the channels second."""
+
+    def call(x: torch.Tensor, residual: torch.Tensor, **more: Any) -> Any:
+        y: torch.Tensor = function(x.movedim(-1, 1), residual=residual.movedim(-1, 1), **more)
+        return y.movedim(1, -1)
+
+    return call
+
+
+CHANNELS_LAST = SPEC.with_(
+    name="batch_norm_channels_last",
+    fused=_last(batch_norm),
+    reference=_last(batch_norm_reference),
+    inputs={
+        "x": tensor("batch height width channels"),
+        "weight": tensor("channels"),
+        "bias": tensor("channels", dtype=VECTOR),
+        **RUNNING,
+        "residual": tensor("batch height width channels"),
+        "relu": st.booleans(),
+    },
+)
+
+EVALUATION = FusionSpec(
+    name="batch_norm_evaluation",
+    fused=batch_norm,
+    reference=batch_norm_reference,
+    inputs={
+        "x": tensor("batch channels length"),
+        "weight": tensor("channels"),
+        "bias": optional(tensor("channels")),
+        **RUNNING,
+        "residual": optional(tensor("batch channels length")),
+        "relu": True,
+        "training": False,
+    },
+    dims={"batch": dim(0, 20), "channels": dim(0, 70)},
+    grad=GRAD,
+    invariant="batch",
+    max_launches=1,
+)
+
+SPECS = [SPEC, CHANNELS_LAST, EVALUATION]

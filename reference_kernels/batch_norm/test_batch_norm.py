@@ -1,0 +1,9 @@
+"""The kernels' tests, made from their specs: ``pytest reference_kernels/batch_norm``."""
+
+from __future__ import annotations
+
+from reference_kernels.batch_norm import spec
+
+test_batch_norm = spec.SPEC.test()
+test_batch_norm_channels_last = spec.CHANNELS_LAST.test()
+test_batch_norm_evaluation = spec.EVALUATION.test()

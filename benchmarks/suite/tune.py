@@ -84,10 +84,9 @@ def tuned(given: argparse.Namespace) -> int:
 
 
 def best(tried: Sequence[Tried]) -> list[Tried]:
-    """What is shown: the tile in use, the finalists from the fastest on; all that has words if nothing was timed."""
-    finals = sorted((each for each in tried if each.final), key=lambda each: each.seconds or 0.0)
-    in_use = [each for each in tried[:1] if not each.final]
-    return in_use + finals if finals or in_use else list(tried)
+    """What is shown: the tile in use, then the finalists from the fastest on."""
+    first, *rest = tried
+    return [first, *sorted((each for each in rest if each.final), key=lambda each: each.seconds or 0.0)]
 
 
 def at(tunable: Tunable, row: Row, device: torch.device, cache: int, budget: Budget) -> list[Tried]:

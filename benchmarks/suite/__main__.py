@@ -100,6 +100,7 @@ def _run(chosen: argparse.Namespace) -> int:
     found: list[Entry] = []
     with alone(device):
         place = Place(device, here.cache, Ceilings.on(device), tuple(_ways(chosen.without)), chosen.compile_seconds)
+        place.left = lambda: budget.left
         for entry in entries(wanted, place, budget, wanted=SPANS[chosen.passes]):
             found.append(entry)
             print(lines(entry), flush=True)

@@ -85,7 +85,12 @@ class Judged:
         value = "" if self.value is None else f"{self.value:.3g} "
         sign = "<=" if bar.at_most else ">="
         head = f"{'goal ' if bar.goal else ''}{name}{' ' if name else ''}{value}{sign} {bar.bound:g}{unit}"
-        return f"{head}: {self.outcome}" + (f": {self.why}" if self.outcome == "not measured" else "")
+        return f"{head}: {self.outcome}" + (f": {shortened(self.why)}" if self.outcome == "not measured" else "")
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """``text`` in at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def judged(bar: Bar, figures: Figures) -> Judged:

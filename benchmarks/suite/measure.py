@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ class Place:
     ceilings: Ceilings
     without: tuple[str, ...] = ()
     compile_s: float = COMPILE_S
+    # Seconds that the run may still take.
+    left: Callable[[], float] = lambda: math.inf
+
+    def limit(self) -> float:
+        """What a way's first call may take now."""
+        return max(1.0, min(self.compile_s, self.left()))
 
 
 @dataclass(slots=True)
@@ -109,8 +116,9 @@ def _tried(
         way = ways[name]
         call = in_pass(compiled(way.call) if name == COMPILE else way.call, problem, span)
         mutates = span in way.mutates
+        limit, result = place.limit(), None
         try:
-            with time_limit(place.compile_s):
+            with time_limit(limit):
                 result = call(**_given(inputs, mutates))
                 torch.cuda.synchronize(place.device)
             if truth is None and name != OURS and not way.part:
@@ -118,16 +126,17 @@ def _tried(
             if not way.part and (why := wrong(problem, span, inputs, result, truth)):
                 words[name] = f"wrong: {why}"
                 continue
-            del result
-            given = _given(inputs, mutates)
+            result = None
+            given: dict[str, Any] = _given(inputs, mutates)
             memory[name] = peak(call, given, place.device)
             ready[name] = _Ready(call, mutates, once(call, given, place.device))
         except OutOfTime:
-            words[name] = f"no result in {place.compile_s:.0f} s"
+            words[name] = f"no result in {limit:.0f} s"
         except ModuleNotFoundError as error:
             words[name] = f"{error.name} is not installed"
         except Exception as error:  # noqa: BLE001 -- any way may raise anything
             words[name] = said(error)
+        result, given = None, {}
         if name in words:
             _freed()
     return ready, words, memory

@@ -61,8 +61,7 @@ def measured(row: Row, problem: Problem, span: Span, place: Place) -> Figures:
     work = problem.work_of(span)
     things: dict[str, Sampled] = {}
     try:
-        own = sum(leaf.numel() * leaf.element_size() for leaf in _tensors(inputs))
-        rotation = Rotation.of(inputs, max(work.bytes, own), place.device, place.cache)
+        rotation = Rotation.of(inputs, work.bytes, place.device, place.cache)
         for name, each in ready.items():
             try:
                 things[name] = rotation.batch(each.call, each.once_s, each.mutates)
@@ -115,11 +114,11 @@ def _tried(
             continue
         way = ways[name]
         call = in_pass(compiled(way.call) if name == COMPILE else way.call, problem, span)
-        mutates = span in way.mutates
+        spoils = span in way.mutates or span in problem.mutates
         limit, result = place.limit(), None
         try:
             with time_limit(limit):
-                result = call(**_given(inputs, mutates))
+                result = call(**_given(inputs, spoils))
                 torch.cuda.synchronize(place.device)
             if truth is None and name != OURS and not way.part:
                 truth = result
@@ -127,9 +126,9 @@ def _tried(
                 words[name] = f"wrong: {why}"
                 continue
             result = None
-            given: dict[str, Any] = _given(inputs, mutates)
+            given: dict[str, Any] = _given(inputs, spoils)
             memory[name] = peak(call, given, place.device)
-            ready[name] = _Ready(call, mutates, once(call, given, place.device))
+            ready[name] = _Ready(call, span in way.mutates, once(call, given, place.device))
         except OutOfTime:
             words[name] = f"no result in {limit:.0f} s"
         except ModuleNotFoundError as error:
@@ -169,17 +168,6 @@ def peak(call: Callable[..., Any], inputs: Mapping[str, Any], device: torch.devi
     call(**inputs)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def _tensors(inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def note(t: torch.Tensor) -> torch.Tensor:
-        found.append(t)
-        return t
-
-    map_tensors(dict(inputs), note)
-    return found
 
 
 def _freed() -> None:

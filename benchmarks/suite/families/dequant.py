@@ -31,6 +31,7 @@ def by_int8(device: torch.device, rows: int, n: int, k: int) -> Problem:
         lambda x, codes, scales, whole: F.linear(x, codes.to(x.dtype) * scales.to(x.dtype)[:, None]),
         Work(moved(x, codes, scales) + 2 * rows * n, 2 * rows * n * k),
         {_CUBLAS: Way(lambda x, codes, scales, whole: F.linear(x, whole))},
+        compiles=None,
     )
 
 
@@ -48,6 +49,7 @@ def by_int4(device: torch.device, rows: int, n: int, k: int) -> Problem:
         lambda x, packed, scales, whole: F.linear(x, _unpacked(packed, scales, k, x.dtype)),
         Work(moved(x, packed, scales) + 2 * rows * n, 2 * rows * n * k),
         {_CUBLAS: Way(lambda x, packed, scales, whole: F.linear(x, whole))},
+        compiles=None,
     )
 
 

@@ -15,7 +15,7 @@ _NARROW = "eager, bfloat16 logits"
 _GIB = 1 << 30
 
 
-def loss(device: torch.device, rows: int, hidden: int, vocab: int) -> Problem:
+def loss(device: torch.device, rows: int, hidden: int, vocab: int, compiled: bool = True) -> Problem:
     x, weight = normal(device, rows, hidden), normal(device, vocab, hidden, scale=hidden**-0.5)
     target = torch.randint(vocab, (rows,), device=device)
     of_liger = liger("fused_linear_cross_entropy", "LigerFusedLinearCrossEntropyFunction")
@@ -36,6 +36,7 @@ def loss(device: torch.device, rows: int, hidden: int, vocab: int) -> Problem:
         },
         backward=Work(2 * moved(x, weight), 2 * flops),
         grads=("x", "weight"),
+        compiles="eager" if compiled else None,
     )
 
 
@@ -50,7 +51,7 @@ ROWS = [
         "linear_cross_entropy",
         "8192x4096 by 131072",
         loss,
-        _sizes(131072),
+        {**_sizes(131072), "compiled": False},
         SMALL,
         bars(
             Bar(_NARROW, 1 / 1.15, "both"),

@@ -77,7 +77,7 @@ def test_a_wrong_way_and_one_that_raises_have_words(place: Place) -> None:
 
 
 def test_tiles_are_tried_and_put_back() -> None:
-    """The one in use comes first with its registers; others have times; afterwards the kernel's own function is back."""
+    """The one in use comes first with its registers, others have times; then the kernel's own function is back."""
     from reference_kernels.softmax import kernel
 
     original = kernel.config

@@ -76,7 +76,7 @@ def attention(
     window: int | None = None,
     tried: bool = False,
 ) -> Problem:
-    """``tried``: FlexAttention tries its tiles, which takes as long as all other rows; else it takes those for sm_90."""
+    """``tried``: FlexAttention tries tiles, which takes as long as many rows; else it takes those it has for sm_90."""
     q = normal(device, batch, tokens, heads, features)
     k, v = (normal(device, batch, tokens, kv_heads, features) for _ in range(2))
     if window is None:

@@ -27,6 +27,7 @@ NAMES = (
     "linear_cross_entropy",
     "adamw",
     "embedding",
+    "batch_norm",
     "feed_forward",
 )
 

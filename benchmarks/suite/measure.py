@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.suite.agreement import apart
+from benchmarks.suite.agreement import ROUGHLY, ROUGHLY_GRADIENTS, apart
 from benchmarks.suite.compiled import OutOfTime, compiled, forget, time_limit
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.model import COMPILE, OURS, Call, Problem, Row, Span, Way
@@ -157,7 +157,8 @@ def wrong(problem: Problem, span: Span, inputs: Mapping[str, Any], result: Any, 
     """What is wrong with a result. Gradients are compared too; where results are random, values alone are."""
     if problem.agrees is not None:
         return problem.agrees(inputs, result[0] if span == "both" else result)
-    return "there is nothing to compare it with" if truth is None else apart(result, truth)
+    roughly = ROUGHLY_GRADIENTS if span == "both" else ROUGHLY
+    return "there is nothing to compare it with" if truth is None else apart(result, truth, roughly)
 
 
 def peak(call: Callable[..., Any], inputs: Mapping[str, Any], device: torch.device) -> int:

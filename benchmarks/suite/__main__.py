@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suite.model import LIGER, Span
+from benchmarks.suite.model import LIGER, Span, UnknownName
 
 SPANS: dict[str, tuple[Span, ...]] = {"forward": ("forward",), "all": ("forward", "both", "backward")}
 
@@ -22,19 +22,23 @@ SPANS: dict[str, tuple[Span, ...]] = {"forward": ("forward",), "all": ("forward"
 def main(given: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(given)
-    if chosen.command == "check":
-        return _check(chosen)
+    try:
+        return _check(chosen) if chosen.command == "check" else _on_gpu(chosen)
+    except UnknownName as error:
+        print(f"benchmarks.suite: {error}")
+        return 2
+
+
+def _on_gpu(chosen: argparse.Namespace) -> int:
     import torch
 
     if not torch.cuda.is_available():
         print("benchmarks.suite: there is no CUDA device here, and an interpreted kernel has no speed; try `check`")
         return 2
     torch.cuda.set_device(torch.device(chosen.device))
-    if chosen.command == "tune":
-        from benchmarks.suite.tune import tuned
+    from benchmarks.suite.tune import tuned
 
-        return tuned(chosen)
-    return _warm(chosen) if chosen.command == "warm" else _run(chosen)
+    return {"tune": tuned, "warm": _warm, "run": _run}[chosen.command](chosen)
 
 
 def _parser() -> argparse.ArgumentParser:

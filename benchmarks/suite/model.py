@@ -12,6 +12,11 @@ import torch
 Span = Literal["forward", "both", "backward"]
 Call = Callable[..., Any]
 
+
+class UnknownName(ValueError):
+    """A name on the command line that fits nothing; the message says what there is."""
+
+
 OURS, EAGER, COMPILE, LIGER, BEST = "ours", "eager", "compile", "Liger", "best"
 
 

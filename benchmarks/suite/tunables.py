@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.suite import candidates
-from benchmarks.suite.model import Row, Span
+from benchmarks.suite.model import Row, Span, UnknownName
 
 _KERNELS = "reference_kernels."
 
@@ -150,13 +150,13 @@ TUNABLES = (
 
 
 def chosen(only: Sequence[str], rows: Sequence[Row]) -> list[tuple[Tunable, Row]]:
-    """Each tunable at each of its rows, of those named or whose name begins with one of ``only``. Raises `ValueError`
+    """Each tunable at each of its rows, of those named or whose name begins with one of ``only``. Raises `UnknownName`
     for a name that fits none."""
     found = [each for each in TUNABLES if not only or any(each.name.startswith(name) for name in only)]
     for name in only:
         if not any(each.name.startswith(name) for each in TUNABLES):
             known = ", ".join(each.name for each in TUNABLES)
-            raise ValueError(f"nothing to tune is called {name!r}; known: {known}")
+            raise UnknownName(f"nothing to tune is called {name!r}; known: {known}")
     return [(each, row) for each in found for row in rows if any(row.name.startswith(start) for start in each.rows)]
 
 

@@ -73,12 +73,16 @@ def tuned(given: argparse.Namespace) -> int:
                 print(found[-1].line(), flush=True)
                 continue
             tried = at(tunable, row, device, cache, budget)
-            released()
             found += tried
             for each in best(tried):
                 print(each.line(), flush=True)
             if given.json is not None:
                 write(given.json, found)
+            try:
+                released()
+            except RuntimeError as error:  # a tile's illegal access ends this process's use of the GPU
+                print(f"the GPU was lost with {tunable.name} at {row.name} ({said(error)}); go on with --only")
+                return 1
     print(f"\n{len(found)} tiles, {budget.spent:.0f} s")
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from benchmarks.suite.model import Row
+from benchmarks.suite.model import Row, UnknownName
 
 NAMES = (
     "pointwise",
@@ -35,7 +35,7 @@ NAMES = (
 def rows(only: Sequence[str] = ()) -> tuple[list[Row], dict[str, str]]:
     """All rows, or those whose family is one of ``only`` or whose name contains one; and why families have none.
 
-    Raises `ValueError` for a name that fits no row.
+    Raises `UnknownName` for a name that fits no row.
     """
     found: list[Row] = []
     absent: dict[str, str] = {}
@@ -49,7 +49,7 @@ def rows(only: Sequence[str] = ()) -> tuple[list[Row], dict[str, str]]:
     for each in only:
         if not any(fits(row, each) for row in found):
             known = ", ".join(dict.fromkeys(row.family for row in found))
-            raise ValueError(f"no row is called {each!r}; families: {known}")
+            raise UnknownName(f"no row is called {each!r}; families: {known}")
     return [row for row in found if not only or any(fits(row, each) for each in only)], absent
 
 

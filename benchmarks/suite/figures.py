@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from benchmarks.suite.model import BEST, COMPILE, EAGER, LIGER, OURS, Bar, Span, Work
@@ -64,6 +64,12 @@ class Figures:
             "flops_per_s": self.flops_per_s(),
             "best": None if best is None else {"way": best[0], "over_ours": best[1] / self.ours if self.ours else None},
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Figures:
+        """What `as_json` made, without what follows from the rest."""
+        own = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        return cls(**{**own, "work": Work(**data["work"]), "parts": tuple(data.get("parts", ()))})
 
 
 @dataclass(frozen=True, slots=True)

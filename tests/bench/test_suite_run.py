@@ -19,7 +19,7 @@ from benchmarks.suite.families import fits, rows
 from benchmarks.suite.figures import Figures
 from benchmarks.suite.model import OURS, Bar, Problem, Row, Span, Work
 from benchmarks.suite.passes import both, upstream_of
-from benchmarks.suite.run import Budget, entries, spans_of, write
+from benchmarks.suite.run import Budget, entries, read, spans_of, write
 from benchmarks.suite.timing import FEWEST, MOST, Samples, calls_of, interleaved
 
 CPU = torch.device("cpu")
@@ -127,6 +127,26 @@ def test_the_file_is_whole_after_every_row(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["suite.json"]
 
 
+def test_files_of_several_runs_make_one_table(tmp_path: Path) -> None:
+    """In the order of the rows, held to their bars as they are now; a later time counts, a later reason does not."""
+    clock = Clock()
+    given = [_row(name, bar=Bar("us", 2e6)) for name in "ab"]
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    write(first, {"gpu": "one"}, list(entries(given, None, Budget(100, clock), measure=Measure(clock), device=CPU)))
+    write(second, {"gpu": "two"}, list(entries([given[1]], None, Budget(0, clock), measure=Measure(clock), device=CPU)))
+    found, environments = read([first, second], list(reversed(given)))
+    assert [each["gpu"] for each in environments] == ["one", "two"]
+    assert [(each.figures.text, each.figures.ours, each.bars[0].outcome) for each in found] == [
+        ("b", 1.0, "met"),
+        ("a", 1.0, "met"),
+    ]
+    assert found[0].figures == next(each for each in read([first], given)[0] if each.figures.text == "b").figures
+    assert read([first], [])[0][0].bars == ()
+    second.write_text("{}")
+    with pytest.raises(ValueError, match="is no file of"):
+        read([second], given)
+
+
 def test_samples_are_taken_in_turn_until_they_are_known_well() -> None:
     """Steady things end after the fewest rounds beyond the warm-up, whose samples are dropped."""
     clock = Clock()
@@ -224,3 +244,11 @@ def test_without_a_gpu_the_command_refuses(capsys: pytest.CaptureFixture[str]) -
     assert command.main([]) == 2
     assert command.main(["tune"]) == 2
     assert capsys.readouterr().out.count("there is no CUDA device here") == 2
+
+
+@pytest.mark.parametrize("extra", [["--passes", "forward"], ["--candidates"]], ids=["rows", "tiles"])
+def test_processes_that_compile_ahead_are_asked_what_they_know(extra: list[str]) -> None:
+    """The command takes what `compile_ahead` gives it, an empty choice of names included."""
+    found = command._parser().parse_args(["warm", "--part", "1/6", *extra, "--only", "", "--device", "cuda:0"])
+    assert (found.command, found.part, found.only) == ("warm", "1/6", "")
+    assert found.candidates == ("--candidates" in extra)

@@ -1,7 +1,7 @@
 """The suite's speed: ``python -m benchmarks.suite [--only NAME[,NAME]] [--json FILE] [--seconds N]``, on one GPU.
 
 Prints the table of ``reference_kernels/README.md`` as its rows come. ``check`` compares all ways at small sizes, also
-without a GPU; ``tune`` times other tiles for kernels.
+without a GPU; ``tune`` times other tiles for kernels; ``show`` makes one table of several runs' files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suite.model import LIGER, Span
+from benchmarks.suite.model import LIGER, Span, UnknownName
 
 SPANS: dict[str, tuple[Span, ...]] = {"forward": ("forward",), "all": ("forward", "both", "backward")}
 
@@ -22,19 +22,25 @@ SPANS: dict[str, tuple[Span, ...]] = {"forward": ("forward",), "all": ("forward"
 def main(given: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(given)
-    if chosen.command == "check":
-        return _check(chosen)
+    try:
+        if chosen.command in ("check", "show"):
+            return _check(chosen) if chosen.command == "check" else _show(chosen)
+        return _on_gpu(chosen)
+    except UnknownName as error:
+        print(f"benchmarks.suite: {error}")
+        return 2
+
+
+def _on_gpu(chosen: argparse.Namespace) -> int:
     import torch
 
     if not torch.cuda.is_available():
         print("benchmarks.suite: there is no CUDA device here, and an interpreted kernel has no speed; try `check`")
         return 2
     torch.cuda.set_device(torch.device(chosen.device))
-    if chosen.command == "tune":
-        from benchmarks.suite.tune import tuned
+    from benchmarks.suite.tune import tuned
 
-        return tuned(chosen)
-    return _warm(chosen) if chosen.command == "warm" else _run(chosen)
+    return {"tune": tuned, "warm": _warm, "run": _run}[chosen.command](chosen)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +60,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.suite", description=__doc__, parents=[common, timed, passes, run]
     )
     parser.set_defaults(command="run", candidates=False, part="0/1")
-    commands = parser.add_subparsers(dest="chosen", metavar="check | tune")
+    commands = parser.add_subparsers(dest="chosen", metavar="check | tune | show")
+    shown = commands.add_parser("show", help="the table of the files of several runs")
+    shown.add_argument("files", type=Path, nargs="+")
+    shown.set_defaults(command="show")
     for name, parents in (
         ("check", [common, run]),
         ("tune", [common, timed]),
@@ -100,6 +109,7 @@ def _run(chosen: argparse.Namespace) -> int:
     found: list[Entry] = []
     with alone(device):
         place = Place(device, here.cache, Ceilings.on(device), tuple(_ways(chosen.without)), chosen.compile_seconds)
+        place.left = lambda: budget.left
         for entry in entries(wanted, place, budget, wanted=SPANS[chosen.passes]):
             found.append(entry)
             print(lines(entry), flush=True)
@@ -147,6 +157,29 @@ def _warm(chosen: argparse.Namespace) -> int:
         warm_candidates(_names(chosen.only), int(part), int(count), device)
     else:
         warm(rows(_names(chosen.only))[0], int(part), int(count), device, SPANS[chosen.passes])
+    return 0
+
+
+def _show(chosen: argparse.Namespace) -> int:
+    from pytest_fusion.run import interpreter
+
+    # Rows import the kernels, which nothing launches here.
+    interpreter.enable()
+    from benchmarks.suite.families import rows
+    from benchmarks.suite.run import lines, read
+    from benchmarks.suite.table import HEADER, summary
+
+    try:
+        found, environments = read(chosen.files, rows()[0])
+    except ValueError as error:
+        print(f"benchmarks.suite: {error}")
+        return 2
+    for about in environments:
+        print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(f"\n{HEADER}")
+    for entry in found:
+        print(lines(entry))
+    print(f"\n{summary([bar for entry in found for bar in entry.bars])}")
     return 0
 
 

@@ -19,13 +19,13 @@ from benchmarks.suite.model import LIGER, OURS, Row, Span
 from benchmarks.suite.passes import UPSTREAM, upstream_of
 
 # Each has a CUDA context and a problem's inputs and results, some ten GiB.
-MOST = 6
+MOST = 10
 
 
 def processes() -> int:
-    """How many are worth starting here: half of the cores, none where there are few."""
+    """How many are worth starting here: two cores are left, and where there are few none is."""
     cores = len(os.sched_getaffinity(0))
-    return min(MOST, cores // 2) if cores >= 4 else 0
+    return min(MOST, cores - 2) if cores >= 4 else 0
 
 
 def compile_ahead(arguments: Sequence[str], count: int, limit_s: float) -> str:

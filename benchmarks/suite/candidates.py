@@ -149,6 +149,35 @@ def decode_tiles(current: Any, _: int) -> Iterator[Any]:
             yield dataclasses.replace(current, keys=keys, chunk=chunk, warps=warps, stages=stages)
 
 
+def dequant_tiles(current: Any) -> Iterator[Any]:
+    """Rows of the weight, steps of products, stages, and parts of the sum; ``k`` of int4 is its group and stays."""
+    for n, warps, stages in itertools.product((32, 64, 128, 256), (2, 4, 8), (2, 3, 4, 5, 6)):
+        for m in {current.m} if current.m < 128 else {64, 128}:
+            held = n * m // (32 * warps)
+            if held <= _ACCUMULATORS // 2 and (n + 2 * m) * current.k * stages <= SHARED:
+                yield dataclasses.replace(current, n=n, m=m, warps=warps, stages=stages)
+    for splits in (1, 2, 3, 4, 6, 8):
+        yield dataclasses.replace(current, splits=splits)
+
+
+def bag_tiles(current: Any) -> Iterator[Any]:
+    for samples, warps in itertools.product((1, 2, 4, 8, 16, 32), (1, 2, 4)):
+        if 4 <= samples * current.columns // (32 * warps) <= 64:
+            yield dataclasses.replace(current, samples=samples, warps=warps)
+
+
+def chunk_tiles(current: Any) -> Iterator[Any]:
+    """Elements at a time and warps; how many a program takes is in the table of tensors, and stays."""
+    for block, warps in itertools.product((512, 1024, 2048, 4096), (4, 8)):
+        if block <= current.elements and 4 <= block // (32 * warps) <= 32:
+            yield dataclasses.replace(current, block=block, warps=warps)
+
+
+def logit_chunks(current: Any) -> Iterator[Any]:
+    for rows in (512, 1024, 2048, 4096, 8192):
+        yield dataclasses.replace(current, rows=rows)
+
+
 def search_tiles(current: Any, _: int) -> Iterator[Any]:
     for block, search, warps in itertools.product((2048, 4096, 8192, 16384), (512, 1024, 2048), (8, 16, 32)):
         if 4 <= block // (32 * warps) <= 32:

@@ -45,6 +45,10 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def compiled(call: Call, mode: str = MODE) -> Call:
     """``call`` as torch.compile makes it for one set of sizes; compiles where it is first called."""
+    import torch._inductor.config as inductor
+
+    if hasattr(inductor, "autotune_num_choices_displayed"):
+        inductor.autotune_num_choices_displayed = 0  # a table of tiles on stderr for each product
     made: Any = torch.compile(call, mode=mode, dynamic=False, fullgraph=True)
     return made  # type: ignore[no-any-return]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from benchmarks.suite.model import BEST, COMPILE, EAGER, LIGER, OURS, Bar, Span, Work
@@ -65,6 +65,12 @@ class Figures:
             "best": None if best is None else {"way": best[0], "over_ours": best[1] / self.ours if self.ours else None},
         }
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Figures:
+        """What `as_json` made, without what follows from the rest."""
+        own = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        return cls(**{**own, "work": Work(**data["work"]), "parts": tuple(data.get("parts", ()))})
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -85,7 +91,12 @@ class Judged:
         value = "" if self.value is None else f"{self.value:.3g} "
         sign = "<=" if bar.at_most else ">="
         head = f"{'goal ' if bar.goal else ''}{name}{' ' if name else ''}{value}{sign} {bar.bound:g}{unit}"
-        return f"{head}: {self.outcome}" + (f": {self.why}" if self.outcome == "not measured" else "")
+        return f"{head}: {self.outcome}" + (f": {shortened(self.why)}" if self.outcome == "not measured" else "")
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """``text`` in at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def judged(bar: Bar, figures: Figures) -> Judged:

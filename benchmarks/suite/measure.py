@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.suite.agreement import apart
+from benchmarks.suite.agreement import ROUGHLY, ROUGHLY_GRADIENTS, apart
 from benchmarks.suite.compiled import OutOfTime, compiled, forget, time_limit
 from benchmarks.suite.figures import Figures
-from benchmarks.suite.model import COMPILE, Call, Problem, Row, Span, Way
+from benchmarks.suite.model import COMPILE, OURS, Call, Problem, Row, Span, Way
 from benchmarks.suite.passes import UPSTREAM, both, forward, upstream_of
 from benchmarks.suite.timing import Ceilings, Rotation, Sampled, interleaved, once
 from pytest_fusion.case.nested import map_tensors
@@ -34,6 +35,12 @@ class Place:
     ceilings: Ceilings
     without: tuple[str, ...] = ()
     compile_s: float = COMPILE_S
+    # Seconds that the run may still take.
+    left: Callable[[], float] = lambda: math.inf
+
+    def limit(self) -> float:
+        """What a way's first call may take now."""
+        return max(1.0, min(self.compile_s, self.left()))
 
 
 @dataclass(slots=True)
@@ -54,8 +61,7 @@ def measured(row: Row, problem: Problem, span: Span, place: Place) -> Figures:
     work = problem.work_of(span)
     things: dict[str, Sampled] = {}
     try:
-        own = sum(leaf.numel() * leaf.element_size() for leaf in _tensors(inputs))
-        rotation = Rotation.of(inputs, max(work.bytes, own), place.device, place.cache)
+        rotation = Rotation.of(inputs, work.bytes, place.device, place.cache)
         for name, each in ready.items():
             try:
                 things[name] = rotation.batch(each.call, each.once_s, each.mutates)
@@ -100,33 +106,36 @@ def _tried(
     ways = problem.ways()
     if (compiles := problem.to_compile()) is not None:
         ways[COMPILE] = Way(compiles)
-    order = sorted(ways, key=lambda name: (name != problem.truth, list(ways).index(name)))
+    # Ours last: where the truth does not run, the next other way is what it is compared with.
+    order = sorted(ways, key=lambda name: (name != problem.truth, name == OURS))
     for name in order:
         if name in place.without and name != problem.truth:
             words[name] = "left out"
             continue
         way = ways[name]
         call = in_pass(compiled(way.call) if name == COMPILE else way.call, problem, span)
-        mutates = span in way.mutates
+        spoils = span in way.mutates or span in problem.mutates
+        limit, result = place.limit(), None
         try:
-            with time_limit(place.compile_s):
-                result = call(**_given(inputs, mutates))
+            with time_limit(limit):
+                result = call(**_given(inputs, spoils))
                 torch.cuda.synchronize(place.device)
-            if name == problem.truth:
+            if truth is None and name != OURS and not way.part:
                 truth = result
             if not way.part and (why := wrong(problem, span, inputs, result, truth)):
                 words[name] = f"wrong: {why}"
                 continue
-            del result
-            given = _given(inputs, mutates)
+            result = None
+            given: dict[str, Any] = _given(inputs, spoils)
             memory[name] = peak(call, given, place.device)
-            ready[name] = _Ready(call, mutates, once(call, given, place.device))
+            ready[name] = _Ready(call, span in way.mutates, once(call, given, place.device))
         except OutOfTime:
-            words[name] = f"no result in {place.compile_s:.0f} s"
+            words[name] = f"no result in {limit:.0f} s"
         except ModuleNotFoundError as error:
             words[name] = f"{error.name} is not installed"
         except Exception as error:  # noqa: BLE001 -- any way may raise anything
             words[name] = said(error)
+        result, given = None, {}
         if name in words:
             _freed()
     return ready, words, memory
@@ -148,7 +157,8 @@ def wrong(problem: Problem, span: Span, inputs: Mapping[str, Any], result: Any, 
     """What is wrong with a result. Gradients are compared too; where results are random, values alone are."""
     if problem.agrees is not None:
         return problem.agrees(inputs, result[0] if span == "both" else result)
-    return "there is nothing to compare it with" if truth is None else apart(result, truth)
+    roughly = ROUGHLY_GRADIENTS if span == "both" else ROUGHLY
+    return "there is nothing to compare it with" if truth is None else apart(result, truth, roughly)
 
 
 def peak(call: Callable[..., Any], inputs: Mapping[str, Any], device: torch.device) -> int:
@@ -159,17 +169,6 @@ def peak(call: Callable[..., Any], inputs: Mapping[str, Any], device: torch.devi
     call(**inputs)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def _tensors(inputs: Mapping[str, Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def note(t: torch.Tensor) -> torch.Tensor:
-        found.append(t)
-        return t
-
-    map_tensors(dict(inputs), note)
-    return found
 
 
 def _freed() -> None:

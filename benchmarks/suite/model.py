@@ -12,6 +12,11 @@ import torch
 Span = Literal["forward", "both", "backward"]
 Call = Callable[..., Any]
 
+
+class UnknownName(ValueError):
+    """A name on the command line that fits nothing; the message says what there is."""
+
+
 OURS, EAGER, COMPILE, LIGER, BEST = "ours", "eager", "compile", "Liger", "best"
 
 
@@ -42,7 +47,9 @@ class Problem:
 
     ``others`` are Liger and libraries by their names in the table. ``truth`` names the way whose result the others are
     compared with; where results are random, ``agrees(inputs, result)`` says instead what is wrong with one, or "".
-    ``compiles`` is what torch.compile is given, by default ``eager``; ``None`` where it has nothing to do.
+    ``mutates`` says in which passes every way writes its results into the inputs, which need not be put back: called
+    again it does the same work. ``compiles`` is what torch.compile is given, by default ``eager``; ``None`` where it
+    has nothing to do.
     """
 
     inputs: dict[str, Any]
@@ -54,6 +61,7 @@ class Problem:
     grads: tuple[str, ...] = ()
     compiles: Call | Literal["eager"] | None = "eager"
     truth: str = EAGER
+    mutates: tuple[Span, ...] = ()
     agrees: Callable[[Mapping[str, Any], Any], str] | None = None
 
     def ways(self) -> dict[str, Way]:

@@ -132,6 +132,32 @@ def _lost(place: Place | None, row: Row) -> str:
     return ""
 
 
+def read(paths: Sequence[Path], rows: Sequence[Row]) -> tuple[list[Entry], list[dict[str, Any]]]:
+    """The lines of several files as one table, held to the bars of ``rows``, and the environment of each file.
+
+    Of a pass that several have, the last one counts that has a time of ours. In the order of ``rows``; what is no row
+    any more comes last, without bars. Raises `ValueError` for a file that is none of ours.
+    """
+    found: dict[tuple[str, Span], Figures] = {}
+    environments = []
+    for path in paths:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            figures = [Figures.from_json(each) for each in data["rows"]]
+            environments.append(data["environment"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no file of benchmarks.suite: {said(error)}") from error
+        for each in figures:
+            key = (f"{each.family}: {each.text}", each.span)
+            if each.ours is not None or key not in found:
+                found[key] = each
+    place = {row.name: (number, row) for number, row in enumerate(rows)}
+    order = sorted(found, key=lambda key: place[key[0]][0] if key[0] in place else len(place))
+    return [
+        _entry(place[key[0]][1], found[key]) if key[0] in place else Entry(found[key], ()) for key in order
+    ], environments
+
+
 def write(path: Path, environment: Mapping[str, Any], found: Sequence[Entry]) -> None:
     """The whole file anew, put in place at once, so that a run that ends early leaves all rows before."""
     text = json.dumps(

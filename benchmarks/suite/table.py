@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.suite.figures import Figures, Judged
+from benchmarks.suite.figures import Figures, Judged, shortened
 from benchmarks.suite.model import COMPILE, EAGER, LIGER, OURS, Span
 
 _COLUMNS = (EAGER, COMPILE, LIGER)
@@ -13,7 +13,6 @@ HEADER = (
     "| best/ours | peak | bars |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 _PASSES: dict[Span, str] = {"forward": "fwd", "both": "fwd+bwd", "backward": "bwd"}
-_LONGEST = 80
 
 
 def line(figures: Figures, bars: Sequence[Judged]) -> str:
@@ -64,7 +63,7 @@ def _cell(figures: Figures, way: str) -> str:
         microseconds = 1e6 * figures.seconds[way]
         timed = f"{microseconds:.1f}" if microseconds < 1000 else f"{microseconds:.0f}"
         return timed + (" (events)" if figures.timers.get(way) == "events" else "")
-    return figures.words.get(way, "-")[:_LONGEST]
+    return shortened(figures.words.get(way, "-"))
 
 
 def _rate(figures: Figures) -> str:

@@ -86,7 +86,8 @@ def interleaved(
             warm = rounds
             if rounds < MOST:
                 continue
-            warm = rounds - FEWEST
+            # So short that they are warm by number.
+            warm, budget_s = rounds - FEWEST, 0.0
         kept = {name: Samples(tuple(each[warm:])) for name, each in found.items()}
         if rounds - warm < FEWEST:
             continue
@@ -106,7 +107,7 @@ class Ahead:
 
     def seconds(self) -> float:
         if self.batch.timer == "graph":
-            torch.cuda._sleep(_AHEAD_CYCLES)
+            torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         return self.batch.seconds()
 
 
@@ -184,7 +185,7 @@ def once(call: Call, inputs: Mapping[str, Any], device: torch.device) -> float:
     best = math.inf
     for _ in range(2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda._sleep(_ONCE_CYCLES)
+        torch.cuda._sleep(_ONCE_CYCLES)  # type: ignore[no-untyped-call]
         start.record()
         for _ in range(_ONCE_CALLS):
             call(**inputs)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.suite import candidates
-from benchmarks.suite.model import Row, Span
+from benchmarks.suite.model import Row, Span, UnknownName
 
 _KERNELS = "reference_kernels."
 
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """``place`` is ``"module:function"``, the module being the one that calls the function by that name; ``rows`` are
-    the beginnings of rows' names. ``vary(tile, arguments)`` gives the other tiles."""
+    """``place`` is ``"module:function"``, the module being the one that calls the function by that name, or several of
+    them with commas between, of which some may not be there; ``rows`` are the beginnings of rows' names.
+    ``vary(tile, arguments)`` gives the other tiles."""
 
     name: str
     place: str
@@ -26,18 +27,12 @@ class Tunable:
     vary: Callable[[Any, Sequence[Any]], list[Any]] = candidates.others
 
 
-def _gated(tile: Any, _: Sequence[Any]) -> list[Any]:
-    return [each for each in candidates.gate_tiles(tile, 0) if each != tile]
+def _by(made: Callable[[Any], Iterator[Any]]) -> Callable[[Any, Sequence[Any]], list[Any]]:
+    """The tiles that ``made`` yields, but for the one in use."""
+    return lambda tile, _: [each for each in dict.fromkeys(made(tile)) if each != tile]
 
 
-def _columns(pair: Any, _: Sequence[Any]) -> list[Any]:
-    """Blocks of rows by columns that a program adds up, and how many parts the rows are cut into."""
-    return [each for each in candidates.column_tiles(pair) if each != pair]
-
-
-def _flat(tile: Any, _: Sequence[Any]) -> list[Any]:
-    return [each for each in candidates.blocks(tile, 0) if each != tile]
-
+_flat = _by(lambda tile: candidates.blocks(tile, 0))
 
 TUNABLES = (
     Tunable("pointwise", "pointwise.kernel:config", ("pointwise: relu",), vary=_flat),
@@ -90,7 +85,7 @@ TUNABLES = (
         "_norm_gradients:config_columns",
         ("rms_norm: width 16384", "rms_norm: width 65536"),
         "both",
-        vary=_columns,
+        vary=_by(candidates.column_tiles),
     ),
     Tunable("cross_entropy", "cross_entropy.kernel:config", ("cross_entropy: 8192x128256",)),
     Tunable(
@@ -108,7 +103,7 @@ TUNABLES = (
     ),
     Tunable("linear", "linear.kernel:config", ("linear: bias, gelu, 8192^3", "linear: bias, gelu, 16384")),
     Tunable("qkv", "linear.qkv:config", ("linear: queries, keys, values, 1x", "linear: queries, keys, values, 64x")),
-    Tunable("gate_up", "linear.gate_up:config_gate_up", ("linear: gate and up",)),
+    Tunable("gate_up", "linear.gate_up:config_gate_up, linear.gated:config_gated", ("linear: gate and up, 8192",)),
     Tunable("lora", "linear.lora:config", ("linear: LoRA, r 16, 4096",)),
     Tunable(
         "flash_attention",
@@ -133,19 +128,48 @@ TUNABLES = (
     ),
     Tunable("decode_attention", "decode_attention.kernel:config", ("decode_attention:",)),
     Tunable("sampling", "sampling.kernel:config", ("sampling: top-k 50", "sampling: top-k 0")),
-    Tunable("moe_gate", "moe_gate.kernel:config", ("moe_gate:",), vary=_gated),
+    Tunable(
+        "moe_gate", "moe_gate.kernel:config", ("moe_gate:",), vary=_by(lambda tile: candidates.gate_tiles(tile, 0))
+    ),
+    Tunable(
+        "dequant_matmul",
+        "dequant_matmul.kernel:config",
+        ("dequant_matmul: int8, 16x", "dequant_matmul: int4, 16x", "dequant_matmul: int4, 512x", "dequant_matmul: fl"),
+        vary=_by(candidates.dequant_tiles),
+    ),
+    Tunable(
+        "linear_cross_entropy",
+        "linear_cross_entropy.kernel:config",
+        ("linear_cross_entropy: 8192x4096 by 128256",),
+        "both",
+        vary=_by(candidates.logit_chunks),
+    ),
+    Tunable("embedding_bag", "embedding.kernel:config", ("embedding: 26 bags",), vary=_by(candidates.bag_tiles)),
+    Tunable("adamw", "adamw.kernel:config", ("adamw: 16",), vary=_by(candidates.chunk_tiles)),
 )
 
 
 def chosen(only: Sequence[str], rows: Sequence[Row]) -> list[tuple[Tunable, Row]]:
-    """Each tunable at each of its rows, of those named or whose name begins with one of ``only``. Raises `ValueError`
+    """Each tunable at each of its rows, of those named or whose name begins with one of ``only``. Raises `UnknownName`
     for a name that fits none."""
     found = [each for each in TUNABLES if not only or any(each.name.startswith(name) for name in only)]
     for name in only:
         if not any(each.name.startswith(name) for each in TUNABLES):
             known = ", ".join(each.name for each in TUNABLES)
-            raise ValueError(f"nothing to tune is called {name!r}; known: {known}")
+            raise UnknownName(f"nothing to tune is called {name!r}; known: {known}")
     return [(each, row) for each in found for row in rows if any(row.name.startswith(start) for start in each.rows)]
+
+
+def functions(place: str) -> list[tuple[Any, str]]:
+    """Modules and names of the functions of ``place`` that there are."""
+    found = []
+    for each in place.split(","):
+        module, _, name = each.strip().partition(":")
+        with suppress(ModuleNotFoundError):
+            made = importlib.import_module(_KERNELS + module)
+            if hasattr(made, name):
+                found.append((made, name))
+    return found
 
 
 class Knob:
@@ -167,12 +191,15 @@ class Knob:
 @contextmanager
 def taken(place: str) -> Iterator[Knob]:
     """The function at ``place`` replaced by a `Knob` meanwhile."""
-    name, _, function = place.partition(":")
-    module = importlib.import_module(_KERNELS + name)
-    original = getattr(module, function)
-    knob = Knob(original)
-    setattr(module, function, knob)
+    there = functions(place)
+    if not there:
+        raise ValueError(f"there is no {place} in reference_kernels")
+    originals = [getattr(module, name) for module, name in there]
+    knob = Knob(originals[0])
+    for module, name in there:
+        setattr(module, name, knob)
     try:
         yield knob
     finally:
-        setattr(module, function, original)
+        for (module, name), original in zip(there, originals, strict=True):
+            setattr(module, name, original)

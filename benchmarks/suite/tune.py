@@ -73,21 +73,24 @@ def tuned(given: argparse.Namespace) -> int:
                 print(found[-1].line(), flush=True)
                 continue
             tried = at(tunable, row, device, cache, budget)
-            released()
             found += tried
             for each in best(tried):
                 print(each.line(), flush=True)
             if given.json is not None:
                 write(given.json, found)
+            try:
+                released()
+            except RuntimeError as error:  # a tile's illegal access ends this process's use of the GPU
+                print(f"the GPU was lost with {tunable.name} at {row.name} ({said(error)}); go on with --only")
+                return 1
     print(f"\n{len(found)} tiles, {budget.spent:.0f} s")
     return 0
 
 
 def best(tried: Sequence[Tried]) -> list[Tried]:
-    """What is shown: the tile in use, the finalists from the fastest on; all that has words if nothing was timed."""
-    finals = sorted((each for each in tried if each.final), key=lambda each: each.seconds or 0.0)
-    in_use = [each for each in tried[:1] if not each.final]
-    return in_use + finals if finals or in_use else list(tried)
+    """What is shown: the tile in use, then the finalists from the fastest on."""
+    first, *rest = tried
+    return [first, *sorted((each for each in rest if each.final), key=lambda each: each.seconds or 0.0)]
 
 
 def at(tunable: Tunable, row: Row, device: torch.device, cache: int, budget: Budget) -> list[Tried]:

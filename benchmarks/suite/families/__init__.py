@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
-from benchmarks.suite.model import Row
+from benchmarks.suite.model import Row, UnknownName
 
 NAMES = (
     "pointwise",
@@ -22,30 +22,37 @@ NAMES = (
     "attention",
     "decode",
     "selection",
+    "rope_cache",
+    "dequant",
+    "linear_cross_entropy",
+    "adamw",
+    "embedding",
+    "batch_norm",
+    "feed_forward",
 )
 
 
 def rows(only: Sequence[str] = ()) -> tuple[list[Row], dict[str, str]]:
     """All rows, or those whose family is one of ``only`` or whose name contains one; and why families have none.
 
-    Raises `ValueError` for a name that fits no row.
+    Raises `UnknownName` for a name that fits no row.
     """
     found: list[Row] = []
     absent: dict[str, str] = {}
     for name in NAMES:
         try:
             found += importlib.import_module(f"benchmarks.suite.families.{name}").ROWS
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             if not (error.name or "").startswith("reference_kernels"):
                 raise
-            absent[name] = f"{error.name} is not there"
+            absent[name] = f"there is no such kernel: {error}"
     for each in only:
         if not any(fits(row, each) for row in found):
             known = ", ".join(dict.fromkeys(row.family for row in found))
-            raise ValueError(f"no row is called {each!r}; families: {known}")
+            raise UnknownName(f"no row is called {each!r}; families: {known}")
     return [row for row in found if not only or any(fits(row, each) for each in only)], absent
 
 
 def fits(row: Row, name: str) -> bool:
     """Whether ``name`` means this row: its family, or a part of its name."""
-    return name == row.family or (name not in NAMES and name.lower() in row.name.lower())
+    return name == row.family or name.lower() in row.name.partition(": ")[2].lower() or name == row.name

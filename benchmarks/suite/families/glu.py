@@ -55,6 +55,7 @@ def packed(device: torch.device, rows: int, n: int) -> Problem:
         Work(moved(x) * 3 // 2),
         backward=Work(moved(x) * 5 // 2),
         grads=("x",),
+        compiles=None,
     )
 
 

@@ -194,6 +194,16 @@ def test_without_an_a_a_test_nothing_is_promoted() -> None:
     assert "beside itself was observed 49 times" in judgement.reasons[0]
 
 
+@pytest.mark.parametrize("buckets", [tuple(SHARES), ("huge",)])
+def test_without_an_a_a_test_nobody_is_blamed(buckets: tuple[str, ...]) -> None:
+    """What looks slower goes back only when the incumbent beside itself has shown that the clock favours neither."""
+    slow = {("latency_ratio", bucket): math.log(1.2) for bucket in buckets}
+    early, late = judge(service(ratios=slow, itself=(49, 0.0))), judge(service(ratios=slow, itself=(50, 0.0)))
+
+    assert (early.decision, late.decision) == ("hold", "rollback")
+    assert "beside itself was observed 49 times" in early.reasons[0]
+
+
 def test_a_measurement_that_favours_one_side_is_an_error() -> None:
     """An incumbent 6 % faster or slower than itself: that metric blames nobody, and nothing is promoted."""
     slow = {("latency_ratio", bucket): math.log(1.2) for bucket in SHARES}

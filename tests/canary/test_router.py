@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.canary import Canary, request
+from pytest_fusion.canary.rule import FirstFaults, Observation
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Kernel, Patient, added, double, made, observed
 
@@ -276,6 +277,37 @@ def test_what_the_candidate_served_is_verified() -> None:
     kernel.refresh()
 
     assert kernel.state == "tripped"
+
+
+@pytest.mark.parametrize(("every", "state"), [(600, "full"), (400, "tripped")])
+def test_errors_are_counted_among_all_calls_that_were_served(every: int, state: str) -> None:
+    """Three errors in 1000 served calls trip, also where only one call in a hundred is verified: fewer do not."""
+    calls = [0]
+
+    def candidate(x: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] % every == 0:
+            raise RuntimeError("now and then")
+        return x * 2
+
+    kernel = made(double, candidate, state="full", verify=0.01, writes=())
+    for _ in range(2500):
+        kernel(torch.ones(2))
+    kernel.refresh()
+
+    assert kernel.state == state
+
+
+def test_violations_are_counted_among_the_calls_that_were_compared() -> None:
+    """Calls that nobody compared hide no wrong result: three of the last 1000 compared trip."""
+    runs = [0]
+    faults = FirstFaults(3, 1000, lambda: 100 * runs[0])
+    results = ["violation" if run % 300 == 0 else "ok" for run in range(1, 901)]
+    decisions = []
+    for runs[0], result in enumerate(results):
+        decisions.append(faults.update(Observation(result)).verdict)
+
+    assert decisions.index("rollback") == 899
 
 
 @pytest.mark.parametrize("state", ["shadow", "full"])

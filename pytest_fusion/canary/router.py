@@ -17,6 +17,7 @@ import torch
 from pytest_fusion.canary import background
 from pytest_fusion.canary.call import devices_of, poisoned, versions_of
 from pytest_fusion.canary.call import recorded as _recorded
+from pytest_fusion.canary.captures import beside_captures
 from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
 from pytest_fusion.canary.events import Log
@@ -203,6 +204,7 @@ class Canary:
         self._begun("rearm")
         self._apply()
 
+    @beside_captures()
     def refresh(self) -> None:
         """Reads environment, file and finished comparisons now; a thread does so every ``interval_s``."""
         hung = self._watchdog.look()

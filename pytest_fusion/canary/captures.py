@@ -35,7 +35,7 @@ def beside_captures() -> Iterator[None]:
     """For work of a canary's own on a device: whether an event has happened, pinned memory, copies.
 
     torch captures in the mode "global" (``capture_error_mode``), in which such a call by *any* thread, ``Event.query``
-    too, is refused and makes the capture invalid (pytorch/pytorch#104487). A thread in its own mode is left out of that.
+    too, is refused and makes the capture invalid (pytorch/pytorch#104487). A thread in its own mode is left out.
     Nothing is changed before CUDA was started.
     """
     started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

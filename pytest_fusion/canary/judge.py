@@ -202,7 +202,8 @@ def _finding(
     counts, scale, seen = tally.counts, metric.scale, tally.seen
     enough = math.log(1 / rules.promoted)
     where = metric.name if bucket is None else f"{metric.name} in bucket {bucket!r}"
-    found = f"{where}: {_amount(metric, mean(counts, scale))} in {seen} observations" if seen else where
+    estimate = mean(counts, scale)
+    found = f"{where}: {_amount(metric, estimate)} in {seen} observations" if seen else where
     low, high = interval(counts, scale, 2 * alpha) if intervals and seen else (math.nan, math.nan)
     status: Status
     worse = above(counts, scale, metric.acceptable) >= math.log(1 / alpha)
@@ -220,7 +221,7 @@ def _finding(
     else:
         better = not metric.is_rate and below(counts, scale, 0.0) >= enough
         status, reason = "better" if better else "pass", f"{found}, shown to be under {_amount(metric, limit)}"
-    return Finding(metric.name, bucket, metric.role, status, seen, share, mean(counts, scale), low, high, reason)
+    return Finding(metric.name, bucket, metric.role, status, seen, share, estimate, low, high, reason)
 
 
 def _amount(metric: Metric, value: float) -> str:

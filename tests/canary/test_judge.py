@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.canary.rollouts import BAD, EQUAL, rollout
+from benchmarks.canary.rollouts import BAD, EQUAL, NEARLY, Candidate, served, shadowed
 from pytest_fusion.canary.evidence import Collector, Evidence
 from pytest_fusion.canary.judge import Finding, judge
 from pytest_fusion.canary.rules import LATENCY, METRICS, RULES, Metric, Rules
@@ -284,18 +284,29 @@ def test_leaving_intervals_out_changes_no_verdict() -> None:
 
 
 @pytest.mark.parametrize("candidate", BAD, ids=lambda candidate: candidate.name)
-def test_bad_candidates_are_not_promoted(candidate: object) -> None:
+def test_bad_candidates_are_not_promoted(candidate: Candidate) -> None:
     """Of simulated rollouts of each bad candidate none is promoted; the table has thousands of them."""
-    assert isinstance(candidate, type(EQUAL))
-    ends = [rollout(candidate, 10_000 + seed, 60_000).decision for seed in range(4)]
+    ends = [shadowed(candidate, 10_000 + seed, 150_000).decision for seed in range(4)]
 
     assert "promote" not in ends
     assert "error" not in ends
 
 
-def test_an_equal_candidate_is_promoted_on_noisy_measurements() -> None:
-    """Of five simulated rollouts of an equal candidate all are promoted."""
-    assert [rollout(EQUAL, 10_000 + seed, 100_000).decision for seed in range(5)] == ["promote"] * 5
+@pytest.mark.parametrize("candidate", [EQUAL, NEARLY], ids=lambda candidate: candidate.name)
+def test_an_equal_candidate_is_promoted_on_noisy_measurements(candidate: Candidate) -> None:
+    """Of simulated rollouts of an equal candidate all are promoted; a violation in 100,000 calls sends nobody back."""
+    ends = {shadowed(candidate, 10_000 + seed, 400_000).decision for seed in range(4)}
+
+    assert ends == {"promote"}
+
+
+def test_exposure_is_what_is_verified() -> None:
+    """What is wrong in one bucket is found after a hundred times as many calls where one in a hundred is verified."""
+    wrong = next(one for one in BAD if one.wrong and one.bucket)
+    some, all_ = ([served(wrong, seed, 10**7, verify) for seed in range(4)] for verify in (0.01, 1.0))
+
+    assert {end.decision for end in (*some, *all_)} == {"rollback"}
+    assert sum(end.wrong for end in some) > 10 * sum(end.wrong for end in all_) > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How rollouts end: ``python -m benchmarks.canary [--runs N] [--seed S] [--most COMPARISONS] [--jobs N]``.
+"""How rollouts end: ``python -m benchmarks.canary [--runs N] [--seed S] [--most COMPARISONS] [--jobs N] [--only TEXT]``.
 
 The first table is of the shadow stage: the shares of simulated rollouts, in per cent, that are promoted, sent back, or
 still held after so many comparisons; then the comparisons until the end, as median and 95th percentile of those that
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=300_000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default="", help="rows with this text in their names")
     given = parser.parse_args()
     seeds = range(given.seed, given.seed + given.runs)
     with ProcessPoolExecutor(given.jobs) as pool:
@@ -38,13 +39,15 @@ def main() -> None:
 
         _print("candidate", "runs", "promoted", "sent back", "error", "held", "promoted after", "sent back after")
         for candidate in (EQUAL, NEARLY, *BAD):
+            if given.only not in candidate.name:
+                continue
             _row(candidate.name, given.runs, *_shares(ends(candidate, partial(shadowed, most=given.most))))
         print()
         _print(
             "candidate, never in shadow", "verified", "runs", "sent back", "calls served", "wrong results", "fell back"
         )
         for candidate in BAD:
-            if not candidate.wrong and not candidate.raises:
+            if given.only not in candidate.name or not (candidate.wrong or candidate.raises):
                 continue
             for verify in (POLICY.verify, 1.0):
                 found = ends(candidate, partial(served, most=MOST_SERVED, verify=verify))

@@ -1,4 +1,4 @@
-"""How rollouts end: ``python -m benchmarks.canary [--runs N] [--seed S] [--most COMPARISONS] [--jobs N] [--only TEXT]``.
+"""How rollouts end: ``python -m benchmarks.canary [--runs N] [--seed S] [--most N] [--jobs N] [--only TEXT]``.
 
 The first table is of the shadow stage: the shares of simulated rollouts, in per cent, that are promoted, sent back, or
 still held after so many comparisons; then the comparisons until the end, as median and 95th percentile of those that

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -345,6 +347,57 @@ def test_no_memory_in_shadow_pauses_and_accuses_nobody() -> None:
 
     assert calls == [1]
     assert judge.seen == []
+
+
+def test_no_memory_while_it_serves_is_the_incumbents_call() -> None:
+    """A candidate without memory in route gives its call back, and counts as one that raised: three of them trip."""
+    full = [False]
+
+    def candidate(x: Tensor) -> Tensor:
+        if full[0]:
+            raise torch.OutOfMemoryError("no")
+        return x * 2
+
+    kernel = made(double, candidate, state="full", verify=0.0, writes=())
+    x = torch.ones(2)
+    kernel(x)
+    full[0] = True
+
+    assert all(torch.equal(kernel(x), x * 2) for _ in range(2))
+    assert kernel.state == "full"
+    assert torch.equal(kernel(x), x * 2)
+    assert kernel.state == "tripped"
+    assert kernel.status()["counts"]["fallbacks: error"] == 3
+
+
+@pytest.mark.parametrize("state", ["shadow", "full"])
+def test_a_candidate_that_hangs_in_c_holds_up_its_caller_alone(state: str) -> None:
+    """No Python ends it, but all other threads have the incumbent as soon as the watchdog has seen it."""
+    release, entered, results = threading.Lock(), threading.Event(), []
+    hang = [False]
+
+    def candidate(x: Tensor) -> Tensor:
+        if hang[0]:
+            entered.set()
+            release.acquire()  # C code that does not return: no interrupt reaches it
+        return x * 2
+
+    kernel = made(double, candidate, state=state, shadow=1.0, verify=0.0, timeout_s=0.05)
+    x = torch.ones(2)
+    kernel(x)
+    hang[0] = True
+    release.acquire()
+    caller = threading.Thread(target=lambda: results.append(kernel(x)))
+    caller.start()
+    assert entered.wait(60)
+    while kernel.state != "tripped":
+        kernel.refresh()
+
+    assert torch.equal(kernel(x), x * 2)
+    assert results == []
+    release.release()
+    caller.join(60)
+    assert torch.equal(results[0], x * 2)
 
 
 def test_copies_beyond_the_budget_leave_the_call_to_the_incumbent() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+from pytest_fusion import canary
 from pytest_fusion.canary.mode import Mode
 from pytest_fusion.canary.policy import Policy
 from pytest_fusion.canary.state import Control
@@ -108,6 +112,34 @@ def test_a_file_that_is_lost_holds_as_it_was_and_then_means_off(tmp_path: Path, 
         file.rmdir()
     file.write_text("rms_norm: full")
     assert desk.mode() == "full"
+
+
+def test_a_file_that_does_not_answer_holds_up_no_call(tmp_path: Path) -> None:
+    """While a disk hangs the calls go on, and a trip holds at once: only the thread that reads the file waits."""
+    file = tmp_path / "states"
+    file.write_text("k: route 0.5")
+    kernel = canary(
+        "k",
+        incumbent=lambda x: x * 2,
+        candidate=lambda x: x + x,
+        policy=Policy(state="full", file=file, interval_s=3600, directory=tmp_path / "log"),
+    )
+    assert kernel.state == "route 0.5"
+    file.unlink()
+    os.mkfifo(file)  # to open it for reading waits until somebody writes
+    reader = threading.Thread(target=kernel.refresh)
+    reader.start()
+    x = torch.ones(2)
+
+    assert all(torch.equal(kernel(x), x * 2) for _ in range(20))
+    kernel.trip("enough")
+    assert kernel.state == "tripped"
+    assert torch.equal(kernel(x), x * 2)
+    assert reader.is_alive()
+    with file.open("w") as answer:
+        answer.write("k: full")
+    reader.join(60)
+    assert kernel.state == "tripped"
 
 
 def test_a_file_that_was_never_readable_means_off(tmp_path: Path) -> None:

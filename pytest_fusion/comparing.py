@@ -220,6 +220,7 @@ class _Fight:
         """Latency, recompilations and spills; of what is sent back anyway nobody asks."""
         seen, without, keys = found.evidence, self.rival.without, duel.passed
         if duel.beaten is not None:
+            seen.compiled = seen.spills = seen.untimed = "a case that the candidate alone fails decides already"
             return
         try:
             if "recompiles" not in without:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,14 @@ import torch
 from pytest_fusion import crash
 from pytest_fusion.campaign import Tally
 from pytest_fusion.canary.offline.findings import Comparison, Evidence, conclude, without_evidence
-from pytest_fusion.canary.offline.kernel import Kernel, Opponent
+from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.pairs import Pair, stands
 from pytest_fusion.canary.offline.process import NoOpponentError
 from pytest_fusion.canary.offline.ran import Ran, died
+from pytest_fusion.canary.offline.taken import Spills
 from pytest_fusion.canary.offline.traffic import recorded
 from pytest_fusion.canary.offline.wire import Gone
+from pytest_fusion.canary.recording import Cases
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.known import Known
 from pytest_fusion.case.model import Case
@@ -25,7 +27,7 @@ from pytest_fusion.duel import Dead, Duel, Extra, Found, Lost
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.examine import record_of, why_not_isolated
 from pytest_fusion.job import Job
-from pytest_fusion.paired_latency import timings
+from pytest_fusion.paired_latency import Sized, sizes, timings
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
 from pytest_fusion.rivals import Rival
@@ -41,6 +43,8 @@ _MOST_DEATHS = 4
 # How much longer a case may take after one that was only slow.
 _PATIENCE = 10
 CHECK = "canary"
+# Sizes at which both kernels are compiled to see what they spill: a minute at the most, of all cores.
+_MOST_COMPILED = 8
 
 
 def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
@@ -209,21 +213,44 @@ class _Fight:
         duel.evidence.notes += traffic.lines() if traffic is not None else []
         found = duel.fight()
         if isinstance(found, Found):
-            self._time(found, duel)
+            self._costs(found, duel, traffic)
         return found
 
-    def _time(self, found: Found, duel: Duel) -> None:
+    def _costs(self, found: Found, duel: Duel, traffic: Cases | None) -> None:
+        """Latency, recompilations and spills; of what is sent back anyway nobody asks."""
+        seen, without, keys = found.evidence, self.rival.without, duel.passed
+        if duel.beaten is not None:
+            seen.compiled = seen.spills = seen.untimed = "a case that the candidate alone fails decides already"
+            return
+        try:
+            if "recompiles" not in without:
+                seen.compiled = duel.kernel.compiled(keys), self.opponent.compiled(keys)
+            sized, lacking = sizes(self.job.spec, traffic)
+            if "spills" not in without:
+                seen.spills = self._spills(seen, duel, sized, lacking)
+            self._time(seen, duel, sized, lacking)
+        except (Gone, CanaryError) as error:
+            seen.notes.append(f"the incumbent's process ended, or refused, when its costs were measured: {error}")
+
+    def _spills(self, seen: Evidence, duel: Duel, sized: Sequence[Sized], lacking: str) -> tuple[Spills, Spills] | str:
+        if not any(pair.candidate.triton or pair.incumbent.triton for pair in seen.pairs):
+            return Spills({}, {}, ""), Spills({}, {}, "")
+        if lacking:
+            return lacking
+        asked = [(one.text, one.case) for one in sized[:_MOST_COMPILED]]
+        duel.compiling(asked[0][1])
+        ours = duel.kernel.spills(asked)
+        duel.compiling(asked[0][1])
+        return ours, self.opponent.spills(asked)
+
+    def _time(self, seen: Evidence, duel: Duel, sized: Sequence[Sized], lacking: str) -> None:
         if "latency" in self.rival.without:
-            found.evidence.untimed = "nobody asked for it"
-            return
-        if self.job.request.device == "cpu":
-            found.evidence.untimed = "interpreted kernels have none that is worth a number; run on a GPU"
-            return
-        if not isinstance(self.opponent, Kernel):
-            found.evidence.untimed = (
-                f"{self.rival.named} lives in a process of its own, and only what takes turns in one is comparable; "
-                "name it as module:function"
-            )
-            return
-        if duel.beaten is None:
-            found.evidence.timings, found.evidence.untimed = timings(self.job.spec, self.opponent.spec, duel.bench)
+            seen.untimed = "nobody asked for it"
+        elif self.job.request.device == "cpu":
+            seen.untimed = "interpreted kernels have none that is worth a number; run on a GPU"
+        elif lacking:
+            seen.untimed = lacking
+        else:
+            found = timings(duel.bench, self.opponent, sized, duel.compiling)
+            seen.timings, seen.untimed = found.timings, found.problem
+            seen.notes += found.notes

@@ -94,6 +94,8 @@ class Duel(Campaign):
         # The first case that only the candidate fails, as the judge left it.
         self.beaten: CaseResult | None = None
         self.counted = self.worse = 0
+        # Keys of the cases that both pass, which both were measured on.
+        self.passed: list[str] = []
         self.old_reference = 0
 
     def fight(self) -> Found | Lost:
@@ -179,6 +181,7 @@ class Duel(Campaign):
             errors = self._errors(mine, other, reference, expected) if standing == "passes" else {}
         pair = self._keep(case, ours, theirs, standing, reason, result)
         if standing == "passes":
+            self.passed.append(case.key())
             unmeasured = mine.problem or other.problem
             pair = replace(pair, errors=errors, memory=_both(mine.memory, other.memory), unmeasured=unmeasured)
             self.evidence.pairs[-1] = self._counted(case, pair)
@@ -251,6 +254,10 @@ class Duel(Campaign):
                 return self.opponent.judge(case, again=again, alone=alone)
         except Gone as gone:
             raise _IncumbentLost(case, gone) from None
+
+    def compiling(self, case: Case) -> None:
+        """Whoever watches this process is told that compilers are at work, or that something is timed."""
+        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", COMPILING: "both kernels"})
 
     def _note_incumbent(self, case: Case) -> None:
         """Whoever watches this process is told who runs; on a GPU the incumbent may have kernels to compile."""

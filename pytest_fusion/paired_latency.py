@@ -1,58 +1,167 @@
-"""The latency of two kernels in one process on a GPU, in pairs that take turns, at the sizes of ``bench=``."""
+"""The latency of two kernels on one GPU, in pairs that take turns, in one process or in two."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
-from pytest_fusion.baseline.bootstrap import block_ratios, estimate
+from pytest_fusion.baseline.bootstrap import Estimate, block_ratios, estimate
 from pytest_fusion.bench import latency
-from pytest_fusion.bench.entries import Entry, entries
+from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.on_device import opened
-from pytest_fusion.canary.offline.findings import Timing
+from pytest_fusion.canary.offline.finding import Timing
+from pytest_fusion.canary.offline.kernel import Kernel, Opponent
+from pytest_fusion.canary.offline.process import Remote, Timed
+from pytest_fusion.canary.offline.wire import Gone
+from pytest_fusion.canary.recording import Cases, RecordedCase
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.errors import said
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import CanaryError, said
 from pytest_fusion.run.counting.count import count
+from pytest_fusion.run.reference import takes
 from pytest_fusion.run.timing.alone import alone
+from pytest_fusion.run.timing.pairs import Blocks
+from pytest_fusion.run.timing.pairs import Timed as Timer
+from pytest_fusion.run.timing.replay import Replayed
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench
 
+# Classes of recorded shapes that are timed: of a hundredth of the calls or more each, and together of nearly all.
+_LEAST_SHARE, _MOST_CLASSES, _ENOUGH = 0.01, 16, 0.9
+# What the same function may differ by from one process to the other, as a log ratio (the judge has the same limit).
+_BETWEEN = 0.01
+_NO_SIZES = (
+    "the spec has no bench= and there is no recording, and latencies of fuzzed sizes are nobody's; name the sizes that "
+    "occur, or pass --recording"
+)
 
-def timings(candidate: FusionSpec, incumbent: FusionSpec, bench: Bench) -> tuple[list[Timing], str]:
-    """log(candidate / incumbent) at each size, and why there is none where there is none.
 
-    A size that one of them does not bear is no size; where none is left, its reason is told.
+class Sized(NamedTuple):
+    """A case that stands for a size that occurs; ``share`` of all recorded calls, 0 where nothing was recorded."""
+
+    text: str
+    case: Case
+    share: float = 0.0
+
+
+@dataclass(slots=True)
+class Latencies:
+    """A ratio for each size, or in ``problem`` why there are none; ``notes`` say what the ratios rest on."""
+
+    timings: list[Timing] = field(default_factory=list)
+    problem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
+    """What is asked about: the classes of shapes in ``traffic``, or the sizes of ``bench=``; and why there are none."""
+    if traffic is None or not traffic.total:
+        return [Sized(entry.text, entry.case) for entry in entries(spec)], "" if spec.bench else _NO_SIZES
+    weights: Counter[str] = Counter()
+    heaviest: dict[str, RecordedCase] = {}
+    for one in traffic.found:
+        weights[one.bucket] += one.weight  # type: ignore[assignment]
+        if one.bucket not in heaviest or one.weight > heaviest[one.bucket].weight:
+            heaviest[one.bucket] = one
+    shares = {bucket: weight / traffic.total for bucket, weight in weights.most_common(_MOST_CLASSES)}
+    found = [Sized(name, heaviest[name].case, share) for name, share in shares.items() if share >= _LEAST_SHARE]
+    covered = sum(one.share for one in found)
+    if covered < _ENOUGH:
+        return found, (
+            f"the classes of shapes that are cases of the spec and of {_LEAST_SHARE:.0%} of the calls or more are "
+            f"{covered:.1%} of the recorded calls, and {_ENOUGH:.0%} are needed; the notes say what the others are"
+        )
+    return found, ""
+
+
+def timings(
+    candidate: Bench, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
+) -> Latencies:
+    """log(candidate / incumbent) at each size; ``pulse`` hears which is next.
+
+    A size that one of them does not bear is no size; where one is left out, there is none, and its reason is told.
     """
-    named = entries(candidate)
-    if not named:
-        return [], "the spec has no bench=, and latencies of fuzzed sizes are nobody's; name the sizes that occur"
-    device = torch.device("cuda", bench.device.index or 0)
+    device = torch.device("cuda", candidate.device.index or 0)
     cache = opened(device).cache
-    found: list[Timing] = []
-    problem = ""
+    found = Latencies()
     with alone(device):
-        for entry in named:
+        if isinstance(incumbent, Remote) and sized:
+            pulse(sized[0].case)
+            found.problem = _differ(candidate, incumbent, sized[0].case, device, cache, found.notes)
+        for one in sized:
+            if found.problem:
+                return Latencies(problem=found.problem, notes=found.notes)
+            pulse(one.case)
             try:
-                found.append(_timing(candidate, incumbent, entry, bench, device, cache))
+                found.timings.append(_timing(candidate, incumbent, one, device, cache))
             except Exception as error:  # noqa: BLE001 - the checks have judged both; here it is a number or none
-                problem = f"{entry.text}: {said(error)[:200]}"
-            torch.cuda.empty_cache()
-    return ([], problem) if problem else (found, "")
+                found.problem = f"{one.text}: {said(error)[:200]}"
+            _free(incumbent)
+    return Latencies(problem=found.problem, notes=found.notes) if found.problem else found
 
 
-def _timing(
-    candidate: FusionSpec, incumbent: FusionSpec, entry: Entry, bench: Bench, device: torch.device, cache: int
-) -> Timing:
-    logical = make_inputs(candidate, entry.case, device)
-    timed = []
+def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
+    """The kernel of ``bench`` or its reference at one size, to be timed. Raises what the call raises."""
+    spec = bench.spec
+    function = spec.fused if what == "fused" else spec.reference
+    extra = bench.extra if what == "fused" else takes(spec.reference, bench.extra)
+    call: Callable[..., Any] = partial(function, **extra)
+    logical = make_inputs(spec, case, device)
     with torch.no_grad():
-        for spec in (candidate, incumbent):
-            fused = partial(spec.fused, **bench.extra)
-            outputs = fused(**logical)
-            counts = count(lambda fused=fused: fused(**logical), dict(logical), device)  # type: ignore[misc]
-            timed.append(latency.timed(fused, logical, outputs, device, cache, counts)[0])
-    blocks = latency.compared(*timed)
-    ratio = estimate(block_ratios(blocks.candidate, blocks.control))
+        outputs = call(**logical)
+        counts = count(lambda: call(**logical), dict(logical), device)
+        return latency.timed(call, logical, outputs, device, cache, counts)[0]
+
+
+def _timing(candidate: Bench, incumbent: Opponent, one: Sized, device: torch.device, cache: int) -> Timing:
+    ours = timer(candidate, one.case, "fused", device, cache)
+    blocks = latency.compared(ours, _theirs(incumbent, one.case, device, cache))
+    ratio = _ratio(blocks)
     medians = latency.median(blocks.candidate), latency.median(blocks.control)
-    return Timing(entry.text, ratio.ratio, ratio.low, ratio.high, *medians)
+    return Timing(one.text, ratio.ratio, ratio.low, ratio.high, *medians, share=one.share)
+
+
+def _theirs(incumbent: Opponent, case: Case, device: torch.device, cache: int) -> Timer:
+    if isinstance(incumbent, Remote):
+        return incumbent.timer(case, "fused")
+    assert isinstance(incumbent, Kernel)
+    return timer(incumbent.bench, case, "fused", device, cache)
+
+
+def _differ(candidate: Bench, incumbent: Remote, case: Case, device: torch.device, cache: int, notes: list[str]) -> str:
+    """Why two processes cannot be compared by their latencies, where one and the same reference says so."""
+    try:
+        theirs = incumbent.timer(case, "reference")
+        if theirs.source != latency.digest(candidate.spec.reference):
+            notes.append("the reference is another one there, so that nothing equal was timed in both processes")
+            return ""
+        ratio = _ratio(latency.compared(timer(candidate, case, "reference", device, cache), theirs))
+    except Exception as error:  # noqa: BLE001 - a reference that cannot be timed says nothing of the kernels
+        notes.append(f"nothing equal was timed in both processes: the reference gives {said(error)[:200]}")
+        return ""
+    finally:
+        _free(incumbent)
+    if ratio.high >= -_BETWEEN and ratio.low <= _BETWEEN:
+        return ""
+    return (
+        f"the same reference takes {math.exp(ratio.ratio):.3g} x as long here as in the incumbent's process, and "
+        f"{_BETWEEN:.0%} either way is allowed: is another version of torch there? Or is the GPU shared?"
+    )
+
+
+def _ratio(blocks: Blocks) -> Estimate:
+    return estimate(block_ratios(blocks.candidate, blocks.control))
+
+
+def _free(incumbent: Opponent) -> None:
+    if isinstance(incumbent, Remote):
+        with contextlib.suppress(Gone, CanaryError):  # whoever asks next is told
+            incumbent.untime()
+    torch.cuda.empty_cache()

@@ -164,6 +164,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
 
     from pytest_fusion.canary.offline.contract import held_to
     from pytest_fusion.canary.offline.kernel import Kernel
+    from pytest_fusion.errors import said
     from pytest_fusion.run.clock import Clock
     from pytest_fusion.run.fused import ContextLost
     from pytest_fusion.verdict.calls import Bench
@@ -176,7 +177,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
         return
     bench = Bench(spec, torch.device(device), extra, programs=int(asked["programs"]), deep=bool(asked["deep"]))
     bench.clock = Clock(lambda: link.answer(pulse=True))
-    kernel = Kernel(bench)
+    kernel, stopwatch = Kernel(bench), _Stopwatch()
     link.answer(torch=torch.__version__)
     while True:
         message = link.next()
@@ -184,12 +185,53 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
             link.answer(foreign=_foreign(link.settings), shared=_shared(link.settings))
             return
         try:
-            link.answer(**_answered(kernel, message))
+            link.answer(**(stopwatch.answered(kernel, message) or _answered(kernel, message)))
         except ContextLost as lost:
             link.answer(gone=str(lost))
             os._exit(1)  # nothing that runs on this context from now on means anything
         except FusionError as error:
             link.answer(error=first_line(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is no failure of a kernel: those are verdicts
+            link.answer(error=f"{message['op']}: {said(error)}")
+
+
+class _Stopwatch:
+    """The one batch of calls that is timed here, by the pairs of whoever asks."""
+
+    def __init__(self) -> None:
+        self._timer: Any = None
+
+    def answered(self, kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Nothing for what is no question about time. Raises ``CanaryError`` where the call cannot be timed."""
+        if message["op"] not in ("time", "sample", "untime"):
+            return {}
+        import torch
+
+        from pytest_fusion.errors import CanaryError, said
+
+        if message["op"] == "untime":
+            self._timer = None
+            torch.cuda.empty_cache()
+            return {"untimed": True}
+        try:
+            if message["op"] == "time":
+                return {"source": self._begin(kernel, message)}
+            return {"seconds": self._timer.seconds()}
+        except Exception as error:  # noqa: BLE001 - the checks have judged it; here it is a number or none
+            raise CanaryError(f"called there to be timed, it raised {said(error)[:200]}") from None
+
+    def _begin(self, kernel: Kernel, message: Mapping[str, Any]) -> str:
+        import torch
+
+        from pytest_fusion.bench import latency
+        from pytest_fusion.bench.on_device import opened
+        from pytest_fusion.case.model import Case
+        from pytest_fusion.paired_latency import timer
+
+        device = torch.device("cuda", kernel.bench.device.index or 0)
+        case, what = Case.from_json(message["case"]), message["what"]
+        self._timer = timer(kernel.bench, case, what, device, opened(device).cache)
+        return latency.digest(kernel.spec.fused if what == "fused" else kernel.spec.reference)
 
 
 def _answered(kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +241,10 @@ def _answered(kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
     from pytest_fusion.case.model import Case
     from pytest_fusion.run.counting import Uncounted
 
+    if message["op"] == "compiled":
+        return kernel.compiled(message["keys"]).as_json()
+    if message["op"] == "spills":
+        return kernel.spills([(text, Case.from_json(case)) for text, case in message["sized"]]).as_json()
     case = Case.from_json(message["case"])
     if message["op"] == "judge":
         wrong = misfit(kernel.spec, case)

@@ -34,8 +34,9 @@ def compare(folder: Path, cases: int) -> dict[str, Any]:
     report = folder / f"compare-{cases}.json"
     command = [sys.executable, "-m", "pytest_fusion.cli", "canary", "compare", "--spec", f"{_HERE}:SPEC"]
     command += ["--incumbent", f"{_HERE}:incumbent", "--candidate", f"{_HERE}:candidate"]
-    # The candidate launches torch's kernels, which the CPU lane does not count, and latency is for a GPU to tell.
-    command += ["--without", "latency,memory,launches", "--recording", str(folder / "recordings")]
+    # The candidate launches torch's kernels, which the CPU lane does not count; latency is for a GPU to tell; and what
+    # the other one spills would have to be compiled first.
+    command += ["--without", "latency,memory,launches,spills", "--recording", str(folder / "recordings")]
     command += ["--cases", str(cases), "--json", str(report)]
     status = subprocess.run(command, check=False, capture_output=True, text=True).returncode
     (test,) = json.loads(report.read_text(encoding="utf-8"))["tests"]

@@ -136,7 +136,8 @@ def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:
-    return t.contiguous().view(-1).view(torch.uint8)
+    # A tensor of one element is contiguous with any stride, and not to be seen as bytes.
+    return t.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def case_text(inputs: Mapping[str, Any]) -> str:

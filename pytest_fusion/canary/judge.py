@@ -133,13 +133,14 @@ def _findings(evidence: Evidence, rules: Rules, total: int, intervals: bool) -> 
             yield Finding(metric.name, None, metric.role, "error", pooled.seen, 1.0, nan, nan, nan, reason)
             continue
         shared = rules.back / (2 * len(rules.metrics))
-        held = _untested(metric, evidence) or _lopsided(metric, evidence, rules, total)
-        yield _finding(metric, None, pooled, 1.0, shared, rules, intervals, held)
+        untested = _untested(metric, evidence)
+        held = untested or _lopsided(metric, evidence, rules, total)
+        yield _finding(metric, None, pooled, 1.0, shared, rules, intervals, held, untested)
         family = max(rules.most_buckets, len(evidence.buckets()))
         for bucket in evidence.buckets():
             share = evidence.calls.get(bucket, 0) / total if total else 0.0
             tally = tallies.get(bucket, Tally())
-            yield _finding(metric, bucket, tally, share, shared / family, rules, intervals, "")
+            yield _finding(metric, bucket, tally, share, shared / family, rules, intervals, "", untested)
 
 
 def _distrusted(metric: Metric, pooled: Tally, evidence: Evidence, rules: Rules) -> str:
@@ -194,15 +195,21 @@ def _finding(
     rules: Rules,
     intervals: bool,
     held: str,
+    untested: str,
 ) -> Finding:
+    """``held`` is why nothing is shown to be good enough yet, ``untested`` why nobody can be blamed either."""
     limit, fewest = (metric.limit, metric.fewest) if bucket is None else (metric.bucket_limit, metric.fewest_in_bucket)
     counts, scale, seen = tally.counts, metric.scale, tally.seen
     enough = math.log(1 / rules.promoted)
     where = metric.name if bucket is None else f"{metric.name} in bucket {bucket!r}"
-    found = f"{where}: {_amount(metric, mean(counts, scale))} in {seen} observations" if seen else where
+    estimate = mean(counts, scale)
+    found = f"{where}: {_amount(metric, estimate)} in {seen} observations" if seen else where
     low, high = interval(counts, scale, 2 * alpha) if intervals and seen else (math.nan, math.nan)
     status: Status
-    if above(counts, scale, metric.acceptable) >= math.log(1 / alpha):
+    worse = above(counts, scale, metric.acceptable) >= math.log(1 / alpha)
+    if worse and untested:
+        status, reason = "open", f"{found}, and {_amount(metric, metric.acceptable)} is acceptable; but {untested}"
+    elif worse:
         status, reason = "worse", f"{found}, and {_amount(metric, metric.acceptable)} is acceptable"
     elif seen < fewest:
         status, reason = "nodata", f"{where}: {seen} observations, and {fewest} are needed"
@@ -214,7 +221,7 @@ def _finding(
     else:
         better = not metric.is_rate and below(counts, scale, 0.0) >= enough
         status, reason = "better" if better else "pass", f"{found}, shown to be under {_amount(metric, limit)}"
-    return Finding(metric.name, bucket, metric.role, status, seen, share, mean(counts, scale), low, high, reason)
+    return Finding(metric.name, bucket, metric.role, status, seen, share, estimate, low, high, reason)
 
 
 def _amount(metric: Metric, value: float) -> str:

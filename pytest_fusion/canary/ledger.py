@@ -68,6 +68,11 @@ class Ledger:
         with self._lock:
             return self._evidence()[0]
 
+    def unverified(self) -> int:
+        """Calls of the rollout that the candidate served and nobody compared."""
+        with self._lock:
+            return sum(found.unverified for found in self.traffic.read().values())
+
     def count(self, what: str) -> None:
         with self._lock:
             self._count(what)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_fusion.canary.budget import Budget
+from pytest_fusion.canary.captures import beside_captures
 from pytest_fusion.canary.copies import CannotCopyError, Copies, Names, copies_of, tensors_in
 from pytest_fusion.canary.forms import Forms
 from pytest_fusion.canary.generators import Generators
@@ -171,16 +172,17 @@ class Measures:
     def spending(self, tensors: object) -> Iterator[None]:
         """What is inside is work that would not be there without the canary."""
         devices = {tensor.device for tensor in tensors_in(tensors) if tensor.device.type == "cuda"}
-        if len(devices) != 1:
-            yield
-            return
-        span = Span(devices.pop())
-        span.begin()
-        try:
-            yield
-        finally:
-            span.end()
-            self._spent.append(span)
+        with beside_captures():
+            if len(devices) != 1:
+                yield
+                return
+            span = Span(devices.pop())
+            span.begin()
+            try:
+                yield
+            finally:
+                span.end()
+                self._spent.append(span)
 
     def look(self) -> None:
         """Hands what is known by now to the ledger, once: `refresh` and the canaries' thread may both be here."""

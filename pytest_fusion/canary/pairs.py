@@ -16,7 +16,7 @@ from pytest_fusion.case import numbers
 
 # Of the timed calls, so many pair the incumbent with itself: to promote, the judge wants 50 such blocks, and the
 # candidate has to have more than that in buckets of little traffic.
-_ITSELF = 0.2
+ITSELF = 0.2
 # Pairs in either order in a block: its ratio is the mean of the two medians, so that going first, or second, is worth
 # nothing, and one interrupt neither.
 HALF = 10
@@ -69,7 +69,7 @@ class Pairs:
         timed, itself, first = self._seeds
         if len(self._waiting) >= _MOST_WAITING or numbers.element(timed, ticket) >= threshold(self._share):
             return None
-        itself = numbers.element(itself, ticket) < threshold(_ITSELF)
+        itself = numbers.element(itself, ticket) < threshold(ITSELF)
         first = numbers.element(first, ticket) < threshold(0.5)
         return Plan("itself" if itself else "candidate", first)
 

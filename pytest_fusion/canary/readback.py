@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.canary.captures import beside_captures
+
 
 class Readback:
     """Copies of tensors on their way to the host. Making one waits for no device.
@@ -17,6 +19,7 @@ class Readback:
 
     __slots__ = ("_events", "host")
 
+    @beside_captures()
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.host: list[Tensor] = []
         self._events: list[Any] = []
@@ -36,4 +39,5 @@ class Readback:
     @property
     def done(self) -> bool:
         """Whether all of them have arrived."""
-        return all(event.query() for event in self._events)
+        with beside_captures():
+            return all(event.query() for event in self._events)

@@ -17,6 +17,7 @@ import torch
 from pytest_fusion.canary import background
 from pytest_fusion.canary.call import devices_of, poisoned, versions_of
 from pytest_fusion.canary.call import recorded as _recorded
+from pytest_fusion.canary.captures import beside_captures
 from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
 from pytest_fusion.canary.events import Log
@@ -106,20 +107,20 @@ class Canary:
         self._incumbent = incumbent
         self._candidate = candidate
         self._names = names_of(incumbent)
-        self._judge = judge or FirstFaults(policy.trip_after, policy.trip_window)
         self._clock = clock
         self._most_bytes = policy.memory_mib * 2**20
         folder = None if policy.directory is None else Path(policy.directory)
         self._log = Log(name, folder, int(policy.log_mib * 2**20), publishers)
         kept = self._most_bytes if policy.keep_tensors else 0.0
         self._finds = Finds(name, incumbent, folder, spec, keep_bytes=kept, tell=self._log.add)
-        self._control = Control(name, policy, self._config_event)
+        self._control = Control(name, policy, lambda message: self._log.add("config", reason=message))
         self._watchdog = Watchdog(policy.timeout_s)
         self._comparisons = Comparisons(policy.tolerance, policy.writes, policy.scratch, policy.timeout_s)
         self._paused_until = 0.0
         self._forms = Forms()
         self._rules = rules
         self._ledger = Ledger(self._log, policy.rollout, rules or RULES)
+        self._judge = judge or FirstFaults(policy.trip_after, policy.trip_window, self._ledger.unverified)
         kernels = incumbent, candidate
         self._measures = Measures(
             kernels, policy, spec, self._names, self._watchdog.run, self._comparisons, self._ledger, self._forms
@@ -199,10 +200,11 @@ class Canary:
         self._ledger.rearm(rollout)
         self._measures.clear()
         if isinstance(self._judge, FirstFaults):
-            self._judge = FirstFaults(self.policy.trip_after, self.policy.trip_window)
+            self._judge.clear()
         self._begun("rearm")
         self._apply()
 
+    @beside_captures()
     def refresh(self) -> None:
         """Reads environment, file and finished comparisons now; a thread does so every ``interval_s``."""
         hung = self._watchdog.look()
@@ -238,6 +240,8 @@ class Canary:
         self._comparisons.clear()
         self._watchdog.clear()
         self._ledger.begin(self._control.rollout)
+        if isinstance(self._judge, FirstFaults):
+            self._judge.clear()
         self._measures.clear()
         self._tickets, self._peeks = itertools.count(), 0
         self._draw()
@@ -494,6 +498,3 @@ class Canary:
         arms = {"incumbent": named(self._incumbent), "candidate": named(self._candidate)}
         rollout, tripped = self._control.rollout, self._control.tripped
         self._log.add(event, rollout=rollout, state=self.state, tripped=tripped, **arms)
-
-    def _config_event(self, message: str) -> None:
-        self._log.add("config", reason=message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -68,23 +69,44 @@ class Judge(Protocol):
 
 
 class FirstFaults:
-    """Rolls back at the first hard fault, or at ``after`` failures in the last ``window`` runs; never promotes."""
+    """Rolls back at the first hard fault, or at ``after`` failures in the last ``window`` runs; never promotes.
 
-    def __init__(self, after: int, window: int) -> None:
-        self._after = after
-        self._recent: deque[bool] = deque(maxlen=window)
+    It is told of every run that raised, but of a routed call that did not only where that was verified: ``unseen`` says
+    how many served calls nobody told it of. An error is one in ``window`` runs of all; a violation, which shows in
+    compared runs alone, one in as many of these.
+    """
+
+    def __init__(self, after: int, window: int, unseen: Callable[[], int] = lambda: 0) -> None:
+        self._after, self._window, self._unseen = after, window, unseen
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing was seen: another rollout, or a forked child."""
+        self._told = 0
+        # Where among all runs it was an error, among those that it was told of a violation.
+        self._errors: deque[int] = deque(maxlen=self._after)
+        self._violations: deque[int] = deque(maxlen=self._after)
 
     def update(self, observation: Observation) -> Decision:
         if observation.result == "skipped":
             return Decision("hold", "not run")
         if observation.result in HARD:
             return Decision("rollback", f"{observation.result}: {observation.reason}")
-        self._recent.append(observation.result != "ok")
-        failed = sum(self._recent) if observation.result != "ok" else 0
-        if failed >= self._after:
-            return Decision(
-                "rollback",
-                f"{failed} failures in the last {len(self._recent)} runs of the candidate, where fewer than "
-                f"{self._after} are allowed; the last: {observation.result}: {observation.reason}",
-            )
-        return Decision("hold")
+        self._told += 1
+        if observation.result == "ok":
+            return Decision("hold")
+        ran = self._told + self._unseen()
+        if observation.result == "violation":
+            self._violations.append(self._told)
+        else:
+            self._errors.append(ran)
+        errors = sum(ran - at < self._window for at in self._errors)
+        violations = sum(self._told - at < self._window for at in self._violations)
+        if errors + violations < self._after:
+            return Decision("hold")
+        told = min(self._window, ran if errors else self._told)
+        return Decision(
+            "rollback",
+            f"{errors + violations} failures in the last {told} runs of the candidate, where fewer than "
+            f"{self._after} are allowed; the last: {observation.result}: {observation.reason}",
+        )

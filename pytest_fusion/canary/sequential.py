@@ -67,7 +67,7 @@ RATE = Scale(0.0, 1.0, 1.0)
 def mean(counts: Mapping[int, int], scale: Scale) -> float:
     """The mean of counted values; NaN for none."""
     total = sum(counts.values())
-    return sum(scale.value(index) * count for index, count in counts.items()) / total if total else math.nan
+    return scale.low + scale.step * sum(index * count for index, count in counts.items()) / total if total else math.nan
 
 
 def above(counts: Mapping[int, int], scale: Scale, bound: float) -> float:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pytest_fusion.canary.mode import OFF, Mode
+from pytest_fusion.canary.patient_file import PatientFile
 from pytest_fusion.canary.policy import Policy
 from pytest_fusion.errors import CanaryError, said
 
 ENVIRONMENT = "PYTEST_FUSION_CANARY"
-# A file of states is a few lines; what is longer is another file.
-_LONGEST = 1 << 20
 
 
 def mark_of(folder: Path, name: str, rollout: str) -> Path:
@@ -47,8 +46,9 @@ class Control:
         self._environment: Mapping[str, str] = os.environ if environment is None else environment
         self._clock = clock
         self._lock = threading.RLock()
-        # Held while a file is read, which may take for ever on a network's disk; nobody who trips waits for it.
+        # Held while a file is read; nobody who trips waits for it.
         self._looking = threading.Lock()
+        self._file = None if policy.file is None else PatientFile(Path(policy.file))
         self._sources: tuple[Mode | None, Mode | None] = (None, None)
         self._called: Mode | None = None
         self._said: dict[str, str] = {}
@@ -68,8 +68,9 @@ class Control:
         return self._tripped
 
     def after_fork(self) -> None:
-        """In a forked child: locks that nobody holds."""
+        """In a forked child: locks that nobody holds, and no thread that reads."""
         self._lock, self._looking = threading.RLock(), threading.Lock()
+        self._file = None if self._policy.file is None else PatientFile(Path(self._policy.file))
 
     @property
     def mode(self) -> Mode:
@@ -84,7 +85,7 @@ class Control:
             return mode
 
     def look(self) -> None:
-        """Reads environment and file. Raises nothing; where the file does not answer, nobody waits but the caller."""
+        """Reads environment and file. Raises nothing; for a file that does not answer the caller waits a second."""
         with self._looking:
             sources = self._from_environment(), self._from_file()
         with self._lock:
@@ -146,10 +147,10 @@ class Control:
         return mode
 
     def _from_file(self) -> Mode | None:
-        if self._policy.file is None:
+        if self._file is None:
             return None
         try:
-            self._filed = self._read(Path(self._policy.file))
+            self._filed = self._states(self._file.read())
         except FileNotFoundError as error:
             if self._file_seen:
                 return self._last_known(error)
@@ -172,10 +173,8 @@ class Control:
         self._tell("file", f"{self._policy.file}: {said(error)}; {known} and holds for {self._policy.stale_s:g} s")
         return self._filed
 
-    def _read(self, path: Path) -> Mode | None:
+    def _states(self, text: str) -> Mode | None:
         """Lines ``name: state``; ``*`` is every canary, ``#`` starts a comment."""
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_LONGEST)
         found: Mode | None = None
         for number, line in enumerate(text.splitlines(), 1):
             line = line.partition("#")[0].strip()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from pytest_fusion.canary.copies import tensors_in
 from pytest_fusion.canary.signature import MOST_TENSORS, bucket_of
@@ -17,6 +18,7 @@ OTHERS = "others"
 # Exact shapes whose bucket is remembered; where sequences have any length there is no end of them.
 _MOST_KEYS = 4096
 _PLAIN = frozenset((int, float, bool, str, type(None)))
+_LONGEST = 1 + 2 * MOST_TENSORS
 
 
 class Ticker:
@@ -101,12 +103,20 @@ class Traffic:
 
 
 def _key(state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """What ``bucket_of`` looks at, as it is: cheaper to compare than to round up and to write as text."""
+    """What ``bucket_of`` looks at, as it is: cheaper to compare than to round up and to write as text.
+
+    Asked of every call, so types are compared: ``isinstance`` asks torch's metaclass, 70 ns for what is no tensor. Of
+    the 0.8 us that a call of two tensors takes to be counted, shapes and dtypes are 0.35.
+    """
     parts: list[object] = [state]
+    append = parts.append
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
-            parts += (value.shape, value.dtype)
-        elif type(value) not in _PLAIN:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            append(value.shape)
+            append(value.dtype)
+        elif kind not in _PLAIN:
             for tensor in tensors_in(value):
-                parts += (tensor.shape, tensor.dtype)
-    return tuple(parts[: 1 + 2 * MOST_TENSORS])
+                append(tensor.shape)
+                append(tensor.dtype)
+    return tuple(parts) if len(parts) <= _LONGEST else tuple(parts[:_LONGEST])

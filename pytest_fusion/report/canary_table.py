@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,11 +124,17 @@ def _row(record: TestRecord) -> CanaryRow:
             for p in loud[:_MOST_PAIRS]
         ),
         more=max(0, len(loud) - _MOST_PAIRS),
-        latency=tuple(
-            (t["text"], f"{1e6 * t['candidate_s']:.4g}", f"{1e6 * t['incumbent_s']:.4g}") for t in told["latency"]
-        ),
+        latency=tuple(map(_latency, told["latency"])),
         notes=tuple(told["notes"]),
     )
+
+
+def _latency(timing: Mapping[str, Any]) -> tuple[str, ...]:
+    """Size, its share of the recorded calls, microseconds of both, and their ratio with its interval."""
+    ratio, low, high = (f"{math.exp(timing[name]):.3f}" for name in ("ratio", "low", "high"))
+    share = f"{timing['share']:.1%}" if timing.get("share") else ""
+    ours, theirs = (f"{1e6 * timing[name]:.4g}" for name in ("candidate_s", "incumbent_s"))
+    return timing["text"], share, ours, theirs, f"{ratio} ({low} to {high})"
 
 
 def _arm(ran: Mapping[str, Any]) -> str:

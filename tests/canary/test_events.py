@@ -18,6 +18,7 @@ import torch
 from pytest_fusion import canary
 from pytest_fusion.canary import Policy
 from pytest_fusion.canary.events import Log, read
+from pytest_fusion.canary.fleet import gather
 
 _KILLED = """
 import sys, torch
@@ -53,6 +54,37 @@ def test_a_killed_process_leaves_a_log_that_is_read(tmp_path: Path) -> None:
     assert numbers == list(range(1, len(events) + 1))
     assert sum(event["event"] == "failure" for event in events) >= 20
     assert {event["pid"] for event in events} == {process.pid}
+
+
+def test_a_log_is_readable_wherever_it_ends(tmp_path: Path) -> None:
+    """A process killed at any byte of its log: all whole lines before it are read, and add up to what they say."""
+    whole = tmp_path / "whole"
+    kernel = canary(
+        "k",
+        incumbent=lambda x: x * 2,
+        candidate=lambda x: x + x,
+        policy=Policy(shadow=1.0, timed=0.0, directory=whole, interval_s=3600),
+    )
+    for number in range(3):
+        kernel(torch.ones(2 + number))
+        kernel.refresh()
+    kernel.close()
+    (path,) = whole.glob("*.jsonl")
+    data = path.read_bytes()
+    events = list(read(path))
+    cut = tmp_path / "cut" / path.name
+    cut.parent.mkdir()
+    told = []
+    for end in range(0, len(data) + 1, 7):
+        cut.write_bytes(data[:end])
+        lines = data[:end].count(b"\n")
+        assert list(read(cut)) == events[:lines]
+        rollouts, _ = gather(cut.parent)
+        told.append(sum(rollouts[0].evidence.calls.values()) if rollouts else 0)
+        assert all(one.gaps == () for one in rollouts)
+
+    assert told == sorted(told)
+    assert sorted({0, *told}) == [0, 1, 2, 3]
 
 
 def test_a_process_that_ends_in_peace_leaves_all_its_events(tmp_path: Path) -> None:

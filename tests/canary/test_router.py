@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
 
 from pytest_fusion.canary import Canary, request
+from pytest_fusion.canary.rule import FirstFaults, Observation
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Kernel, Patient, added, double, made, observed
 
@@ -278,6 +281,37 @@ def test_what_the_candidate_served_is_verified() -> None:
     assert kernel.state == "tripped"
 
 
+@pytest.mark.parametrize(("every", "state"), [(600, "full"), (400, "tripped")])
+def test_errors_are_counted_among_all_calls_that_were_served(every: int, state: str) -> None:
+    """Three errors in 1000 served calls trip, also where only one call in a hundred is verified: fewer do not."""
+    calls = [0]
+
+    def candidate(x: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] % every == 0:
+            raise RuntimeError("now and then")
+        return x * 2
+
+    kernel = made(double, candidate, state="full", verify=0.01, writes=())
+    for _ in range(2500):
+        kernel(torch.ones(2))
+    kernel.refresh()
+
+    assert kernel.state == state
+
+
+def test_violations_are_counted_among_the_calls_that_were_compared() -> None:
+    """Calls that nobody compared hide no wrong result: three of the last 1000 compared trip."""
+    runs = [0]
+    faults = FirstFaults(3, 1000, lambda: 100 * runs[0])
+    results = ["violation" if run % 300 == 0 else "ok" for run in range(1, 901)]
+    decisions = []
+    for runs[0], result in enumerate(results):
+        decisions.append(faults.update(Observation(result)).verdict)
+
+    assert decisions.index("rollback") == 899
+
+
 @pytest.mark.parametrize("state", ["shadow", "full"])
 def test_a_candidate_that_hangs_is_interrupted_and_the_incumbent_serves(state: str) -> None:
     """A loop without end in Python is ended by the watchdog; the call returns the incumbent's result."""
@@ -313,6 +347,57 @@ def test_no_memory_in_shadow_pauses_and_accuses_nobody() -> None:
 
     assert calls == [1]
     assert judge.seen == []
+
+
+def test_no_memory_while_it_serves_is_the_incumbents_call() -> None:
+    """A candidate without memory in route gives its call back, and counts as one that raised: three of them trip."""
+    full = [False]
+
+    def candidate(x: Tensor) -> Tensor:
+        if full[0]:
+            raise torch.OutOfMemoryError("no")
+        return x * 2
+
+    kernel = made(double, candidate, state="full", verify=0.0, writes=())
+    x = torch.ones(2)
+    kernel(x)
+    full[0] = True
+
+    assert all(torch.equal(kernel(x), x * 2) for _ in range(2))
+    assert kernel.state == "full"
+    assert torch.equal(kernel(x), x * 2)
+    assert kernel.state == "tripped"
+    assert kernel.status()["counts"]["fallbacks: error"] == 3
+
+
+@pytest.mark.parametrize("state", ["shadow", "full"])
+def test_a_candidate_that_hangs_in_c_holds_up_its_caller_alone(state: str) -> None:
+    """No Python ends it, but all other threads have the incumbent as soon as the watchdog has seen it."""
+    release, entered, results = threading.Lock(), threading.Event(), []
+    hang = [False]
+
+    def candidate(x: Tensor) -> Tensor:
+        if hang[0]:
+            entered.set()
+            release.acquire()  # C code that does not return: no interrupt reaches it
+        return x * 2
+
+    kernel = made(double, candidate, state=state, shadow=1.0, verify=0.0, timeout_s=0.05)
+    x = torch.ones(2)
+    kernel(x)
+    hang[0] = True
+    release.acquire()
+    caller = threading.Thread(target=lambda: results.append(kernel(x)))
+    caller.start()
+    assert entered.wait(60)
+    while kernel.state != "tripped":
+        kernel.refresh()
+
+    assert torch.equal(kernel(x), x * 2)
+    assert results == []
+    release.release()
+    caller.join(60)
+    assert torch.equal(results[0], x * 2)
 
 
 def test_copies_beyond_the_budget_leave_the_call_to_the_incumbent() -> None:

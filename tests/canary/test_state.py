@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from pytest_fusion import canary
 from pytest_fusion.canary.mode import Mode
+from pytest_fusion.canary.patient_file import PatientFile
 from pytest_fusion.canary.policy import Policy
 from pytest_fusion.canary.state import Control
 from pytest_fusion.errors import CanaryError
@@ -108,6 +112,50 @@ def test_a_file_that_is_lost_holds_as_it_was_and_then_means_off(tmp_path: Path, 
         file.rmdir()
     file.write_text("rms_norm: full")
     assert desk.mode() == "full"
+
+
+def test_a_file_that_does_not_answer_is_one_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that hangs holds up neither calls nor the thread that looks after canaries; then it is off, like any."""
+    monkeypatch.setattr(PatientFile.__init__, "__defaults__", (0.05,))
+    file = tmp_path / "states"
+    file.write_text("rms_norm: route 0.5")
+    desk = _Desk(Policy(file=file, stale_s=600))
+    assert desk.mode() == "route 0.5"
+    file.unlink()
+    os.mkfifo(file)  # to open it for reading waits until somebody writes
+    assert desk.mode() == "route 0.5"
+    assert "it was not read in 0.05 s" in desk.said[0]
+    desk.now = 601
+    assert desk.mode() == "off"
+    with file.open("w") as answer:
+        answer.write("rms_norm: full")
+    file.rename(tmp_path / "answered")
+    file.write_text("rms_norm: full")
+    while desk.mode() != "full":
+        pass
+
+
+def test_a_canary_whose_file_never_answers_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it, at the start either: calls have the incumbent, and a trip holds."""
+    monkeypatch.setattr(PatientFile.__init__, "__defaults__", (0.05,))
+    file = tmp_path / "states"
+    os.mkfifo(file)
+    kernel = canary(
+        "k",
+        incumbent=lambda x: x * 2,
+        candidate=lambda x: pytest.fail("called"),
+        policy=Policy(state="full", file=file, interval_s=3600),
+    )
+    x = torch.ones(2)
+
+    assert torch.equal(kernel(x), x * 2)
+    assert kernel.state == "off"
+    kernel.trip("enough")
+    assert kernel.state == "tripped"
+    kernel.close()
+    os.close(os.open(file, os.O_RDWR))  # lets the thread go
 
 
 def test_a_file_that_was_never_readable_means_off(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,6 +93,60 @@ def test_capture_is_refused_by_call_and_possible_for_each_kernel() -> None:
         warnings.simplefilter("ignore")  # the graph is empty, since nothing was launched before it was refused
         with pytest.raises(CanaryError, match="by='process'"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             kernel(x)
+
+
+def _captured_while(asked: Callable[[], object]) -> float:
+    """What a graph adds that this thread captures, in torch's default mode, while another thread goes on asking."""
+    x, graph, stop = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph(), threading.Event()
+    troubles: list[BaseException] = []
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                asked()
+            except RuntimeError as error:
+                troubles.append(error)
+                return
+
+    thread = threading.Thread(target=ask)
+    try:
+        with torch.cuda.graph(graph):
+            thread.start()
+            for _ in range(200):
+                x += 1
+                time.sleep(0.001)
+    finally:
+        stop.set()
+        thread.join()
+    assert not troubles
+    x.zero_()
+    graph.replay()
+    return float(x[0])
+
+
+def test_a_capture_of_another_thread_goes_on() -> None:
+    """Results are read, pinned memory is taken and calls are compared while another thread captures a graph."""
+    kernel = canary(
+        "k",
+        incumbent=lambda x: x * 2,
+        candidate=lambda x: x + x,
+        policy=Policy(shadow=1.0, timed=1.0, gpu_share=1.0, interval_s=0.01),
+    )
+    x = torch.ones(64, device="cuda")
+    side = torch.cuda.Stream()
+
+    def serve() -> None:
+        with torch.cuda.stream(side):
+            kernel(x)
+        kernel.refresh()
+
+    for _ in range(50):  # the allocator and lazily loaded kernels are the process's own, and no capture bears them
+        serve()
+    torch.cuda.synchronize()
+    assert _captured_while(serve) == 200.0
+    assert kernel.state == "shadow"
+    assert kernel.status()["counts"]["compared: ok"] > 3
+    kernel.close()
 
 
 @pytest.mark.parametrize("writes", [None, ()])

@@ -1,4 +1,4 @@
-"""``--fusion-canary`` on a GPU: latency of two kernels in one process, memory and launches of two processes."""
+"""``--fusion-canary`` on a GPU: latency, memory, launches and spills of two kernels in one process and in two."""
 
 from __future__ import annotations
 
@@ -92,14 +92,21 @@ def test_a_function_is_timed(pytester: pytest.Pytester) -> None:
 
 
 def test_a_revision_is_measured_in_its_own_process(pytester: pytest.Pytester) -> None:
-    """Launches and memory of another process compare; latency does not, and holds what it was not left out of."""
+    """Launches, memory, spills and latency of two processes compare, in pairs that both take part in."""
     pytester.makepyfile(kern=_KERNEL, test_it=_TEST)
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"]):
         subprocess.run(["git", *words], cwd=pytester.path, check=True)
-    held = _run(pytester, "--fusion-canary", "HEAD", "-k", "same")["test_same"]
-    assert held["verdict"] == "hold"
-    assert [reason.partition(":")[0] for reason in held["reasons"]] == ["latency was not measured"]
-    promoted = _run(pytester, "--fusion-canary", "HEAD", "-k", "same", "--fusion-canary-without", "latency")[
-        "test_same"
-    ]
-    assert promoted["verdict"] == "promote", promoted["reasons"]
+    same = _run(pytester, "--fusion-canary", "HEAD", "-k", "same")["test_same"]
+    assert same["verdict"] in ("promote", "hold"), same["reasons"]
+    assert {name: _metric(same, name)["status"] for name in ("launches", "recompiles", "spills", "memory")} == (
+        dict.fromkeys(("launches", "recompiles", "spills", "memory"), "pass")
+    )
+    assert _metric(same, "latency")["value"] is not None, _metric(same, "latency")["words"]
+    assert _metric(same, "latency")["status"] != "worse"
+
+    pytester.makepyfile(kern=_KERNEL.replace("return launched(x)\n", "return launched(x, more=1)\n"))
+    slower = _run(pytester, "--fusion-canary", "HEAD", "-k", "same")["test_same"]
+    assert slower["verdict"] == "rollback", slower["reasons"]
+    assert _metric(slower, "latency")["status"] == "worse", _metric(slower, "latency")["words"]
+    (timing,) = slower["latency"]
+    assert 1.5 < timing["candidate_s"] / timing["incumbent_s"] < 2.5

@@ -84,7 +84,20 @@ def test_the_page(passing: Make) -> None:
     assert "1 more in the JSON report" in page
     assert "<th>latency</th>" in page
     assert "no case" in page
+    assert "<th>of the calls</th>" not in page
     first, second = canary_rows(records)
-    assert (first.verdict, len(first.pairs), first.latency) == ("rollback", 40, (("rows=4096", "2", "3"),))
+    latency = ("rows=4096", "", "2", "3", "1.000 (1.000 to 1.000)")
+    assert (first.verdict, len(first.pairs), first.latency) == ("rollback", 40, (latency,))
     assert (second.verdict, second.pairs) == ("nodata", ())
     assert "Canary" not in render([passing()], {})
+
+
+def test_classes_of_recorded_traffic_show_their_share(passing: Make) -> None:
+    """Beside each class of shapes stands how much of the calls it is, and the ratio with its interval."""
+    timing = {"text": "float16[2^4]", "ratio": 0.0953, "low": 0.0, "high": 0.1823, "candidate_s": 2e-6}
+    timings = [{**timing, "incumbent_s": 3e-6, "share": 0.125}]
+    page = render([passing(canary=told("promote", latency=timings))], {})
+
+    assert "<th>of the calls</th>" in page
+    assert "<td>12.5%</td>" in page
+    assert "1.100 (1.000 to 1.200)" in page

@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pytest_fusion.canary.offline.accuracy import FEWEST, MARGIN, ratios
+from pytest_fusion.canary.offline.costs import latency, recompiled, spilled
+from pytest_fusion.canary.offline.finding import Finding, Status, Timing, times
 from pytest_fusion.canary.offline.pairs import STANDINGS, Pair
+from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError, did_you_mean
 
-Status = Literal["pass", "worse", "better", "nodata", "error"]
-Role = Literal["critical", "ordinary", "muted"]
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
 # What decides for all of several specs: the first of these that any of them has.
 DECISIONS: tuple[Decision, ...] = ("rollback", "error", "nodata", "hold", "promote")
 
 # What `--without` may name. Verdicts of the checks cannot be left out: without=, in the spec, is for these.
-METRICS = ("error", "determinism", "refusals", "launches", "memory", "latency")
+METRICS = ("error", "determinism", "refusals", "launches", "recompiles", "spills", "memory", "latency")
 # Blocks of an allocator and a statistic or two of each row; what serves a model does not feel them.
 _MEMORY_SHARE, _MEMORY_BYTES = 1.01, 1 << 20
-# Latency may be so much longer (the canary's judge has the same limit).
-LATENCY_MARGIN = math.log(1.03)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One metric in words; ``value`` is a log ratio or a count, ``low`` to ``high`` its interval."""
-
-    metric: str
-    status: Status
-    role: Role
-    words: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """log(candidate / incumbent) of a size's latency: the median over blocks of pairs and its 99 % interval."""
-
-    text: str
-    ratio: float
-    low: float
-    high: float
-    candidate_s: float = 0.0
-    incumbent_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +58,9 @@ class Evidence:
     pairs: list[Pair] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     untimed: str = "nothing was timed"
+    # Of the candidate and the incumbent, or why they are not known.
+    compiled: tuple[Compiled, Compiled] | str = "nobody looked"
+    spills: tuple[Spills, Spills] | str = "nobody looked"
     # What broke the measurement; nothing is promoted, and nobody blamed for it.
     broken: str = ""
     notes: list[str] = field(default_factory=list)
@@ -196,8 +172,10 @@ def _verdicts(pairs: Sequence[Pair]) -> Finding:
 
 def _metrics(seen: Evidence) -> list[Finding]:
     passes = [pair for pair in seen.pairs if pair.standing == "passes"]
-    return [_error(passes), _determinism(seen.pairs), _refusals(seen.pairs), _launches(passes), _memory(passes),
-            _latency(seen)]  # fmt: skip
+    return [
+        *(_error(passes), _determinism(seen.pairs), _refusals(seen.pairs), _launches(passes)),
+        *(recompiled(seen.compiled), spilled(seen.spills), _memory(passes), latency(seen.timings, seen.untimed)),
+    ]
 
 
 def _error(pairs: Sequence[Pair]) -> Finding:
@@ -215,13 +193,13 @@ def _error(pairs: Sequence[Pair]) -> Finding:
     worst = max(found, key=lambda ratio: ratio.low)
     if worst.low <= MARGIN:
         worst = max(found, key=lambda ratio: ratio.high)
-    change = f"the error of {worst.output} is {_times(worst.mean)} the incumbent's"
-    interval = f"({_times(worst.low)} to {_times(worst.high)} at 99 %, {worst.cases} cases)"
+    change = f"the error of {worst.output} is {times(worst.mean)} the incumbent's"
+    interval = f"({times(worst.low)} to {times(worst.high)} at 99 %, {worst.cases} cases)"
     status: Status = "pass"
     if worst.low > MARGIN:
         status = "worse"
     elif worst.high > MARGIN:
-        words = f"{change} {interval}: more cases would decide whether it is within {_times(MARGIN)}"
+        words = f"{change} {interval}: more cases would decide whether it is within {times(MARGIN)}"
         return Finding("error", "nodata", "ordinary", words, worst.mean, worst.low, worst.high)
     elif max(ratio.high for ratio in found) < -MARGIN:
         status = "better"
@@ -288,27 +266,3 @@ def _memory(pairs: Sequence[Pair]) -> Finding:
         words = f"needs {by:,} bytes more at its peak, as {pair.text}; more in {len(more)} of {len(known)} case(s)"
         return Finding("memory", "worse", "ordinary", words, value=by)
     return Finding("memory", "pass", "ordinary", f"no more memory at its peak in {len(known)} case(s)", value=0)
-
-
-def _latency(seen: Evidence) -> Finding:
-    if not seen.timings:
-        return Finding("latency", "nodata", "critical", f"latency was not measured: {seen.untimed}")
-    worst = max(seen.timings, key=lambda timing: timing.low)
-    if worst.low <= LATENCY_MARGIN:
-        worst = max(seen.timings, key=lambda timing: timing.high)
-    words = (
-        f"{_times(worst.ratio)} the incumbent's latency at {worst.text} ({_times(worst.low)} to {_times(worst.high)} "
-        f"at 99 %), the worst of {len(seen.timings)} size(s)"
-    )
-    status: Status = "pass"
-    if worst.low > LATENCY_MARGIN:
-        status = "worse"
-    elif worst.high > LATENCY_MARGIN:
-        status, words = "nodata", f"{words}: not decided whether it is within {_times(LATENCY_MARGIN)}"
-    elif worst.high < 0:
-        status = "better"
-    return Finding("latency", status, "critical", words, worst.ratio, worst.low, worst.high)
-
-
-def _times(log: float) -> str:
-    return f"{math.exp(log):.3g} x"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from pytest_fusion.canary.offline.ran import Ran, ran
+from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
+from pytest_fusion.canary.offline.wire import bytes_of
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import said
@@ -22,6 +24,8 @@ from pytest_fusion.run.genuine import synchronize
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import place, rewrite
 from pytest_fusion.run.reference import ReferenceFailed
+from pytest_fusion.run.resources.noting import Noted, noted
+from pytest_fusion.run.resources.specialisation import Specialisation
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench, call, reference_of, tensors_of
 from pytest_fusion.verdict.judge import judge_case
@@ -56,12 +60,20 @@ class Opponent(Protocol):
     def count(self, case: Case) -> Counts | Uncounted:
         """How many kernels a call launches."""
 
+    def compiled(self, keys: Sequence[str]) -> Compiled:
+        """How often the cases of these keys, which were measured, made Triton compile again."""
+
+    def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
+        """What its Triton kernels spill at these sizes."""
+
 
 class Kernel:
     """The kernel of ``bench.spec``, in this process."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench, self.spec = bench, bench.spec
+        # What each measured case launched, by its key.
+        self._launches: dict[str, list[Specialisation]] = {}
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
         bench = self.bench
@@ -81,18 +93,22 @@ class Kernel:
         except (ImpossibleCase, InputFailed, MemoryError, torch.OutOfMemoryError) as error:
             return Measured(problem=f"its inputs cannot be made: {error}")
         found = Measured(inputs=digest(tensors_of(logical)))
-        if spec.random is not None:
-            found.problem = "the kernel draws random numbers, so that one result says little of its error"
-            return found
-        try:
-            reference, _ = reference_of(bench, case, logical, priced=False)
-        except ReferenceFailed as error:
-            found.problem = f"the reference raises: {error}"
-            return found
-        found.reference = digest({str(i): t for i, t in enumerate(reference.native)})
-        outcome, placed = call(bench, case, logical, FILLS[0])
+        if spec.random is None:
+            try:
+                reference, _ = reference_of(bench, case, logical, priced=False)
+            except ReferenceFailed as error:
+                found.problem = f"the reference raises: {error}"
+                return found
+            found.reference = digest({str(i): t for i, t in enumerate(reference.native)})
+        launches: list[Noted] = []
+        with noted(launches, strict=False):
+            outcome, placed = call(bench, case, logical, FILLS[0])
+        self._launches[case.key()] = [one.specialisation for one in launches if one.specialisation is not None]
         if outcome.error is not None:
             found.problem = f"called once more, it raised {said(outcome.error)[:200]}"
+            return found
+        if spec.random is not None:
+            found.problem = "the kernel draws random numbers, so that one result says little of its error"
             return found
         found.outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
         if bench.device.type == "cuda":
@@ -123,6 +139,12 @@ class Kernel:
             raise
         except Exception as error:  # noqa: BLE001 - the judge has its verdict; a count is no second one
             return Uncounted(f"called to be counted, it raised {said(error)[:200]}")
+
+    def compiled(self, keys: Sequence[str]) -> Compiled:
+        return compiled(self._launches, keys)
+
+    def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
+        return spills(self.spec, sized, self.bench.device, self.bench.extra)
 
     def _peak(self, case: Case, logical: Mapping[str, Any]) -> int | None:
         device = self.bench.device
@@ -172,10 +194,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Sixteen digits that are equal for equal names, dtypes, shapes and bits."""
     found = hashlib.sha256()
     for name, tensor in tensors.items():
-        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        if flat.numel():
-            found.update(flat.view(torch.uint8).numpy().tobytes())
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + bytes_of(tensor))
     return found.hexdigest()[:16]
 
 

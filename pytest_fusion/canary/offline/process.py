@@ -11,14 +11,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from pytest_fusion.canary.offline.kernel import Measured
 from pytest_fusion.canary.offline.ran import Ran
+from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.canary.offline.wire import Gone, read_tensors, receive, send
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import CanaryError
@@ -43,6 +44,10 @@ found.loader.exec_module(package)
 from pytest_fusion.serving import main
 main(sys.argv[2])
 """
+
+
+# Which of a spec's functions is timed.
+Timed = Literal["fused", "reference"]
 
 
 class NoOpponentError(Exception):
@@ -193,3 +198,35 @@ class Remote:
     def count(self, case: Case) -> Counts | Uncounted:
         answer = self._ask("count", case)
         return Counts.from_json(answer["counts"]) if "counts" in answer else Uncounted(str(answer["reason"]))
+
+    def compiled(self, keys: Sequence[str]) -> Compiled:
+        return Compiled.from_json(self._process.ask("compiled", seconds=self._seconds, keys=list(keys)))
+
+    def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
+        cases = [[text, case.as_json()] for text, case in sized]
+        return Spills.from_json(self._process.ask("spills", seconds=START_S, sized=cases))
+
+    def timer(self, case: Case, what: Timed) -> RemoteTimer:
+        """What `paired_latency.timer` is there. Raises ``CanaryError`` where it cannot be timed."""
+        return RemoteTimer(self, str(self._ask("time", case, what=what)["source"]))
+
+    def sample(self) -> float:
+        """Seconds a call, of what :meth:`timer` made last."""
+        return float(self._process.ask("sample", seconds=self._seconds, pulse=self.pulse)["seconds"])
+
+    def untime(self) -> None:
+        """Free what is timed."""
+        self._process.ask("untime", seconds=self._seconds)
+
+
+class RemoteTimer:
+    """A batch of calls in the other process: device seconds are measured there, the question is no part of them.
+
+    ``source`` is a digest of the function's source.
+    """
+
+    def __init__(self, remote: Remote, source: str) -> None:
+        self._remote, self.source = remote, source
+
+    def seconds(self) -> float:
+        return self._remote.sample()

@@ -65,12 +65,20 @@ def _exactly(fd: int, size: int, end: float | None) -> bytes:
     return bytes(data)
 
 
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements in order, as they are in memory.
+
+    What is contiguous may have any stride along a size of 1, and such a tensor cannot be seen as bytes.
+    """
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Names, dtypes and shapes as JSON, then the elements of each tensor in order. Raises ``OSError``."""
     parts, head = [], []
     for name, tensor in tensors.items():
-        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        data = bytes_of(tensor)
         head.append([name, str(tensor.dtype), list(tensor.shape), len(data)])
         parts.append(data)
     text = json.dumps(head).encode()

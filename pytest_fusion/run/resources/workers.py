@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pytest_fusion.run.resources.targets import Target
@@ -23,7 +24,17 @@ START_SECONDS = 120.0
 # A process that has closed its answers may still be writing its core.
 _END_SECONDS = 20.0
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
-_MODULE = "pytest_fusion.run.resources.worker"
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+# This package, whichever one the path of who asks would lead to: a checkout of another revision lies on some.
+_BOOT = """
+import importlib.util, sys
+found = importlib.util.spec_from_file_location("pytest_fusion", sys.argv[1] + "/__init__.py",
+                                               submodule_search_locations=[sys.argv[1]])
+package = sys.modules["pytest_fusion"] = importlib.util.module_from_spec(found)
+found.loader.exec_module(package)
+from pytest_fusion.run.resources.worker import main
+main(sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ def ask(
     *,
     processes: int | None = None,
     seconds: float = JOB_SECONDS,
-    command: Sequence[str] = (sys.executable, "-P", "-m", _MODULE),
+    command: Sequence[str] = (sys.executable, "-P", "-c", _BOOT, _PACKAGE),
 ) -> dict[int, Answer]:
     """The answer to each job, by its id; at most ``processes`` (by default one a core) work at once."""
     wide = max(1, processes or os.cpu_count() or 1)

@@ -125,7 +125,7 @@ def test_new_chance_is_held_where_it_is_allowed(duel: Duels) -> None:
 
 def test_more_launches_roll_back(duel: Duels) -> None:
     """One launch more for the same case is told with its numbers, its kernel and its case; fewer are better."""
-    without = ("memory", "latency")
+    without = ("memory", "latency", "spills")
     record = duel(kernels.launched_twice, kernels.launched, without=without)
     assert (record.canary["verdict"], record.verdict) == ("rollback", "fail"), record.canary["reasons"]
     assert "launches 2 kernels where the incumbent launches 1" in record.canary["reasons"][0]

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from pytest_fusion.canary.offline.accuracy import ratios
-from pytest_fusion.canary.offline.findings import Comparison, Evidence, Timing, check_without, conclude
+from pytest_fusion.canary.offline.finding import Timing
+from pytest_fusion.canary.offline.findings import Comparison, Evidence, check_without, conclude
 from pytest_fusion.canary.offline.pairs import Pair, stands
 from pytest_fusion.canary.offline.ran import FOREIGN, Ran, died
+from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 
 PASS, FAIL = Ran("pass"), Ran("fail", "values", "off", ratio=2.0)
@@ -24,8 +26,12 @@ def pair(candidate: Ran = PASS, incumbent: Ran = PASS, **more: Any) -> Pair:
     return Pair("rows=1", "fuzzed", candidate, incumbent, *stands(candidate, incumbent), **more)
 
 
-def timing(low: float, high: float) -> Timing:
-    return Timing("rows=4096", (low + high) / 2, low, high)
+def timing(low: float, high: float, share: float = 0.0) -> Timing:
+    return Timing("rows=4096", (low + high) / 2, low, high, share=share)
+
+
+def spills(many: int = 0, problem: str = "", where: str = "sm_90") -> Spills:
+    return Spills({"rows=4096": many}, {"rows=4096": "kernel"}, where, problem)
 
 
 def passing(count: int = 30, **more: Any) -> list[Pair]:
@@ -33,7 +39,12 @@ def passing(count: int = 30, **more: Any) -> list[Pair]:
 
 
 def judged(pairs: list[Pair] | None = None, *without: str, broken: str = "", **more: Any) -> Comparison:
-    given = {"timings": [timing(-0.01, 0.01)], **more}
+    given = {
+        "timings": [timing(-0.01, 0.01)],
+        "compiled": (Compiled(2, 1), Compiled(2, 1)),
+        "spills": (spills(), spills()),
+        **more,
+    }
     return conclude(Evidence(passing() if pairs is None else pairs, broken=broken, **given), ABOUT, without)
 
 
@@ -74,6 +85,8 @@ def test_promote_needs_every_fact() -> None:
         "launches": {"pairs": [pair(errors={"out": (0.2, 0.2)}, memory=(0, 0)) for _ in range(30)]},
         "memory": {"pairs": [pair(errors={"out": (0.2, 0.2)}, launches=(1, 1)) for _ in range(30)]},
         "latency": {"timings": [], "untimed": "run on a GPU"},
+        "recompiles": {"compiled": "its process ended"},
+        "spills": {"spills": "the spec has no bench="},
         "error": {"pairs": [*passing(19), *[pair(launches=(1, 1), memory=(0, 0))] * 11]},
     }
     for name, more in missing.items():
@@ -123,6 +136,52 @@ def test_latency(low: float, high: float, decision: str, status: str) -> None:
     """Worse where all of the interval is beyond 3 %, decided where none of it is; the worst size counts."""
     found = judged(timings=[timing(-0.5, -0.4), timing(low, high)])
     assert (found.decision, found.findings[-1].status) == (decision, status)
+
+
+@pytest.mark.parametrize(
+    ("common", "rare", "decision", "words"),
+    [
+        ((-0.01, 0.01), (-0.01, 0.01), "promote", ""),
+        # A few per cent in a class of few calls are lost in the mean; a tenth is not, whatever the mean says.
+        ((-0.01, 0.01), (0.05, 0.07), "promote", ""),
+        ((-0.2, -0.1), (0.12, 0.14), "rollback", "at its worst 1.14 x"),
+        ((-0.2, -0.1), (0.05, 0.14), "hold", "not decided"),
+        ((0.04, 0.05), (-0.05, -0.04), "rollback", "over recorded calls"),
+        ((0.01, 0.05), (-0.01, 0.01), "hold", "not decided"),
+    ],
+)
+def test_latency_of_recorded_traffic(
+    common: tuple[float, float], rare: tuple[float, float], decision: str, words: str
+) -> None:
+    """The mean over calls may be 3 % longer, and no class of shapes a tenth; the classes weigh as their calls."""
+    found = judged(timings=[timing(*common, 0.93), timing(*rare, 0.05)])
+    assert found.decision == decision, found.reasons
+    assert words in found.reasons[0]
+
+
+def test_recompilations() -> None:
+    """More compilations over the same cases hold, with why; where one has no kernel of Triton's there is no more."""
+    why = ("k: constexpr n 3 or 4",)
+    more = judged(compiled=(Compiled(7, 1, why), Compiled(2, 1)))
+    assert (more.decision, more.reasons) == (
+        "hold",
+        ("compiled again 7 time(s) over the sizes of the cases, the incumbent 2 time(s): k: constexpr n 3 or 4",),
+    )
+    for pair_ in ((Compiled(2, 1), Compiled(7, 1)), (Compiled(7, 1), Compiled(0, 0)), (Compiled(0, 0), Compiled(7, 1))):
+        assert judged(compiled=pair_).decision == "promote"
+
+
+def test_spills() -> None:
+    """More bytes at one size hold, with the kernel; what is known of one alone, or of two GPUs, is not known."""
+    more = judged(spills=(spills(64), spills(8)))
+    assert (more.decision, "kernel spills 64 bytes a thread at rows=4096, and the incumbent 8" in more.reasons[0]) == (
+        "hold",
+        True,
+    )
+    assert judged(spills=(spills(8), spills(64))).decision == "promote"
+    assert judged(spills=(spills(64), spills(64))).decision == "promote"
+    for unknown in ((spills(problem="no compiler"), spills()), (spills(), spills(where="sm_80"))):
+        assert judged(spills=unknown).reasons[0].startswith("spills were not compared")
 
 
 def test_errors() -> None:

@@ -1,0 +1,129 @@
+"""What two kernels take beside time: how often a sweep of sizes compiles them, and what spills from their registers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.make import make_inputs
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import said
+from pytest_fusion.run.resources.measure import NO_KERNEL, resources_of
+from pytest_fusion.run.resources.on_device import loaded
+from pytest_fusion.run.resources.recompilations import recompilations
+from pytest_fusion.run.resources.record import Resources
+from pytest_fusion.run.resources.specialisation import Specialisation
+from pytest_fusion.run.resources.targets import TARGETS
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+# The GPU that kernels are compiled for where there is none.
+TARGET = "sm_90"
+_SHOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """How often launches of so many cases made Triton compile a kernel that it had compiled before, and why.
+
+    ``kernels`` is how many there are; with none of Triton's, nothing is compiled at its first launch.
+    """
+
+    again: int
+    kernels: int
+    why: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Compiled:
+        return cls(int(data["again"]), int(data["kernels"]), tuple(map(str, data["why"])))
+
+
+def compiled(launches: Mapping[str, Sequence[Specialisation]], keys: Collection[str]) -> Compiled:
+    """Of those cases in ``launches``, by their keys, that are asked about."""
+    found = [launch for key in keys for launch in launches.get(key, ())]
+    again = recompilations(found)
+    kernels = {(launch.place.file, launch.kernel, launch.place.line) for launch in found}
+    return Compiled(sum(many for _, many in again), len(kernels), tuple(why for why, _ in again[:_SHOWN]))
+
+
+@dataclass(frozen=True, slots=True)
+class Spills:
+    """Bytes of a thread's local memory that a kernel spills, by size asked about: of its worst kernel, which is named.
+
+    ``where`` is the GPU that ran it, or the one that it was compiled for. ``problem`` says why nothing, or not all, is
+    known.
+    """
+
+    bytes: Mapping[str, int]
+    kernels: Mapping[str, str]
+    where: str
+    problem: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spills:
+        counts = {str(text): int(many) for text, many in data["bytes"].items()}
+        kernels = {str(text): str(name) for text, name in data["kernels"].items()}
+        return cls(counts, kernels, str(data["where"]), str(data["problem"]))
+
+
+def spills(
+    spec: FusionSpec, sized: Iterable[tuple[str, Case]], device: torch.device, extra: Mapping[str, Any]
+) -> Spills:
+    """Of every Triton kernel that a call at these sizes launches: run on ``device``, or on a CPU compiled alone."""
+    found = [(text, _ran(spec, case, device, extra)) for text, case in sized] if device.type == "cuda" else None
+    try:
+        if found is None:
+            found = _ahead(spec, sized)
+    except Exception as error:  # noqa: BLE001 - the checks have their verdict; here it is a number or none
+        return Spills({}, {}, TARGET, said(error)[:300])
+    where = next((one.target for _, (all_, _) in found for one in all_), TARGET)
+    bytes_, kernels, problem = {}, {}, ""
+    for text, (all_, why) in found:
+        unknown = next((one.reason for one in all_ if one.status != "compiled"), why)
+        if unknown:
+            problem = problem or f"{text}: {unknown}"
+            continue
+        worst = max(all_, key=_spilled, default=None)
+        bytes_[text] = 0 if worst is None else _spilled(worst)
+        kernels[text] = "" if worst is None else worst.kernel
+    return Spills(bytes_, kernels, where, problem[:300])
+
+
+def _spilled(one: Resources) -> int:
+    return one.local_bytes if one.spills else 0
+
+
+def _ran(
+    spec: FusionSpec, case: Case, device: torch.device, extra: Mapping[str, Any]
+) -> tuple[Sequence[Resources], str]:
+    found: list[Resources] = []
+    try:
+        logical = make_inputs(spec, case, device)
+        with torch.no_grad():
+            spec.fused(**logical, **extra)  # the trials of an autotuner are launches too
+            with loaded(found):
+                spec.fused(**logical, **extra)
+    except Exception as error:  # noqa: BLE001 - as in `spills`
+        return (), said(error)
+    return found, ""
+
+
+def _ahead(spec: FusionSpec, sized: Iterable[tuple[str, Case]]) -> list[tuple[str, tuple[Sequence[Resources], str]]]:
+    told = list(sized)
+    reports = resources_of(spec, [_sizes(case) for _, case in told], [TARGETS[TARGET]])
+    # That a call launches no kernel of Triton's is an answer: such a call spills nothing of one.
+    problems = ["" if one.problem == NO_KERNEL else one.problem for one in reports]
+    return [(text, (one.kernels, problem)) for (text, _), one, problem in zip(told, reports, problems, strict=True)]
+
+
+def _sizes(case: Case) -> dict[str, Any]:
+    """As an entry of ``bench=`` names it."""
+    return {**case.sizes, "dtype": case.dtype, **dict.fromkeys(case.absent), **case.drawn}

@@ -1,0 +1,123 @@
+"""What the incumbent's process answers, asked over its pipes from another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pytest_fusion import paired_latency, serving
+from pytest_fusion.canary.offline.contract import contract
+from pytest_fusion.canary.offline.kernel import Kernel
+from pytest_fusion.canary.offline.process import Process, Remote
+from pytest_fusion.canary.offline.wire import Gone
+from pytest_fusion.case.model import Case
+from pytest_fusion.errors import CanaryError
+from tests.canary.offline import kernels
+from tests.canary.offline.test_latency import device, entries
+
+__all__ = ["device"]
+SPEC = kernels.SPEC.with_(bench=[{"rows": 8, "hidden": 8}])
+
+
+class _Here(Process):
+    """A process that is a thread of this one."""
+
+    def __init__(self, folder: Any) -> None:
+        super().__init__(folder)
+        theirs_in, self._requests = os.pipe()
+        self._replies, theirs_out = os.pipe()
+        opened = {"contract": contract(SPEC), "programs": 100, "deep": False}
+        self.link = serving._Link({"requests": theirs_in, "replies": theirs_out, "top": os.fspath(folder)})
+        self.link.opened = opened
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(Gone):
+            serving._answer_all(self.link, SPEC, "cpu", {})
+
+
+@pytest.fixture
+def remote(tmp_path: Any) -> Iterator[Remote]:
+    process = _Here(tmp_path)
+    assert "torch" in _received(process)
+    bench = kernels_bench()
+    yield Remote(process, bench.device, 60.0)
+    process.stop()
+    process.thread.join()
+    process.end()
+
+
+def kernels_bench() -> Any:
+    import torch
+
+    from pytest_fusion.verdict.calls import Bench
+
+    return Bench(SPEC, torch.device("cpu"))
+
+
+def _received(process: Process) -> dict[str, Any]:
+    from pytest_fusion.canary.offline.wire import receive
+
+    return receive(process._replies, 60.0)
+
+
+def _case() -> Case:
+    return entries(SPEC)[0].case
+
+
+def test_an_error_of_ours_is_no_crash_of_the_kernel(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong while a kernel is asked is told as such, and the process answers the next question."""
+
+    def broken(self: Kernel, case: Case) -> Any:
+        raise RuntimeError("no bytes")
+
+    assert remote.judge(_case(), again=False).verdict == "pass"
+    with monkeypatch.context() as patched:
+        patched.setattr(Kernel, "measure", broken)
+        with pytest.raises(CanaryError, match="measure: RuntimeError: no bytes"):
+            remote.measure(_case())
+    assert remote.measure(_case()).outputs
+
+
+def test_costs_are_answered_as_data(remote: Remote) -> None:
+    """A kernel of plain torch compiles nothing and spills nothing, and both are said in JSON."""
+    remote.measure(_case())
+
+    assert remote.compiled([_case().key()]).kernels == 0
+    assert (remote.spills([("small", _case())]).bytes, remote.spills([]).bytes) == ({"small": 0}, {})
+
+
+def test_what_cannot_be_timed_says_why(remote: Remote) -> None:
+    """A call on a machine without a GPU has no device seconds, and a question after it none either."""
+    with pytest.raises(CanaryError, match="called there to be timed, it raised"):
+        remote.timer(_case(), "fused")
+    with pytest.raises(CanaryError, match="called there to be timed, it raised"):
+        remote.sample()
+
+
+def test_samples_are_those_of_the_batch_that_was_asked_for(
+    remote: Remote, device: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question for a sample runs the batch once, there; a batch that was freed answers no more."""
+    seconds = iter((1e-6, 2e-6))
+
+    class Batch:
+        def seconds(self) -> float:
+            return next(seconds)
+
+    device.clear()
+    monkeypatch.setattr(paired_latency, "timer", lambda *_: Batch())
+    monkeypatch.setattr("pytest_fusion.bench.on_device.opened", paired_latency.opened)
+    timer = remote.timer(_case(), "reference")
+
+    assert timer.source == paired_latency.latency.digest(SPEC.reference)
+    assert [timer.seconds(), timer.seconds()] == [1e-6, 2e-6]
+    remote.untime()
+    with pytest.raises(CanaryError):
+        timer.seconds()

@@ -115,9 +115,10 @@ class Ahead:
 
 @dataclass(slots=True)
 class Restored:
-    """A batch of calls that write into their inputs, which are put back before each sample."""
+    """A batch of calls that write into their inputs, which are put back before each sample, and no part of it: what
+    cannot be captured is timed by the host's clock."""
 
-    batch: Replayed
+    batch: Ahead
     sets: Sequence[Mapping[str, Any]]
     originals: Sequence[Mapping[str, Any]]
 
@@ -130,6 +131,7 @@ class Restored:
             for mine_leaf, leaf in zip(leaves(mine), leaves(original), strict=True):
                 if leaf.is_tensor and leaf.value.is_floating_point():
                     mine_leaf.value.copy_(leaf.value)
+        torch.cuda.synchronize()
         return self.batch.seconds()
 
 
@@ -157,8 +159,8 @@ class Rotation:
         count = calls_of(once_s, len(self.sets))
         sets = self._copies() if mutates else self.sets
         run = call if self.small else _dropping(call)
-        made = replayed(run, [sets[i % len(sets)] for i in range(count)], self.device)
-        return Restored(made, sets, self.sets) if mutates else Ahead(made)
+        made = Ahead(replayed(run, [sets[i % len(sets)] for i in range(count)], self.device))
+        return Restored(made, sets, self.sets) if mutates else made
 
     def _copies(self) -> list[dict[str, Any]]:
         if not self._own:

@@ -145,6 +145,12 @@ TUNABLES = (
         vary=_by(candidates.logit_chunks),
     ),
     Tunable("embedding_bag", "embedding.kernel:config", ("embedding: 26 bags",), vary=_by(candidates.bag_tiles)),
+    Tunable(
+        "batch_norm",
+        "batch_norm.layout:config",
+        ("batch_norm: 64x256x56x56, bf", "batch_norm: residual, relu, channels last"),
+        vary=_flat,
+    ),
     Tunable("adamw", "adamw.kernel:config", ("adamw: 16",), vary=_by(candidates.chunk_tiles)),
 )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.suite.check import disagreements
 from benchmarks.suite.families import rows
@@ -48,12 +49,15 @@ def test_a_way_that_computes_something_else_is_seen() -> None:
 
 @pytest.mark.parametrize("row", _different(), ids=lambda row: row.name)
 def test_a_row_moves_its_inputs_and_results_once(row: Row) -> None:
-    """Lower bounds count what ours is given and returns: never more, and of large tensors nearly all, but for a
-    triangle that is not read and for tables and weights beside what is as large as the problem."""
+    """Lower bounds count what ours is given and returns: no more, but for statistics that read the input once more, and
+    nearly all of what it returns."""
     problem = row.make(DEVICE, **row.small)
     with torch.no_grad():
         result = problem.ours(**problem.inputs)
-    results = [t for t in (result if isinstance(result, tuple) else (result,)) if isinstance(t, torch.Tensor)]
-    given = [value for value in problem.inputs.values() if isinstance(value, torch.Tensor)]
-    assert 0 < problem.work.bytes <= bytes_of(given) + bytes_of(results)
-    assert problem.work.bytes >= 0.6 * bytes_of(results)
+    given, returned = (
+        bytes_of(leaf for leaf in tree_leaves(side) if isinstance(leaf, torch.Tensor))
+        for side in (problem.inputs, result)
+    )
+    most = given + returned
+    assert 0 < problem.work.bytes <= (1.6 * most if row.family == "batch_norm" else most)
+    assert problem.work.bytes >= 0.6 * returned

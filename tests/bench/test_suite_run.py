@@ -20,7 +20,7 @@ from benchmarks.suite.figures import Figures
 from benchmarks.suite.model import OURS, Bar, Problem, Row, Span, Work
 from benchmarks.suite.passes import both, upstream_of
 from benchmarks.suite.run import Budget, entries, read, spans_of, write
-from benchmarks.suite.timing import FEWEST, MOST, Samples, calls_of, interleaved
+from benchmarks.suite.timing import FEWEST, MOST, Restored, Samples, calls_of, interleaved
 
 CPU = torch.device("cpu")
 
@@ -252,3 +252,23 @@ def test_processes_that_compile_ahead_are_asked_what_they_know(extra: list[str])
     found = command._parser().parse_args(["warm", "--part", "1/6", *extra, "--only", "", "--device", "cuda:0"])
     assert (found.command, found.part, found.only) == ("warm", "1/6", "")
     assert found.candidates == ("--candidates" in extra)
+
+
+def test_inputs_are_put_back_before_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a batch wrote into its copies is gone when the next sample begins, and the device has finished by then."""
+    waited: list[float] = []
+    original, mine = {"x": torch.ones(3), "at": torch.arange(3)}, {"x": torch.zeros(3), "at": torch.arange(3)}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waited.append(float(mine["x"].sum())))
+
+    class Spoiling:
+        timer = "events"
+
+        def seconds(self) -> float:
+            found = float(mine["x"].sum())
+            mine["x"].zero_()
+            return found
+
+    thing = Restored(Spoiling(), [mine], [original])  # type: ignore[arg-type]
+    assert [thing.seconds(), thing.seconds()] == [3.0, 3.0]
+    assert waited == [3.0, 3.0]
+    assert thing.timer == "events"

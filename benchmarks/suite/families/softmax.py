@@ -78,6 +78,12 @@ def scores(device: torch.device, batch: int, heads: int, n: int, p: float) -> Pr
     )
 
 
+def heated(device: torch.device, rows: int, n: int) -> Problem:
+    """Probabilities at a temperature, of float32 logits."""
+    x = normal(device, rows, n, dtype=torch.float32)
+    return Problem({"x": x}, lambda x: softmax(x, 1 / 0.7), lambda x: torch.softmax(x / 0.7, -1), Work(2 * moved(x)))
+
+
 def _widths() -> list[Row]:
     return [
         Row(
@@ -139,6 +145,14 @@ ROWS = [
             backward=True,
         )
         for p in (0.0, _P)
+    ),
+    Row(
+        "softmax",
+        "temperature, 256x128256 float32",
+        heated,
+        {"rows": 256, "n": 128256},
+        {"rows": 3, "n": 3000},
+        over(best=0.98),
     ),
     *_widths(),
 ]

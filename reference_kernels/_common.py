@@ -110,6 +110,11 @@ def _fold(
         sizes.append(size)
         for step, stride in zip(steps, strides, strict=True):
             step.append(stride[axis])
+    if not sizes and shape:
+        # One row keeps the stride that it would have among others: what Triton knows of it decides how a tile is spread
+        # over threads, and so in which order a row is summed.
+        sizes = [1]
+        steps = [[stride[-1]] for stride in strides]
     if len(sizes) > LEADING:
         return None
     spare = LEADING - len(sizes)

@@ -109,16 +109,19 @@ def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
 
 
 def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
-    if not any(tensor.layout.kind == large.KIND for tensor in case.tensors.values()):
-        return _judge_made(bench, case, result, again=again)
-    lacking = room.lacking(large.far_tensors(bench.spec, case).values(), bench.device)
-    if lacking is not None:
-        return reject(bench, result, "out-of-memory", MemoryError(lacking))
+    if any(tensor.layout.kind == large.KIND for tensor in case.tensors.values()):
+        lacking = room.lacking(large.far_tensors(bench.spec, case).values(), bench.device)
+        if lacking is not None:
+            return reject(bench, result, "out-of-memory", MemoryError(lacking))
     try:
         return _judge_made(bench, case, result, again=again)
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, torch.OutOfMemoryError, ReferenceFailed) as error:
+        # What a kernel raises is in its outcome, so this is the judge's own: of two dozen lanes asked for late, say.
+        why = error.__cause__ if isinstance(error, ReferenceFailed) else error
+        if not isinstance(why, MemoryError | torch.OutOfMemoryError):
+            raise
         result.verdicts.clear()
-        return reject(bench, result, "out-of-memory", error)
+        return reject(bench, result, "out-of-memory", why)
 
 
 def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:

@@ -186,6 +186,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **dequantised(empty),
         **embeddings(empty),
         **batch_norms(empty),
+        **few_rows(empty),
         "adamw": lambda: steps(empty, masters=False),
         "adamw masters": lambda: steps(empty, masters=True),
         "cross_entropy": lambda: cross_entropy._losses(empty(64, 128256), labels, *plain),
@@ -491,6 +492,21 @@ def batch_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
     return found
 
 
+def few_rows(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """One row and some, of an odd width: what Triton knows of a row's stride decides how a tile is spread."""
+    found: dict[str, Callable[[], Any]] = {}
+    bind = functools.partial
+    for rows in (1, 2, 7):
+        x, weight, labels = empty(rows, 3), empty(3), torch.zeros(rows, dtype=torch.int64)
+        found |= {
+            f"moe_gate, {rows} of 3": bind(moe_gate._moe_gate, x, 1, False),
+            f"rms_norm, {rows} of 3": bind(rms_norm._forward, x, None, weight, 1e-6, "torch"),
+            f"layer_norm, {rows} of 3": bind(layer_norm._forward, x, None, weight, weight, 1e-5),
+            f"cross_entropy, {rows} of 3": bind(cross_entropy._losses, x, labels, -100, 0.0, 0.0, 0.0),
+        }
+    return found
+
+
 def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[str, int]]]:
     """The kernels that ``launch`` ends in, their arguments by name, and their compiler options."""
     calls: list[tuple[Any, dict[str, Any], dict[str, int]]] = []
@@ -553,6 +569,7 @@ def facts(result: Any) -> dict[str, Any]:
         "tf32": ptx.count("tf32"),
         "vector_loads": len(re.findall(r"ld\.global\S*\.v4", ptx)),
         "copies": ptx.count("cp.async.c"),
+        "layouts": sorted(re.findall(r"= (#ttg\.blocked<.*>)", result.asm["ttgir"])),
     }
 
 

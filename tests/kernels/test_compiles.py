@@ -112,3 +112,11 @@ def test_float32_products_do_not_round_to_tf32() -> None:
     """float32 operands keep their 24 bits: there is no TF32 instruction in the product."""
     for name, facts in compiled("float32").items():
         assert facts["tf32"] == 0, (name, facts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", ["moe_gate", "rms_norm", "layer_norm", "cross_entropy"])
+def test_a_row_alone_is_spread_over_threads_as_among_others(kernel: str, dtype: str) -> None:
+    """Else its sum is taken in another order, and its bits depend on how many rows there are."""
+    alone, two, seven = (compiled(dtype)[f"{kernel}, {rows} of 3"]["layouts"] for rows in (1, 2, 7))
+    assert alone == two == seven

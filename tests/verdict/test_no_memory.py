@@ -1,0 +1,55 @@
+"""A judge that finds no memory for its own work, such as two dozen lanes of a large output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion import FusionSpec, tensor
+from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.run.reference import ReferenceFailed
+from pytest_fusion.verdict.judge import Bench, judge_case
+from pytest_fusion.verdict.trial import Trial
+
+T = torch.Tensor
+
+
+def judged(fused: Any = lambda x: x * 2) -> Any:
+    spec = FusionSpec(name="f", fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows n")})
+    plan = make_plan(spec, limits=Limits())
+    return judge_case(Bench(spec, torch.device("cpu")), build(plan, {"dim rows": 4, "dim n": 5}, 1))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_case_is_rejected(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """It says nothing of the kernel, whether its reference runs out or what compares them."""
+
+    def no_room(*_: Any, **__: Any) -> Any:
+        if not late:
+            raise torch.OutOfMemoryError("made up")
+        try:
+            raise torch.OutOfMemoryError("made up")
+        except torch.OutOfMemoryError as error:
+            raise ReferenceFailed("OutOfMemoryError: made up") from error
+
+    monkeypatch.setattr(Trial, "judge", no_room)
+    result = judged()
+    assert (result.rejected, result.verdicts) == ("out-of-memory", [])
+
+
+def test_another_error_of_the_reference_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the case before, so this is no question of its domain."""
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise ReferenceFailed("ValueError: made up") from ValueError("made up")
+
+    monkeypatch.setattr(Trial, "judge", raises)
+    with pytest.raises(ReferenceFailed, match="made up"):
+        judged()
+
+
+def test_a_wrong_kernel_is_wrong_still() -> None:
+    """With memory enough."""
+    assert judged(lambda x: x * 3).failure is not None

@@ -175,6 +175,25 @@ def test_a_label_out_of_range_makes_its_row_nan(gradients: Any, reduction: Any) 
             assert got.isnan().any()
 
 
+@pytest.mark.parametrize("gradients", ["forward", "backward"])
+def test_infinities_are_torchs(gradients: Any) -> None:
+    """NaN and infinity in the input, and a class that the bias forbids, have the reference's loss and gradients."""
+    for place, value in ((0, float("nan")), (1, float("inf")), (2, float("-inf"))):
+        x, weight, bias, target = _inputs()
+        with torch.no_grad():
+            if place == 2:
+                bias[(int(target[0]) + 1) % 40] = value
+            else:
+                x[0, 3 * place] = value
+        ways = {"gradients": gradients, "chunk_rows": 2}
+        losses = [f(x, weight, target, bias, **ways) for f in (linear_cross_entropy, linear_cross_entropy_reference)]
+
+        assert losses[0].isnan() == (place < 2)
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5, equal_nan=True)
+        for got, wanted in zip(*(torch.autograd.grad(loss, (x, weight, bias)) for loss in losses), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 def test_nothing_counts() -> None:
     """Of rows that are all ignored the mean is NaN, as torch has it, the sum 0, and every gradient 0."""
     x, weight, bias, target = _inputs()

@@ -73,6 +73,11 @@ class Rows:
     tensors: tuple[torch.Tensor, ...]
     strides: tuple[tuple[int, int, int, int], ...]
 
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """What the kernels take for `row_offset`: the two inner sizes, then four strides for each tensor."""
+        return (*self.sizes[1:], *(stride for four in self.strides for stride in four))
+
     @classmethod
     def of(cls, *tensors: torch.Tensor, trailing: int = 1) -> Rows:
         """Fold the leading dimensions of ``tensors`` together: all but the last ``trailing``, of equal sizes.

@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_tile
-from reference_kernels._dropout import odds
 from reference_kernels._sums import summed_parts
-from reference_kernels.softmax.logits import as_rows, masked_jit, masked_logits, surviving, triangle
+from reference_kernels.softmax.logits import Masking, masked_jit, masked_logits, surviving
 
 
 def config_backward(width: int) -> RowTile:
@@ -376,17 +375,12 @@ def input_gradient(
     dx: torch.Tensor,
     dy: torch.Tensor,
     x: torch.Tensor,
-    keep: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    scale: float,
-    diagonal: int | None,
-    seed: int,
-    p: float,
+    masking: Masking,
     statistics: bool,
 ) -> torch.Tensor | None:
     """Write the gradient by ``x`` into the contiguous ``dx``, at least one element of them; return the rows'
     statistics, float32 ``(3, rows)``, for `bias_gradient` if asked for."""
-    rows = Rows.of(*as_rows(x, keep, bias), dy)
+    rows = Rows.of(*masking.as_rows(x), dy)
     tile = config_backward(rows.width)
     found = torch.empty((3, rows.count), dtype=torch.float32, device=x.device) if statistics else None
     with placed(x.device):
@@ -394,18 +388,12 @@ def input_gradient(
             dx,
             dx if found is None else found,
             *rows.tensors,
-            scale,
-            *triangle(x, diagonal),
-            seed,
-            *odds(p),
+            *masking.numbers(x),
             rows.count,
             rows.width,
-            *rows.sizes[1:],
-            *(stride for four in rows.strides for stride in four),
-            HAS_KEEP=keep is not None,
-            HAS_BIAS=bias is not None,
-            CAUSAL=diagonal is not None,
-            DROPOUT=p > 0,
+            *rows.layout,
+            **masking.flags(),
+            HAS_BIAS=masking.bias is not None,
             STATISTICS=statistics,
             LOOP=tile.loop,
             BLOCK_ROWS=tile.rows,
@@ -420,15 +408,10 @@ def bias_gradient(
     statistics: torch.Tensor,
     dy: torch.Tensor,
     x: torch.Tensor,
-    keep: torch.Tensor | None,
-    bias: torch.Tensor,
-    scale: float,
-    diagonal: int | None,
-    seed: int,
-    p: float,
+    masking: Masking,
 ) -> None:
     """Write the gradient by ``bias`` into the contiguous ``dbias``; reads ``x``, ``dy`` and the masks once more."""
-    rows, groups = _sorted(statistics, dy, x, keep, bias)
+    rows, groups = _sorted(dbias, statistics, dy, x, masking)
     repeats = rows.count // groups
     tile, parts = config_bias(groups, repeats, rows.width)
     repeats_each = triton.cdiv(triton.cdiv(repeats, parts), tile.repeats) * tile.repeats
@@ -442,10 +425,7 @@ def bias_gradient(
             sums,
             statistics,
             *rows.tensors[:4],
-            scale,
-            *triangle(x, diagonal),
-            seed,
-            *odds(p),
+            *masking.numbers(x),
             rows.count,
             rows.width,
             groups,
@@ -456,9 +436,7 @@ def bias_gradient(
             *rows.sizes[1:],
             *(stride for four in rows.strides[:4] for stride in four),
             *rows.strides[4][:3],
-            HAS_KEEP=keep is not None,
-            CAUSAL=diagonal is not None,
-            DROPOUT=p > 0,
+            **masking.flags(),
             BLOCK_GROUPS=tile.groups,
             BLOCK_REPEATS=tile.repeats,
             BLOCK_COLUMNS=tile.columns,
@@ -469,14 +447,14 @@ def bias_gradient(
 
 
 def _sorted(
-    statistics: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, keep: torch.Tensor | None, bias: torch.Tensor
+    dbias: torch.Tensor, statistics: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, masking: Masking
 ) -> tuple[Rows, int]:
-    """The tensors with their leading dimensions sorted, those that ``bias`` has before those it is broadcast to; and
+    """The tensors with their leading dimensions sorted, those that the bias has before those it is broadcast to; and
     the product of the former. Last comes one whose offsets are the rows' numbers before they were sorted."""
-    padded = (1,) * (x.ndim - bias.ndim) + tuple(bias.shape)
+    padded = (1,) * (x.ndim - dbias.ndim) + tuple(dbias.shape)
     order = sorted(range(x.ndim - 1), key=lambda axis: padded[axis] != x.shape[axis])
     numbered = statistics[0].view(x.shape[:-1]).unsqueeze(-1)
-    tensors = *as_rows(x, keep, bias), dy
+    tensors = *masking.as_rows(x), dy
     for copied in (False, True):
         # Copied in the order they have, they fold; a copy made after sorting would give the numbers new places.
         parts = [t.contiguous() if copied else t for t in tensors]

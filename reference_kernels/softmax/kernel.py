@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, RowTile, broadcasts, check_tensor, placed, row_offset, row_tile
-from reference_kernels._dropout import check_dropout, odds
+from reference_kernels._dropout import check_dropout
 from reference_kernels.softmax.backward import bias_gradient, input_gradient
-from reference_kernels.softmax.logits import as_rows, masked_jit, masked_logits, surviving, triangle
+from reference_kernels.softmax.logits import Masking, masked_jit, masked_logits, surviving
 
 
 def config(width: int) -> RowTile:
@@ -162,26 +162,19 @@ def _softmax(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    rows = Rows.of(*as_rows(x, keep, bias))
+    masking = Masking(keep, bias, scale, diagonal, seed, p)
+    rows = Rows.of(*masking.as_rows(x))
     tile = config(rows.width)
     with placed(x.device):
         _softmax_kernel[(triton.cdiv(rows.count, tile.rows),)](
             y,
             *rows.tensors,
-            scale,
-            *triangle(x, diagonal),
-            seed,
-            *odds(p),
+            *masking.numbers(x),
             rows.count,
             rows.width,
-            *rows.sizes[1:],
-            *rows.strides[0],
-            *rows.strides[1],
-            *rows.strides[2],
-            HAS_KEEP=keep is not None,
+            *rows.layout,
+            **masking.flags(),
             HAS_BIAS=bias is not None,
-            CAUSAL=diagonal is not None,
-            DROPOUT=p > 0,
             LOOP=tile.loop,
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
@@ -211,9 +204,10 @@ def _softmax_backward(
     dx, dbias = _gradients(x, bias if of_bias else None)
     if x.numel() == 0:
         return dx, dbias.zero_()
-    statistics = input_gradient(dx, dy, x, keep, bias, scale, diagonal, seed, p, of_bias)
+    masking = Masking(keep, bias, scale, diagonal, seed, p)
+    statistics = input_gradient(dx, dy, x, masking, of_bias)
     if statistics is not None and bias is not None:
-        bias_gradient(dbias, statistics, dy, x, keep, bias, scale, diagonal, seed, p)
+        bias_gradient(dbias, statistics, dy, x, masking)
     return dx, dbias
 
 

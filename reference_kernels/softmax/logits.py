@@ -1,12 +1,14 @@
-"""What forward and backward of softmax share: one tile of masked logits, what dropout keeps of it, tensors as rows."""
+"""What forward and backward of softmax share: one tile of masked logits, what dropout keeps of it, what masks it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
 from reference_kernels._common import jit
-from reference_kernels._dropout import seeded_jit, survives
+from reference_kernels._dropout import odds, seeded_jit, survives
 
 # The diagonal of attention to a growing cache moves with every token.
 masked_jit = seeded_jit("diagonal")
@@ -65,18 +67,32 @@ def surviving(
     return survives(tl.reshape(words, [BLOCK_ROWS, BLOCK_COLUMNS]), threshold)
 
 
-def as_rows(
-    x: torch.Tensor, keep: torch.Tensor | None, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The three in ``x``'s shape; an absent one is stood in for by ``x``, never dereferenced."""
-    return (
-        x,
-        # A bool is a byte; as uint8 it needs no special pointer type.
-        x if keep is None else keep.view(torch.uint8).broadcast_to(x.shape),
-        x if bias is None else bias.broadcast_to(x.shape),
-    )
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """What becomes of the logits before and after their softmax, as the launchers hand it on to the kernels."""
 
+    keep: torch.Tensor | None
+    bias: torch.Tensor | None
+    scale: float
+    diagonal: int | None
+    seed: int
+    p: float
 
-def triangle(x: torch.Tensor, diagonal: int | None) -> tuple[int, int]:
-    """The diagonal, and the rows of each matrix that it cuts: the kernels' numbers, unused where there is none."""
-    return (0, 1) if diagonal is None else (diagonal, x.shape[-2])
+    def as_rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``x``, the mask and the bias in ``x``'s shape; an absent one is stood in for by ``x``, never dereferenced."""
+        return (
+            x,
+            # A bool is a byte; as uint8 it needs no special pointer type.
+            x if self.keep is None else self.keep.view(torch.uint8).broadcast_to(x.shape),
+            x if self.bias is None else self.bias.broadcast_to(x.shape),
+        )
+
+    def numbers(self, x: torch.Tensor) -> tuple[float, int, int, int, int, float]:
+        """Scale; diagonal, and rows of each matrix that it cuts, if there is one; seed, threshold, factor."""
+        threshold, factor = odds(self.p)
+        diagonal, queries = (0, 1) if self.diagonal is None else (self.diagonal, x.shape[-2])
+        return self.scale, diagonal, queries, self.seed, threshold, factor
+
+    def flags(self) -> dict[str, bool]:
+        """What is compiled in; whether there is a bias is not among it, since its own gradient knows."""
+        return {"HAS_KEEP": self.keep is not None, "CAUSAL": self.diagonal is not None, "DROPOUT": self.p > 0}

@@ -17,7 +17,7 @@ RUNNING = {
     "running_var": tensor("channels", dtype=torch.float32, values=values.positive(0.1, 4.0)),
 }
 # A single value a channel is refused in training.
-DIMS = {"batch": dim(2, 9), "channels": dim(0, 20), "height": dim(0, 10), "width": dim(0, 10)}
+DIMS = {"batch": dim(2, 6), "channels": dim(0, 20), "height": dim(0, 8), "width": dim(0, 8)}
 GRAD = ("x", "weight", "bias", "residual")
 
 SPEC = FusionSpec(

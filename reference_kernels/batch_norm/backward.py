@@ -88,9 +88,9 @@ def _sums_kernel(
         normalised = ((x - mean) - rest) * scale
         dweight += tl.where(inside, dy * normalised, 0.0)
         dbias += dy
-    at = parts_ptr + part * channels + channel
-    tl.store(at, by_channel(dweight, LAST), mask=channel < channels)
-    tl.store(at + parts.to(tl.int64) * channels, by_channel(dbias, LAST), mask=channel < channels)
+    own = parts_ptr + channel
+    tl.store(own + part * channels, by_channel(dweight, LAST), mask=channel < channels)
+    tl.store(own + (parts + part) * channels, by_channel(dbias, LAST), mask=channel < channels)
 
 
 @jit

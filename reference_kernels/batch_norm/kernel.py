@@ -98,8 +98,8 @@ def _moments_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """Every ``parts``-th tile of some channels: their number, a shift, and the sums of what is left of the elements and
-    of its squares, into ``parts_ptr``, ``(4, parts, channels)``.
+    """Every ``parts``-th tile of some channels: a shift, how many elements, and the sums of what is left of them and of
+    its squares, into ``parts_ptr``, ``(4, parts, channels)``.
 
     The shift is the mean of the first tile: it lies within the root of the number of tiles, in standard deviations, of
     the part's mean, so that subtracting the squared mean costs the squares no more than that number of units.
@@ -125,12 +125,11 @@ def _moments_kernel(
         total += left
         squares += left * left
     there = channel < channels
-    at = parts_ptr + part * channels + channel
-    plane = parts.to(tl.int64) * channels
-    tl.store(at, by_channel(count, LAST), mask=there)
-    tl.store(at + plane, shift, mask=there)
-    tl.store(at + 2 * plane, by_channel(total, LAST), mask=there)
-    tl.store(at + 3 * plane, by_channel(squares, LAST), mask=there)
+    own = parts_ptr + channel
+    tl.store(own + part * channels, shift, mask=there)
+    tl.store(own + (parts + part) * channels, by_channel(count, LAST), mask=there)
+    tl.store(own + (2 * parts + part) * channels, by_channel(total, LAST), mask=there)
+    tl.store(own + (3 * parts + part) * channels, by_channel(squares, LAST), mask=there)
 
 
 @jit
@@ -142,17 +141,16 @@ def _part(
     channels: tl.tensor,
     PARTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Number, shift, mean of what is left, and sum of squares around the mean, of ``PARTS`` parts."""
+    """Shift, number, mean of what is left, and sum of squares around the mean, of ``PARTS`` parts."""
     part = first + tl.arange(0, PARTS)[:, None].to(tl.int64)
     there = (part < parts) & (channel < channels)
-    at = parts_ptr + part * channels + channel
-    plane = parts.to(tl.int64) * channels
-    count = tl.load(at, mask=there, other=0.0)
-    shift = tl.load(at + plane, mask=there, other=0.0)
-    total = tl.load(at + 2 * plane, mask=there, other=0.0)
-    squares = tl.load(at + 3 * plane, mask=there, other=0.0)
+    own = parts_ptr + channel
+    shift = tl.load(own + part * channels, mask=there, other=0.0)
+    count = tl.load(own + (parts + part) * channels, mask=there, other=0.0)
+    total = tl.load(own + (2 * parts + part) * channels, mask=there, other=0.0)
+    squares = tl.load(own + (3 * parts + part) * channels, mask=there, other=0.0)
     left = total / tl.maximum(count, 1.0)
-    return count, shift, left, squares - total * left
+    return shift, count, left, squares - total * left
 
 
 @jit
@@ -179,15 +177,15 @@ def _combine_kernel(
     (mean, what its rounding left, reciprocal root of the variance), and the running ones where there are any."""
     channel = tl.program_id(0).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     there = channel < channels
-    base = tl.load(parts_ptr + parts.to(tl.int64) * channels + channel, mask=there, other=0.0)
+    base = tl.load(parts_ptr + channel, mask=there, other=0.0)
     total = tl.zeros([PARTS, CHANNELS], tl.float32)
     for first in range(0, parts, PARTS):
-        number, shift, left, _ = _part(parts_ptr, first, parts, channel, channels, PARTS)
+        shift, number, left, _ = _part(parts_ptr, first, parts, channel, channels, PARTS)
         total += tl.where(number > 0, number * ((shift - base) + left), 0.0)
     delta = tl.sum(total, axis=0, keep_dims=True) / count
     around = tl.zeros([PARTS, CHANNELS], tl.float32)
     for first in range(0, parts, PARTS):
-        number, shift, left, squares = _part(parts_ptr, first, parts, channel, channels, PARTS)
+        shift, number, left, squares = _part(parts_ptr, first, parts, channel, channels, PARTS)
         apart = (shift - base) + left - delta
         around += tl.where(number > 0, squares + number * apart * apart, 0.0)
     squares = tl.maximum(tl.sum(around, axis=0, keep_dims=True), 0.0, propagate_nan=tl.PropagateNan.ALL)

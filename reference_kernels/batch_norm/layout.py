@@ -15,7 +15,8 @@ PROGRAMS = 1056  # eight for each multiprocessor of an H200; a constant, so that
 
 def config(width: int, last: bool, *, interpreted: bool = INTERPRETED) -> RowTile:
     """Tile for rows of ``width`` elements: 16 elements a thread, up to 512 neighbours of one channel or 64 channels."""
-    elements, widest = (128, 16) if interpreted and width <= 64 else (2048, 64 if last else 512)
+    # Small where interpreted, so that cases of few elements take several tiles.
+    elements, widest = (512, 16) if interpreted and width <= 256 else (2048, 64 if last else 512)
     columns = min(widest, max(16, triton.next_power_of_2(width)))
     return RowTile(elements // columns, columns, 1 if interpreted else 4, loop=True)
 

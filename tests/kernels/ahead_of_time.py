@@ -442,6 +442,12 @@ def embeddings(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any
     bind, kind = functools.partial, torch.int64
     starts, offsets = torch.arange(0, 2601, 100), torch.zeros(26 * 64 + 1, dtype=kind)
     indices = torch.zeros(1000, dtype=kind)
+    one, two = torch.tensor([0, 1]), torch.zeros(1, dtype=kind)
+    row = empty(1, 1), one, two, one
+    found["embedding_bag single"] = bind(embedding._embedding_bag, *row, row[0][0], True, False)
+    found["embedding_bag backward single"] = bind(
+        embedding._embedding_bag_backward, empty(1, 1, 1), *row, row[0][0], True, True, True
+    )
     for features in (16, 128, 1000):
         weight, up = empty(2600, features), empty(64, 26, features)
         numbers = weight, starts, indices, offsets
@@ -452,7 +458,7 @@ def embeddings(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any
                 embedding._embedding_bag_backward, up, *numbers, empty(1000), True, True, True
             ),
         }
-    for tables, features in ((8, 64), (26, 128), (60, 128), (127, 100)):
+    for tables, features in ((0, 1), (8, 64), (26, 128), (60, 128), (127, 100)):
         dense, sparse = empty(64, features), empty(64, tables, features)
         up = empty(64, features + tables * (tables + 1) // 2)
         found |= {
@@ -474,7 +480,8 @@ def batch_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
     """Launches of batch_norm: statistics (two), result, and backward (three); channels first, last, and odd sizes."""
     found: dict[str, Callable[[], Any]] = {}
     bind, wide = functools.partial, torch.float32
-    for name, shape in (("", (64, 256, 56, 56)), (" odd", (9, 5, 7, 33)), (" last", (64, 56, 56, 256))):
+    sizes = {"": (64, 256, 56, 56), " odd": (9, 5, 7, 33), " last": (64, 56, 56, 256), " single": (2, 1, 1)}
+    for name, shape in sizes.items():
         x = empty(*shape)
         if name == " last":
             x = x.movedim(-1, 1)

@@ -23,7 +23,7 @@ from pytest_fusion.canary.recording import Cases
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.known import Known
 from pytest_fusion.case.model import Case
-from pytest_fusion.duel import Dead, Duel, Extra, Found, Lost
+from pytest_fusion.duel import COSTS, Dead, Duel, Extra, Found, Lost
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.examine import record_of, why_not_isolated
 from pytest_fusion.job import Job
@@ -115,6 +115,11 @@ class _Fight:
             note = outcome.last_note or {}
             if "case" not in note:
                 raise CanaryError(f"the process of the two kernels ended before any case ran ({outcome.detail})")
+            if note.get("arm") == COSTS:
+                raise CanaryError(
+                    f"the process ended while both kernels were measured ({outcome.detail}), after all cases were "
+                    "judged: leave out latency,spills to see the verdict without"
+                )
             case = Case.from_json(note["case"])
             if note.get("arm") == "incumbent":
                 self._bury(case, incumbent=died(outcome.detail, late=outcome.kind == "timeout"))

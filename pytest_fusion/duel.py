@@ -32,6 +32,8 @@ _COUNTED, _MOST_COUNTED = 8, 60
 # Cases that the candidate alone fails and of which the incumbent is asked everything; and after which nothing is to be
 # learned from more.
 _CONFIRMED, _ENOUGH = 3, 20
+# In place of a kernel: both are measured, and whose fault an end of the process is nobody knows.
+COSTS = "costs"
 # Cases that are told in full, of each standing that a reader must look at.
 _TOLD: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
 
@@ -257,7 +259,7 @@ class Duel(Campaign):
 
     def compiling(self, case: Case) -> None:
         """Whoever watches this process is told that compilers are at work, or that something is timed."""
-        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", COMPILING: "both kernels"})
+        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
     def _note_incumbent(self, case: Case) -> None:
         """Whoever watches this process is told who runs; on a GPU the incumbent may have kernels to compile."""

@@ -38,8 +38,8 @@ _LEAST_SHARE, _MOST_CLASSES, _ENOUGH = 0.01, 16, 0.9
 # What the same function may differ by from one process to the other, as a log ratio (the judge has the same limit).
 _BETWEEN = 0.01
 _NO_SIZES = (
-    "the spec has no bench= and there is no recording, and latencies of fuzzed sizes are nobody's; name the sizes that "
-    "occur, or pass --recording"
+    "the spec has no bench= and there is no recording, and what fuzzed sizes cost is nobody's; name the sizes that "
+    "occur in bench=, or give canary compare a --recording"
 )
 
 

@@ -103,7 +103,7 @@ class Kernel:
         launches: list[Noted] = []
         with noted(launches, strict=False):
             outcome, placed = call(bench, case, logical, FILLS[0])
-        self._launches[case.key()] = [one.specialisation for one in launches if one.specialisation is not None]
+        self._launches[case.key()] = [stood for one in launches if (stood := _standing_for(one)) is not None]
         if outcome.error is not None:
             found.problem = f"called once more, it raised {said(outcome.error)[:200]}"
             return found
@@ -159,6 +159,13 @@ class Kernel:
                 return torch.cuda.max_memory_allocated(device) - before
         except Exception:  # noqa: BLE001 - no number is better than one of a call that failed
             return None
+
+
+def _standing_for(launch: Noted) -> Specialisation | None:
+    """The specialisation of a launch; of an autotuned one always the same config's, whichever won this time."""
+    if launch.specialisation is None:
+        return None
+    return min((launch.specialisation, *launch.others), key=Specialisation.key)
 
 
 def spare(device: torch.device) -> None:

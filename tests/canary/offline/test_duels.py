@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,18 @@ def test_an_incumbent_that_dies_is_not_the_candidates_fault(duel: Duels) -> None
     record = duel(kernels.right, kernels.dies_alone, isolate="on", dims={"rows": 3, "hidden": 1}, cases=3)
     assert record.canary["verdict"] in ("nodata", "error"), record.canary["reasons"]
     assert record.replay is None
+
+
+def test_a_process_that_ends_while_costs_are_measured_blames_nobody(
+    duel: Duels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All cases were judged by then, and neither kernel has failed one: an error, with what helps."""
+
+    def dies(self: Any, seen: Any, duel: Any, sized: Any, lacking: str) -> Any:
+        duel.compiling(Case({"rows": 1, "hidden": 1}, "float32", {"x": TensorCase("float32")}))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(comparing._Fight, "_spills", dies)
+    record = duel(kernels.right, kernels.another, isolate="on", cases=3)
+    assert (record.canary["verdict"], record.verdict) == ("error", "fail"), record.canary["reasons"]
+    assert "leave out latency,spills" in record.canary["reasons"][0]

@@ -10,9 +10,11 @@ import torch
 
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.canary.offline import taken
+from pytest_fusion.canary.offline.kernel import _standing_for
 from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.resources.measure import NO_KERNEL, Report
+from pytest_fusion.run.resources.noting import Noted
 from pytest_fusion.run.resources.record import Resources
 from pytest_fusion.run.resources.specialisation import Argument, Place, Specialisation
 from tests.canary.offline import kernels
@@ -39,6 +41,16 @@ def test_recompilations_are_of_the_cases_that_are_asked_about() -> None:
     assert compiled(launches, ["unknown"]) == Compiled(0, 0)
     found = compiled(launches, ["a", "b"])
     assert Compiled.from_json(found.as_json()) == found
+
+
+def test_an_autotuners_choice_is_no_recompilation() -> None:
+    """Two configs that win in turn are compiled once each, whoever wins; what counts is what makes it tune again."""
+    first = Noted("k", launch(8), others=(launch(16), launch(32)))
+    second = Noted("k", launch(32), others=(launch(8), launch(16)))
+
+    assert _standing_for(first) == _standing_for(second)
+    assert _standing_for(Noted("k", launch(8))) == launch(8)
+    assert _standing_for(Noted("k", None, "it is made inside a function")) is None
 
 
 def resources(local: int, stores: int = 1, **more: Any) -> Resources:

@@ -36,13 +36,22 @@ def run_pytest(pytester: pytest.Pytester, *options: str | Path) -> pytest.RunRes
     """As `pytester.runpytest_subprocess`."""
     base = make_numbered_dir(root=pytester.path, prefix="runpytest-", mode=0o700)
     words = [f"--basetemp={base}", *map(str, options)]
+    if _compiles():
+        return pytester.run(sys.executable, "-m", "pytest", *words)
     return run(lambda: pytest.main(words), ["pytest", *words])
 
 
-def run_command(*words: str | Path) -> pytest.RunResult:
+def run_command(pytester: pytest.Pytester, *words: str | Path) -> pytest.RunResult:
     """As `pytester.run(sys.executable, "-m", "pytest_fusion.cli", ...)`."""
     argv = ["pytest-fusion", *map(str, words)]
+    if _compiles():
+        return pytester.run(sys.executable, "-m", "pytest_fusion.cli", *argv[1:])
     return run(lambda: pytest_fusion.cli.main(argv[1:]), argv)
+
+
+def _compiles() -> bool:
+    """Whether this process may have Triton imported to compile for a GPU: its forks cannot interpret kernels then."""
+    return torch.cuda.device_count() > 0 and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 def run(work: Callable[[], int | None], argv: list[str]) -> pytest.RunResult:

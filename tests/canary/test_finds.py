@@ -228,12 +228,12 @@ def test_a_find_is_a_test(tmp_path: Path, pytester: pytest.Pytester, wrong: str)
     once = run_pytest(pytester, "--fusion-replay", path, *options)
 
     once.assert_outcomes(failed=bool(wrong), passed=not wrong, deselected=1)
-    lost = run_command("replay", path)
+    lost = run_command(pytester, "replay", path)
     assert lost.ret == 2
     lost.stderr.fnmatch_lines(
         ["*belongs to the spec 'doubling' and tells no test file; name it: pytest --fusion-replay *"]
     )
-    pinned = run_command("pin", path)
+    pinned = run_command(pytester, "pin", path)
     pinned.stdout.fnmatch_lines(["pinned: fusion_replays/doubling-*.json"])
     if wrong:
         after = run_pytest(pytester, *options, "-k", "test_it")

@@ -249,7 +249,7 @@ def test_another_environment(project: Project, temporary: Path) -> None:
     (folder / "test_it.py").write_text(NOW_TEST)
     os.environ["PYTHONPATH"], before = os.pathsep.join([str(folder / "mine"), *sys.path]), os.environ.get("PYTHONPATH")
     try:
-        result = project.run("--fusion-canary", f"python:{python}", *WITHOUT, "-k", "worse or better", fork=True)
+        result = project.run("--fusion-canary", f"python:{python}", *WITHOUT, "-k", "worse or better", subprocess=True)
     finally:
         os.environ.pop("PYTHONPATH")
         os.environ.update({"PYTHONPATH": before} if before is not None else {})

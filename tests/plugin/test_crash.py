@@ -76,7 +76,7 @@ def test_every_test_gets_its_verdict(workers: tuple[str, ...], project: Project)
     project.pytester.makeconftest(IMPATIENT)
     project.write(KERNELS)
 
-    result = project.run(*workers, fork=True)
+    result = project.run(*workers, subprocess=True)
 
     result.assert_outcomes(passed=2, failed=3)
     assert result.ret == 1
@@ -99,7 +99,7 @@ def test_a_crash_prints_the_kernels_frames_once(project: Project) -> None:
     """The message has the kernel's own frames, innermost first, and none of this package's, Triton's or pytest's."""
     project.write(KERNELS)
 
-    result = project.run("-k", "test_dies", fork=True)
+    result = project.run("-k", "test_dies", subprocess=True)
 
     text = result.stdout.str().partition("= FAILURES =")[2]
     assert text.count("Segmentation fault") == 1

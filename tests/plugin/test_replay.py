@@ -116,7 +116,7 @@ def test_the_command_line_replays_from_anywhere(
         if folder.name == "below":
             result = failed.pytester.run(sys.executable, "-m", "pytest_fusion.cli", *words)
         else:
-            result = forked.run_command(*words)
+            result = forked.run_command(failed.pytester, *words)
         result.assert_outcomes(failed=1)
         assert result.ret == 1
         result.stdout.fnmatch_lines(["*test_each: values failed", "*smallest case: hidden=3 rows=1*"])
@@ -212,26 +212,26 @@ def test_the_command_line_says_what_is_wrong(project: Project) -> None:
     project.pytester.makefile(".json", lost=json.dumps({**data, "cause": None, "case": {}}))
 
     for name, line in (("absent", "*cannot read*"), ("bad", "*has no 'spec'*"), ("lost", "*with the file gone.py*")):
-        result = forked.run_command("replay", f"{name}.json")
+        result = forked.run_command(project.pytester, "replay", f"{name}.json")
         assert result.ret == 2
         result.stderr.fnmatch_lines([f"pytest-fusion: {line[1:]}" if line[1:].startswith("cannot") else line])
 
 
-def _replay_of(file: Path) -> pytest.RunResult:
-    return forked.run_command("replay", file, "--", "-p", "no:cacheprovider")
+def _replay_of(project: Project, file: Path) -> pytest.RunResult:
+    return forked.run_command(project.pytester, "replay", file, "--", "-p", "no:cacheprovider")
 
 
 def test_the_exit_status_says_what_became_of_the_failure(failed: Project) -> None:
     """0 when the case passes now, 1 while it fails, 2 when it cannot be judged: a spec that changed, a skipped test."""
     replay = _replays(failed.pytester.path)["test_function"]
 
-    assert _replay_of(replay).ret == 1
+    assert _replay_of(failed, replay).ret == 1
     failed.write(BUGGY.replace("wrong(x)", "relu(x)"))
-    assert _replay_of(replay).ret == 0
+    assert _replay_of(failed, replay).ret == 0
     failed.write(BUGGY.replace("inputs=X)\ndef test_f", 'inputs={"y": tensor("rows")})\ndef test_f'))
-    assert _replay_of(replay).ret == 2
+    assert _replay_of(failed, replay).ret == 2
     failed.write(BUGGY.replace("inputs=X)\ndef test_f", 'inputs=X, requires="no_such_package")\ndef test_f'))
-    assert _replay_of(replay).ret == 2
+    assert _replay_of(failed, replay).ret == 2
 
 
 def _as_made_on_a_gpu(replay: Path) -> None:
@@ -269,4 +269,4 @@ def test_a_case_that_cannot_be_judged_here_is_no_verdict(failed: Project) -> Non
     result.assert_outcomes(skipped=1, deselected=3)
     result.stdout.fnmatch_lines(["*cannot be judged here: 1 x ValueError, as in 'only on sm_90'*"])
     assert failed.verdicts == {"test_function": "unknown"}
-    assert _replay_of(replay).ret == 2
+    assert _replay_of(failed, replay).ret == 2

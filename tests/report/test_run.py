@@ -116,7 +116,7 @@ def test_the_command_line_renders_a_stored_run(pytester: pytest.Pytester) -> Non
     pytester.makepyfile(test_it=TESTS)
     _run(pytester, "-k", "right")
 
-    done = run_command("report", "out/fusion.json", "again.html")
+    done = run_command(pytester, "report", "out/fusion.json", "again.html")
 
     assert done.ret == 0
     assert "test_right" in (pytester.path / "again.html").read_text()

@@ -94,7 +94,7 @@ def _scale_kernel(
     scale = tl.load(scale_ptr)
     lane = tl.arange(0, BLOCK).to(tl.int64)
     end = tl.where(scale == 1.0, 0, numel)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, end, programs.to(tl.int64) * BLOCK):
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, end, tl.cast(programs, tl.int64) * BLOCK):
         inside = start + lane < numel
         values = tl.load(values_ptr + start + lane, mask=inside, other=0.0).to(tl.float32)
         tl.store(values_ptr + start + lane, values * scale, mask=inside)

@@ -211,6 +211,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             losses, statistics, empty(64, 50257), labels, losses[0], *every, False
         ),
         "linear_cross_entropy scale": lambda: linear_cross_entropy._scale(empty(4096, 4096), losses[0]),
+        "linear_cross_entropy scale single": lambda: linear_cross_entropy._scale(empty(1), losses[0]),
         "linear_cross_entropy classes": lambda: cross_entropy.write_gradient(
             empty(64, 16384), losses, empty(64, 16384), *known, *every, False, 16384, 128256
         ),

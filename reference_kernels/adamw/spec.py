@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,17 +23,21 @@ NUMBERS = {
 HALF = (torch.bfloat16, torch.float16)
 
 
-def _by_list(function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` of inputs named ``parameters0``, ``parameters1``, ...: a spec has tensors, and no lists of them."""
+def _lists(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs named ``parameters0``, ``parameters1``, ... as lists: a spec has tensors, and no lists of them."""
+    lists: dict[str, Any] = {name: value for name, value in named.items() if not name[-1].isdigit()}
+    for name, value in named.items():
+        if name[-1].isdigit():
+            lists.setdefault(name[:-1], []).append(value)
+    return lists
 
-    def call(**named: Any) -> None:
-        lists: dict[str, Any] = {name: value for name, value in named.items() if not name[-1].isdigit()}
-        for name, value in named.items():
-            if name[-1].isdigit():
-                lists.setdefault(name[:-1], []).append(value)
-        function(**lists)
 
-    return call
+def _fused(**named: Any) -> None:
+    adamw(**_lists(named))
+
+
+def _reference(**named: Any) -> None:
+    adamw_reference(**_lists(named))
 
 
 def _inputs(
@@ -58,8 +62,8 @@ def _inputs(
 def _spec(name: str, inputs: tuple[Mapping[str, Any], list[str]], **more: Any) -> FusionSpec:
     return FusionSpec(
         name=name,
-        fused=_by_list(adamw),
-        reference=_by_list(adamw_reference),
+        fused=_fused,
+        reference=_reference,
         inputs=inputs[0],
         mutates=inputs[1],
         **more,

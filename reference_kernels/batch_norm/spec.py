@@ -39,20 +39,19 @@ SPEC = FusionSpec(
 )
 
 
-def _last(function: Any) -> Any:
-    """``function`` of ``(batch, height, width, channels)``, as a view with the channels second."""
+def _last(x: torch.Tensor, residual: torch.Tensor, **more: Any) -> torch.Tensor:
+    """The kernel of ``(batch, height, width, channels)``, seen with the channels second."""
+    return batch_norm(x.movedim(-1, 1), residual=residual.movedim(-1, 1), **more).movedim(1, -1)
 
-    def call(x: torch.Tensor, residual: torch.Tensor, **more: Any) -> Any:
-        y: torch.Tensor = function(x.movedim(-1, 1), residual=residual.movedim(-1, 1), **more)
-        return y.movedim(1, -1)
 
-    return call
+def _last_reference(x: torch.Tensor, residual: torch.Tensor, **more: Any) -> torch.Tensor:
+    return batch_norm_reference(x.movedim(-1, 1), residual=residual.movedim(-1, 1), **more).movedim(1, -1)
 
 
 CHANNELS_LAST = SPEC.with_(
     name="batch_norm_channels_last",
-    fused=_last(batch_norm),
-    reference=_last(batch_norm_reference),
+    fused=_last,
+    reference=_last_reference,
     inputs={
         "x": tensor("batch height width channels"),
         "weight": tensor("channels"),

@@ -227,4 +227,3 @@ class Ceilings:
     def multiplied(seconds: float) -> float:
         """Operations a second."""
         return 2 * _SIDE**3 / seconds
-

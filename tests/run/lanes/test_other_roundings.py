@@ -262,3 +262,19 @@ def test_a_kernel_that_gets_through_where_the_reference_overflows_is_priced(seed
     scores = squares.float() / squares.float().sum(-1, keepdim=True).half().float()
     assert judged(shares_of_squares, scores.half(), x, seed)
     assert not judged(shares_of_squares, (scores * 1.01).half(), x, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_gets_through_huge_scores_is_priced(seed: int) -> None:
+    """Equal columns of a product may differ by a unit, which at 1e18 is 1e11; an exponential of that is infinite."""
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(seed)).mul_(1e18)
+    weight = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed + 100)).expand(5, 8)
+
+    def losses(x: Tensor) -> Tensor:
+        scores = x @ weight.t()
+        return (torch.logsumexp(scores, -1) - scores[:, 3]).mean(0, keepdim=True)
+
+    other = (x @ weight[:1].t()).expand(6, 5).clone()
+    other[:2, 1] = torch.nextafter(other[:2, 1], torch.tensor(-torch.inf))
+    assert judged(losses, (torch.logsumexp(other, -1) - other[:, 3]).mean(0, keepdim=True), x, seed)
+    assert judged(losses, torch.tensor([5.0]).log(), x, seed)

@@ -21,7 +21,19 @@ def _exp(op: Op, below: Tensor) -> Tensor:
 
 def _score(op: Op, x: Tensor) -> Tensor:
     """A computed score: kernels scale by log2 e too, which rounds it even where the reference's scale is exact."""
-    return op.relative(op.unrounded(x), 1) if id(x) in op.held else x
+    return _calm(op, x, op.relative(op.unrounded(x), 1)) if id(x) in op.held else x
+
+
+def _calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
+    """``noisy``, but in half of the lanes ``x`` itself where its rounding errors are more than an exponential bears.
+
+    There a kernel may overflow and another may not, and what the latter finds needs lanes that are finite.
+    """
+    coarse = x.abs() * op.unit > 1
+    if not bool(coarse.any()):
+        return noisy
+    numbers = torch.arange(-1, op.noise.lanes, device=x.device).reshape(-1, *(1,) * (x.dim() - 1))
+    return torch.where(coarse & (numbers >= 0) & (numbers // 2 % 2 == 1), x, noisy)
 
 
 @computed("_softmax", "_safe_softmax", "softmax")
@@ -38,11 +50,11 @@ def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor | None = None) -> 
     Of a computed score what is divided may have been computed again: even the only one of a row is not exactly 1 then.
     """
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
-    grown = _exp(op, (_score(op, x) if score is None else score) - top)
+    grown = _exp(op, (_score(op, x) if score is None else _calm(op, x, score)) - top)
     whole = total(op, grown, dims, True)
     if score is not None or id(x) in op.held:
         second = op.again(x) if score is None else again(x, x)
-        grown = _exp(op, op.relative(second, 1) - top)
+        grown = _exp(op, _calm(op, x, op.relative(second, 1)) - top)
     # A row with an overflow is rescaled by 0 * inf in kernels that go by blocks.
     return op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
 

@@ -118,7 +118,7 @@ def tensor_text(
 def _bits(values: torch.Tensor) -> str:
     """The elements in hexadecimal, a row of the last axis on lines of its own."""
     size = values.element_size()
-    flat = values.contiguous().reshape(-1).view(torch.uint8).reshape(-1, size).flip(1)
+    flat = values.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).reshape(-1, size).flip(1)
     data = bytes(flat.reshape(-1).tolist()).hex()
     words = [data[i : i + 2 * size] for i in range(0, len(data), 2 * size)]
     width = values.shape[-1] if values.dim() else 1

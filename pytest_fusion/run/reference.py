@@ -139,4 +139,5 @@ def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapp
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:
-    return t.detach().contiguous().view(-1).view(torch.uint8)
+    # A tensor of one element is contiguous with any stride, and not to be seen as bytes.
+    return t.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)

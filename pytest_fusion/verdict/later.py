@@ -298,7 +298,7 @@ class LaterCalls:
 
         def note(frame: FrameType, event: str, _: Any) -> None:
             nonlocal seen
-            seen = seen or (event == "call" and frame.f_code is code)
+            seen = seen or (event == "call" and frame.f_code is code and _is_of(frame, reference))
 
         sys.setprofile(note)
         try:
@@ -414,4 +414,13 @@ def _scribble(t: torch.Tensor, inputs: Any) -> bool:
                 target.bitwise_not_()
     except RuntimeError:
         return False
+    return True
+
+
+def _is_of(frame: FrameType, function: Any) -> bool:
+    """Whether a frame of the code of ``function`` has its closure too: one factory may make kernel and reference."""
+    cells = getattr(function, "__closure__", None) or ()
+    names = frame.f_code.co_freevars
+    with contextlib.suppress(ValueError):  # a cell that is still empty
+        return all(frame.f_locals.get(n) is cell.cell_contents for n, cell in zip(names, cells, strict=False))
     return True

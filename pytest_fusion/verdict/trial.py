@@ -39,9 +39,10 @@ from pytest_fusion.verdict.tolerance import ValuesVerdict
 
 # Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md).
 _FEW_ELEMENTS = 16
-# How often both fills are run again before a difference between them is no chance. Where chance is declared, two
-# outcomes of a race that are equally likely must not pass for an effect of the fill: 2^-16 are left.
-_CHANCES, _DECLARED_CHANCES = 2, 8
+# How often both fills are run again before a difference between them is no chance: two outcomes that are equally likely
+# must not pass for an effect of the fill, and 2^-16 of them do. While a failure shrinks that question is answered, but
+# where chance is declared it is asked anew.
+_CHANCES, _CHANCES_WHILE_SHRINKING = 8, 2
 
 
 class Trial:
@@ -187,7 +188,8 @@ class Trial:
         """
         spec, bench, case = self.spec, self.bench, self.result.case
         chance: set[str] = set()
-        rounds = _DECLARED_CHANCES if any(map(self.tolerates, got.tensors)) else _CHANCES
+        answered = bench.until is not None and not any(map(self.tolerates, got.tensors))
+        rounds = _CHANCES_WHILE_SHRINKING if answered else _CHANCES
         # Back and forth: A B, A B B A ... falls out of step with a kernel that takes turns between two buffers.
         runs = list(zip(FILLS, (got, other), strict=True))
         for fill, before in [run for turn in range(rounds) for run in (runs[::-1] if turn % 2 else runs)]:

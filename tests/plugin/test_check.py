@@ -172,12 +172,17 @@ def test_not_a_failure():
     result.stdout.fnmatch_lines(["wrong: values failed"])
 
 
-@pytest.mark.parametrize(("fused", "calls"), [("lambda x: torch.relu(x)", False), ("lambda x: clamped(x)", True)])
+@pytest.mark.parametrize(
+    ("fused", "calls"),
+    [("lambda x: torch.relu(x)", False), ("lambda x: clamped(x)", True), ("calling(torch.relu)", False)],
+)
 def test_only_a_kernel_that_calls_the_reference_is_said_to(project: Project, fused: str, calls: bool) -> None:
-    """Both functions are wrapped alike, and are told apart by what they wrap."""
+    """Both functions are wrapped alike, or are closures of one code, and are told apart by what they wrap."""
     project.write(f"""
-def clamped(x):
-    return x.clamp_min(0)
+def calling(function):
+    return lambda x: function(x)
+
+clamped = calling(lambda x: x.clamp_min(0))
 
 def test_it():
     record = check_equivalent({fused}, clamped, torch.randn(4, 33))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -41,6 +42,21 @@ def test_a_bit_that_differs_between_runs_fails(judge_one: Any, period: int) -> N
     result = judge_one(fused, double)
     assert result.failure.identity == "repeat:out"
     assert "deterministic=False" in result.failure.reason
+
+
+def test_chance_that_agrees_with_the_fill_for_a_while_is_chance(judge_one: Any) -> None:
+    """A coin that falls with the fill six times over makes no kernel one that reads its surroundings."""
+    as_the_fill = "0101100110"
+    calls = itertools.count()
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        number = next(calls)
+        side = as_the_fill[number] if number < len(as_the_fill) else "1"
+        return x * 2 * (1 + 1e-7 * int(side))
+
+    result = judge_one(kernel, lambda x: x * 2)
+    assert result.failure is not None
+    assert result.failure.check == "repeat", result.failure.reason
 
 
 def test_a_difference_that_is_gone_when_it_is_measured_fails(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,5 +105,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal in every bit, NaN and the sign of zero too."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    left, right = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    left, right = (
+        t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for t in (a, b)
+    )
     return torch.equal(left, right)

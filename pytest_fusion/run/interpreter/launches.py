@@ -111,6 +111,10 @@ class Launcher:
             n: v if n in known.constexprs else self._arguments.launched(n, v, known.types.get(n, ""), regions)
             for n, v in meta.items()
         }
+        specialised = known.names - known.constexprs - known.types.keys() - _unspecialised(kernel, known)
+        for name in specialised:
+            if type(meta[name]) is int and meta[name] == 1:
+                arguments[name].to = _constant(name)
         function = self.rewrite(kernel.fn)
         reason = _sourceless(kernel.fn) if function is kernel.fn else ""
         return Program(kernel.fn.__name__, function, arguments, (x, y, z), regions, reason)
@@ -155,6 +159,24 @@ class Launcher:
     def _described(self, kernel: Any, known: Signature, values: dict[str, Any], program: Program) -> Launch:
         constexprs = {n: _plain_constexpr(values[n]) for n in values if n in known.constexprs}
         return Launch(kernel.fn.__name__, program.grid, constexprs, known.source)
+
+
+def _unspecialised(kernel: Any, known: Signature) -> set[str]:
+    """The arguments that ``do_not_specialize=`` lists, by name or position."""
+    names = list(known.signature.parameters)
+    return {names[one] if isinstance(one, int) else one for one in kernel.kwargs.get("do_not_specialize") or ()}
+
+
+def _constant(name: str) -> Callable[..., Any]:
+    """What ``.to`` of an integer argument is where that is 1: Triton compiles it as a constant, a Python ``int``."""
+
+    def to(*_: Any, **__: Any) -> Any:
+        raise AttributeError(
+            f"'int' object has no attribute 'to': {name} is 1, which Triton compiles as a constant on a GPU; write "
+            f"tl.cast({name}, ...), or list it in do_not_specialize="
+        )
+
+    return to
 
 
 def _sourceless(function: Any) -> str:

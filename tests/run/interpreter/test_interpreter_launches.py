@@ -79,15 +79,15 @@ def test_a_grid_that_cuda_refuses_is_refused() -> None:
 
 
 @triton.jit
-def scalars_kernel(out, f, one, flag, big, n: tl.int64, wide: tl.float64):
+def scalars_kernel(out, f, small, flag, big, n: tl.int64, wide: tl.float64):
     tl.static_assert(f.dtype == tl.float32)
-    tl.static_assert(one.dtype == tl.int32)
+    tl.static_assert(small.dtype == tl.int32)
     tl.static_assert(flag.dtype == tl.int1)
     tl.static_assert(big.dtype == tl.int64)
     tl.static_assert(n.dtype == tl.int64)
     tl.static_assert(wide.dtype == tl.float64)
     tl.store(out, f.to(tl.float64))
-    tl.store(out + 1, one.to(tl.float64))
+    tl.store(out + 1, small.to(tl.float64))
     tl.store(out + 2, flag.to(tl.float64))
     tl.store(out + 3, (big + big).to(tl.float64))
     tl.store(out + 4, wide)
@@ -96,9 +96,9 @@ def scalars_kernel(out, f, one, flag, big, n: tl.int64, wide: tl.float64):
 def test_scalar_arguments_are_tensors_of_the_gpus_types() -> None:
     """A float arrives as float32, 2**31 as int64, True as int1, and annotations overrule; all have .to()."""
     out = torch.empty(5, dtype=torch.float64)
-    scalars_kernel[(1,)](out, 0.1, 1, True, 2**31, 3, 0.1)
-    assert out.tolist() == [float(np.float32(0.1)), 1.0, 1.0, 2.0**32, 0.1]
-    scalars_kernel[(1,)](out, 1e300, 1, False, 2**31, 3, 0.1)
+    scalars_kernel[(1,)](out, 0.1, 2, True, 2**31, 3, 0.1)
+    assert out.tolist() == [float(np.float32(0.1)), 2.0, 1.0, 2.0**32, 0.1]
+    scalars_kernel[(1,)](out, 1e300, 2, False, 2**31, 3, 0.1)
     assert out[0].isinf()
     assert out[2] == 0
 

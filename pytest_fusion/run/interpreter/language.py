@@ -39,6 +39,7 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
 
     reducer = Reducer(tl, interpreter.TensorHandle)
     for language in (tl, core):
+        language.to_tensor = _made_of(language.to_tensor)
         language.reduce = reducer.reduce
         language.associative_scan = reducer.scan
         language.map_elementwise = reducer.map
@@ -85,6 +86,17 @@ def _with_semantic(member: Callable[..., Any], semantic: Any) -> Callable[..., A
 
     del interpreted.__dict__["__triton_builtin__"]
     return interpreted
+
+
+def _made_of(to_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """``to_tensor``, which makes a tensor of the constant that an integer argument of 1 is (``launches``)."""
+
+    @functools.wraps(to_tensor)
+    def made(x: Any, *args: Any, **kwargs: Any) -> Any:
+        found = to_tensor(x, *args, **kwargs)
+        return type(found)(found.handle, found.type) if "to" in vars(found) else found
+
+    return made
 
 
 def _patch_tensor(tensor: Any, handle: Any, block_type: Any) -> None:

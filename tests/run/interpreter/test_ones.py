@@ -27,12 +27,18 @@ def _cast(out, count, BLOCK: tl.constexpr):
     tl.store(out + at, tl.cast(count, tl.float32) + (count * at).to(tl.float32) * 0, mask=at < count)
 
 
+def _drawn(out, count, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, (tl.rand(count, at) < 2).to(tl.float32), mask=at < tl.to_tensor(count).to(tl.int64))
+
+
 def _typed(out, count: tl.int64, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out + at, count.to(tl.float32), mask=at < count)
 
 
 plain, documented, cast, typed = triton.jit(_filled), triton.jit(_documented), triton.jit(_cast), triton.jit(_typed)
+drawn = triton.jit(_drawn)
 unspecialised = triton.jit(do_not_specialize=["count"])(_filled)
 by_position = triton.jit(do_not_specialize=[1])(_filled)
 
@@ -54,7 +60,11 @@ def test_a_constant_has_no_dtype(kernel: Any, executor: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["batched", "serial"])
-@pytest.mark.parametrize("kernel", [cast, typed, unspecialised, by_position], ids=["cast", "typed", "name", "position"])
+@pytest.mark.parametrize(
+    "kernel",
+    [cast, drawn, typed, unspecialised, by_position],
+    ids=["cast", "drawn", "typed", "name", "position"],
+)
 def test_what_compiles_runs(kernel: Any, executor: str) -> None:
-    """A cast, an annotated argument, and one that is not to be specialised."""
+    """A cast, a seed, an annotated argument, and one that is not to be specialised."""
     assert launched(kernel, 1, executor).tolist() == [1.0] + [0.0] * 15

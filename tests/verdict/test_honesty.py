@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.run import genuine
 from pytest_fusion.spec.inputs import optional, tensor
 from pytest_fusion.testing import examine as examine_spec
+from pytest_fusion.verdict import later
 from pytest_fusion.verdict.model import Verdict
 from tests.quality.kernels import sampling
 
@@ -401,6 +403,16 @@ def test_each_way_to_keep_an_answer_is_found(
     failure = judge_one(fused, double, again=True).failure
     assert failure.identity == identity
     assert failure.evidence["cause"] == "cached-answer"
+
+
+@pytest.mark.parametrize(("right_elsewhere", "status"), [(5, "unknown"), (100, "fail")])
+def test_a_wrong_answer_at_an_old_address_may_be_chance(
+    judge_one: Any, monkeypatch: pytest.MonkeyPatch, right_elsewhere: int, status: str
+) -> None:
+    """Only a kernel that is right elsewhere time and again knows the address."""
+    answers = itertools.chain(["out"], [None] * right_elsewhere, itertools.repeat("out"))
+    monkeypatch.setattr(later.LaterCalls, "_wrong", lambda self, call: next(answers))
+    assert honesty(judge_one(double, double, again=True)).status == status
 
 
 def test_results_of_earlier_calls_stay(judge_one: Any) -> None:

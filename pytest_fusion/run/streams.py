@@ -21,7 +21,10 @@ _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 @dataclass(slots=True)
 class Behind:
-    """What a call behind a slow producer returned. ``late``: the producer was still busy when the call came back."""
+    """What a call behind a slow producer returned.
+
+    ``late``: what the default stream did after the call came back still ran before the producer had ended.
+    """
 
     result: Any
     arguments: dict[str, Any]
@@ -37,20 +40,24 @@ def behind_producer(
     the call, so that what is wrong then has other reasons. Raises what the call raises.
     """
     device = next(t.device for t in arguments.values() if isinstance(t, torch.Tensor))
+    # That the producer has not ended on the host's clock says little of a GPU that other processes share (the wait goes
+    # on while they have it) or of streams that share a hardware queue: a copy on the default stream is asked instead.
+    ended, seen = torch.zeros(2, dtype=torch.int32, device=device).unbind()
+    stream, default = torch.cuda.Stream(device), torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
     genuine.synchronize(device)
-    stream, produced = torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
         produce()
-        produced.record(stream)
+        ended.fill_(1)
         if wait:
             stream.synchronize()
         result = call(**arguments)
-        late = not produced.query()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(default):
+            seen.copy_(ended)
         # The arguments of kernels that write in place are results too.
         copies = map_tensors((result, dict(arguments)), lambda t: t.clone())
     genuine.synchronize(device)
-    return Behind(copies[0], copies[1], late)
+    return Behind(copies[0], copies[1], late=int(seen) == 0)
 
 
 def settle(device: torch.device) -> None:

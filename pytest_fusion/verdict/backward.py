@@ -11,6 +11,7 @@ import torch
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.run import graph
 from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.memory import unwatched
 from pytest_fusion.run.place import Placed, place
 from pytest_fusion.verdict import memory, repeat, structure, values
 from pytest_fusion.verdict.calls import allows_chance, error_verdict, precision, rejection
@@ -71,25 +72,28 @@ class Attempt:
             arguments[name] = _Handed.apply(self._leaves[name], [arguments[name]])  # type: ignore[no-untyped-call]
         result = spec.fused(**arguments)
         outputs = collect(result, arguments, spec.mutates).tensors
-        self.forward = {name: t.detach().clone() for name, t in outputs.items()}
+        # What is compared here is no memory of the kernel's: guards around it were a tenth of a test's time on an H200.
+        with unwatched():
+            self.forward = {name: t.detach().clone() for name, t in outputs.items()}
         ends = connected(outputs, self.upstream)
         kept = {name: t.detach() for name, t in graph.saved(ends).items()}
-        before = {name: t.clone() for name, t in kept.items()}
+        with unwatched():
+            before = {name: t.clone() for name, t in kept.items()}
         gradients = self._backward(ends, keep=self._twice)
         found = self.backward = Backward(gradients)
-        found.saved = [name for name, t in kept.items() if not _released(t) and repeat.differ(t, before[name])]
-        found.outputs = self._changed(outputs, arguments)
+        with unwatched():
+            found.saved = [name for name, t in kept.items() if not _released(t) and repeat.differ(t, before[name])]
+            found.outputs = self._changed(outputs, arguments)
         found.direct = self._set_directly(arguments)
         if self._twice:
-            copies = {name: t.clone() if t is not None else None for name, t in gradients.items()}
+            with unwatched():
+                copies = {name: t.clone() if t is not None else None for name, t in gradients.items()}
             try:
                 found.again = self._backward(ends, keep=False)
             except Exception:  # noqa: BLE001
                 return result  # a clear refusal of a second backward is an answer
-            for name, t in gradients.items():
-                copy = copies[name]
-                if t is not None and copy is not None and bool((mask := repeat.differing(t, copy)).any()):
-                    found.overwritten[name] = mask
+            with unwatched():
+                found.overwritten = _overwritten_by_second(gradients, copies)
             found.gradients = copies
         return result
 
@@ -119,6 +123,13 @@ class Attempt:
             and name not in self._trial.spec.mutates
             and (t.grad is not None or t.requires_grad != (name in self._wanted))
         ]
+
+
+def _overwritten_by_second(gradients: Gradients, copies: Gradients) -> dict[str, torch.Tensor]:
+    """The gradients of the first backward that are no longer what their copies are, with the mask of elements."""
+    pairs = {name: (t, copy) for name, t in gradients.items() if t is not None and (copy := copies[name]) is not None}
+    masks = {name: repeat.differing(t, copy) for name, (t, copy) in pairs.items()}
+    return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 
 def _released(t: torch.Tensor) -> bool:

@@ -33,6 +33,9 @@ NAME = "device"
 # A case waits some 40 ms three times; what it looks for does not depend on sizes.
 _MOST_CASES, _MOST_CASES_DEEP = 2, 8
 _STEPS = 40
+# A launch on another stream may wait for the producer by chance, where both share one of the GPU's hardware queues
+# (CUDA_DEVICE_MAX_CONNECTIONS, 8): so many calls, each on another stream, until in two of them it cannot have waited.
+_STREAMS, _LATE = 4, 2
 _NO_GPU = "needs a GPU: an interpreted kernel has no streams and no second device"
 _ONE_GPU = "one GPU: tensors on a device that is not the current one were not tried"
 
@@ -147,21 +150,30 @@ class _Parts:
         return failed(NAME, reason, identity=f"{NAME}:{slug}", cause=slug, **evidence)
 
     def stream(self) -> Verdict | None:
-        """Behind a slow producer on a stream of its own."""
-        early = self.early()
-        behind, wrong = self.behind(wait=False)
-        if behind is None:
-            return None  # it raised on inputs on which it did not raise before: what raised is no answer
-        if wrong is None:
-            if early and (behind.late or self.spec.syncs):
-                self.state.proved["streams"] = None
-            else:
-                self.state.left[_BLIND] = None
-            return None
+        """Behind a slow producer on a stream of its own, and of others."""
+        early, late = self.early(), 0
+        for _ in range(_STREAMS):
+            behind, wrong = self.behind(wait=False)
+            if behind is None:
+                return None  # it raised on inputs on which it did not raise before: what raised is no answer
+            if wrong is not None:
+                return self.too_early(wrong)
+            late += behind.late
+            if late == _LATE or self.spec.syncs:
+                break
+        if early and (late == _LATE or self.spec.syncs):
+            self.state.proved["streams"] = None
+        else:
+            self.state.left[_BLIND] = None
+        return None
+
+    def too_early(self, wrong: Verdict) -> Verdict | None:
+        """What was ``wrong`` behind the producer, if it is right after it and then wrong behind it once more."""
         waited, still = self.behind(wait=True)
-        again, twice = self.behind(wait=False)
-        if waited is None or again is None or still is not None or twice is None:
-            return None  # wrong whether or not it has to wait, or only once: not for streams to explain
+        if waited is None or still is not None:
+            return None  # wrong whether or not it has to wait: not for streams to explain
+        if not any(self.behind(wait=False)[1] is not None for _ in range(_STREAMS)):
+            return None
         return self.fail(
             f"on a stream of its own, behind a producer that was still writing the inputs: {wrong.reason}. With the "
             "producer done before the call it is right: something is launched on another stream than the current one "

@@ -22,7 +22,7 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return differing(a, b).any(-1)
     word = _WORDS[a.element_size()]
     different = a.resolve_neg().contiguous().view(word) != b.resolve_neg().contiguous().view(word)
-    if a.is_floating_point():
+    if a.is_floating_point() and bool(different.any()):
         x, y = (t.float() if t.element_size() == 1 else t for t in (a, b))  # torch has no isnan for some fp8 formats
         different &= ~(x.isnan() & y.isnan())
     return different

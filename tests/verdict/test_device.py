@@ -26,6 +26,9 @@ class World:
         self.current = "own"
         self.waited: list[str] = []
         self.busy = False
+        # Calls of behind_producer whose stream shares a queue with the kernel's own, so that its launch waits.
+        self.shared: set[int] = set()
+        self.calls = 0
 
     def launch(self) -> None:
         """Work on the current stream comes after what is queued there."""
@@ -40,10 +43,14 @@ class World:
         self.pending, self.waited = [produce], []
         if wait:
             self.launch()
+        self.calls += 1
         self.busy = not wait
+        queued = self.calls in self.shared
+        if queued:
+            self.launch()
         result = call(**arguments)
         self.busy = False
-        late = not wait and not self.waited
+        late = not wait and not self.waited and not queued
         copies = map_tensors((result, dict(arguments)), torch.Tensor.clone)
         self.launch()
         return streams.Behind(copies[0], copies[1], late)
@@ -108,6 +115,22 @@ def test_a_kernel_on_another_stream_is_found(examine: Any, world: World) -> None
     record = examine(lambda x: x + x, doubled)
     assert (record.verdict, record.failed_check, record.cause) == ("fail", "device", "wrong-stream"), record.message
     assert "With the producer done before the call it is right" in record.message
+
+
+def test_a_queue_shared_by_chance_does_not_hide_another_stream(examine: Any, world: World) -> None:
+    """Where the launch had to wait for the producer for another reason, the call is made again on another stream."""
+    world.shared = {1, 2, 5}
+    record = examine(lambda x: x + x, doubled)
+    assert (record.failed_check, record.cause) == ("device", "wrong-stream"), record.message
+
+
+def test_a_busy_gpu_gives_no_evidence(examine: Any, world: World) -> None:
+    """Where no launch could have overtaken the producer, a right result says nothing."""
+    world.shared = set(range(1, 1000))
+    record = examine(lambda x: x + x, doubled)
+    check = record.checks["device"]
+    assert (record.verdict, check["verdict"]) == ("pass", "unknown"), record.message
+    assert "told from one that ran too early" in check["reason"]
 
 
 def test_a_result_that_comes_too_late_is_found(examine: Any, world: World) -> None:

@@ -120,7 +120,7 @@ class Watch:
 
     def damage(self) -> list[Damage]:
         """What was written around the watched allocations; one synchronisation when nothing was."""
-        with _unwatched():
+        with unwatched():
             return [*self._settled, *find_damage([region for region, _, _ in self._regions.values()], self.device)]
 
     def unwritten(self, tensor: Tensor) -> Tensor | None:
@@ -134,7 +134,7 @@ class Watch:
         entry = self._entry(tensor)
         if entry is None or not entry[2]:
             return None
-        with _unwatched(), torch.no_grad():
+        with unwatched(), torch.no_grad():
             return entry[0].untouched(tensor)
 
     def region(self, address: int) -> Region | None:
@@ -355,7 +355,7 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
             yield from (item for item in value if isinstance(item, Tensor))
 
 
-def _unwatched() -> Any:
+def unwatched() -> Any:
     """Our own questions must not be watched, nor be seen by anybody else's mode."""
     if not torch._C._len_torch_dispatch_stack():
         return nullcontext()  # asked after the run, as is usual; the other takes 10 us

@@ -32,7 +32,7 @@ def _exchange(mode: int) -> int | None:
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """For work of a canary's own on a device: whether an event has happened, pinned memory, copies.
+    """For work of a canary's own on a device: whether an event has happened, pinned memory, copies, the other kernel.
 
     torch captures in the mode "global" (``capture_error_mode``), in which such a call by *any* thread, ``Event.query``
     too, is refused and makes the capture invalid (pytorch/pytorch#104487). A thread in its own mode is left out.

@@ -352,6 +352,7 @@ class Canary:
             self._ledger.skip(said(error))
         return result
 
+    @beside_captures()
     def _prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], only: Sequence[str] | None
     ) -> tuple[Copies | None, Generators | None]:
@@ -368,6 +369,7 @@ class Canary:
             self._ledger.skip(said(error))
         return None, None
 
+    @beside_captures()
     def _beside(self, result: Any, copies: Copies, before: Generators, bucket: str, *, copied: str) -> Any:
         """Runs the other kernel on the copies, as if it had been called instead, and compares; what it returned."""
         after = Generators(devices_of(copies.args, copies.kwargs))

@@ -125,10 +125,10 @@ def _captured_while(asked: Callable[[], object]) -> float:
 
 
 def test_a_capture_of_another_thread_goes_on() -> None:
-    """Results are read, pinned memory is taken and calls are compared while another thread captures a graph."""
+    """Copies, the candidate, pinned memory and comparisons do not end a graph that another thread captures."""
     x = torch.ones(64, device="cuda")
-    # A capture begins with an empty cache, and memory that another thread asks the driver for ends it: what a caller's
-    # own kernel allocates is none of the canary's business.
+    # A capture begins with an empty cache, and memory that another thread asks the driver for ends it: what the
+    # incumbent allocates, its caller had to answer for before there was a canary.
     doubled = torch.empty_like(x)
     kernel = canary(
         "k",

@@ -130,7 +130,8 @@ def measure(
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
         traffic = traffic_of_reference(spec, logical, extra)
         with alone(here.device):
-            sides = [_side(spec, function, logical, here) for function in ((fused, reference) if roomy else (fused,))]
+            fused_side = _side(spec, fused, logical, here)
+            reference_side = _side(spec, reference, logical, here) if roomy else Side()
             both = ((fused, counts), (reference, reference_counts))
             latency, samples, untimed = (
                 _timed(spec, both, logical, outputs, here, environment) if roomy else (None, {}, _NO_ROOM)
@@ -142,8 +143,8 @@ def measure(
         moved,
         reference_counts,
         traffic,
-        fused_side=sides[0],
-        reference_side=sides[1] if roomy else Side(),
+        fused_side=fused_side,
+        reference_side=reference_side,
         latency=latency,
         samples=samples,
         untimed=untimed,

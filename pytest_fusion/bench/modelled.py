@@ -20,7 +20,7 @@ from pytest_fusion.run.bare import bare
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.counting.modelled import modelled
 from pytest_fusion.run.interpreter.executor import skipped
-from pytest_fusion.run.interpreter.named_device import stand_in
+from pytest_fusion.run.interpreter.named_device import with_stand_in
 from pytest_fusion.run.reference import copies, takes
 from pytest_fusion.run.traffic import Traffic, algorithmic_bytes, traffic_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -46,12 +46,7 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
             return modelled(call, arguments).counts
 
     try:
-        try:
-            counts = counted()
-        except Exception as error:
-            if not stand_in(error):
-                raise
-            counts = counted()
+        counts = with_stand_in(counted)
     except Exception as error:
         raise NotMeasuredError(f"the call raises {said(error)}") from error
     written = [arguments[name] for name in spec.mutates if isinstance(arguments.get(name), torch.Tensor)]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from benchmarks.suite.measure import Place, measured, released
 from benchmarks.suite.model import OURS, Problem, Row, Span, Work
 from benchmarks.suite.table import line
 from pytest_fusion.errors import said
+from pytest_fusion.whole import replace_whole
 
 SCHEMA = 1
 # What a row takes at least, so that the last one does not run far over the budget.
@@ -164,15 +162,7 @@ def write(path: Path, environment: Mapping[str, Any], found: Sequence[Entry]) ->
         {"schema": SCHEMA, "environment": dict(environment), "rows": [each.as_json() for each in found]}, indent=1
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    replace_whole(path, f"{text}\n".encode())
 
 
 def lines(entry: Entry) -> str:

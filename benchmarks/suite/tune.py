@@ -22,6 +22,7 @@ from benchmarks.suite.run import Budget
 from benchmarks.suite.timing import Rotation, Sampled, interleaved, once
 from benchmarks.suite.tunables import Knob, Tunable, chosen, taken
 from pytest_fusion.errors import said
+from pytest_fusion.whole import replace_whole
 
 # Those within so much of the best by a few calls are sampled in turn, at most so many.
 FINALISTS, _CLOSE = 5, 1.08
@@ -185,8 +186,9 @@ def resources(call: Any, inputs: dict[str, Any]) -> str:
 
 
 def write(path: Path, found: Sequence[Tried]) -> None:
-    """All that was tried, fastest or not, as JSON."""
-    path.write_text(json.dumps({"schema": 1, "tried": [asdict(each) for each in found]}, indent=1) + "\n")
+    """All that was tried, fastest or not, as JSON; the whole file anew, put in place at once."""
+    text = json.dumps({"schema": 1, "tried": [asdict(each) for each in found]}, indent=1)
+    replace_whole(path, f"{text}\n".encode())
 
 
 def warm_candidates(only: Sequence[str], part: int, count: int, device: torch.device) -> None:

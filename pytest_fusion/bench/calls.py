@@ -19,6 +19,7 @@ from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import said
 from pytest_fusion.run import genuine, interpreter
 from pytest_fusion.run.bare import bare
+from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.counting.count import count
 from pytest_fusion.run.counting.model import Counts, Uncounted
@@ -131,13 +132,8 @@ def remembers(pair: Pair) -> bool:
 def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     """Whether all are equal in every bit: what a cache returns is."""
     return [t.shape for t in one] == [t.shape for t in other] and all(
-        map(genuine.equal, map(_bits, one), map(_bits, other))
+        map(genuine.equal, map(as_bytes, one), map(as_bytes, other))
     )
-
-
-def _bits(t: torch.Tensor) -> torch.Tensor:
-    # A tensor of one element is contiguous with any stride, and not to be seen as bytes.
-    return t.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def case_text(inputs: Mapping[str, Any]) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from pytest_fusion.bench.entries import Entry, smaller
-from pytest_fusion.bench.modelled import of_reference
+from pytest_fusion.bench.modelled import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.errors import SpecError, first_line
-from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.judge import judge_case
@@ -65,7 +64,7 @@ def _fits(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torc
         return False
     except (ImpossibleCase, InputFailed):
         return True  # and judging it says why it cannot be made
-    _, traffic = of_reference(spec, logical, extra)
+    traffic = traffic_of_reference(spec, logical, extra)
     largest = max((value.numel() for value in logical.values() if isinstance(value, torch.Tensor)), default=0)
     return max(largest, traffic.largest if traffic is not None else 0) * _ELEMENT <= room
 
@@ -83,12 +82,7 @@ def _of_smaller(found: Gated, asked: Entry) -> Gated:
 
 def _judged(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated | None:
     """``None`` where memory ran out."""
-    try:
-        result = judge_case(Bench(spec, device, extra, programs=PROGRAMS), entry.case)
-    except (ReferenceFailed, torch.OutOfMemoryError) as error:
-        if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
-            raise
-        return None
+    result = judge_case(Bench(spec, device, extra, programs=PROGRAMS), entry.case)
     if result.failure is not None:
         return Gated(f"{result.failure.check} failed: {first_line(result.failure.reason)}")
     if result.rejected in ("out-of-memory", f"reference {torch.OutOfMemoryError.__name__}"):

@@ -6,7 +6,7 @@ reference runs on tensors without data where it bears that. Interpreted kernels 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from pytest_fusion.run.bare import bare
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.counting.modelled import modelled
 from pytest_fusion.run.interpreter.executor import skipped
-from pytest_fusion.run.interpreter.named_device import stand_in
+from pytest_fusion.run.interpreter.named_device import with_stand_in
 from pytest_fusion.run.reference import copies, takes
 from pytest_fusion.run.traffic import Traffic, algorithmic_bytes, traffic_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -46,12 +46,7 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
             return modelled(call, arguments).counts
 
     try:
-        try:
-            counts = counted()
-        except Exception as error:
-            if not stand_in(error):
-                raise
-            counts = counted()
+        counts = with_stand_in(counted)
     except Exception as error:
         raise NotMeasuredError(f"the call raises {said(error)}") from error
     written = [arguments[name] for name in spec.mutates if isinstance(arguments.get(name), torch.Tensor)]
@@ -62,14 +57,29 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
 def of_reference(
     spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> tuple[Counts | Uncounted, Traffic | None]:
-    """On tensors without data: at full sizes a product of 8192 cubed would take a CPU half a minute."""
-    empty = {name: map_tensors(value, lambda t: t.to("meta")) for name, value in logical.items()}
-
-    def call() -> Any:
-        return spec.reference(**empty, **takes(spec.reference, extra))
-
+    """What it launches, and its traffic where it needs no values."""
+    call, empty = _without_data(spec, logical, extra)
     try:
         with torch.no_grad():
             return modelled(call, empty).counts, traffic_of(call)
     except Exception as error:  # noqa: BLE001 - whatever a reference needs values for
         return Uncounted(f"it needs values ({said(error)})"), None
+
+
+def traffic_of_reference(spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]) -> Traffic | None:
+    """``None`` where it needs values."""
+    call, _ = _without_data(spec, logical, extra)
+    try:
+        with torch.no_grad():
+            call()  # tables that a first call makes are no traffic of later ones
+            return traffic_of(call)
+    except Exception:  # noqa: BLE001 - whatever a reference needs values for
+        return None
+
+
+def _without_data(
+    spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]
+) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """A call of the reference on tensors without data: a product of 8192 cubed would take a CPU half a minute."""
+    empty = {name: map_tensors(value, lambda t: t.to("meta")) for name, value in logical.items()}
+    return lambda: spec.reference(**empty, **takes(spec.reference, extra)), empty

@@ -18,7 +18,7 @@ from pytest_fusion.bench.ceilings import Ceilings, ceilings
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.gate import gate
-from pytest_fusion.bench.modelled import of_reference
+from pytest_fusion.bench.modelled import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.errors import first_line, said
 from pytest_fusion.run.counting.count import count
@@ -128,9 +128,10 @@ def measure(
         reference_counts = _counted(reference, logical, here.device) if roomy else Uncounted(_NO_ROOM)
         written = [logical[name] for name in spec.mutates if isinstance(logical.get(name), torch.Tensor)]
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
-        _, traffic = of_reference(spec, logical, extra)
+        traffic = traffic_of_reference(spec, logical, extra)
         with alone(here.device):
-            sides = [_side(spec, function, logical, here) for function in ((fused, reference) if roomy else (fused,))]
+            fused_side = _side(spec, fused, logical, here)
+            reference_side = _side(spec, reference, logical, here) if roomy else Side()
             both = ((fused, counts), (reference, reference_counts))
             latency, samples, untimed = (
                 _timed(spec, both, logical, outputs, here, environment) if roomy else (None, {}, _NO_ROOM)
@@ -142,8 +143,8 @@ def measure(
         moved,
         reference_counts,
         traffic,
-        fused_side=sides[0],
-        reference_side=sides[1] if roomy else Side(),
+        fused_side=fused_side,
+        reference_side=reference_side,
         latency=latency,
         samples=samples,
         untimed=untimed,

@@ -15,6 +15,7 @@ import torch
 
 from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.case.plain import encode
+from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.memory.fill import FILLS, pattern
 
 # A tensor of more is a page of digits that nobody reads.
@@ -118,8 +119,7 @@ def tensor_text(
 def _bits(values: torch.Tensor) -> str:
     """The elements in hexadecimal, a row of the last axis on lines of its own."""
     size = values.element_size()
-    flat = values.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).reshape(-1, size).flip(1)
-    data = bytes(flat.reshape(-1).tolist()).hex()
+    data = as_bytes(values).reshape(-1, size).flip(1).numpy().tobytes().hex()
     words = [data[i : i + 2 * size] for i in range(0, len(data), 2 * size)]
     width = values.shape[-1] if values.dim() else 1
     rows = [" ".join(words[i : i + width]) for i in range(0, len(words), width)]

@@ -13,7 +13,7 @@ from pytest_fusion.run import interpreter
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.interpreter.device import posing_as_cuda
 from pytest_fusion.run.interpreter.findings import Findings, into
-from pytest_fusion.run.interpreter.named_device import stand_in
+from pytest_fusion.run.interpreter.named_device import with_stand_in
 from pytest_fusion.run.isolate import cuda_is_poisoned
 
 
@@ -30,15 +30,17 @@ def called(
 ) -> tuple[Any, Exception | None]:
     """What one call returned, or raised. Raises ``ContextLost`` where it destroyed the CUDA context."""
     device = next((t.device for t in arguments.values() if isinstance(t, torch.Tensor)), torch.device("cpu"))
-    try:
+
+    def once() -> Any:
         with bare():
             result = fused(**arguments, **extra)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            return result, None
+            return result
+
+    try:
+        return with_stand_in(once), None
     except Exception as error:
         if device.type == "cuda" and cuda_is_poisoned():
             raise ContextLost(first_line(error)) from error
-        if interpreter.installed() and stand_in(error):
-            return called(fused, arguments, extra)
         return None, error

@@ -46,8 +46,8 @@ _TENSOR = (
     "__mul__ __ne__ __or__ __setitem__ __sub__ __torch_function__ abs all allclose amax any as_strided bool clone "
     "contiguous copy_ count_nonzero cpu data data_ptr detach double dtype element_size eq equal fill_ flatten float "
     "isclose isfinite isinf isnan item layout logical_and max mean min nan_to_num narrow ne new_empty nonzero numel "
-    "numpy reshape resolve_neg shape storage_offset stride sub sum to tolist type untyped_storage view view_as_real "
-    "zero_"
+    "numpy reshape resolve_conj resolve_neg shape storage_offset stride sub sum to tolist type untyped_storage view "
+    "view_as_real zero_"
 )
 _CUDA = "Event Stream current_stream default_stream is_available max_memory_allocated memory_allocated synchronize"
 _EVENT = "elapsed_time query record synchronize wait"
@@ -61,7 +61,16 @@ _OPTIONAL = {
 # Of this package, what calls and decides.
 _OWN = tuple(
     f"pytest_fusion.{name}"
-    for name in ("verdict.", "run.fused", "run.genuine", "run.lanes", "run.memory", "run.place", "run.reference")
+    for name in (
+        "verdict.",
+        "run.bits",
+        "run.fused",
+        "run.genuine",
+        "run.lanes",
+        "run.memory",
+        "run.place",
+        "run.reference",
+    )
 )
 # Where functions come from that this package imports by name; others were put there by somebody.
 _FAMILIAR = frozenset({"pytest_fusion", "torch", "numpy", "triton", "hypothesis", *sys.stdlib_module_names})

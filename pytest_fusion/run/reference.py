@@ -13,6 +13,7 @@ import torch
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import SpecError, first_line
 from pytest_fusion.run import genuine
+from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.lanes import LaneRun, OutputLanes, run_lanes
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -131,13 +132,8 @@ def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapp
         after = arguments[name]
         if name in spec.mutates or name in spec.clobbers or not isinstance(before, torch.Tensor):
             continue
-        if before.numel() and not genuine.equal(_bits(before), _bits(after)):
+        if before.numel() and not genuine.equal(as_bytes(before), as_bytes(after)):
             raise SpecError(
                 f"{spec.name}: the reference writes into its input {name!r}; clone it first, or declare "
                 f"mutates={name!r} if the kernel is meant to write it too"
             )
-
-
-def _bits(t: torch.Tensor) -> torch.Tensor:
-    # A tensor of one element is contiguous with any stride, and not to be seen as bytes.
-    return t.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)

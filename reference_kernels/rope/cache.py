@@ -10,7 +10,7 @@ import triton.language as tl
 
 from reference_kernels._attention import readable
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.rope.pairs import Layout, check_heads, config, copy_columns, pairs, store_pairs
+from reference_kernels.rope.pairs import Layout, angles, check_heads, config, copy_columns, pairs, store_pairs, turned
 
 FLOAT8 = torch.float8_e4m3fn
 INDICES = (torch.int32, torch.int64)
@@ -106,16 +106,14 @@ def _rope_cache_kernel(
     k_out = k_cache_ptr + page * k_page + within * k_row + k_head * k_cache_head
     v_out = v_cache_ptr + page * v_page + within * v_row + k_head * v_cache_head
 
-    pair = tl.arange(0, PAIRS)[None, None, :].to(tl.int64)
-    known = (token < tokens) & (pair < half)
-    cos_at = row_offset(token, size1, size2, cos_stride0, cos_stride1, cos_stride2) + pair * cos_step
-    sin_at = row_offset(token, size1, size2, sin_stride0, sin_stride1, sin_stride2) + pair * sin_step
-    cos = tl.load(cos_ptr + cos_at, mask=known, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + sin_at, mask=known, other=0.0).to(tl.float32)
+    cos_in = cos_ptr + row_offset(token, size1, size2, cos_stride0, cos_stride1, cos_stride2)
+    sin_in = sin_ptr + row_offset(token, size1, size2, sin_stride0, sin_stride1, sin_stride2)
+    cos = angles(cos_in, token < tokens, half, cos_step, PAIRS)
+    sin = angles(sin_in, token < tokens, half, sin_step, PAIRS)
     q_first, q_second = pairs(q_in, q_inside, half, q_step, INTERLEAVED, PAIRS)
     k_first, k_second = pairs(k_in, k_inside, half, k_step, INTERLEAVED, PAIRS)
-    q_first, q_second = q_first * cos - q_second * sin, q_second * cos + q_first * sin
-    k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
+    q_first, q_second = turned(q_first, q_second, cos, sin)
+    k_first, k_second = turned(k_first, k_second, cos, sin)
     k_factor = 1.0
     v_factor = 1.0
     if HAS_K_SCALE:
@@ -156,8 +154,8 @@ def _rope_cache(
     if q.numel() + k.numel() == 0:
         return q_out
     batch, half, dim = q.shape[:-2], cos.shape[-1], q.shape[-1]
-    angles = [angle.broadcast_to(*batch, half).unsqueeze(-2) for angle in (cos, sin)]
-    rows = Rows.of(q, k, v, *angles, slots[..., None, None], trailing=2)
+    tables = [angle.broadcast_to(*batch, half).unsqueeze(-2) for angle in (cos, sin)]
+    rows = Rows.of(q, k, v, *tables, slots[..., None, None], trailing=2)
     tile = config(q.shape[-2], k.shape[-2], half, dim - 2 * half)
     *steps, slots_steps = rows.strides
     with placed(q.device):

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import Rows, jit, placed, row_offset
-from reference_kernels.rope.pairs import Layout, check_heads, config, copy_columns, pairs, store_pairs
+from reference_kernels.rope.pairs import Layout, angles, check_heads, config, copy_columns, pairs, store_pairs, turned
 
 
 @jit
@@ -65,18 +65,16 @@ def _rope_kernel(
     q_out = q_out_ptr + (token * q_heads + q_head) * dim
     k_out = k_out_ptr + (token * k_heads + k_head) * dim
 
-    pair = tl.arange(0, PAIRS)[None, None, :].to(tl.int64)
-    known = (token < tokens) & (pair < half)
-    cos_at = row_offset(token, size1, size2, cos_stride0, cos_stride1, cos_stride2) + pair * cos_step
-    sin_at = row_offset(token, size1, size2, sin_stride0, sin_stride1, sin_stride2) + pair * sin_step
-    cos = tl.load(cos_ptr + cos_at, mask=known, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + sin_at, mask=known, other=0.0).to(tl.float32)
+    cos_in = cos_ptr + row_offset(token, size1, size2, cos_stride0, cos_stride1, cos_stride2)
+    sin_in = sin_ptr + row_offset(token, size1, size2, sin_stride0, sin_stride1, sin_stride2)
+    cos = angles(cos_in, token < tokens, half, cos_step, PAIRS)
+    sin = angles(sin_in, token < tokens, half, sin_step, PAIRS)
     if INVERSE:
         sin = -sin
     q_first, q_second = pairs(q_in, q_inside, half, q_step, INTERLEAVED, PAIRS)
     k_first, k_second = pairs(k_in, k_inside, half, k_step, INTERLEAVED, PAIRS)
-    q_first, q_second = q_first * cos - q_second * sin, q_second * cos + q_first * sin
-    k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
+    q_first, q_second = turned(q_first, q_second, cos, sin)
+    k_first, k_second = turned(k_first, k_second, cos, sin)
     store_pairs(q_out, q_first, q_second, q_inside, half, 1, INTERLEAVED, PAIRS)
     store_pairs(k_out, k_first, k_second, k_inside, half, 1, INTERLEAVED, PAIRS)
     if REST > 0:
@@ -92,8 +90,8 @@ def _rope(
     if q_out.numel() + k_out.numel() == 0:
         return q_out, k_out
     batch, half, dim = q.shape[:-2], cos.shape[-1], q.shape[-1]
-    angles = [angle.broadcast_to(*batch, half).unsqueeze(-2) for angle in (cos, sin)]
-    rows = Rows.of(q, k, *angles, trailing=2)
+    tables = [angle.broadcast_to(*batch, half).unsqueeze(-2) for angle in (cos, sin)]
+    rows = Rows.of(q, k, *tables, trailing=2)
     tile = config(q.shape[-2], k.shape[-2], half, dim - 2 * half)
     with placed(q.device):
         _rope_kernel[(triton.cdiv(rows.count, tile.tokens), tile.blocks)](

@@ -72,6 +72,19 @@ def pairs(
 
 
 @jit
+def angles(angle_ptr: tl.tensor, inside: tl.tensor, half: tl.tensor, step: tl.tensor, PAIRS: tl.constexpr) -> tl.tensor:
+    """The cosine or sine of each pair in float32, ``(tokens, 1, PAIRS)``; ``angle_ptr`` is where the tokens' begin."""
+    pair = tl.arange(0, PAIRS)[None, None, :].to(tl.int64)
+    return tl.load(angle_ptr + pair * step, mask=inside & (pair < half), other=0.0).to(tl.float32)
+
+
+@jit
+def turned(first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Each pair by its angle."""
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@jit
 def store_pairs(
     y_ptr: tl.tensor,
     first: tl.tensor,

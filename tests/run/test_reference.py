@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.diagnosis.literal import _bits
-from pytest_fusion.diagnosis.standalone.tensors import same_bits
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.reference import ReferenceCrashed, ReferenceFailed, ReferenceRun, run_reference, takes
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -98,16 +96,3 @@ def test_the_reference_gets_the_fixtures_that_it_takes() -> None:
     assert takes(lambda a, b: a, {"a": 1, "c": 2}) == {"a": 1}
     assert takes(lambda **k: k, {"a": 1}) == {"a": 1}
     assert takes(torch.add, {"a": 1}) == {}
-
-
-@pytest.mark.parametrize("looked_at", ["run.reference", "diagnosis.standalone.tensors", "diagnosis.literal"])
-def test_one_element_of_an_odd_stride_has_bytes(looked_at: str) -> None:
-    """It is contiguous to torch, and still not to be seen as bytes."""
-    one = torch.arange(10.0).as_strided((1,), (5,), 5)
-    assert one.is_contiguous()
-    if looked_at == "run.reference":
-        assert call(lambda x: x * 2, 0, {"x": one}).result.item() == 10
-    elif looked_at == "diagnosis.literal":
-        assert _bits(one).strip() == "40a00000"
-    else:
-        assert same_bits(one, torch.tensor([5.0]))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.errors import CanaryError
+from pytest_fusion.run.bits import as_bytes
 
 _SIZE = struct.Struct(">Q")
 _LENGTH = struct.Struct(">I")
@@ -66,12 +67,8 @@ def _exactly(fd: int, size: int, end: float | None) -> bytes:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements in order, as they are in memory.
-
-    What is contiguous may have any stride along a size of 1, and such a tensor cannot be seen as bytes.
-    """
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    """The elements in order, as they are in memory."""
+    return as_bytes(tensor.cpu()).numpy().tobytes()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

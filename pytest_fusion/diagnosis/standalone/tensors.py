@@ -105,7 +105,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal in every bit, NaN and the sign of zero too."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    left, right = (
-        t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for t in (a, b)
-    )
-    return torch.equal(left, right)
+    return torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(t: torch.Tensor) -> torch.Tensor:
+    whole = t.detach().resolve_conj().resolve_neg().contiguous()
+    # Along a size of 1 what is contiguous may have any stride, and view(torch.uint8) refuses such a tensor.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)

@@ -23,12 +23,16 @@ _MOST_IN_Y_AND_Z = 65535
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What never changes about a kernel between launches."""
+    """What never changes about a kernel between launches.
+
+    ``plain`` are the names that are neither constexpr nor annotated with a type: an integer there may be a constant.
+    """
 
     signature: inspect.Signature
     names: frozenset[str]
     constexprs: frozenset[str]
     types: dict[str, str]
+    plain: frozenset[str]
     source: str
 
 
@@ -111,9 +115,9 @@ class Launcher:
             n: v if n in known.constexprs else self._arguments.launched(n, v, known.types.get(n, ""), regions)
             for n, v in meta.items()
         }
-        specialised = known.names - known.constexprs - known.types.keys() - _unspecialised(kernel, known)
-        for name in specialised:
-            if type(meta[name]) is int and meta[name] == 1:
+        ones = {name for name in known.plain if type(meta[name]) is int and meta[name] == 1}
+        if ones:
+            for name in ones - _unspecialised(kernel, known):
                 arguments[name].to = _constant(name)
         function = self.rewrite(kernel.fn)
         reason = _sourceless(kernel.fn) if function is kernel.fn else ""
@@ -144,7 +148,8 @@ class Launcher:
             constexprs, types = annotation_names(function, self._normalize)
             code = function.__code__
             source = f"{code.co_filename}:{code.co_firstlineno}"
-            found = Signature(signature, frozenset(signature.parameters), constexprs, types, source)
+            names = frozenset(signature.parameters)
+            found = Signature(signature, names, constexprs, types, names - constexprs - types.keys(), source)
             self._signatures[function] = found
         return found
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from pytest_fusion.run.interpreter.hook import installed
+
+T = TypeVar("T")
 
 # What torch says without CUDA: a build for CPUs, no driver, no device that is visible.
 _SAID = (
@@ -36,6 +40,16 @@ def stand_in(error: BaseException) -> bool:
         return False
     _wanted.append(True)
     return True
+
+
+def with_stand_in(call: Callable[[], T]) -> T:
+    """What ``call`` returns; called once more where it names a device that is missing and the CPU now stands in."""
+    try:
+        return call()
+    except Exception as error:
+        if not (installed() and stand_in(error)):
+            raise
+    return call()
 
 
 def standing_in() -> bool:

@@ -151,13 +151,22 @@ class Noise:
             over = lanes.abs() > grid.largest
             # Some lanes keep the digits and let go of the range. Where the reference overflows on the way (float16
             # scores of attention), nothing else says how an honest kernel rounds that gets through in float32.
-            over &= (self._numbers(source) // 2) % 2 == 1
+            over &= self.other_half(source)[1:]
             lanes.copy_(torch.where(over, torch.copysign(torch.full_like(lanes, math.inf), lanes), lanes))
         return out
 
-    def _numbers(self, source: Tensor) -> Tensor:
-        """0..K-1, one for each lane, (K, 1, ...) beside ``source`` (L, *shape)."""
-        return torch.arange(self.lanes, device=source.device).reshape(-1, *(1,) * (source.dim() - 1))
+    def other_half(self, source: Tensor) -> Tensor:
+        """The half of the lanes that does as another honest kernel might, bool (1 + K, 1, ...) beside ``source``
+        (L, *shape). The oracle is never one.
+
+        Pairs of lanes take turns: every other lane flushes (``_subnormal``), and each half has lanes of both kinds.
+        """
+        numbers = self._numbers(source, first=-1)
+        return (numbers >= 0) & (numbers // 2 % 2 == 1)
+
+    def _numbers(self, source: Tensor, first: int = 0) -> Tensor:
+        """``first``..K-1 (-1 is the oracle), one for each lane, (K - first, 1, ...) beside ``source`` (L, *shape)."""
+        return torch.arange(first, self.lanes, device=source.device).reshape(-1, *(1,) * (source.dim() - 1))
 
     def _subnormal(self, source: Tensor, noise: Tensor, grid: Grid, drop: int) -> Tensor:
         """Lanes 1..K of values below the least normal.

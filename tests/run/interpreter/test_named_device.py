@@ -10,6 +10,11 @@ import triton
 import triton.language as tl
 
 from pytest_fusion import FusionSpec, tensor
+from pytest_fusion.bench import modelled
+from pytest_fusion.bench.entries import entries
+from pytest_fusion.run.bare import called
+from pytest_fusion.run.counting.model import Counts
+from pytest_fusion.run.interpreter import named_device
 from pytest_fusion.testing import examine
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")
@@ -90,3 +95,56 @@ def test_what_only_a_device_can_do_is_unknown(tmp_path: Path) -> None:
     assert found.verdict == "unknown"
     assert "asks for a CUDA device in test_named_device.py:needs" in found.message
     assert "--fusion-device cuda" in found.message
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_call_that_named_a_device_is_made_once_more(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """With the CPU in its place; where that fails too, it is told as it is."""
+    monkeypatch.setattr(named_device, "_wanted", [])
+    calls: list[bool] = []
+
+    def call() -> str:
+        calls.append(named_device.standing_in())
+        if len(calls) <= times:
+            raise RuntimeError(f"Found no NVIDIA driver, {len(calls)}")
+        return "made"
+
+    if times < 2:
+        assert named_device.with_stand_in(call) == "made"
+    else:
+        with pytest.raises(RuntimeError, match="driver, 2"):
+            named_device.with_stand_in(call)
+    assert calls == [False, True][: times + 1]
+
+
+@pytest.mark.parametrize(
+    ("message", "interpreted"), [("no such shape", True), ("Found no NVIDIA driver", False)], ids=["other", "compiled"]
+)
+def test_a_call_that_fails_otherwise_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch, message: str, interpreted: bool
+) -> None:
+    """Nor where kernels are compiled: nothing stands in for their device."""
+    monkeypatch.setattr(named_device, "_wanted", [])
+    monkeypatch.setattr(named_device, "installed", lambda: interpreted)
+    calls: list[None] = []
+
+    def call() -> None:
+        calls.append(None)
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match=message):
+        named_device.with_stand_in(call)
+    assert (len(calls), named_device.standing_in()) == (1, False)
+
+
+def test_a_kernel_that_names_a_device_is_measured_and_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By calls that nobody watches too: one compiled by torch, one whose launches are counted."""
+    monkeypatch.setattr(named_device, "_wanted", [])
+    result, error = called(named, {"x": torch.arange(5.0)}, {})
+    assert (error, result.tolist()) == (None, [0, 2, 4, 6, 8])
+
+    monkeypatch.setattr(named_device, "_wanted", [])
+    one = spec(named_alone, bench=[{"rows": 4, "n": 16, "dtype": torch.float32}])
+    counts = modelled.measure(one, entries(one)[0], {}).counts
+    assert isinstance(counts, Counts)
+    assert dict(counts.names)["_scaled"] == 1

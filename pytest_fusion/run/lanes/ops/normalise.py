@@ -32,8 +32,7 @@ def _calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
     coarse = x.abs() * op.unit > 1
     if not bool(coarse.any()):
         return noisy
-    numbers = torch.arange(-1, op.noise.lanes, device=x.device).reshape(-1, *(1,) * (x.dim() - 1))
-    return torch.where(coarse & (numbers >= 0) & (numbers // 2 % 2 == 1), x, noisy)
+    return torch.where(coarse & op.noise.other_half(x), x, noisy)
 
 
 @computed("_softmax", "_safe_softmax", "softmax")

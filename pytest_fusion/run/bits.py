@@ -1,0 +1,15 @@
+"""A tensor as its bytes, for comparing, keeping and sending results bit for bit."""
+
+from __future__ import annotations
+
+import torch
+
+
+def as_bytes(t: torch.Tensor) -> torch.Tensor:
+    """The elements in logical order, uint8 of shape ``(numel * itemsize,)``, on the device of ``t``.
+
+    Takes any dtype, layout and size. A view where ``t`` is contiguous, so it is for reading; a copy elsewhere.
+    """
+    whole = t.detach().resolve_conj().resolve_neg().contiguous()
+    # Along a size of 1 what is contiguous may have any stride, and view(torch.uint8) refuses such a tensor.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)

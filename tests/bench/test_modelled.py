@@ -1,0 +1,48 @@
+"""What a reference moves, told without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pytest_fusion import FusionSpec, tensor
+from pytest_fusion.bench.modelled import of_reference, traffic_of_reference
+from pytest_fusion.run.counting.model import Counts, Uncounted
+from pytest_fusion.run.traffic import Traffic
+
+LOGICAL = {"x": torch.zeros(8)}
+
+
+def spec(reference: Callable[..., Any]) -> FusionSpec:
+    return FusionSpec(name="f", fused=torch.relu, reference=reference, inputs={"x": tensor("n")})
+
+
+def test_traffic_is_that_of_one_call_whether_or_not_launches_are_counted() -> None:
+    """Two operations that read and write 8 float32 each; a table that the first call makes is no part of it."""
+    tables: list[torch.Tensor] = []
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        if not tables:
+            tables.append(torch.arange(1000, device=x.device))
+        return x.exp().sin()
+
+    expected = Traffic(128, 2, 0, 8)
+    assert traffic_of_reference(spec(reference), LOGICAL, {}) == expected
+    tables.clear()
+    counts, traffic = of_reference(spec(reference), LOGICAL, {})
+    assert isinstance(counts, Counts)
+    assert traffic == expected
+
+
+def test_a_reference_that_needs_values_has_no_traffic() -> None:
+    """It is told, and nothing is made of it."""
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+    assert traffic_of_reference(spec(reference), LOGICAL, {}) is None
+    counts, traffic = of_reference(spec(reference), LOGICAL, {})
+    assert isinstance(counts, Uncounted)
+    assert traffic is None

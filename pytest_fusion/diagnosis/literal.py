@@ -119,7 +119,7 @@ def tensor_text(
 def _bits(values: torch.Tensor) -> str:
     """The elements in hexadecimal, a row of the last axis on lines of its own."""
     size = values.element_size()
-    data = as_bytes(values).reshape(-1, size).flip(1).numpy().tobytes().hex()
+    data = as_bytes(values.cpu()).reshape(-1, size).flip(1).numpy().tobytes().hex()
     words = [data[i : i + 2 * size] for i in range(0, len(data), 2 * size)]
     width = values.shape[-1] if values.dim() else 1
     rows = [" ".join(words[i : i + width]) for i in range(0, len(words), width)]

@@ -29,11 +29,13 @@ from pytest_fusion.verdict.calls import (
 )
 from pytest_fusion.verdict.further import CHECKS
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
-from pytest_fusion.verdict.model import Verdict, passed
+from pytest_fusion.verdict.model import Verdict, passed, unknown
 from pytest_fusion.verdict.trial import Trial
 
 # Enough that some seed asks plainly: two in seven do.
 _TURNS = 64
+# Cases with fresh values that repeat a statistical failure, of so many at most: one may find no memory, say.
+_REPEATS, _FRESH = 2, 4
 
 __all__ = ["Bench", "CaseResult", "dry_run", "judge_case"]
 
@@ -41,23 +43,30 @@ __all__ = ["Bench", "CaseResult", "dry_run", "judge_case"]
 def judge_case(bench: Bench, case: Case, *, again: bool = False) -> CaseResult:
     """Judge one case; ``again`` also calls the kernel with changed values at the same addresses.
 
-    A purely statistical failure of ``values`` counts only when two cases with fresh values repeat it.
+    A purely statistical failure of ``values`` counts only when two cases with fresh values repeat it, and is `unknown`
+    where such cases cannot be judged.
     """
     result = _judge(bench, case, again=again)
     result = _unless_tuning(bench, result)
     found = result.failure
     if found is None or not found.statistical:
         return result
-    for attempt in (1, 2):
-        fresh = _fresh(case, found, attempt)
-        second = _judge(bench, fresh, again=False)
+    repeated = 0
+    for attempt in range(1, _FRESH + 1):
+        second = _judge(bench, _fresh(case, found, attempt), again=False)
         if second.failure is not None and not second.failure.statistical:
             return second
-        if second.failure is None:
+        if second.failure is None and second.rejected is None:
             bench.unrepeated += 1
-            result.verdicts = [v for v in result.verdicts if v is not found]
-            result.verdicts.append(passed(found.check, unrepeated=found.reason))
+            return _with(result, found, passed(found.check, unrepeated=found.reason))
+        repeated += second.failure is not None
+        if repeated == _REPEATS:
             return result
+    return _with(result, found, unknown(found.check, f"{found.reason}; cases with fresh values could not be judged"))
+
+
+def _with(result: CaseResult, found: Verdict, instead: Verdict) -> CaseResult:
+    result.verdicts = [*(verdict for verdict in result.verdicts if verdict is not found), instead]
     return result
 
 

@@ -126,7 +126,10 @@ def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: py
     answers: list[Any] = []
 
     def scripted(bench: Any, case: Case, *, again: bool) -> Any:
-        return judge.CaseResult(case, [answers.pop(0)] if answers else [])
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, str):
+            return judge.CaseResult(case, rejected=answer)
+        return judge.CaseResult(case, [answer] if answer is not None else [])
 
     monkeypatch.setattr(judge, "_judge", scripted)
     suspicion = failed("values", "rms", statistical=True)
@@ -135,6 +138,12 @@ def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: py
     assert judge_case(bench, case).failure is suspicion
     answers[:] = [suspicion, suspicion]
     assert judge_case(bench, case).failure is None
+    assert bench.unrepeated == 1
+    answers[:] = [suspicion, "out-of-memory", suspicion, suspicion]
+    assert judge_case(bench, case).failure is suspicion
+    answers[:] = [suspicion, suspicion, *["out-of-memory"] * 3]
+    found = judge_case(bench, case)
+    assert [verdict.status for verdict in found.verdicts] == ["unknown"]
     assert bench.unrepeated == 1
     answers[:] = [suspicion, hard]
     found = judge_case(bench, case)

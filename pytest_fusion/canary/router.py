@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.canary import background
-from pytest_fusion.canary.call import devices_of, poisoned, versions_of
-from pytest_fusion.canary.call import recorded as _recorded
+from pytest_fusion.canary.call import devices_of, poisoned, recorded, versions_of
 from pytest_fusion.canary.captures import beside_captures
 from pytest_fusion.canary.compare import form, structure
 from pytest_fusion.canary.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
@@ -292,7 +291,7 @@ class Canary:
         slot = self._ledger.traffic.slot("shadow", args, kwargs)
         if not self._lots.sampled(ticket, self.policy.shadow):
             return self._incumbent(*args, **kwargs)
-        if _recorded():
+        if recorded():
             self._ledger.count("skipped: recorded into a graph")
             return self._incumbent(*args, **kwargs)
         if not self._measures.budget.open:
@@ -308,7 +307,7 @@ class Canary:
         only = _ONLY.get()
         if only is not None:
             return self._arm(only)(*args, **kwargs)
-        if _recorded():
+        if recorded():
             return self._recorded(args, kwargs, ticket)
         slot = self._ledger.traffic.slot(self._mode.state, args, kwargs)
         if not self._lots.serves(self._mode, current(), ticket):
@@ -382,8 +381,7 @@ class Canary:
                 else:
                     other = self._incumbent(*copies.args, **copies.kwargs)
         except CandidateHungError:
-            reason = f"ran for more than {self.policy.timeout_s:g} s in shadow"
-            self._observe(Observation("hang", bucket, reason, call=call))
+            self._observe(Observation("hang", bucket, f"ran for over {self.policy.timeout_s:g} s in shadow", call=call))
             return _NOTHING
         except torch.OutOfMemoryError:
             self._paused_until = self._clock() + _PAUSE_S

@@ -16,6 +16,11 @@ ENOUGH = 5
 # which a rule without a variance between machines raised 18 % false alarms in simulation.
 SAME_UNIT = 0.005
 OTHER_UNIT = 0.02
+# What the reference itself takes, unchanged, tells how far this session is from the stored one: more than a clock that
+# wanders, and a ratio no longer cancels all of it. On an H200 that other processes used too, a reference of 5 us became
+# slower by 28 % and the ratio by 8 %, with nothing changed.
+WANDERS = 0.02
+UNCANCELLED = 1 / 3
 # The spread of few sessions may be small by accident: what is used is its upper bound at 80 %.
 _UNSURE = 0.2
 
@@ -53,6 +58,14 @@ def level(stored: Latency, unit: str, aa: float = 0.0) -> Level:
     mean = math.fsum(ratios) / len(ratios)
     error = math.sqrt(between**2 * (1 + 1 / len(ratios)) + stored.error**2 / len(ratios))
     return Level(mean, error, between, len(ratios), seen)
+
+
+def shifted(known: Level, stored: Latency, now: Latency) -> Level:
+    """The level for a session in which the reference takes another time than in the stored one."""
+    if stored.reference_s <= 0 or now.reference_s <= 0:
+        return known
+    shift = abs(math.log(now.reference_s / stored.reference_s)) - WANDERS
+    return replace(known, error=math.hypot(known.error, UNCANCELLED * shift)) if shift > 0 else known
 
 
 def spread(ratios: Sequence[float]) -> float:

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.judging.machines import CLOUD, H200, ROUGH, Machine, Session
 from benchmarks.judging.rates import incumbent, rates, stored
 from pytest_fusion.baseline.bootstrap import FEWEST, Estimate, block_ratios, estimate, settled
-from pytest_fusion.baseline.history import OTHER_UNIT, SAME_UNIT, level
-from pytest_fusion.baseline.judge import Noise, Question, against_incumbent, judge, noise, suite
+from pytest_fusion.baseline.history import OTHER_UNIT, SAME_UNIT, level, shifted
+from pytest_fusion.baseline.judge import Noise, Question, against_incumbent, against_stored, judge, noise, suite
 from pytest_fusion.baseline.model import Session as Stored
 from pytest_fusion.baseline.tails import chi_square_limit, holm, student_limit, student_tail
 from tests.baseline.made import latency
@@ -185,6 +185,22 @@ def test_the_spread_between_sessions_is_never_under_that_of_the_machine() -> Non
     history = tuple(Stored(-0.7, "u1") for _ in range(9))
 
     assert level(latency(history=history), "u1", aa=0.002).between == 0.002
+
+
+def test_a_reference_that_takes_another_time_makes_the_stored_ratio_worth_less() -> None:
+    """8 % is a regression while the reference takes what it took, and no evidence where that became 28 % slower."""
+    stored = latency()
+
+    def verdict(slower: float, reference: float) -> str:
+        now = latency(stored.ratio + math.log1p(slower), reference_s=stored.reference_s * reference)
+        found = Estimate(now.ratio, now.ratio - 0.001, now.ratio + 0.001, now.error, now.blocks)
+        asked = against_stored("case", found, shifted(level(stored, "u1"), stored, now), QUIET)
+        return judge([asked], family=30)[0].verdict
+
+    assert [verdict(0.08, shift) for shift in (1.0, 1.015, 0.985)] == ["regressed"] * 3
+    assert [verdict(0.08, shift) for shift in (1.28, 0.78)] == ["inconclusive"] * 2
+    assert verdict(0.5, 1.28) == "regressed"
+    assert shifted(level(stored, "u1"), stored, latency(reference_s=0.0)) == level(stored, "u1")
 
 
 def test_many_small_slowdowns_are_seen_together() -> None:

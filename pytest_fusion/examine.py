@@ -37,6 +37,7 @@ from pytest_fusion.request import Request
 from pytest_fusion.run import preload
 from pytest_fusion.run.isolate import Channel, ChildError, Crash, can_fork, run_isolated
 from pytest_fusion.run.timing.alone import beside
+from pytest_fusion.second_opinion import with_second_opinion
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.model import CHECKS, Verdict
 from pytest_fusion.whole import replace_whole
@@ -157,7 +158,7 @@ def _isolated(job: Job) -> Tally:
     if isinstance(outcome, Crash) and outcome.kind == "timeout" and not crash.hangs(job, outcome):
         slow = f"a case took more than {seconds:g} s but ended when it was given more time"
         outcome = job.in_child(_PATIENCE * seconds)
-    tally = outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome)
+    tally = with_second_opinion(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome))
     preload.learn(tally.imported)
     tally.notes += [slow] if slow else []
     return tally

@@ -75,6 +75,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         rules = ()
     for rule in rules:
         lab.begin_rule()
+        known = len(lab.ruled_out)
         try:
             found = rule(lab)
         except Exception as error:  # noqa: BLE001 - a failure that was found must not be lost to its explanation
@@ -82,6 +83,8 @@ def diagnose(lab: Lab) -> Diagnosis:
             continue
         if found is not None:
             return Diagnosis(found.cause, found.evidence, lab.ruled_out, lab.runs)
+        if lab.spent:
+            del lab.ruled_out[known:]  # a rule whose experiments were refused has ruled out nothing
     stopped = [f"the experiments stopped at their limit, after {lab.runs} runs"] if lab.spent else []
     return Diagnosis(direct or UNEXPLAINED, [*_said(lab, direct), *stopped], lab.ruled_out, lab.runs)
 

@@ -537,6 +537,7 @@ def test_without_a_budget_nothing_is_named(lab_of: Any) -> None:
     found = diagnose(lab_of(drops_tail, double, ROWS, PLAIN, blocks=(16,), max_runs=1))
     assert found.cause == "unexplained"
     assert found.evidence == ["the experiments stopped at their limit, after 1 runs"]
+    assert found.ruled_out == []
 
 
 def test_a_failure_that_does_not_come_back_is_not_explained(lab_of: Any) -> None:

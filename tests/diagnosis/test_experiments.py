@@ -15,9 +15,9 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.judge import Bench, judge_case
 
 
-@pytest.mark.parametrize(("compiling", "runs"), [(True, 3), (False, 1)])
+@pytest.mark.parametrize(("compiling", "runs"), [(True, 2), (False, 1)])
 def test_compiling_variants_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch, compiling: bool, runs: int) -> None:
-    """At 10 s a compilation, 8 s of experiments and 20 s of compiling are three runs; 10 s of running are one."""
+    """At 10 s a compilation, 8 s of experiments and 8 s of compiling are two runs; 10 s of running are one."""
     now = [0.0]
 
     def takes_long(*_: object) -> None:

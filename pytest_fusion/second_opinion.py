@@ -1,0 +1,89 @@
+"""A GPU's failure that no experiment explained there, looked at once more where every access is seen: the CPU lane."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pytest_fusion.campaign import Failure, Tally
+from pytest_fusion.case import large
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.model import Diagnosis
+from pytest_fusion.errors import first_line
+from pytest_fusion.job import Job
+from pytest_fusion.run.interpreter.adopt import adopt, possible
+from pytest_fusion.run.isolate import Channel, run_isolated
+
+# An experiment of the CPU lane takes 5 to 30 ms; one that takes so long is given up.
+_SECONDS = 15.0
+_OPEN = (UNEXPLAINED, "device-fault", "crash")
+# On a GPU guard zones tell that something was written there, and nobody the line that did it.
+_WITHOUT_A_LINE = ("bounds",)
+# What the lane may find in place of a wrong value or of an illegal access. That it cannot run a kernel says nothing.
+_TELLING = ("values", "gradients", "bounds", "unwritten", "repeat", "inputs", "invariance")
+
+
+def with_second_opinion(job: Job, tally: Tally) -> Tally:
+    """The tally, its failure diagnosed in the CPU lane where the GPU left the cause open and the kernel allows it.
+
+    A child of its own interprets the kernels (``run.interpreter.adopt``) on the same case; an empty compile cache,
+    which uses up the time for experiments on a GPU, costs nothing there.
+    """
+    failure = tally.failure
+    if failure is None or not _asks(job, failure):
+        return tally
+    diagnosis = failure.diagnosis or Diagnosis(likely_cause(failure.verdict) or UNEXPLAINED)
+    found = _in_cpu_lane(job, failure)
+    if found is not None:
+        tally.failure = replace(failure, diagnosis=_both(diagnosis, failure, found))
+    return tally
+
+
+def _asks(job: Job, failure: Failure) -> bool:
+    request, case = job.request, failure.case
+    cause = failure.diagnosis.cause if failure.diagnosis else likely_cause(failure.verdict) or UNEXPLAINED
+    return (
+        request.device != "cpu"
+        and request.given is None
+        and case is not None
+        and not job.spec.requires
+        and (cause in _OPEN or failure.verdict.check in _WITHOUT_A_LINE)
+        and failure.verdict.check in (*_TELLING, "crash")
+        and possible()
+        and not large.goes_far(job.spec, case)
+    )
+
+
+def _in_cpu_lane(job: Job, failure: Failure) -> Tally | None:
+    """What the case comes to there; ``None`` where it could not be asked."""
+    assert failure.case is not None
+    alone = job.alone(failure.case)
+    there = replace(alone, request=replace(alone.request, device="cpu"))
+
+    def work(channel: Channel) -> Tally:
+        adopt()
+        return there.here(channel.note)
+
+    try:
+        found: Any = run_isolated(work, time_limit_s=_SECONDS, forward=False)
+    except OSError:
+        return None
+    return found if isinstance(found, Tally) else None
+
+
+def _both(here: Diagnosis, failure: Failure, found: Tally) -> Diagnosis:
+    """One diagnosis of what was learnt on the GPU and in the CPU lane."""
+    there = found.failure
+    if there is None:
+        if not found.judged:
+            return here
+        said = "in the CPU lane: interpreted, the same case is right; what only a GPU has is left (order, arithmetic)"
+        return replace(here, ruled_out=[*here.ruled_out, said])
+    verdict = there.verdict
+    second = there.diagnosis or Diagnosis(likely_cause(verdict) or UNEXPLAINED)
+    if verdict.check not in _TELLING or second.cause == UNEXPLAINED:
+        return here
+    alike = "fails alike" if verdict.check == failure.verdict.check else f"fails {verdict.check}"
+    said = f"in the CPU lane, interpreted, the same case {alike}: {first_line(verdict.reason)}"
+    return Diagnosis(second.cause, [said, *second.evidence], [], here.runs + second.runs)

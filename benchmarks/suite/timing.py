@@ -18,9 +18,8 @@ from pytest_fusion.run.timing.replay import Replayed, replayed
 from pytest_fusion.run.timing.rotation import COLD, rotated
 from pytest_fusion.run.tree import leaves
 
-# A sample lasts so long, and the device spins for some 20 us before, so that the host is ahead when it begins.
+# A sample lasts so long, after an untimed run of the same calls.
 SAMPLE_S = 2e-3
-_AHEAD_CYCLES = 40_000
 # Three calls of an operator of torch's take the host less than a millisecond, at 1.98 GHz some 2 ms are spun away.
 _ONCE_CALLS, _ONCE_CYCLES = 3, 4_000_000
 MOST_CALLS = 300
@@ -98,27 +97,11 @@ def interleaved(
 
 
 @dataclass(slots=True)
-class Ahead:
-    """A batch of calls whose sample begins while the host is ahead of the device."""
-
-    batch: Replayed
-
-    @property
-    def timer(self) -> str:
-        return self.batch.timer
-
-    def seconds(self) -> float:
-        if self.batch.timer == "graph":
-            torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
-        return self.batch.seconds()
-
-
-@dataclass(slots=True)
 class Restored:
     """A batch of calls that write into their inputs, which are put back before each sample, and no part of it: what
     cannot be captured is timed by the host's clock."""
 
-    batch: Ahead
+    batch: Replayed
     sets: Sequence[Mapping[str, Any]]
     originals: Sequence[Mapping[str, Any]]
 
@@ -159,7 +142,7 @@ class Rotation:
         count = calls_of(once_s, len(self.sets))
         sets = self._copies() if mutates else self.sets
         run = call if self.small else _dropping(call)
-        made = Ahead(replayed(run, [sets[i % len(sets)] for i in range(count)], self.device))
+        made = replayed(run, [sets[i % len(sets)] for i in range(count)], self.device)
         return Restored(made, sets, self.sets) if mutates else made
 
     def _copies(self) -> list[dict[str, Any]]:
@@ -211,12 +194,12 @@ class Ceilings:
     def on(cls, device: torch.device) -> Ceilings:
         source = torch.randint(1 << 30, (_COPIED // 4,), dtype=torch.int32, device=device)
         moved = [{"source": source, "target": torch.empty_like(source)}] * _COPIES
-        copies = [Ahead(replayed(way, moved, device)) for way in COPIES]
+        copies = [replayed(way, moved, device) for way in COPIES]
         copy = min(copies, key=lambda each: min(each.seconds() for _ in range(_TRIED)))
         x, weight = (torch.randn(_SIDE, _SIDE, dtype=torch.bfloat16, device=device) for _ in range(2))
         out = torch.empty_like(x)
         matmul = replayed(torch.mm, [{"input": x, "mat2": weight, "out": out}] * _PRODUCTS, device)
-        return cls(copy, Ahead(matmul))
+        return cls(copy, matmul)
 
     @staticmethod
     def copied(seconds: float) -> float:

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The interpreter's tests against every supported Triton: run_matrix.sh [FOLDER], where releases are kept (default:
-# a temporary one, made anew each time). Needs only pip; the environment's own packages stay as they are.
+# a temporary one, made anew each time). VERSIONS="3.6.0" runs these alone. Needs only pip; the environment's own packages
+# stay as they are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=${1:-$(mktemp -d)}
 python=${PYTHON:-python}
 status=0
-for version in 3.6.0 3.7.1 3.9.0; do
+for version in ${VERSIONS:-3.6.0 3.7.1 3.9.0}; do
   site="$folder/triton-$version"
   if [ ! -d "$site/triton" ]; then
     "$python" -m pip install --quiet --no-deps --target "$site" "triton==$version"

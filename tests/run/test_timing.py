@@ -11,7 +11,7 @@ import torch
 
 from pytest_fusion.run.timing import pairs
 from pytest_fusion.run.timing.pairs import FEWEST_BLOCKS, MOST_BLOCKS, PAIRS, paired, warmed
-from pytest_fusion.run.timing.rotation import FEWEST, MOST, copies_needed, rotated
+from pytest_fusion.run.timing.rotation import FEWEST, MOST, copies_needed, rotated, twin
 
 
 class Clock:
@@ -119,6 +119,7 @@ def test_each_call_has_inputs_of_its_own_while_there_is_room() -> None:
     assert cold
     assert len({s["x"].data_ptr() for s in sets} | {x.data_ptr()}) == 5
     assert all(torch.equal(s["x"], x) and s["eps"] == 1e-6 for s in sets)
+    assert {(s["x"].untyped_storage().nbytes(), s["x"].storage_offset()) for s in sets} == {(32, 0)}
     sets, cold = rotated({"x": x}, 4, room=2 * 32)
     assert (len(sets), len({s["x"].data_ptr() for s in sets}), cold) == (4, 2, False)
 
@@ -132,3 +133,7 @@ def test_copies_keep_their_layout() -> None:
     assert all(torch.equal(made[name], t) for name, t in given.items())
     assert (made["gaps"].stride(), made["turned"].stride()) == ((6, 2), (1, 6))
     assert made["windows"].stride() == (4, 1)
+    made["gaps"].fill_(-1.0)
+    assert all(torch.equal(made[name], t) for name, t in given.items() if name != "gaps")
+    assert torch.equal(twin(x[:, ::2]), x[:, ::2])
+    assert [twin(t).dtype for t in (x.bool(), x.to(torch.complex64), x[:0])] == [torch.bool, torch.complex64, x.dtype]

@@ -39,7 +39,8 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
 
     reducer = Reducer(tl, interpreter.TensorHandle)
     for language in (tl, core):
-        language.to_tensor = _made_of(language.to_tensor)
+        if hasattr(language, "to_tensor"):  # triton 3.6.0 has it in `core` alone
+            language.to_tensor = _made_of(language.to_tensor)
         language.reduce = reducer.reduce
         language.associative_scan = reducer.scan
         language.map_elementwise = reducer.map

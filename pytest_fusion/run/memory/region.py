@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES, Backing
 from pytest_fusion.run.memory.damage import Change, Damage, Zone
 from pytest_fusion.run.memory.fill import pattern, word
+from pytest_fusion.run.slices import storage_of
 
 # Comparing makes a bool per word: 64 Mi of them at a time keep a 4 GB storage from needing 2 GB more.
 _CHUNK_WORDS = 64 * 1024 * 1024
@@ -107,10 +107,7 @@ class Region:
         made = torch.empty(0, dtype=self.dtype, device=self._words.device)
         if self.storage_elements == 0:
             return made.set_(made.untyped_storage(), 0, shape, strides)
-        start = self.guard_bytes
-        body = self._backing.memory[start : start + self.storage_elements * self.dtype.itemsize]
-        # DLPack makes a storage of exactly the slice, on every device, which keeps the whole backing alive.
-        storage = from_dlpack(torch._C._to_dlpack(body)).untyped_storage()
+        storage = storage_of(self._backing.memory, self.guard_bytes, self.storage_elements * self.dtype.itemsize)
         with torch.no_grad():
             return made.set_(storage, offset, shape, strides)
 

@@ -29,7 +29,7 @@ def _cast(out, count, BLOCK: tl.constexpr):
 
 def _drawn(out, count, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.store(out + at, (tl.rand(count, at) < 2).to(tl.float32), mask=at < tl.to_tensor(count).to(tl.int64))
+    tl.store(out + at, (tl.rand(count, at) < 2).to(tl.float32), mask=at < tl.core.to_tensor(count).to(tl.int64))
 
 
 def _typed(out, count: tl.int64, BLOCK: tl.constexpr):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case import large
@@ -13,7 +12,7 @@ from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.errors import first_line
 from pytest_fusion.job import Job
 from pytest_fusion.run.interpreter.adopt import adopt, possible
-from pytest_fusion.run.isolate import Channel, run_isolated
+from pytest_fusion.run.isolate import Channel, Crash, run_isolated
 
 # An experiment of the CPU lane takes 5 to 30 ms; one that takes so long is given up.
 _SECONDS = 15.0
@@ -35,8 +34,12 @@ def with_second_opinion(job: Job, tally: Tally) -> Tally:
         return tally
     diagnosis = failure.diagnosis or Diagnosis(likely_cause(failure.verdict) or UNEXPLAINED)
     found = _in_cpu_lane(job, failure)
-    if found is not None:
-        tally.failure = replace(failure, diagnosis=_both(diagnosis, failure, found))
+    if isinstance(found, Tally):
+        diagnosis = _both(diagnosis, failure, found)
+    else:
+        said = f"anything that the CPU lane could tell: it could not be asked ({found})"
+        diagnosis = replace(diagnosis, ruled_out=[*diagnosis.ruled_out, said])
+    tally.failure = replace(failure, diagnosis=diagnosis)
     return tally
 
 
@@ -55,8 +58,8 @@ def _asks(job: Job, failure: Failure) -> bool:
     )
 
 
-def _in_cpu_lane(job: Job, failure: Failure) -> Tally | None:
-    """What the case comes to there; ``None`` where it could not be asked."""
+def _in_cpu_lane(job: Job, failure: Failure) -> Tally | str:
+    """What the case comes to there, or why it could not be asked."""
     assert failure.case is not None
     alone = job.alone(failure.case)
     there = replace(alone, request=replace(alone.request, device="cpu"))
@@ -66,10 +69,13 @@ def _in_cpu_lane(job: Job, failure: Failure) -> Tally | None:
         return there.here(channel.note)
 
     try:
-        found: Any = run_isolated(work, time_limit_s=_SECONDS, forward=False)
-    except OSError:
-        return None
-    return found if isinstance(found, Tally) else None
+        found = run_isolated(work, time_limit_s=_SECONDS, forward=False)
+    except OSError as error:
+        return first_line(error)
+    if isinstance(found, Tally):
+        return found
+    said = f"{found.kind}: {found.detail}" if isinstance(found, Crash) else f"{found.type_name}: {found.message}"
+    return said.splitlines()[0]
 
 
 def _both(here: Diagnosis, failure: Failure, found: Tally) -> Diagnosis:

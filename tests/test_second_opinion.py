@@ -67,7 +67,7 @@ from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.job import Job
 from pytest_fusion.request import Request
-from pytest_fusion.second_opinion import with_second_opinion
+from pytest_fusion import second_opinion
 from pytest_fusion.verdict.model import failed
 
 
@@ -78,11 +78,15 @@ search.adopt(outer, outer)
 CASE = Case({"n": 50}, "float32", {"x": TensorCase("float32")}, seed=5)
 
 
-def told(fused, check="values", cause="unexplained", device="cuda:0"):
+def told(fused, check="values", cause="unexplained", device="cuda:0", broken=False):
+    adopted = second_opinion.adopt
+    if broken:
+        second_opinion.adopt = lambda: {}["a name of Triton's"]
     job = Job(kernels.spec(fused), Request("t", device=device), outer, {})
     said = Diagnosis(cause, [], ["layout: wrong on contiguous copies too"], 9)
     tally = Tally(failure=Failure(failed(check, "wrong"), CASE, diagnosis=said))
-    found = with_second_opinion(job, tally).failure
+    found = second_opinion.with_second_opinion(job, tally).failure
+    second_opinion.adopt = adopted
     return [found.verdict.check, found.diagnosis.as_json()]
 
 
@@ -93,6 +97,7 @@ print(json.dumps({
     "explained": told(functools.partial(kernels.double, last=1), cause="tail-mask"),
     "structure": told(functools.partial(kernels.double, last=1), check="structure"),
     "cpu": told(functools.partial(kernels.double, last=1), device="cpu"),
+    "without the lane": told(functools.partial(kernels.double, last=1), broken=True),
     "still compiled": type(kernels.double_kernel.fn).__name__,
 }))
 """
@@ -139,6 +144,13 @@ def test_what_cannot_be_asked_stays_as_it_was(found: dict[str, Any], name: str) 
         "ruled_out": ["layout: wrong on contiguous copies too"],
         "runs": 9,
     }
+
+
+def test_a_lane_that_cannot_be_had_is_told(found: dict[str, Any]) -> None:
+    """The message says that nobody looked there, and why."""
+    _, diagnosis = found["without the lane"]
+    assert diagnosis["cause"] == "unexplained"
+    assert diagnosis["ruled_out"][1].endswith("""it could not be asked (KeyError: "a name of Triton's")""")
 
 
 def test_an_explained_failure_is_not_asked_again(found: dict[str, Any]) -> None:

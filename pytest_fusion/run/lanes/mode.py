@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,8 +35,18 @@ OVERWRITES = frozenset({"copy", "fill", "zero"})
 # Operations on complex numbers that change no digit but by their result's dtype.
 MOVES = frozenset({"_to_copy", "copy", "clone", "complex", "fill", "zero"})
 PRODUCTS = frozenset({"mm", "bmm"})
+WITH_BIAS = frozenset({"addmm", "baddbmm"})
+# What leaves float8 numbers float8 numbers, but for a factor.
+SCALINGS = frozenset({"mul", "div", "clone", "neg"})
 CASTS = frozenset({"_to_copy", "to", "copy"})
 _UNSURE = 2.0**-21
+_HOPPER = (9, 0)
+
+
+@functools.cache
+def adds_coarsely(device: torch.device) -> bool:
+    """Whether the device's tensor cores add products of float8 in fewer bits than float32 has."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == _HOPPER
 
 
 class LaneMode(DispatchMode):
@@ -104,6 +115,7 @@ class LaneMode(DispatchMode):
             return
         if plan.name in CASTS and args[0].dtype in NARROW and results and results[0].dtype in (torch.float32, D):
             self.store.mark_widened(results[0], args[0].dtype)
+        self._note_eighths(plan, args, results)
         if not results or not self._matters(plan, args, kwargs, results):
             return
         every = self._evaluate(func, plan, args, kwargs, out)
@@ -113,6 +125,14 @@ class LaneMode(DispatchMode):
             if isinstance(native, Tensor) and lanes is not None:
                 lanes = split(lanes)
                 self.store.put(parts(native), lanes)
+
+    def _note_eighths(self, plan: Plan, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
+        """Float8 numbers in another dtype, on the devices whose tensor cores add them in few bits."""
+        if len(results) != 1 or not adds_coarsely(results[0].device) or plan.name not in CASTS | SCALINGS:
+            return
+        given = [t for t in args if isinstance(t, Tensor)]
+        if any(map(self.store.of_eighth, given if plan.name in SCALINGS else given[:1])):
+            self.store.mark_eighth(results[0])
 
     def _matters(self, plan: Plan, args: Any, kwargs: Any, results: Sequence[Tensor]) -> bool:
         """False where the native result is exact: values moved or compared that nothing has rounded."""
@@ -173,6 +193,8 @@ class LaneMode(DispatchMode):
         op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms, held)
         read = [seen[id(t)] for t in operands]
         op.spreads = {id(lanes.rounded): lanes.spread[0] for lanes in read if lanes.spread is not None}
+        if plan.name in PRODUCTS | WITH_BIAS and adds_coarsely(out.device):
+            op.eighths = all(map(self.store.of_eighth, operands[-2:]))
         if plan.name in PRODUCTS:
             lows = ((seen[id(t)].rounded, t.dtype if t.dtype in NARROW else self.store.widened(t)) for t in operands)
             op.low = {id(value): dtype for value, dtype in lows if dtype is not None}

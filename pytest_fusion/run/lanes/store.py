@@ -10,6 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_fusion.run.lanes.rounding import D
 
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+
 
 @dataclass(slots=True)
 class Entry:
@@ -62,6 +64,7 @@ class Store:
         self._entries: dict[int, Entry] = {}
         self._unwritten: dict[int, StorageWeakRef] = {}
         self._widened: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
+        self._eighths: dict[int, StorageWeakRef] = {}
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
@@ -158,6 +161,7 @@ class Store:
     def mark_written(self, tensor: Tensor) -> None:
         self._unwritten.pop(self._key(tensor), None)
         self._widened.pop(self._key(tensor), None)
+        self._eighths.pop(self._key(tensor), None)
 
     def unwritten(self, tensor: Tensor) -> bool:
         """True for memory that no operation is known to have written: a foreign kernel must have."""
@@ -172,9 +176,17 @@ class Store:
         found = self._widened.get(self._key(tensor))
         return found[1] if found is not None else None
 
+    def mark_eighth(self, tensor: Tensor) -> None:
+        """Notes that its values are float8 numbers, or such times factors that a kernel may apply to the sum."""
+        self._eighths[self._key(tensor)] = _weak(tensor)
+
+    def of_eighth(self, tensor: Tensor) -> bool:
+        """Whether a kernel may give this factor of a product to the tensor cores as float8."""
+        return tensor.dtype in FLOAT8 or self._key(tensor) in self._eighths
+
     def _sweep(self) -> None:
         # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
-        for table in (self._entries, self._unwritten, self._widened):
+        for table in (self._entries, self._unwritten, self._widened, self._eighths):
             for key in [key for key, held in table.items() if _owner(held).expired()]:  # type: ignore[no-untyped-call]
                 del table[key]
 

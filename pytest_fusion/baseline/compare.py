@@ -10,7 +10,7 @@ from pytest_fusion.baseline.bootstrap import Estimate
 from pytest_fusion.baseline.codec import Baseline
 from pytest_fusion.baseline.facts import Change, compare_facts, compare_names, group
 from pytest_fusion.baseline.golden import GoldenChange, GoldenStatus, compare_golden
-from pytest_fusion.baseline.history import level, shifted
+from pytest_fusion.baseline.history import level, worth
 from pytest_fusion.baseline.judge import Judgement, Noise, Question, against_stored, judge
 from pytest_fusion.baseline.model import Key, Latency, Row
 from pytest_fusion.baseline.place import elsewhere, renewed
@@ -107,7 +107,7 @@ def _question(row: Row, before: Row, machine: Noise | None) -> tuple[Question | 
         return None, "this machine was not measured against itself, so no latency is judged"
     aa = max(then.aa or 0.0, machine.spread)
     found = Estimate(now.ratio, now.low, now.high, now.error, now.blocks)
-    return against_stored(str(row.key), found, shifted(level(then, now.unit, aa), then, now), machine), ""
+    return against_stored(str(row.key), found, worth(level(then, now.unit, aa), then, now), machine), ""
 
 
 def _not_comparable(then: Latency | None, now: Latency) -> str:

@@ -15,7 +15,7 @@ from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run import genuine
 
 # 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
-_CYCLES = 1 << 26
+CYCLES = 1 << 26
 _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
@@ -32,9 +32,14 @@ class Behind:
 
 
 def behind_producer(
-    call: Callable[..., Any], arguments: Mapping[str, Any], produce: Callable[[], None], *, wait: bool = False
+    call: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    produce: Callable[[], None],
+    *,
+    wait: bool = False,
+    cycles: int = CYCLES,
 ) -> Behind:
-    """Call on a new stream, on which ``produce`` (which writes the arguments) is queued behind a long wait.
+    """Call on a new stream, on which ``produce`` (which writes the arguments) is queued behind a wait of ``cycles``.
 
     A consumer on the same stream copies the results and the arguments at once. ``wait`` lets the producer finish before
     the call, so that what is wrong then has other reasons. Raises what the call raises.
@@ -46,7 +51,7 @@ def behind_producer(
     stream, default = torch.cuda.Stream(device), torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
     genuine.synchronize(device)
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         produce()
         ended.fill_(1)
         if wait:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.judging.machines import CLOUD, H200, ROUGH, Machine, Session
 from benchmarks.judging.rates import incumbent, rates, stored
 from pytest_fusion.baseline.bootstrap import FEWEST, Estimate, block_ratios, estimate, settled
-from pytest_fusion.baseline.history import OTHER_UNIT, SAME_UNIT, level, shifted
+from pytest_fusion.baseline.history import OTHER_UNIT, SAME_UNIT, level, scatter, worth
 from pytest_fusion.baseline.judge import Noise, Question, against_incumbent, against_stored, judge, noise, suite
 from pytest_fusion.baseline.model import Session as Stored
 from pytest_fusion.baseline.tails import chi_square_limit, holm, student_limit, student_tail
@@ -194,13 +194,33 @@ def test_a_reference_that_takes_another_time_makes_the_stored_ratio_worth_less()
     def verdict(slower: float, reference: float) -> str:
         now = latency(stored.ratio + math.log1p(slower), reference_s=stored.reference_s * reference)
         found = Estimate(now.ratio, now.ratio - 0.001, now.ratio + 0.001, now.error, now.blocks)
-        asked = against_stored("case", found, shifted(level(stored, "u1"), stored, now), QUIET)
+        asked = against_stored("case", found, worth(level(stored, "u1"), stored, now), QUIET)
         return judge([asked], family=30)[0].verdict
 
     assert [verdict(0.08, shift) for shift in (1.0, 1.015, 0.985)] == ["regressed"] * 3
     assert [verdict(0.08, shift) for shift in (1.28, 0.78)] == ["inconclusive"] * 2
     assert verdict(0.5, 1.28) == "regressed"
-    assert shifted(level(stored, "u1"), stored, latency(reference_s=0.0)) == level(stored, "u1")
+    assert worth(level(stored, "u1"), stored, latency(reference_s=0.0)) == level(stored, "u1")
+
+
+def test_a_gpu_that_others_used_makes_short_kernels_worth_less() -> None:
+    """20 % of 1 us is no evidence where the blocks of one session lie 4 % apart, and is where they agree; of 50 us, in
+    either case."""
+    apart = tuple(-0.7 + 0.04 * step for step in np.linspace(-1.5, 1.5, 20))
+
+    def verdict(fused_s: float, blocks: tuple[float, ...]) -> str:
+        stored = latency(fused_s=fused_s, blocks=blocks)
+        now = latency(stored.ratio + math.log1p(0.2), fused_s=1.2 * fused_s)
+        found = Estimate(now.ratio, now.ratio - 0.001, now.ratio + 0.001, now.error, now.blocks)
+        return judge([against_stored("case", found, worth(level(stored, "u1"), stored, now), QUIET)], family=30)[
+            0
+        ].verdict
+
+    assert 0.03 < scatter(apart) < 0.06
+    assert scatter(apart[:3]) == 0.0
+    assert verdict(1e-6, latency().blocks) == "regressed"
+    assert verdict(1e-6, apart) == "inconclusive"
+    assert verdict(5e-5, apart) == "regressed"
 
 
 def test_many_small_slowdowns_are_seen_together() -> None:

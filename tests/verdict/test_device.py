@@ -29,6 +29,7 @@ class World:
         # Calls of behind_producer whose stream shares a queue with the kernel's own, so that its launch waits.
         self.shared: set[int] = set()
         self.calls = 0
+        self.cycles: list[int] = []
 
     def launch(self) -> None:
         """Work on the current stream comes after what is queued there."""
@@ -39,7 +40,10 @@ class World:
         self.launch()
         self.waited.append("kernel.py:7")
 
-    def behind_producer(self, call: Any, arguments: Any, produce: Any, *, wait: bool = False) -> streams.Behind:
+    def behind_producer(
+        self, call: Any, arguments: Any, produce: Any, *, wait: bool = False, cycles: int = 1
+    ) -> streams.Behind:
+        self.cycles.append(cycles)
         self.pending, self.waited = [produce], []
         if wait:
             self.launch()
@@ -131,6 +135,7 @@ def test_a_busy_gpu_gives_no_evidence(examine: Any, world: World) -> None:
     check = record.checks["device"]
     assert (record.verdict, check["verdict"]) == ("pass", "unknown"), record.message
     assert "told from one that ran too early" in check["reason"]
+    assert world.cycles[:4] == [streams.CYCLES << turn for turn in range(4)]
 
 
 def test_a_result_that_comes_too_late_is_found(examine: Any, world: World) -> None:

@@ -106,12 +106,12 @@ def _streamed(call: Call, x: torch.Tensor) -> float:
     """Seconds of the GPU for a call, over a block of calls that nobody waits for."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]  # the host gets ahead
-    start.record()  # type: ignore[no-untyped-call]
+    start.record()
     for _ in range(STREAMED):
         call(x)
-    end.record()  # type: ignore[no-untyped-call]
+    end.record()
     torch.cuda.synchronize()
-    return 1e-3 * float(start.elapsed_time(end)) / STREAMED  # type: ignore[no-untyped-call]
+    return 1e-3 * float(start.elapsed_time(end)) / STREAMED
 
 
 def _awaited(call: Call, x: torch.Tensor) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case import large
 from pytest_fusion.diagnosis.causes import likely_cause
@@ -66,6 +68,8 @@ def _in_cpu_lane(job: Job, failure: Failure) -> Tally | str:
 
     def work(channel: Channel) -> Tally:
         adopt()
+        # The laboratory's time is that of the processor, of which many threads take more for the same work.
+        torch.set_num_threads(1)
         return there.here(channel.note)
 
     try:

@@ -110,7 +110,7 @@ def test_inference_mode_is_served() -> None:
 
 def test_recorded_calls_are_not_routed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under capture a decision by call is refused with both ways out; by process, shadow and ``only`` go on."""
-    monkeypatch.setattr(router, "_recorded", lambda: True)
+    monkeypatch.setattr(router, "recorded", lambda: True)
     x = torch.ones(1)
     routed = made(lambda x: "old", lambda x: "new", state="route", share=0.5)
 

@@ -251,6 +251,8 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         verdict="fail",
         failed_check=verdict.check,
         cause=cause,
+        # That of the cases before it would praise a kernel that is wrong.
+        grade="C" if verdict.check == "values" else None,
         diagnosis=diagnosis.as_json(),
         case=described,
         replay=path,

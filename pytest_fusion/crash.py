@@ -40,6 +40,20 @@ def hangs(job: Job, crash: Crash) -> bool:
     return isinstance(outcome, Crash) and outcome.kind == "timeout"
 
 
+def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
+    """What the case tells alone where the search for a smaller one ran out of time, and not a call of the kernel."""
+    note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
+    case = _case_of(note or {})
+    if note is None or case is None or not note.get("shrinking"):
+        return None
+    found = job.alone(case).in_child(2 * job.request.profile.seconds, forward=False)
+    if not isinstance(found, Tally) or found.failure is None:
+        return None
+    found.cases = int(note.get("cases", found.cases))
+    found.notes.append("the search for a smaller case did not come to an end; it is no call of the kernel that hangs")
+    return found
+
+
 def tally_of(job: Job, crash: Crash) -> Tally:
     """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
     note = crash.last_note or {}

@@ -158,6 +158,7 @@ def _isolated(job: Job) -> Tally:
     if isinstance(outcome, Crash) and outcome.kind == "timeout" and not crash.hangs(job, outcome):
         slow = f"a case took more than {seconds:g} s but ended when it was given more time"
         outcome = job.in_child(_PATIENCE * seconds)
+        outcome = crash.without_shrinking(job, outcome) or outcome
     tally = with_second_opinion(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome))
     preload.learn(tally.imported)
     tally.notes += [slow] if slow else []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_fusion.case import strided
 from pytest_fusion.case.model import Layout
+from pytest_fusion.spec.inputs import LAYOUTS
 
 # Gaps that are neither zero nor a multiple of any vector width, so that ignoring a stride reads another element.
 ROW_PAD = 3
@@ -53,8 +54,12 @@ def variants(kind: str, ndim: int) -> int:
 
 
 def choices(allowed: tuple[str, ...], ndim: int) -> list[tuple[str, int]]:
-    """The (kind, variant) pairs that may be drawn for ``ndim`` dimensions, plainest first; never empty."""
-    pairs = [(kind, v) for kind in allowed if kind != "offset" for v in range(variants(kind, ndim))]
+    """The (kind, variant) pairs that may be drawn for ``ndim`` dimensions, plainest first; never empty.
+
+    However the spec lists them: a shrinker that took "transposed" for plainer than "contiguous" would not come to rest.
+    """
+    kinds = sorted(allowed, key=LAYOUTS.index)
+    pairs = [(kind, v) for kind in kinds if kind != "offset" for v in range(variants(kind, ndim))]
     return pairs or [("contiguous", 0)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_fusion.case import large, recorded, regimes, sizes, strided
 from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.errors import did_you_mean
 from pytest_fusion.spec.dtypes import KNOWN
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -73,6 +74,9 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
     exists = entry.regime in regimes.REGIMES or entry.regime[:1].isdigit() or recorded.parse(entry.regime) is not None
     if not exists:
         return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
+    drawn = regimes_of(declared, covered=False)
+    if drawn and entry.regime in regimes.REGIMES and entry.regime not in drawn:
+        return f"{name!r} has values of the kind {entry.regime!r}, which the spec does not draw"
     return None
 
 

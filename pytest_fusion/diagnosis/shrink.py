@@ -92,12 +92,19 @@ class Shrinker:
         return self._known[key]
 
     def _improve(self, candidates: Callable[[], Iterator[Case]]) -> None:
-        """Take the first simpler case that fails, and ask again from there."""
+        """Take the first simpler case that fails, and ask again from there.
+
+        Never one that was left here before: answers that are known cost no run, so that candidates which disagree about
+        what is simpler would be taken in turns for ever.
+        """
+        left = {self.case.key()}
         progress = True
         while progress and self.runs < self._max_runs:
             progress = False
             for candidate in candidates():
-                if candidate.key() != self.case.key() and self._try(candidate):
+                key = candidate.key()
+                if key not in left and self._try(candidate):
+                    left.add(key)
                     progress = True
                     break
 

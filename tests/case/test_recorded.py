@@ -231,3 +231,13 @@ def test_the_texts_come_back_and_damaged_ones_are_no_regime() -> None:
     for text in ("like()", "like(low=2,high=1,mean=0,std=1)", "like(low=nan,high=1,mean=0,std=1)", "stored(x)", "unit"):
         assert recorded.parse(text) is None
     assert "does not exist" in str(misfit(spec_of(None), case_of("like(low=2)")))
+
+
+def test_a_kind_of_values_that_the_spec_does_not_draw_is_a_misfit() -> None:
+    """A stored case of infinities is none of a spec of finite values; kinds that narrowed values ignore are let be."""
+    assert "which the spec does not draw" in str(
+        misfit(spec_of(values.finite(), torch.float32), case_of("inf", "float32"))
+    )
+    assert misfit(spec_of(values.finite(), torch.float32), case_of("large", "float32")) is None
+    assert misfit(spec_of(None, torch.float32), case_of("inf", "float32")) is None
+    assert misfit(spec_of(values.normal(), torch.float32), case_of("inf", "float32")) is None

@@ -167,6 +167,27 @@ def test_the_number_of_runs_is_bounded(plan_of: Any) -> None:
     assert shrinker.runs == 5
 
 
+@pytest.mark.parametrize("layouts", [("transposed", "contiguous"), ("expanded", "step", "padded", "transposed")])
+def test_the_order_of_a_specs_layouts_is_no_order_of_simplicity(plan_of: Any, layouts: tuple[str, ...]) -> None:
+    """The plainest of the layouts that a spec lists in any order is where a failure of all of them ends."""
+    plan = plan_of({"x": tensor("rows hidden", layouts=layouts)})
+    choice = {"dim rows": 4, "dim hidden": 9, "layout x": ("transposed", 0)}
+    found, _ = shrink(plan, choice, lambda case: True)
+    assert found.tensors["x"].layout.kind == ("contiguous" if "contiguous" in layouts else "padded")
+
+
+def test_candidates_that_disagree_come_to_rest(plan_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cases each of which is offered as the simpler one of the other are not taken in turns for ever."""
+
+    def in_turns(self: Shrinker) -> Any:
+        yield self.case.with_(seed=1 - self.case.seed if self.case.seed in (0, 1) else 0)
+
+    monkeypatch.setattr(Shrinker, "_seeds", in_turns)
+    found, shrinker = shrink(plan_of(INPUTS), HOSTILE, lambda case: True)
+    assert found.seed in (0, 1)
+    assert shrinker.runs <= MAX_RUNS
+
+
 def test_sizes_that_cannot_be_are_not_tried(plan_of: Any) -> None:
     """A dim that another must be a multiple of never makes the shrinker fail on the way."""
     plan = plan_of({"x": tensor("a b")}, dims={"a": dim(6, 6, multiple_of="b"), "b": dim(1, 6)})

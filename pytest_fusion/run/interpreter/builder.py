@@ -16,6 +16,7 @@ from pytest_fusion.run.interpreter.builder_memory import mend_memory
 from pytest_fusion.run.interpreter.builder_shapes import mend_shapes
 from pytest_fusion.run.interpreter.casts import convert
 from pytest_fusion.run.interpreter.dtypes import Array, numpy_dtype
+from pytest_fusion.run.interpreter.hints import WRAPPED, Unwrapped
 from pytest_fusion.run.interpreter.observers import note
 from pytest_fusion.run.interpreter.scaled_dot import scaled_operand
 
@@ -64,6 +65,9 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "approx_divf": np.divide,
 }
 
+# What wraps or clamps indices, and which of its operands are the indices from before.
+_WRAPPING = {"srem": 1, "urem": 1, "minsi": 2, "minui": 2, "maxsi": 2, "maxui": 2}
+
 _UNARY: dict[str, Callable[[Array], Array]] = {
     "cos": np.cos,
     "sin": np.sin,
@@ -106,8 +110,17 @@ def mend(interpreter: Any) -> None:
     def unary(function: Callable[[Array], Array]) -> Callable[..., Any]:
         return lambda self, arg: handle(function(arg.data), arg.dtype.scalar)
 
+    def wrapping(apply: Callable[..., Any], operands: int) -> Callable[..., Any]:
+        def wrapped(self: Any, lhs: Any, rhs: Any) -> Any:
+            result = apply(self, lhs, rhs)
+            result.attr = {WRAPPED: Unwrapped((lhs.data, rhs.data)[:operands])}
+            return result
+
+        return wrapped
+
     for name, function in _BINARY.items():
-        setattr(builder, f"create_{name}", binary(function))
+        apply = binary(function)
+        setattr(builder, f"create_{name}", wrapping(apply, _WRAPPING[name]) if name in _WRAPPING else apply)
     for name, unary_function in _UNARY.items():
         setattr(builder, f"create_{name}", unary(unary_function))
     _mend_casts(builder, handle, interpreter._ir)
@@ -165,8 +178,13 @@ def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
         # A pointer keeps knowing where it came from, as long as it stays one.
         return handle(data, dst_type.scalar, src.attr if dst_type.scalar.is_ptr() and src.dtype.is_ptr() else {})
 
+    def int_cast(self: Any, src: Any, dst_type: Any, *_: Any) -> Any:
+        wrapped = {WRAPPED: src.attr[WRAPPED]} if WRAPPED in src.attr else {}
+        return handle(convert(src.data, numpy_dtype(dst_type)), dst_type.scalar, wrapped)
+
     builder.cast_impl = cast
-    for name in "si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc int_cast".split():
+    builder.create_int_cast = int_cast
+    for name in "si_to_fp ui_to_fp fp_to_si fp_to_ui fp_ext fp_trunc".split():
         setattr(builder, f"create_{name}", cast)
     builder.create_fp_to_fp = fp_to_fp
     for name in "bitcast int_to_ptr ptr_to_int".split():
@@ -188,7 +206,7 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
         dtype = numpy_dtype(rhs.dtype)
         which, left, right = aligned(condition.data, lhs.data, rhs.data)
         chosen = np.where(which, left.astype(dtype, copy=False), right.astype(dtype, copy=False))
-        attributes = {}
+        attributes: dict[str, Any] = {WRAPPED: Unwrapped((left, right))} if dtype.kind in "iu" else {}
         if rhs.dtype.scalar.is_ptr() and "origin" in lhs.attr and "origin" in rhs.attr:
             attributes = {"origin": lhs.attr["origin"] | rhs.attr["origin"]}
         return handle(chosen, rhs.dtype.scalar, attributes)

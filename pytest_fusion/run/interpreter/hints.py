@@ -3,11 +3,15 @@
 The divisibility of a pointer is that of its address in bytes; of a block it is that of the first element of each
 contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Hints on indices
 that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``) are made by Triton's own tutorials, where the lanes that
-break them are masked in the result; they are not judged, for whether it matters is decided by what is stored.
+break them are masked in the result; they are not judged, for whether it matters is decided by what is stored. A block
+that still counts up somewhere shows by its values that it was wrapped. One that does not (``i % 1``, the zeros of a
+last tile's ``where``) is held against the indices that it was made from: a hint untrue of those too is reported.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,17 @@ import numpy as np
 from pytest_fusion.run.interpreter import batch, findings
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Finding
+
+WRAPPED = "wrapped"
+
+
+class Unwrapped:
+    """The integers that a remainder, a selection, a minimum or a maximum was made from: an attribute of its handle."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: tuple[Array, ...]) -> None:
+        self.arrays = arrays
 
 
 def _values(tensor: type, input: Any, values: Any, name: str) -> list[int] | None:
@@ -35,11 +50,11 @@ def multiple_of(tensor: type, input: Any, values: Any, **_: Any) -> Any:
         data = _integers(input) if not input.dtype.is_ptr() or input.shape else input.handle.data.astype(np.int64)
         if data is not None:
             for axis, number in enumerate(numbers):
-                bad = data % number != 0
+                bad = _indivisible(data, axis + 1, number)
                 if data.ndim > 1:
-                    bad &= _run_starts(data, axis + 1)
                     if _broken_runs(data, axis + 1):
                         continue
+                    bad = _forgiven(input, bad, axis + 1, partial(_indivisible, axis=axis + 1, number=number))
                 _report(input, bad, f"multiple_of says {number}, but the value is {{}}")
     return input
 
@@ -83,6 +98,38 @@ def _run_starts(data: Array, axis: int) -> Array:
     return starts
 
 
+def _indivisible(data: Array, axis: int, number: int) -> Array:
+    bad = np.asarray(data % number != 0)
+    return bad & _run_starts(data, axis) if data.ndim > 1 else bad
+
+
+def _apart(data: Array, axis: int, number: int, step: int) -> Array:
+    """Where, within a group of that many, the next element is not ``step`` more; one shorter along the axis."""
+    length = data.shape[axis]
+    along = [1] * data.ndim
+    along[axis] = length - 1
+    inside = (np.arange(1, length) % min(number, length)) != 0
+    return np.asarray((_steps(data, axis) != step) & inside.reshape(along))
+
+
+def _forgiven(input: Any, bad: Array, axis: int, of: Callable[[Array], Array]) -> Array:
+    """``bad`` without the lanes whose indices keep the promise before they were wrapped or clamped.
+
+    Only a source that counts up somewhere can excuse: the bound of a clamp, one number everywhere, would promise
+    anything. One whose rank has changed since is compared where its elements still are the block's.
+    """
+    unwrapped: Unwrapped | None = input.handle.attr.get(WRAPPED)
+    if unwrapped is None or not bad.any():
+        return bad
+    shape = input.handle.data.shape[1:]
+    for array in unwrapped.arrays:
+        if array.size == array.shape[0] * int(np.prod(shape)) and array.ndim > 1:
+            source = array.reshape(array.shape[0], *shape).astype(np.int64)
+            if bool((_steps(source, axis) == 1).any()):
+                bad = bad & of(source)
+    return bad
+
+
 def _grouped(input: Any, numbers: list[int] | None, step: int, text: str) -> None:
     if numbers is None or not input.shape:
         return
@@ -93,10 +140,8 @@ def _grouped(input: Any, numbers: list[int] | None, step: int, text: str) -> Non
         length = data.shape[axis + 1]
         if number < 2 or length < 2 or _broken_runs(data, axis + 1):
             continue
-        inside = (np.arange(1, length) % min(number, length)) != 0
-        along = [1] * data.ndim
-        along[axis + 1] = length - 1
-        bad = (_steps(data, axis + 1) != step) & inside.reshape(along)
+        apart = partial(_apart, axis=axis + 1, number=number, step=step)
+        bad = _forgiven(input, apart(data), axis + 1, apart)
         before = (slice(None),) * (axis + 1) + (slice(0, -1),)
         _report(
             input,

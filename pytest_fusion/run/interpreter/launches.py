@@ -105,7 +105,8 @@ class Launcher:
         if not 1 <= len(sizes) <= 3:
             raise ValueError(f"a launch grid has one to three dimensions, {kernel.fn.__name__} was given {sizes!r}")
         x, y, z = (*(operator.index(s) for s in sizes), 1, 1)[:3]
-        if max(y, z) > _MOST_IN_Y_AND_Z:
+        # A grid of no programs never reaches CUDA: Triton's launcher leaves it out.
+        if max(y, z) > _MOST_IN_Y_AND_Z and x * y * z:
             raise ValueError(
                 f"{kernel.fn.__name__} was launched on a grid of {(x, y, z)}; CUDA refuses more than "
                 f"{_MOST_IN_Y_AND_Z} in the second and third dimension: put the largest one first"

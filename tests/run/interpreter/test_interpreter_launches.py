@@ -78,6 +78,13 @@ def test_a_grid_that_cuda_refuses_is_refused() -> None:
         fill_kernel[(1, 65536)](torch.zeros(8), 8, 1.0, BLOCK=8)
 
 
+def test_a_wide_grid_of_no_programs_is_no_launch() -> None:
+    """Triton's launcher leaves out a grid with a size of 0 before CUDA sees its other sizes."""
+    out = torch.zeros(8)
+    fill_kernel[(0, 65536)](out, 8, 1.0, BLOCK=8)
+    assert out.eq(0).all()
+
+
 @triton.jit
 def scalars_kernel(out, f, small, flag, big, n: tl.int64, wide: tl.float64):
     tl.static_assert(f.dtype == tl.float32)

@@ -60,6 +60,41 @@ def runs_said_to_be_longer_than_they_are(memory: Memory, bug: bool) -> Pairs:
 
 
 @triton.jit
+def wrapped_kernel(x, out, n, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK) * STEP
+    value = tl.load(x + tl.max_contiguous(i % n, BLOCK))  # BUG
+    tl.store(out + i, value, mask=i < n)
+
+
+@plant(wrapped_kernel, HINT, argument=None, program=(0, 0, 0))
+def a_wrap_is_no_excuse_for_what_was_untrue_before(memory: Memory, bug: bool) -> Pairs:
+    """Of every second of 32 elements none is wrapped by n, and no two are neighbours."""
+    step = 2 if bug else 1
+    x, out = memory.range(32), memory.zeros(32)
+    wrapped_kernel[(1,)](x, out, 32, STEP=step, BLOCK=16)
+    expected = torch.zeros(32)
+    expected[: 16 * step : step] = x[: 16 * step : step]
+    return [(out, expected)]
+
+
+@triton.jit
+def clamped_kernel(x, table, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    row = tl.load(table + i, mask=i < n, other=0)
+    value = tl.load(x + tl.max_contiguous(tl.minimum(row, 31), BLOCK))  # BUG
+    tl.store(out + i, value, mask=i < n)
+
+
+@plant(clamped_kernel, HINT, argument=None, program=(0, 0, 0))
+def a_bound_is_no_excuse_for_a_table(memory: Memory, bug: bool) -> Pairs:
+    """Rows of a table, all the same one: not contiguous before the bound, nor is the bound itself."""
+    x, out = memory.range(32), memory.zeros(16)
+    table = torch.full((16,), 7, dtype=torch.int32) if bug else torch.arange(16, dtype=torch.int32)
+    clamped_kernel[(1,)](x, table, out, 16, BLOCK=16)
+    return [(out, x[table.long()])]
+
+
+@triton.jit
 def aligned(value, by: tl.constexpr):
     return tl.multiple_of(value, by)  # BUG
 

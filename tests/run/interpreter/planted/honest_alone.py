@@ -165,6 +165,26 @@ def hints_on_wrapped_indices_as_in_the_tutorials(memory: Memory) -> Pairs:
 
 
 @triton.jit
+def bounded_hints_kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wrapped = tl.max_contiguous(tl.multiple_of((i % n).to(tl.int64), BLOCK), BLOCK)
+    clamped = tl.max_contiguous(tl.multiple_of(tl.where(i < n, i, 0), BLOCK), BLOCK)
+    least = tl.max_contiguous(tl.multiple_of(tl.minimum(i, n - 1), BLOCK), BLOCK)
+    tl.store(out + i, tl.load(x + wrapped) + tl.load(x + clamped) + tl.load(x + least), mask=i < n)
+
+
+@honest
+def hints_on_indices_wrapped_to_one_number(memory: Memory) -> Pairs:
+    """One element, or a tile past the end: no lane counts up any more, and what is untrue is masked off."""
+    pairs: Pairs = []
+    for size in (1, 16, 17, 40):
+        x, out = memory.range(size), memory.zeros(size)
+        bounded_hints_kernel[(4,)](x, out, size, BLOCK=16)
+        pairs.append((out, 3 * x))
+    return pairs
+
+
+@triton.jit
 def scalar_kernel(scale, x, out, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, mask=i < n) * tl.load(scale), mask=i < n)

@@ -7,6 +7,7 @@ from typing import Any
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import shape_of
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.plain import written
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
@@ -39,5 +40,5 @@ def one_line(data: dict[str, Any]) -> str:
         if entry["values"] not in ("unit", "0"):
             words.append(f"values {entry['values']}")
         parts.append(" ".join(words))
-    parts.extend(f"{name}={value!r}" for name, value in data["drawn"].items())
+    parts.extend(f"{name}={written(value)}" for name, value in data["drawn"].items())
     return "; ".join(part for part in parts if part)

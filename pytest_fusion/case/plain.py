@@ -35,6 +35,27 @@ def encode(value: Any) -> Any:
     return {"opaque": repr(value)}
 
 
+def written(data: Any) -> str:
+    """An encoded value as people write it in Python: ``(0.0, inf)``, ``torch.float16``, ``Mode.FAST``, ``torch.relu``.
+
+    ``data`` comes from :func:`encode`; what does not is told by its ``repr``.
+    """
+    match data:
+        case list():
+            return f"[{', '.join(written(item) for item in data)}]"
+        case {"tuple": list(items)}:
+            return f"({', '.join(written(item) for item in items)}{',' if len(items) == 1 else ''})"
+        case {"dict": dict(items)}:
+            return f"{{{', '.join(f'{key!r}: {written(item)}' for key, item in items.items())}}}"
+        case {"enum": str(path), "name": str(name)}:
+            return f"{path.partition(':')[2]}.{name}"
+        case {"import": str(path)}:
+            return path.replace(":", ".")
+        case {"float": str(text)} | {"dtype": str(text)} | {"opaque": str(text)}:
+            return text
+    return repr(data)
+
+
 def _path(value: Any) -> str:
     return f"{value.__module__}:{value.__qualname__}"
 

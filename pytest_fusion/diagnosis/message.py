@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from pytest_fusion.case.plain import written
 from pytest_fusion.diagnosis.causes import CAUSES
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.verdict.model import Verdict
@@ -60,7 +61,7 @@ def compose(
         else:
             lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
         lines += [_tensor_line(key, entry, key in case["absent"]) for key, entry in case["inputs"].items()]
-        lines += [f"    {key} = {value!r}" for key, value in case["drawn"].items()]
+        lines += [f"    {key} = {written(value)}" for key, value in case["drawn"].items()]
     if diagnosis is not None:
         lines += _why(diagnosis)
     if found_after:

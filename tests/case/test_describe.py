@@ -13,7 +13,9 @@ from pytest_fusion.spec.inputs import optional, tensor
 
 def test_a_description_adds_shapes_and_strides_and_names_what_is_unusual(make_spec: Any) -> None:
     """Layouts, offsets, regimes, missing inputs and drawn values are told; what is plain is not."""
-    spec = make_spec({"x": tensor("rows 2*half"), "w": tensor("half"), "b": optional(tensor("")), "k": st.just(3)})
+    spec = make_spec(
+        {"x": tensor("rows 2*half"), "w": tensor("half"), "b": optional(tensor("")), "k": st.just((3, True))}
+    )
     case = Case(
         {"rows": 3, "half": 4},
         "float16",
@@ -23,11 +25,11 @@ def test_a_description_adds_shapes_and_strides_and_names_what_is_unusual(make_sp
             "b": TensorCase("float16"),
         },
         absent=("b",),
-        drawn={"k": 3},
+        drawn={"k": (3, True)},
     )
     data = describe(spec, case)
     assert data["inputs"]["x"]["shape"] == [3, 8]
     assert data["inputs"]["x"]["strides"] == [11, 1]
     assert data["inputs"]["b"]["shape"] == []
-    assert data["text"] == "half=4 rows=3; b None; w float16; x float16 padded offset 2 values nan; k=3"
+    assert data["text"] == "half=4 rows=3; b None; w float16; x float16 padded offset 2 values nan; k=(3, True)"
     assert Case.from_json(data) == case

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.case.plain import decode, encode
+from pytest_fusion.case.plain import decode, encode, written
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.dtypes import KNOWN
 from pytest_fusion.spec.inputs import LAYOUTS
@@ -78,6 +78,25 @@ def test_infinities_and_nan_survive_json() -> None:
     """JSON has no NaN, so these travel by name."""
     assert decode(encode(-math.inf)) == -math.inf
     assert math.isnan(decode(encode(math.nan)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((0.0, math.inf), "(0.0, inf)"),
+        ((1,), "(1,)"),
+        ([-math.inf, None, "x"], "[-inf, None, 'x']"),
+        ({"a": (1, 2), "tuple": True}, "{'a': (1, 2), 'tuple': True}"),
+        (torch.float16, "torch.float16"),
+        (Mode.SUM, "Mode.SUM"),
+        (torch.relu, "torch.relu"),
+        (math.sqrt, "math.sqrt"),
+        (True, "True"),
+    ],
+)
+def test_a_drawn_value_is_told_as_python_writes_it(value: Any, text: str) -> None:
+    """How it is stored is not what a person reads."""
+    assert written(encode(value)) == text
 
 
 def test_a_value_without_json_form_says_what_to_draw_instead() -> None:

@@ -11,7 +11,7 @@ CASE = {
     "dtype": "bfloat16",
     "seed": 0,
     "absent": ["bias"],
-    "drawn": {"eps": 0.5},
+    "drawn": {"eps": 0.5, "limit": {"tuple": [0.0, {"float": "inf"}]}},
     "inputs": {
         "x": {"dtype": "bfloat16", "shape": [3, 129], "layout": "padded", "variant": 1, "strides": [132, 1],
               "offset": 4, "values": "nan"},
@@ -41,6 +41,7 @@ def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> 
         "x: bfloat16 [3, 129], padded/1, strides [132, 1], storage offset 4, values nan",
         "bias: None",
         "eps = 0.5",
+        "limit = (0.0, inf)",
         "likely cause: tail-mask (",
         "right at hidden=64 and 128, wrong at 65",
         "found after 12",

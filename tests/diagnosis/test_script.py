@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +23,9 @@ from pytest_fusion.diagnosis.literal import LITERAL_BYTES, Unwritable, literal
 from pytest_fusion.diagnosis.replay import Replay
 from pytest_fusion.diagnosis.script import Script, compose
 from pytest_fusion.diagnosis.standalone.failure import _upstream, as_recorded
+from pytest_fusion.diagnosis.standalone.project import describe_gpu
 from pytest_fusion.diagnosis.standalone.tensors import Maker
+from pytest_fusion.run.interpreter.device import PROPERTIES
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import place
 from pytest_fusion.spec import values
@@ -188,6 +190,21 @@ def test_the_sources_need_torch_alone(generator: bool) -> None:
     names = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
+
+
+def test_a_script_without_a_gpu_answers_what_launchers_ask_of_one() -> None:
+    """As the CPU lane does, so that the same grids are launched; where there is a GPU nothing changes."""
+    cuda = SimpleNamespace(device_count=lambda: 0)
+    describe_gpu(cuda)
+    with cuda.device(None):
+        facts = vars(cuda.get_device_properties(0))
+    shared = facts.keys() & PROPERTIES.keys() - {"name"}
+    assert {key: facts[key] for key in shared} == {key: PROPERTIES[key] for key in shared}
+    assert facts.keys() <= PROPERTIES.keys()
+    assert cuda.get_device_capability() == (PROPERTIES["major"], PROPERTIES["minor"])
+    real = SimpleNamespace(device_count=lambda: 1)
+    describe_gpu(real)
+    assert vars(real).keys() == {"device_count"}
 
 
 def element(got: float, expected: float, allowed: float | None) -> dict[str, Any]:

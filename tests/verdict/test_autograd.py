@@ -161,6 +161,36 @@ def test_a_mode_that_breaks_the_kernel_fails(judge_one: Any, mode: str) -> None:
     assert judge_one(with_graph, with_graph, grad=True, again=True).failure is None
 
 
+class WithInput(Silu):
+    """Hands its input back as a second result, as a norm without a residual hands back the sum that it normed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> tuple[T, T]:  # type: ignore[override]
+        return Silu.forward(ctx, x), x.reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        return Silu.backward(ctx, gradients[0]) + gradients[1]
+
+
+def test_an_input_handed_back_requires_grad_in_every_mode(judge_one: Any) -> None:
+    """That is the caller's doing; a fresh result that requires grad without a graph is the kernel's."""
+
+    def reference(x: T) -> tuple[T, T]:
+        return silu(x), x + 0
+
+    why = {"structure": "hands its input back"}
+    result = judge_one(of_x(WithInput), reference, grad=True, again=True, without=why)
+    assert evidence(result)["inference_mode"] == "same bits"
+
+    def fresh(x: T) -> tuple[T, T]:
+        y, copy = silu(x), x + 0
+        return y, copy if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else copy.requires_grad_()
+
+    failure = judge_one(fresh, reference, grad=True, again=True).failure
+    assert failure.identity == "gradients:no_grad:graph"
+
+
 class OfLeaf(Silu):
     """Adds its gradient to the leaf's own where it believes to see one."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.diagnosis.standalone.project import Impossible
+from pytest_fusion.diagnosis.standalone.project import Impossible, describe_gpu
 from pytest_fusion.diagnosis.standalone.tensors import Maker, Placed, copied, leaves, same_bits
 
 
@@ -87,6 +87,8 @@ def main(
     try:
         for what, why in missing.items():
             raise Impossible(f"{what}: {why}")
+        if device == "cpu":
+            describe_gpu(torch.cuda)
         fused, reference = _imported(find)
         found = _compare(fused, reference, inputs, failure, device)
     except Impossible as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -17,6 +18,36 @@ from typing import Any
 
 class Impossible(Exception):
     """The script cannot be run here; the message says why."""
+
+
+# The device that pytest-fusion's CPU lane describes: launchers choose grids and tiles by it.
+GPU = types.SimpleNamespace(
+    name="modelled sm_90",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    total_memory=80 * 2**30,
+    max_threads_per_multi_processor=2048,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+    shared_memory_per_multiprocessor=233472,
+    L2_cache_size=50 * 2**20,
+    warp_size=32,
+    gcnArchName="",
+)
+
+
+def describe_gpu(cuda: Any) -> None:
+    """Let ``torch.cuda`` answer what launchers ask before they launch, where it would refuse for want of a GPU."""
+    if cuda.device_count() > 0:
+        return
+    cuda.device = contextlib.nullcontext  # ``with torch.cuda.device(x.device.index)`` has None to select
+    cuda.get_device_properties = lambda device=None: GPU
+    cuda.get_device_capability = lambda device=None: (GPU.major, GPU.minor)
+    cuda.get_device_name = lambda device=None: GPU.name
+    cuda.current_device = lambda: 0
+    cuda.set_device = lambda device: None
 
 
 class StandIn:

@@ -66,16 +66,24 @@ def _telling(lab: Lab, case: Case, edit: Edit) -> bool:
 
 
 def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
-    """Values so small that the reference stops scaling with them are wrong, and ordinary ones right."""
+    """Values so small that the reference stops scaling with them are wrong, and ordinary ones right.
+
+    Where an epsilon shows in some ordinary values already, those 2^14 times as large are right.
+    """
     names = edits.free(lab.spec, case)
     cases = list({each.key(): each for each in (case, larger)}.values())
-    if not names or not all(lab.ask(each.with_(seed=seed)).right for each in cases for seed in lab.seeds(each, _SEEDS)):
+    if not names:
         return None
+    usual = "ordinary values"
+    if not all(lab.ask(each.with_(seed=seed)).right for each in cases for seed in lab.seeds(each, _SEEDS)):
+        usual = f"values 2^{_FAR} times as large as ordinary ones"
+        if not all(lab.always_right(each, edit=edits.scaled(names, _FAR)) for each in cases):
+            return None
     for power in (-10, -16, -24, -40):
         tiny = edits.scaled(names, power)
         if lab.mostly_wrong(case, edit=tiny):
             if lab.mostly_wrong(larger, edit=tiny) and not _scales(lab, case, names, power):
-                told = f"right for ordinary values, wrong for 2^{power} times those"
+                told = f"right for {usual}, wrong for 2^{power} times ordinary ones"
                 return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])
             return None
     return None

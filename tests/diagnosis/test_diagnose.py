@@ -148,6 +148,14 @@ def norm_of_constant(x: T) -> T:
     return x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-3)
 
 
+def norm_of_epsilon(x: T) -> T:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def norm_with_epsilon_divided(x: T) -> T:
+    return x / ((x.square().sum(-1, keepdim=True) + 1e-6) / x.shape[-1]).sqrt()
+
+
 def norm_with_constant_inside(x: T) -> T:
     return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
 
@@ -328,6 +336,10 @@ TABLE: dict[str, Row] = {
     "neighbours": Row("wrong-index-map", mixes_rows, double),
     "epsilon": Row("eps-misplaced", norm_with_eps_outside, norm, inputs=EPS, change=valued("small")),
     "floor": Row("eps-misplaced", scale_with_small_floor, scale, change=valued("small")),
+    "an epsilon that hardly shows in ordinary values": Row(
+        "eps-misplaced", norm_with_epsilon_divided, norm_of_epsilon, {"dim rows": 9, "dim hidden": 2},
+        keywords={"dtypes": "float32"},
+    ),
     "an epsilon that no input holds": Row("eps-misplaced", norm_with_constant_inside, norm_of_constant),
     "a small constant that stays": Row("unexplained", norm_with_offset, norm_of_constant),
     "rows of one element, which no epsilon of 0 can norm": Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.verdict import probe as probing
 
@@ -28,6 +29,8 @@ _POWERS = (1, 2, 0)
 _MOST_SCALED = 4
 # How far the reference may be from scaling with ordinary inputs: an epsilon is small beside them.
 _NEARLY, _EXACTLY = 5e-3, 1e-4
+# So many times the allowed error: 1e-6 beside the mean square of ordinary values is some 8 roundings of float32.
+_HARDLY = 64
 # Less is a rounding, and no sign of a constant in the reference.
 _SEEN = 1e-6
 
@@ -75,9 +78,11 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
     if not names:
         return None
     usual = "ordinary values"
-    if not all(lab.ask(each.with_(seed=seed)).right for each in cases for seed in lab.seeds(each, _SEEDS)):
+    answers = [lab.ask(each.with_(seed=seed)) for each in cases for seed in lab.seeds(each, _SEEDS)]
+    if not all(answer.right for answer in answers):
         usual = f"values 2^{_FAR} times as large as ordinary ones"
-        if not all(lab.always_right(each, edit=edits.scaled(names, _FAR)) for each in cases):
+        large = edits.scaled(names, _FAR)
+        if not all(map(_hardly_wrong, answers)) or not all(lab.always_right(each, edit=large) for each in cases):
             return None
     for power in (-10, -16, -24, -40):
         tiny = edits.scaled(names, power)
@@ -87,6 +92,12 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
                 return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])
             return None
     return None
+
+
+def _hardly_wrong(answer: Answer) -> bool:
+    """Right, or further off than is allowed by so little that an epsilon may explain it."""
+    failure = answer.probe.failure if answer.probe is not None else None
+    return answer.right or (failure is not None and float(failure.evidence.get("ratio", math.inf)) < _HARDLY)
 
 
 def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:

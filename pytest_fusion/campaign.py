@@ -17,7 +17,8 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
 from pytest_fusion.case.stated import stated_case
-from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
 from pytest_fusion.diagnosis.error_map import marked, picture
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis
@@ -83,6 +84,11 @@ class Failure:
     trace: str = ""
     shrink_runs: int = 0
     diagnosis: Diagnosis | None = None
+
+    @property
+    def explained(self) -> Diagnosis:
+        """The diagnosis; without one, what the verdict stands for by itself."""
+        return self.diagnosis or Diagnosis(likely_cause(self.verdict) or UNEXPLAINED)
 
 
 class Campaign:

@@ -23,11 +23,8 @@ from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.diagnosis import script as scripts
-from pytest_fusion.diagnosis.causes import likely_cause
-from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
-from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.errors import FusionError, FusionFailure, NeedsCudaError, ReplayError
 from pytest_fusion.job import Job
 from pytest_fusion.report import environment
@@ -221,7 +218,7 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         checks["error"] = {"verdict": "unknown", "reason": verdict.reason, "cases": 0}
         said = f"the case cannot be judged here: {verdict.evidence['kinds']}" + (f" ({elsewhere})" if elsewhere else "")
         return replace(record, message=said, checks=checks)
-    diagnosis = failure.diagnosis or Diagnosis(likely_cause(verdict) or UNEXPLAINED)
+    diagnosis = failure.explained
     cause = diagnosis.cause
     written = _write_replay(job, failure, cause, pinned=tally.pinned)
     path = written.replay

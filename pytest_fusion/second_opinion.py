@@ -8,7 +8,6 @@ import torch
 
 from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case import large
-from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.errors import first_line
@@ -34,7 +33,7 @@ def with_second_opinion(job: Job, tally: Tally) -> Tally:
     failure = tally.failure
     if failure is None or not _asks(job, failure):
         return tally
-    diagnosis = failure.diagnosis or Diagnosis(likely_cause(failure.verdict) or UNEXPLAINED)
+    diagnosis = failure.explained
     found = _in_cpu_lane(job, failure)
     if isinstance(found, Tally):
         diagnosis = _both(diagnosis, failure, found)
@@ -47,7 +46,7 @@ def with_second_opinion(job: Job, tally: Tally) -> Tally:
 
 def _asks(job: Job, failure: Failure) -> bool:
     request, case = job.request, failure.case
-    cause = failure.diagnosis.cause if failure.diagnosis else likely_cause(failure.verdict) or UNEXPLAINED
+    cause = failure.explained.cause
     return (
         request.device != "cpu"
         and request.given is None
@@ -91,7 +90,7 @@ def _both(here: Diagnosis, failure: Failure, found: Tally) -> Diagnosis:
         said = "in the CPU lane: interpreted, the same case is right; what only a GPU has is left (order, arithmetic)"
         return replace(here, ruled_out=[*here.ruled_out, said])
     verdict = there.verdict
-    second = there.diagnosis or Diagnosis(likely_cause(verdict) or UNEXPLAINED)
+    second = there.explained
     if verdict.check not in _TELLING or second.cause == UNEXPLAINED:
         return here
     alike = "fails alike" if verdict.check == failure.verdict.check else f"fails {verdict.check}"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from benchmarks.canary.overhead import percentile
 from benchmarks.canary.rollouts import BAD, EQUAL, NEARLY, POLICY, Candidate, End, served, shadowed
 
 # Calls that are given to a routed candidate: at 1 % routing two thousand million in all.
@@ -82,8 +83,7 @@ def _exposure(ends: Sequence[End]) -> Iterator[str]:
 def _spread(numbers: list[int]) -> str:
     if not numbers:
         return "-"
-    ordered = sorted(numbers)
-    return f"{ordered[len(ordered) // 2]:,}, {ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]:,}"
+    return f"{percentile(numbers, 0.5):,}, {percentile(numbers, 0.95):,}"
 
 
 if __name__ == "__main__":

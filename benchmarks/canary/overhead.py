@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ ROWS, COLUMNS = 16384, 8192
 STREAMED, AWAITED = 400, 200
 
 Call = Callable[[Any], Any]
+N = TypeVar("N", int, float)
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def _loop(call: Call, calls: int) -> float:
     return time.perf_counter() - begun
 
 
-def percentile(samples: Sequence[float], share: float) -> float:
+def percentile(samples: Sequence[N], share: float) -> N:
     """The sample below which this share of them lies."""
     return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
 

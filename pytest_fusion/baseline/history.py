@@ -69,10 +69,10 @@ def level(stored: Latency, unit: str, aa: float = 0.0) -> Level:
 def worth(known: Level, stored: Latency, now: Latency) -> Level:
     """The level for a comparison of these two sessions: worth less where the reference takes another time in each, or
     where the GPU did other things while one of them was measured."""
-    errors = [known.error]
-    if stored.reference_s > 0 and now.reference_s > 0:
-        shift = abs(math.log(now.reference_s / stored.reference_s))
-        errors.append(UNCANCELLED * max(0.0, shift - WANDERS))
+    if min(stored.fused_s, now.fused_s, stored.reference_s, now.reference_s) <= 0:
+        return known
+    shift = abs(math.log(now.reference_s / stored.reference_s))
+    errors = [known.error, UNCANCELLED * max(0.0, shift - WANDERS)]
     unrest = max(scatter(stored.blocks), scatter(now.blocks))
     if unrest > RESTLESS:
         errors += [unrest, TICK_S / min(stored.fused_s, now.fused_s)]

@@ -41,12 +41,13 @@ class Session:
 class Latency:
     """Time of the fused call, always beside that of the reference.
 
-    ``fused_s`` and ``reference_s`` are medians in seconds, for people: no verdict rests on them. ``ratio`` is the
-    median over blocks of log(fused / reference), with the ends ``low`` and ``high`` of its interval and its standard
-    ``error``; ``blocks`` are the raw medians of the blocks. ``method`` says how it was timed (``timer``, ``cache``,
-    ``captured``, ...), ``control`` is a digest of the reference: a ratio to another one means nothing. ``aa`` is how
-    far apart the machine put two runs of one thing (log ratio). ``place`` is the class in which latencies compare
-    (see ``place.latency_place``), ``unit`` this very GPU. ``history`` are earlier sessions, the newest last.
+    ``fused_s`` and ``reference_s`` are medians in seconds, for people; a verdict asks them only how much a stored
+    ratio is worth (``history.worth``). ``ratio`` is the median over blocks of log(fused / reference), with the ends
+    ``low`` and ``high`` of its interval and its standard ``error``; ``blocks`` are the raw medians of the blocks.
+    ``method`` says how it was timed (``timer``, ``cache``, ``captured``, ...), ``control`` is a digest of the
+    reference: a ratio to another one means nothing. ``aa`` is how far apart the machine put two runs of one thing (log
+    ratio). ``place`` is the class in which latencies compare (see ``place.latency_place``), ``unit`` this very GPU.
+    ``history`` are earlier sessions, the newest last.
     """
 
     fused_s: float

@@ -159,14 +159,12 @@ class _Parts:
             if wrong is not None:
                 return self.too_early(wrong)
             late += behind.late
-            if late == _LATE or self.spec.syncs:
-                break
+            if early and (late == _LATE or self.spec.syncs):
+                self.state.proved["streams"] = None
+                return None
             if not behind.late:
                 cycles *= 2  # of a GPU that many processes share, one has a turn every few tens of milliseconds
-        if early and (late == _LATE or self.spec.syncs):
-            self.state.proved["streams"] = None
-        else:
-            self.state.left[_BLIND] = None
+        self.state.left[_BLIND] = None
         return None
 
     def too_early(self, wrong: Verdict) -> Verdict | None:

@@ -35,10 +35,12 @@ OVERWRITES = frozenset({"copy", "fill", "zero"})
 # Operations on complex numbers that change no digit but by their result's dtype.
 MOVES = frozenset({"_to_copy", "copy", "clone", "complex", "fill", "zero"})
 PRODUCTS = frozenset({"mm", "bmm"})
-WITH_BIAS = frozenset({"addmm", "baddbmm"})
+# The last two operands of these are the factors of a product.
+FACTORS = PRODUCTS | {"addmm", "baddbmm"}
+CASTS = frozenset({"_to_copy", "to", "copy"})
 # What leaves float8 numbers float8 numbers, but for a factor.
 SCALINGS = frozenset({"mul", "div", "clone", "neg"})
-CASTS = frozenset({"_to_copy", "to", "copy"})
+KEEPING = CASTS | SCALINGS
 _UNSURE = 2.0**-21
 _HOPPER = (9, 0)
 
@@ -128,7 +130,7 @@ class LaneMode(DispatchMode):
 
     def _note_eighths(self, plan: Plan, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
         """Float8 numbers in another dtype, on the devices whose tensor cores add them in few bits."""
-        if len(results) != 1 or not adds_coarsely(results[0].device) or plan.name not in CASTS | SCALINGS:
+        if plan.name not in KEEPING or len(results) != 1 or not adds_coarsely(results[0].device):
             return
         given = [t for t in args if isinstance(t, Tensor)]
         if any(map(self.store.of_eighth, given if plan.name in SCALINGS else given[:1])):
@@ -193,7 +195,7 @@ class LaneMode(DispatchMode):
         op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms, held)
         read = [seen[id(t)] for t in operands]
         op.spreads = {id(lanes.rounded): lanes.spread[0] for lanes in read if lanes.spread is not None}
-        if plan.name in PRODUCTS | WITH_BIAS and adds_coarsely(out.device):
+        if plan.name in FACTORS and adds_coarsely(out.device):
             op.eighths = all(map(self.store.of_eighth, operands[-2:]))
         if plan.name in PRODUCTS:
             lows = ((seen[id(t)].rounded, t.dtype if t.dtype in NARROW else self.store.widened(t)) for t in operands)

@@ -28,8 +28,8 @@ def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dic
     """``count`` sets of arguments in tensors of their own; fewer where they would take more than ``room`` bytes.
 
     The second result says whether the sets are as many as asked for; else the calls share some, and are warmer.
-    All lie in one piece of memory for each device, because where they lie shows: eight times anew on an H200, ten pairs
-    of 33 MB made each for itself were read in 18.4 to 19.2 us, those in one piece in 18.8 to 18.9.
+    All lie in one piece of memory for each device, because where they lie shows: eight times anew on an H200, ten
+    copies of 33 MB made each for itself were read in 18.4 to 19.2 us, those in one piece in 18.8 to 18.9.
     """
     own = [t for value in logical.values() for t in _tensors(value)]
     size = max(1, bytes_of(own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,6 @@ def copies_of(
     Raises ``CannotCopyError`` before anything is copied.
     """
     arguments = named(args, kwargs)
-    spans: dict[int, list[int]] = {}
     chosen: dict[int, tuple[str, Tensor]] = {}
     for name, value in arguments.items():
         if only is not None and name not in only:
@@ -101,11 +100,8 @@ def copies_of(
             if tensor.device.type not in ("cpu", "cuda"):
                 raise CannotCopyError(f"{name} is on {tensor.device}")
             chosen.setdefault(id(tensor), (name, tensor))
-            if tensor.numel():
-                start, stop = _span(tensor)
-                span = spans.setdefault(_storage(tensor), [start, stop])
-                span[:] = [min(span[0], start), max(span[1], stop)]
-    total = sum(stop - start for start, stop in spans.values())
+    spans = _spans(tensor for _, tensor in chosen.values())
+    total = _bytes(spans)
     if total > most_bytes:
         raise CannotCopyError(f"the copies would need {total / 2**20:.3g} MiB of {most_bytes / 2**20:.3g} MiB")
     pieces: dict[int, tuple[int, Tensor]] = {}
@@ -128,6 +124,30 @@ def copies_of(
             made[key] = _view(piece.untyped_storage(), offset, tensor)
             pairs.append(Pair(name, _view(tensor.untyped_storage(), int(tensor.storage_offset()), tensor), made[key]))
     return Copies(_replaced(args, made), _replaced(dict(kwargs), made), pairs)
+
+
+def copied_bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """What copies of all tensors of a call would need; 0 where some cannot be copied."""
+    try:
+        return _bytes(_spans(tensors_in([args, kwargs])))
+    except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no plain storage
+        return 0
+
+
+def _bytes(spans: Mapping[int, tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in spans.values())
+
+
+def _spans(tensors: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
+    """Of each storage, the first and one past the last byte that any of the tensors reaches."""
+    spans: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            where = _storage(tensor)
+            start, stop = _span(tensor)
+            least, most = spans.get(where, (start, stop))
+            spans[where] = min(least, start), max(most, stop)
+    return spans
 
 
 def _storage(tensor: Tensor) -> int:

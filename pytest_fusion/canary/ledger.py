@@ -80,6 +80,12 @@ class Ledger:
     def _count(self, what: str) -> None:
         self._counts[what if what in self._counts or len(self._counts) < _MOST_NAMES else "others"] += 1
 
+    def pass_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> None:
+        """A call in shadow that is not looked at; ``why`` where it should have been."""
+        self.traffic.slot("shadow", args, kwargs)
+        if why:
+            self.count(f"skipped: {why}")
+
     def skip(self, reason: str) -> None:
         """A call that should have been looked at and was not."""
         # Numbers in reasons (MiB) would make a count of each.

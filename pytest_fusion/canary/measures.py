@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_fusion.canary.budget import Budget
+from pytest_fusion.canary.call import recorded
 from pytest_fusion.canary.captures import beside_captures
-from pytest_fusion.canary.copies import CannotCopyError, Copies, Names, copies_of, tensors_in
+from pytest_fusion.canary.copies import CannotCopyError, Copies, Names, copied_bytes, copies_of, tensors_in
 from pytest_fusion.canary.forms import Forms
 from pytest_fusion.canary.generators import Generators
 from pytest_fusion.canary.ledger import Ledger
@@ -88,6 +89,15 @@ class Measures:
         self._pairs.clear()
         if self._referee is not None:
             self._referee.clear()
+
+    def barred(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why a call whose turn it is cannot be looked at; empty where it can. Asked while its caller waits: of the
+        likely reasons, the cheapest first."""
+        if not self.budget.open:
+            return "over its share of GPU time"
+        if recorded():
+            return "recorded into a graph"
+        return "too large to copy" if copied_bytes(args, kwargs) > self._most_bytes else ""
 
     def choose(self, ticket: int, args: tuple[Any, ...], kwargs: dict[str, Any], copies: Copies) -> Chosen | None:
         """Whether and how this call is measured: never where its signature is new, for both kernels compile and tune

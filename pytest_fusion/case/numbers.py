@@ -12,29 +12,29 @@ import torch
 
 # The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014),
 # as signed 64-bit constants because torch multiplies int64 with wrap-around.
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX2 = 0x94D049BB133111EB - (1 << 64)
-_MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+MIX2 = 0x94D049BB133111EB - (1 << 64)
+MASK = (1 << 64) - 1
 
 
 def mix(*parts: int | str) -> int:
     """A 64-bit seed from several parts, stable across processes (unlike ``hash``)."""
     state = 0
     for part in parts:
-        for word in part.encode() if isinstance(part, str) else (part & _MASK, 0x100):
-            state = _finalised((state ^ word) + _GOLDEN & _MASK)
+        for word in part.encode() if isinstance(part, str) else (part & MASK, 0x100):
+            state = _finalised((state ^ word) + GOLDEN & MASK)
     return state
 
 
 def element(seed: int, number: int) -> int:
     """One 64-bit number of stream ``seed``, 0 to 2^64-1: that of ``bits`` at ``number - 1``, without a tensor."""
-    return _finalised(seed + number * _GOLDEN & _MASK)
+    return _finalised(seed + number * GOLDEN & MASK)
 
 
 def _finalised(state: int) -> int:
-    state = (state ^ state >> 30) * (_MIX1 & _MASK) & _MASK
-    state = (state ^ state >> 27) * (_MIX2 & _MASK) & _MASK
+    state = (state ^ state >> 30) * (MIX1 & MASK) & MASK
+    state = (state ^ state >> 27) * (MIX2 & MASK) & MASK
     return state ^ state >> 31
 
 
@@ -44,10 +44,10 @@ def _shift(bits: torch.Tensor, by: int) -> torch.Tensor:
 
 def bits(count: int, seed: int, device: torch.device | str) -> torch.Tensor:
     """``count`` random int64 of stream ``seed``."""
-    start = (seed & _MASK) - (1 << 64 if seed & (1 << 63) else 0)
-    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (_GOLDEN - (1 << 64)) + start
-    z = (z ^ _shift(z, 30)) * _MIX1
-    z = (z ^ _shift(z, 27)) * _MIX2
+    start = (seed & MASK) - (1 << 64 if seed & (1 << 63) else 0)
+    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (GOLDEN - (1 << 64)) + start
+    z = (z ^ _shift(z, 30)) * MIX1
+    z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import pytest
@@ -17,15 +18,19 @@ GLOBAL = 0
 
 
 class _Driver:
-    """``cuThreadExchangeStreamCaptureMode`` of one thread; ``answer`` is what it returns."""
+    """``cuThreadExchangeStreamCaptureMode``: each thread has a mode; ``answer`` is what it returns."""
 
     def __init__(self, answer: int = 0) -> None:
-        self.mode, self.answer = GLOBAL, answer
+        self._own, self.answer = threading.local(), answer
+
+    @property
+    def mode(self) -> int:
+        return int(getattr(self._own, "mode", GLOBAL))
 
     def __call__(self, given: Any) -> int:
         if self.answer == 0:
             cell = ctypes.cast(given, ctypes.POINTER(ctypes.c_int)).contents
-            self.mode, cell.value = cell.value, self.mode
+            self._own.mode, cell.value = cell.value, self.mode
         return self.answer
 
 

@@ -1,10 +1,12 @@
 """The process that compiles: no interpreter, no GPU, jobs in as JSON on standard input, one line of JSON out for each.
 
-Run as ``python -m pytest_fusion.run.resources.worker FD``; what modules print goes where it would, answers to ``FD``.
+Run as ``python -m pytest_fusion.run.resources.worker answer FD``, or forked by one that is run as ``... serve SOCKET``;
+what modules print goes where it would, answers to ``FD``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -12,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pytest_fusion.run.resources import forkserver
 from pytest_fusion.run.resources.compiler import compiled
 from pytest_fusion.run.resources.noting import Noted
 from pytest_fusion.run.resources.places import NotFoundError
@@ -19,6 +22,12 @@ from pytest_fusion.run.resources.record import Resources
 from pytest_fusion.run.resources.rehearsal import rehearse
 from pytest_fusion.run.resources.specialisation import Specialisation
 from pytest_fusion.run.resources.targets import TARGETS, Target
+
+# By whoever compiles: the stance of torch.compiler imports Dynamo, and modules of tests import the rest.
+_IMPORTED = (
+    *("torch", "torch._dynamo", "triton", "triton.compiler", "triton.backends.nvidia.compiler"),
+    *("pytest", "hypothesis", "pytest_fusion.decorator"),
+)
 
 
 def prepare(target: Target) -> None:
@@ -87,15 +96,32 @@ def work(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None
         say({"id": number, **answer(job, target, known, begins)})
 
 
-def main(arguments: list[str]) -> None:
-    """Answers on the file descriptor that the only argument names."""
-    with os.fdopen(int(arguments[0]), "w", encoding="utf-8") as answers:
+def answer_all(answers_to: int) -> None:
+    """Read the request from standard input and answer it on this file descriptor."""
+    request = json.load(sys.stdin)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    with os.fdopen(answers_to, "w", encoding="utf-8") as answers:
 
         def say(message: dict[str, Any]) -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
-        work(json.load(sys.stdin), say)
+        work(request, say)
+
+
+def serve(connection: int) -> None:
+    """Import what takes long, and fork a process for each request that comes by this socket."""
+    for name in _IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    forkserver.serve(connection, answer_all)
+
+
+def main(arguments: list[str]) -> None:
+    what, number = arguments
+    {"answer": answer_all, "serve": serve}[what](int(number))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_fusion.run.resources.forkserver import Forked, ForkServer, NotStartedError
 from pytest_fusion.run.resources.targets import Target
 
 JOB_SECONDS = 120.0
@@ -35,6 +39,11 @@ found.loader.exec_module(package)
 from pytest_fusion.run.resources.worker import main
 main(sys.argv[2:])
 """
+
+_COMMAND = (sys.executable, "-P", "-c", _BOOT, _PACKAGE)
+# By process: a forked one has none of its own, and asks its parent's for nothing. ``None``: there can be none.
+_servers: dict[int, ForkServer | None] = {}
+_starting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +90,12 @@ def ask(
     *,
     processes: int | None = None,
     seconds: float = JOB_SECONDS,
-    command: Sequence[str] = (sys.executable, "-P", "-c", _BOOT, _PACKAGE),
+    command: Sequence[str] = (),
 ) -> dict[int, Answer]:
-    """The answer to each job, by its id; at most ``processes`` (by default one a core) work at once."""
+    """The answer to each job, by its id; at most ``processes`` (by default one a core) work at once.
+
+    They are forked from one that has torch and Triton imported, or else, and with a ``command``, started anew.
+    """
     wide = max(1, processes or os.cpu_count() or 1)
     batches = _batches(jobs, wide)
     with ThreadPoolExecutor(max_workers=wide) as pool:
@@ -130,20 +142,16 @@ def _process(
     """Run one process over ``pending``: the job that it was lost on and why, ``(None, None)`` if it answered all."""
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - '' must become the current folder
     jobs = [{"id": job.id, **job.data} for job in pending]
-    request = json.dumps({"path": path, "target": batch.target.name, "jobs": jobs})
+    environment = _environment(path)
+    folder = str(Path.cwd())
+    request = json.dumps(
+        {"path": path, "target": batch.target.name, "jobs": jobs, "environment": environment, "folder": folder}
+    )
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, os.fdopen(reading, "rb", 0) as answers:
         given.write(request.encode())
         given.seek(0)
-        process = subprocess.Popen(
-            [*command, str(writing)],
-            stdin=given,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            env=_environment(path),
-            pass_fds=(writing,),
-            start_new_session=True,
-        )
+        process = _started(command, environment, given.fileno(), said.fileno(), writing)
         os.close(writing)
         late = True
         try:
@@ -158,6 +166,43 @@ def _process(
         said.seek(0)
         words = said.read()[-2000:].decode(errors="replace").strip().splitlines()
         return _lost(current, _died(process.returncode, words[-1] if words else "it said nothing"))
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], given: int, said: int, writing: int
+) -> subprocess.Popen[bytes] | Forked:
+    server = None if command else _server(environment)
+    if server is not None:
+        try:
+            return server.fork(given, said, writing, START_SECONDS)
+        except (NotStartedError, subprocess.TimeoutExpired):
+            _give_up()
+    return subprocess.Popen(
+        [*(command or (*_COMMAND, "answer")), str(writing)],
+        stdin=given,
+        stdout=subprocess.DEVNULL,
+        stderr=said,
+        env=dict(environment),
+        pass_fds=(writing,),
+        start_new_session=True,
+    )
+
+
+def _server(environment: Mapping[str, str]) -> ForkServer | None:
+    """This process's own, started when first asked for; ``None`` where there can be none."""
+    with _starting:
+        if os.getpid() not in _servers:
+            known = hasattr(os, "fork") and hasattr(socket, "send_fds")
+            _servers[os.getpid()] = ForkServer((*_COMMAND, "serve"), environment) if known else None
+            atexit.register(_give_up)
+        return _servers[os.getpid()]
+
+
+def _give_up() -> None:
+    """Of this process's server: what is asked from now on has processes that are started anew."""
+    found, _servers[os.getpid()] = _servers.get(os.getpid()), None
+    if found is not None:
+        found.close()
 
 
 def _lost(at: _At | None, answer: Answer) -> tuple[int | None, Answer]:
@@ -190,17 +235,17 @@ def _listen(batch: _Batch, answers: Any, seconds: float) -> tuple[_At | None, bo
             deadline = time.monotonic() + seconds
 
 
-def _end(process: subprocess.Popen[bytes], wait: float) -> None:
+def _end(process: subprocess.Popen[bytes] | Forked, wait: float) -> None:
     """Wait so many seconds for its end; then it and the compilers that it started are killed."""
     try:
         process.wait(timeout=wait)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(timeout=_END_SECONDS)
 
 
-def _died(status: int, words: str) -> Answer:
-    if status < 0 and -status in _CRASHES:
+def _died(status: int | None, words: str) -> Answer:
+    if status is not None and status < 0 and -status in _CRASHES:
         name = signal.Signals(-status).name
         return Answer(None, f"the compiling process died of {name}: {words}", crashed=True)
     return Answer(None, f"the compiling process ended with status {status}: {words}")

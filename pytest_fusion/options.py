@@ -46,6 +46,12 @@ _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
     ("device", "Where kernels run: auto, cpu or cuda[:N]", "auto", None),
     ("profile", "How much to spend on each test", "dev", tuple(PROFILES)),
     (
+        "bench-profile",
+        "The profile of a run with --fusion-bench that is given none by --fusion-profile",
+        "",
+        ("", *PROFILES),
+    ),
+    (
         "isolate",
         "Run each test in a child process, so that a crash fails that test alone",
         "auto",
@@ -161,7 +167,7 @@ def resolve(config: pytest.Config) -> Options:
         raise FusionError("--fusion-canary compares on many cases, and --fusion-replay is one; give one of them")
     found = Options(
         device=lane.checked(_value(config, "device") or "auto"),
-        profile=profile(_value(config, "profile") or "dev"),
+        profile=_profile(config, bench),
         isolate=_one_of("isolate", _value(config, "isolate") or "auto", ("auto", "on", "off")),
         executor=_one_of("executor", _value(config, "executor") or "batched", ("batched", "serial")),
         undefined=_one_of("undefined", _value(config, "undefined") or "poison", ("poison", "zero")),
@@ -181,6 +187,13 @@ def resolve(config: pytest.Config) -> Options:
         # An incumbent's process answers another run, which writes the reports.
         return replace(found, report=None, json=None, replay=None, sanitize=False, bench=False, canary="")
     return replace(found, sanitize=False, bench=False, counters=False) if canary else found
+
+
+def _profile(config: pytest.Config, bench: bool) -> Profile:
+    """A profile that the command line gives wins over one for runs that measure."""
+    if bench and config.getoption("fusion_profile", None) is None and _value(config, "bench_profile"):
+        return profile(_value(config, "bench_profile"))
+    return profile(_value(config, "profile") or "dev")
 
 
 def _without(text: str) -> tuple[str, ...]:

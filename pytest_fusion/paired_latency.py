@@ -15,6 +15,7 @@ import torch
 from pytest_fusion.baseline.bootstrap import Estimate, block_ratios, estimate
 from pytest_fusion.bench import latency
 from pytest_fusion.bench.entries import entries
+from pytest_fusion.bench.masks import full_mask
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.canary.offline.finding import Timing
 from pytest_fusion.canary.offline.kernel import Kernel, Opponent
@@ -110,11 +111,12 @@ def timings(
 def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
     """The kernel of ``bench`` or its reference at one size, to be timed. Raises what the call raises."""
     spec = bench.spec
-    function = spec.fused if what == "fused" else spec.reference
-    extra = bench.extra if what == "fused" else takes(spec.reference, bench.extra)
-    call: Callable[..., Any] = partial(function, **extra)
     logical = make_inputs(spec, case, device)
+    call: Callable[..., Any] = partial(spec.fused, **bench.extra)
     with torch.no_grad():
+        if what == "reference":
+            drawn = {} if spec.random is None else full_mask(spec, case.sizes, call(**logical))
+            call = partial(spec.reference, **takes(spec.reference, {**bench.extra, **drawn}))
         outputs = call(**logical)
         counts = count(lambda: call(**logical), dict(logical), device)
         return latency.timed(call, logical, outputs, device, cache, counts)[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, make_plan
-from pytest_fusion.case.stated import stated_case
+from pytest_fusion.case.stated import admitting, stated_case
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -36,10 +36,11 @@ def entries(spec: FusionSpec) -> list[Entry]:
     """
     if not spec.bench:
         return []
-    plan = _plan(spec)
+    complete = [_complete(spec, given) for given in spec.bench]
+    plan = _plan(spec, complete)
     found: dict[str, Entry] = {}
-    for given in spec.bench:
-        entry = _entry(plan, _complete(spec, given))
+    for named in complete:
+        entry = _entry(plan, named)
         if entry.text in found:
             raise SpecError(f"{spec.name}: bench= names the case {entry.text} twice; leave one out")
         found[entry.text] = entry
@@ -55,11 +56,12 @@ def smaller(spec: FusionSpec, entry: Entry) -> Entry | None:
     large = [name for name in dims if _largest(entry.given[name]) > _LARGE]
     if not large:
         return None
-    return _entry(_plan(spec), {**entry.given, large[0]: _halved(entry.given[large[0]])})
+    named = {**entry.given, large[0]: _halved(entry.given[large[0]])}
+    return _entry(_plan(spec, [named]), named)
 
 
-def _plan(spec: FusionSpec) -> Plan:
-    return make_plan(spec, pools=searching.pools(spec, _SEED), limits=Limits())
+def _plan(spec: FusionSpec, every: Iterable[Mapping[str, Any]]) -> Plan:
+    return make_plan(admitting(spec, every), pools=searching.pools(spec, _SEED), limits=Limits())
 
 
 def _entry(plan: Plan, named: Mapping[str, Any]) -> Entry:

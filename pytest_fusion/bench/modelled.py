@@ -13,6 +13,7 @@ import torch
 
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, NotMeasuredError
+from pytest_fusion.bench.masks import full_mask
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import first_line, said
@@ -21,7 +22,7 @@ from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.counting.modelled import modelled
 from pytest_fusion.run.interpreter.executor import skipped
 from pytest_fusion.run.interpreter.named_device import with_stand_in
-from pytest_fusion.run.reference import copies, takes
+from pytest_fusion.run.reference import takes
 from pytest_fusion.run.traffic import Traffic, algorithmic_bytes, traffic_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -32,10 +33,11 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
     """Raises ``NotMeasuredError`` where the inputs cannot be made or the fused call raises."""
     try:
         logical = make_inputs(spec, entry.case, CPU, zeros=True)
-    except (ImpossibleCase, InputFailed, RuntimeError, MemoryError) as error:
+    except (ImpossibleCase, InputFailed, RuntimeError, MemoryError, OSError) as error:
         raise NotMeasuredError(f"the inputs cannot be made: {first_line(error)}") from error
     results: list[Any] = []
-    arguments = copies(logical)
+    # What the call writes into, made anew: a copy would read and write gigabytes of zeros.
+    arguments = make_inputs(spec, entry.case, CPU, zeros=True)
 
     def call() -> None:
         results[:] = [spec.fused(**arguments, **extra)]
@@ -51,7 +53,8 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
         raise NotMeasuredError(f"the call raises {said(error)}") from error
     written = [arguments[name] for name in spec.mutates if isinstance(arguments.get(name), torch.Tensor)]
     moved = algorithmic_bytes(logical.values(), [results[0], *written])
-    return Figures(counts, moved, *of_reference(spec, logical, extra))
+    told = {**extra, **full_mask(spec, entry.case.sizes, results[0])}
+    return Figures(counts, moved, *of_reference(spec, logical, told))
 
 
 def of_reference(
@@ -82,4 +85,5 @@ def _without_data(
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
     """A call of the reference on tensors without data: a product of 8192 cubed would take a CPU half a minute."""
     empty = {name: map_tensors(value, lambda t: t.to("meta")) for name, value in logical.items()}
-    return lambda: spec.reference(**empty, **takes(spec.reference, extra)), empty
+    more = {name: map_tensors(value, lambda t: t.to("meta")) for name, value in takes(spec.reference, extra).items()}
+    return lambda: spec.reference(**empty, **more), empty

@@ -18,6 +18,7 @@ from pytest_fusion.bench.ceilings import Ceilings, ceilings
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.gate import gate
+from pytest_fusion.bench.masks import full_mask
 from pytest_fusion.bench.modelled import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.errors import first_line, said
@@ -116,19 +117,20 @@ def measure(
     except (ImpossibleCase, InputFailed, RuntimeError, MemoryError) as error:
         raise NotMeasuredError(f"the inputs cannot be made: {first_line(error)}") from error
     fused = partial(spec.fused, **extra)
-    reference = partial(spec.reference, **takes(spec.reference, extra))
     try:
         with torch.no_grad():
             fused(**logical)
             resources: list[Resources] = []
             with loaded(resources, launches):
                 outputs = fused(**logical)
+        told = {**extra, **full_mask(spec, entry.case.sizes, outputs)}
+        reference = partial(spec.reference, **takes(spec.reference, told))
         counts = _counted(fused, logical, here.device)
         roomy = _fits(reference, logical)
         reference_counts = _counted(reference, logical, here.device) if roomy else Uncounted(_NO_ROOM)
         written = [logical[name] for name in spec.mutates if isinstance(logical.get(name), torch.Tensor)]
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
-        traffic = traffic_of_reference(spec, logical, extra)
+        traffic = traffic_of_reference(spec, logical, told)
         with alone(here.device):
             fused_side = _side(spec, fused, logical, here)
             reference_side = _side(spec, reference, logical, here) if roomy else Side()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import numbers, recorded, regimes
+from pytest_fusion.case import blank, numbers, recorded, regimes
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import map_tensors
@@ -223,7 +223,7 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bo
             and zeros
             and (dtype := torch_dtype(case.tensors[name].dtype)).is_floating_point
         ):
-            inputs[name] = torch.zeros(shape_of(inner, case.sizes), dtype=dtype, device=device)
+            inputs[name] = blank.zeros(shape_of(inner, case.sizes), dtype).to(device)
         elif isinstance(inner, TensorSpec):
             inputs[name] = make_tensor(name, inner, case, device)
         elif isinstance(inner, ConstantSpec):

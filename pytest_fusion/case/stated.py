@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,16 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build
 from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.spec.dtypes import dtype_name
+from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS
+
+# The work is the product of all sizes: of five that are large, more than 2**62.
+_ANY = 1 << 500
 
 
 def stated_case(plan: Plan, given: Mapping[str, Any], seed: int, *, where: str) -> Case:
     """The case with the very sizes that ``given`` names, whatever they cost; raises ``SpecError``, naming ``where``."""
-    free = replace(plan, limits=Limits(elements=2**62, work=2**62, programs=plan.limits.programs))
+    free = replace(plan, limits=Limits(elements=_ANY, work=_ANY, programs=plan.limits.programs))
     choice = stated_choice(plan, given, where=where)
     try:
         case = build(free, choice, seed)
@@ -31,6 +35,20 @@ def stated_case(plan: Plan, given: Mapping[str, Any], seed: int, *, where: str) 
                 "does not admit beside the other sizes; change one of them"
             )
     return case
+
+
+def admitting(spec: FusionSpec, every: Iterable[Mapping[str, Any]]) -> FusionSpec:
+    """``spec`` without the upper bounds that sizes in any of ``every`` exceed.
+
+    Those keep what is drawn small; who writes a larger size down says that the kernel takes it.
+    """
+    wider = {
+        name: replace(bound, max=None)
+        for given in every
+        for name in spec.dim_names
+        if (bound := spec.bound(name)).max is not None and isinstance(given.get(name), int) and given[name] > bound.max
+    }
+    return replace(spec, dims={**spec.dims, **wider}) if wider else spec
 
 
 def _listed(given: Mapping[str, Any]) -> str:

@@ -30,6 +30,16 @@ def test_an_entry_is_a_case_of_its_very_sizes() -> None:
     assert entries(spec([{"batch": (8192,), "n": 16384, "dtype": torch.float16}])) == [found]
 
 
+def test_a_size_may_exceed_what_is_drawn() -> None:
+    """`dim(16, 64)` keeps a test small; an entry may be larger, and no smaller."""
+    (found,) = entries(spec([{"batch": (3,), "n": 8192}], dims={"n": dim(16, 64)}))
+    assert found.case.sizes == {"batch": (3,), "n": 8192}
+    (found,) = entries(spec([{"batch": (1 << 40, 1 << 20), "n": 1 << 20}], dims={"n": dim(16, 64)}))
+    assert found.case.sizes == {"batch": (1 << 40, 1 << 20), "n": 1 << 20}
+    with pytest.raises(SpecError, match="does not admit"):
+        entries(spec([{"batch": (3,), "n": 8}], dims={"n": dim(16, 64)}))
+
+
 @pytest.mark.parametrize(
     ("dtypes", "expected"),
     [((torch.float32, torch.float16, torch.bfloat16), "bfloat16"), ((torch.float32, torch.float16), "float16")],

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
-from pytest_fusion import FusionSpec, tensor
-from pytest_fusion.bench.modelled import of_reference, traffic_of_reference
+from pytest_fusion import FusionSpec, rng, tensor
+from pytest_fusion.bench.entries import entries
+from pytest_fusion.bench.masks import full_mask
+from pytest_fusion.bench.modelled import measure, of_reference, traffic_of_reference
 from pytest_fusion.run.counting.model import Counts, Uncounted
 from pytest_fusion.run.traffic import Traffic
 
@@ -46,3 +49,29 @@ def test_a_reference_that_needs_values_has_no_traffic() -> None:
     counts, traffic = of_reference(spec(reference), LOGICAL, {})
     assert isinstance(counts, Uncounted)
     assert traffic is None
+
+
+@pytest.mark.parametrize("dims", [None, "n"])
+def test_a_reference_is_handed_a_mask_where_its_kernel_draws_one(dims: str | None) -> None:
+    """What it launches and moves is known: x and the mask of bools are read, the product is written."""
+
+    def fused(x: torch.Tensor, seed: int) -> torch.Tensor:
+        return x * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+
+    def reference(x: torch.Tensor, seed: int, mask: torch.Tensor) -> torch.Tensor:
+        return x * mask
+
+    drawing = FusionSpec(
+        name="f",
+        fused=fused,
+        reference=reference,
+        inputs={"x": tensor("m n"), "seed": 3},
+        rng=rng("seed", mask="mask", dims=dims),
+        bench=[{"m": 4, "n": 8, "dtype": torch.float32}],
+    )
+    (entry,) = entries(drawing)
+    figures = measure(drawing, entry, {})
+    assert isinstance(figures.reference_counts, Counts)
+    read = 4 * 32 + (32 if dims is None else 8)
+    assert figures.reference == Traffic(read + 4 * 32, 1, 0, 32)
+    assert full_mask(spec(torch.relu), {"n": 8}, torch.ones(8)) == {}

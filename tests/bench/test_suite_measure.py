@@ -39,9 +39,9 @@ class Rotation:
         cls.mutating = []
         return made
 
-    def batch(self, _: Call, __: float, mutates: bool = False) -> Batch:
+    def batch(self, _: Call, __: float, mutates: bool = False, plain: str = "") -> Batch:
         type(self).mutating.append(mutates)
-        return Batch()
+        return Batch(timer="events" if plain else "graph")
 
 
 @pytest.fixture
@@ -79,6 +79,12 @@ def test_all_ways_that_agree_are_timed(place: Place) -> None:
     assert found.copy_bytes_per_s == Ceilings.copied(0.5)
     assert found.matmul_flops_per_s == Ceilings.multiplied(0.25)
     assert found.words == {}
+
+
+def test_a_way_that_no_graph_has_is_not_captured(place: Place) -> None:
+    """It says so itself; the others are, all the same."""
+    found = measured(ROW, _problem({"library": Way(torch.exp, plain="it waits")}, compiles=None), "forward", place)
+    assert dict(found.timers) == {OURS: "graph", EAGER: "graph", "library": "events"}
 
 
 def test_what_disagrees_raises_or_is_absent_has_words(place: Place) -> None:

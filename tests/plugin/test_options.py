@@ -63,6 +63,22 @@ def test_a_wrong_ini_value_stops_the_run_too(ini: str, line: str, project: Proje
     result.stderr.fnmatch_lines([line])
 
 
+def test_a_run_that_measures_may_have_a_profile_of_its_own(project: Project) -> None:
+    """`fusion_bench_profile` holds with --fusion-bench alone, and a profile on the command line wins over it."""
+    project.write(ONE)
+    project.pytester.makeini("[pytest]\nfusion_device = cpu\nfusion_profile = ci\nfusion_bench_profile = gate\n")
+    options = ("-p", "no:cacheprovider")
+    for given, chosen in (
+        ((), "ci"),
+        (("--fusion-bench",), "gate"),
+        (("--fusion-bench", "--fusion-profile=dev"), "dev"),
+        (("--fusion-bench", "--fusion-bench-profile=ci"), "ci"),
+    ):
+        result = project.pytester.runpytest_inprocess(*options, *given)
+        result.stdout.fnmatch_lines([f"fusion: *, profile {chosen}"])
+        assert result.ret == pytest.ExitCode.OK
+
+
 def test_ini_twins_and_what_wins(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every ini twin has its effect, paths are as seen from the ini file, and the command line wins."""
     project.write(ONE)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case import blank
 from pytest_fusion.run.resources.constants import decode, encode
 from pytest_fusion.run.resources.specialisation import Json
 
@@ -79,7 +80,7 @@ def _zeros(data: Mapping[str, Any]) -> torch.Tensor:
     shape, strides, offset = data["shape"], data["strides"], int(data["offset"])
     dtype = getattr(torch, data["dtype"])
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if all(shape) else 0
-    tensor = torch.zeros(offset + reach, dtype=dtype).as_strided(shape, strides, offset)
+    tensor = blank.zeros((offset + reach,), dtype).as_strided(shape, strides, offset)
     if data["values"] is not None and not any(stride == 0 for stride in strides):
         tensor.copy_(torch.tensor(data["values"], dtype=dtype).reshape(shape))
     return tensor

@@ -14,15 +14,18 @@ from unittest.mock import patch
 
 import torch
 
+from pytest_fusion.case import blank
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run.resources.calls import made
 from pytest_fusion.run.resources.noting import Noted, noted
 from pytest_fusion.run.resources.reading import values_read
 
 _FACTORIES = (
-    "arange as_tensor empty empty_like empty_permuted empty_strided eye full full_like linspace ones ones_like rand "
-    "rand_like randint randint_like randn randn_like randperm scalar_tensor tensor zeros zeros_like"
+    "arange as_tensor empty_permuted empty_strided eye full full_like linspace ones ones_like rand rand_like randint "
+    "randint_like randn randn_like randperm scalar_tensor tensor"
 ).split()
+# Uninitialised integers that a launcher reads as sizes could ask for any amount of memory.
+_BLANK = "empty empty_like zeros zeros_like".split()
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 
 
@@ -42,18 +45,19 @@ def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
         try:
             result = function(**arguments)
             if backward:
-                _backward(result)
+                _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
             problem = f"{type(error).__name__}: {error}"
     return launches, problem, bool(read)
 
 
-def _backward(result: Any) -> None:
+def _backward(result: Any, leaves: list[torch.Tensor]) -> None:
+    """With upstream gradients of zeros; what comes of it is left, where ``backward`` would copy it into ``.grad``."""
     outputs: list[torch.Tensor] = []
     map_tensors(result, lambda tensor: outputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
     wanted = [output for output in outputs if output.requires_grad]
-    if wanted:
-        torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
+    if wanted and leaves:
+        torch.autograd.grad(wanted, leaves, [torch.zeros_like(output) for output in wanted], allow_unused=True)
 
 
 @contextmanager
@@ -73,9 +77,8 @@ def posing_as_device() -> Iterator[None]:
             stack.enter_context(patch.object(torch.Tensor, name, value, create=True))
         for name in _FACTORIES:
             stack.enter_context(patch.object(torch, name, _on_host(getattr(torch, name))))
-        # Uninitialised integers that a launcher reads as sizes could ask for any amount of memory.
-        for name, zeros in (("empty", torch.zeros), ("empty_like", torch.zeros_like)):
-            stack.enter_context(patch.object(torch, name, zeros))
+        for name in _BLANK:
+            stack.enter_context(patch.object(torch, name, _blank(getattr(torch, name))))
         yield
 
 
@@ -85,6 +88,19 @@ def _on_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
         kwargs.pop("device", None)
         kwargs.pop("pin_memory", None)
         return upstream(*args, **kwargs)
+
+    return make
+
+
+def _blank(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Zeros, whatever is asked for, of which only what is written takes memory."""
+
+    @functools.wraps(upstream)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("out") is not None:
+            return upstream(*args, **kwargs).zero_()
+        kwargs.pop("pin_memory", None)
+        return blank.like(upstream(*args, **{**kwargs, "device": "meta"}))
 
     return make
 

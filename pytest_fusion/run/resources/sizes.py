@@ -10,7 +10,7 @@ import torch
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.plan import Limits, make_plan
 from pytest_fusion.case.search import pools
-from pytest_fusion.case.stated import stated_case
+from pytest_fusion.case.stated import admitting, stated_case
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -23,10 +23,11 @@ _SEED = 0
 def arguments_of(spec: FusionSpec, sizes: Sizes) -> dict[str, Any]:
     """The inputs at ``sizes``, contiguous, floating ones zero; what is not named is as plain as the spec admits.
 
-    Raises ``SpecError`` for a name that is none, a dim that is left out, and a size outside its bounds.
+    Raises ``SpecError`` for a name that is none, a dim that is left out, and a size that is too small or not the
+    multiple that it must be.
     """
     for name in spec.dim_names:
         if name not in sizes:
             raise SpecError(f"{spec.name}: the sizes {dict(sizes)} leave out {name!r}; add it")
-    plan = make_plan(spec, pools=pools(spec, _SEED), limits=Limits())
+    plan = make_plan(admitting(spec, [sizes]), pools=pools(spec, _SEED), limits=Limits())
     return make_inputs(spec, stated_case(plan, sizes, _SEED, where="sizes"), torch.device("cpu"), zeros=True)

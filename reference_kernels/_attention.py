@@ -20,12 +20,18 @@ WIDEST = 256  # features of a head: a tile of keys and one of values have to fit
 
 @jit
 def attended(
-    products: tl.tensor, factor: tl.tensor, value: tl.tensor, mixed: tl.tensor, total: tl.tensor, top: tl.tensor
+    products: tl.tensor,
+    factor: tl.tensor,
+    value: tl.tensor,
+    mixed: tl.tensor,
+    total: tl.tensor,
+    top: tl.tensor,
+    ROUNDED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """One block of keys into the weighted mean ``mixed``, its weights' ``total`` and their largest exponent ``top``.
 
-    ``products`` of queries and keys are ``-inf`` where a key is not seen, ``factor`` is positive. Weights are rounded
-    to the dtype of ``value`` for the second product, their total is not.
+    ``products`` of queries and keys are ``-inf`` where a key is not seen, ``factor`` is positive. Weights are
+    ``ROUNDED`` to that dtype for the second product, their total is not.
     """
     new_top = tl.maximum(top, tl.max(products, axis=1) * factor)
     # As long as a query has seen no key, -inf - -inf would poison it.
@@ -33,7 +39,7 @@ def attended(
     weight = tl.exp2(products * factor - shift[:, None])
     fade = tl.exp2(top - shift)
     total = total * fade + tl.sum(weight, axis=1)
-    mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
+    mixed = tl.dot(weight.to(ROUNDED).to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
     return mixed, total, new_top
 
 
@@ -162,20 +168,14 @@ def tile_at(
     column: tl.tensor,
     columns: tl.tensor,
     column_step: tl.tensor,
-    MASKED: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> tl.tensor:
-    """A tile of rows: those below ``rows`` if ``MASKED``, columns below ``columns`` unless ``WHOLE``; 0 elsewhere."""
+    """A tile of the rows below ``rows``, of columns below ``columns`` unless it is as ``WHOLE``; 0 elsewhere."""
     at = base + row.to(tl.int64)[:, None] * row_step + (column * column_step)[None, :]
-    if MASKED and WHOLE:
-        tile = tl.load(at, mask=(row < rows)[:, None], other=0.0)
-    elif MASKED:
-        tile = tl.load(at, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0)
-    elif WHOLE:
-        tile = tl.load(at)
-    else:
-        tile = tl.load(at, mask=(column < columns)[None, :], other=0.0)
-    return tile
+    inside = (row < rows)[:, None]
+    if not WHOLE:
+        inside = inside & (column < columns)[None, :]
+    return tl.load(at, mask=inside, other=0.0)
 
 
 def padded(features: int) -> int:

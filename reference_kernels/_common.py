@@ -8,6 +8,7 @@ lies, in one launch; only a tensor of five or more dimensions that do not fold i
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,16 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # Triton decides this when it decorates a kernel, hence once per process (triton#4972).
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
-# triton has no type hints: a typed alias keeps mypy's strict mode meaningful in the kernel modules.
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
+
+def jit(function: Callable[..., Any], **more: Any) -> Any:
+    """`triton.jit`, for steps along a row without a look at whether they divide by 16.
+
+    The step of a transposed tensor is its number of rows. Where that divided by 16 the compiler read several rows at
+    once, threads held other columns, and sums along a row were taken in another order: 144 rows gave other bits than
+    143 (batch invariance, seen on an H200). A step of 1, which is what loads in vectors need, is still told.
+    """
+    steps = [name for name in inspect.signature(function).parameters if name.endswith("_step")]
+    return triton.jit(function, do_not_specialize_on_alignment=steps, **more)
 
 
 @jit
@@ -41,6 +50,17 @@ def row_offset(
 
 
 @jit
+def _added(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    return a + c, b + d
+
+
+@jit
+def row_sums(a: tl.tensor, b: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The sums of two tiles along their rows, as columns: threads meet once for both."""
+    return tl.reduce((a, b), 1, _added, keep_dims=True)
+
+
+@jit
 def summed(
     x_row: tl.tensor,
     residual_row: tl.tensor,
@@ -49,12 +69,15 @@ def summed(
     x_step: tl.tensor,
     residual_step: tl.tensor,
     HAS_RESIDUAL: tl.constexpr,
+    EVICT: tl.constexpr,
 ) -> tl.tensor:
     """One tile of an input in float32, or of its sum with a residual, rounded to the dtype of ``x``; 0 outside."""
-    x = tl.load(x_row + column * x_step, mask=inside, other=0.0)
+    x = tl.load(x_row + column * x_step, mask=inside, other=0.0, eviction_policy=EVICT)
     wide = x.to(tl.float32)
     if HAS_RESIDUAL:
-        wide += tl.load(residual_row + column * residual_step, mask=inside, other=0.0).to(tl.float32)
+        wide += tl.load(residual_row + column * residual_step, mask=inside, other=0.0, eviction_policy=EVICT).to(
+            tl.float32
+        )
         wide = wide.to(x.dtype).to(tl.float32)
     return wide
 

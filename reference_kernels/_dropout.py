@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from reference_kernels._common import jit
@@ -17,9 +16,31 @@ LEVELS = 2**24
 
 
 def seeded_jit(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
-    """`triton.jit` for a kernel with a seed and a threshold: nothing is compiled anew for one that is 1 or a multiple
+    """`jit` for a kernel with a seed and a threshold: nothing is compiled anew for one that is 1 or a multiple
     of 16, in the middle of training; nor for the other ``numbers``."""
-    return partial(triton.jit, do_not_specialize=["seed", "threshold", *numbers])
+    return partial(jit, do_not_specialize=["seed", "threshold", *numbers])
+
+
+@jit
+def philox(seed: tl.tensor, call: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The four words of `tl.randint4x` for the int64 ``call``, to the bit: Philox 4x32 of 10 rounds (Salmon et al.).
+
+    Triton takes the halves of a product by two multiplications, which ptxas does not make one again.
+    """
+    key0 = seed.to(tl.uint32)
+    key1 = (seed.to(tl.uint64) >> 32).to(tl.uint32)
+    word0, word1 = call.to(tl.uint32), (call >> 32).to(tl.uint32)
+    word2, word3 = word0 * 0, word0 * 0
+    for _ in tl.static_range(10):
+        even = word0.to(tl.uint64) * 0xD2511F53
+        odd = word2.to(tl.uint64) * 0xCD9E8D57
+        word0 = (odd >> 32).to(tl.uint32) ^ word1 ^ key0
+        word1 = odd.to(tl.uint32)
+        word2 = (even >> 32).to(tl.uint32) ^ word3 ^ key1
+        word3 = even.to(tl.uint32)
+        key0 += 0x9E3779B9
+        key1 += 0xBB67AE85
+    return word0, word1, word2, word3
 
 
 @jit

@@ -2,6 +2,10 @@
 
 The sums use no atomics: each program keeps those of its own rows, and a last launch adds them up, always in the same
 order on the same device.
+
+A row that fits into one program's registers is read once, and its program walks on to others with the sums for weight
+and bias in registers (`_rows_backward_kernel`). A longer one is cut: what a whole row decides, two sums, is found first
+(`_tilts_kernel`), then all gradients at once by blocks of columns (`_columns_kernel`), which reads everything again.
 """
 
 from __future__ import annotations
@@ -12,29 +16,48 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_tile
+from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_sums, row_tile
 
 PROCESSORS = 132  # of an H200, where there is no device to ask: kernels compiled without one
 
 
-def config_backward(width: int, rows: int, device: torch.device) -> tuple[RowTile, int]:
+def config_backward(
+    width: int,
+    rows: int,
+    itemsize: int,
+    device: torch.device,
+    crowded: bool = False,
+    *,
+    interpreted: bool = INTERPRETED,
+) -> tuple[RowTile, int]:
     """Backward tile, and how many programs share ``rows`` rows of ``width`` elements on ``device``.
 
-    Up to 8192 elements a row stays in registers, and so do a program's sums for weight and bias while it walks through
-    its rows. That is five values an element: 16 elements a thread take 121 registers (bfloat16, cuobjdump, sm_90), so
-    16 warps fill a multiprocessor, and more programs than that would only leave more sums to add up.
+    Up to 32 KiB a row stays in registers, and so do a program's sums for weight and bias while it walks through its
+    rows. Programs fill the registers of a multiprocessor, by 128 a thread or, from 8 warps on, by 64
+    (`config_registers`): of two or more, some load while others add up. More would wait for those to end, and leave
+    more sums to add up. ``crowded``: a layer norm's gradient with another one added to it fits into 64 registers only
+    at 8 elements a thread, of which one program is faster than two that spill (16384x8192: 351 instead of 373 us).
     """
-    tile = row_tile(width, whole=8192, step=4096)
-    tile = replace(tile, warps=max(4, min(16, tile.rows * tile.columns // 512)))
-    tiles = triton.cdiv(rows, tile.rows)
-    return tile, tiles if tile.loop else min(tiles, _processors(device) * (16 // tile.warps))
+    tile = row_tile(width, whole=32768 // itemsize, step=8192, interpreted=interpreted)
+    if tile.columns in (1024, 2048) and width % 16 == 0 and not interpreted:
+        tile = replace(tile, rows=4096 // tile.columns)
+    else:
+        each = 256 if crowded and tile.columns == 8192 else 512
+        tile = replace(tile, warps=max(4, tile.rows * tile.columns // each))
+    return tile, min(triton.cdiv(rows, tile.rows), min(4, 32 // tile.warps) * _processors(device))
+
+
+def config_registers(width: int, warps: int, itemsize: int) -> int | None:
+    """Registers of a thread that the compiler must do with, so that 1024 threads run: a bfloat16 row read in vectors
+    does, with both sums, but would take some more."""
+    return 64 if warps >= 8 and width % 16 == 0 and itemsize == 2 else None
 
 
 def config_columns(width: int, rows: int, device: torch.device) -> tuple[RowTile, int]:
-    """Tile of the sums over rows where a row is too long to keep them in registers, and into how many parts the rows
-    are cut: four programs of 4 warps for each multiprocessor, and 256 bytes of a bfloat16 row at a time."""
-    tile = RowTile(32, 128, 4, loop=True)
-    parts = triton.cdiv(4 * _processors(device), triton.cdiv(width, tile.columns))
+    """Tile of the gradients of a row that is too long to keep in registers, and into how many parts ``rows`` rows are
+    cut: eight programs of 4 warps for each multiprocessor, and 256 bytes of a bfloat16 row at a time."""
+    tile = RowTile(8, 128, 4, loop=True)
+    parts = triton.cdiv(8 * _processors(device), triton.cdiv(width, tile.columns))
     return tile, min(parts, triton.cdiv(rows, tile.rows))
 
 
@@ -57,47 +80,54 @@ def _upstream(
     dy_step: tl.tensor,
     x_step: tl.tensor,
     CENTRED: tl.constexpr,
+    EVICT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Upstream gradient and normalised input of one tile in float32, 0 outside."""
-    dy = tl.load(dy_row + column * dy_step, mask=inside, other=0.0).to(tl.float32)
-    wide = tl.load(x_row + column * x_step, mask=inside, other=0.0).to(tl.float32)
+    """Upstream gradient and normalised input of one tile in float32; the former is 0 outside, the latter finite unless
+    the row's is not anywhere."""
+    dy = tl.load(dy_row + column * dy_step, mask=inside, other=0.0, eviction_policy=EVICT).to(tl.float32)
+    wide = tl.load(x_row + column * x_step, mask=inside, other=0.0, eviction_policy=EVICT).to(tl.float32)
     if CENTRED:
-        wide = (wide - mean) - rest
-    return dy, tl.where(inside, wide * scale, 0.0)
+        return dy, ((wide - mean) - rest) * scale
+    else:  # noqa: RET505 -- compiled alone, or not at all
+        return dy, wide * scale
 
 
 @jit
 def _statistics(
     statistics_ptr: tl.tensor, row: tl.tensor, rows: tl.tensor, CENTRED: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The rows' mean, what its rounding left of it, and reciprocal root; the last is alone where no mean is taken."""
+    """The mean of each of ``row``, what its rounding left of it, and the reciprocal root; the last is
+    alone where no mean is taken. As columns, but loaded before they are: a column is loaded once for each neighbour in
+    a row, 8 times in bfloat16, and kept as often."""
     inside = row < rows
-    mean = tl.zeros(row.shape, tl.float32)
-    rest = tl.zeros(row.shape, tl.float32)
+    mean = 0.0
+    rest = 0.0
     scale_row = statistics_ptr + row
     if CENTRED:
-        mean = tl.load(statistics_ptr + row, mask=inside, other=0.0)
-        rest = tl.load(statistics_ptr + rows + row, mask=inside, other=0.0)
+        mean = tl.load(statistics_ptr + row, mask=inside, other=0.0)[:, None]
+        rest = tl.load(statistics_ptr + rows + row, mask=inside, other=0.0)[:, None]
         scale_row += rows + rows
-    return mean, rest, tl.load(scale_row, mask=inside, other=0.0)
+    return mean, rest, tl.load(scale_row, mask=inside, other=0.0)[:, None]
 
 
 @jit
-def _weighted(
-    dy: tl.tensor,
+def _weights(
     weight_ptr: tl.tensor,
     column: tl.tensor,
     width: tl.tensor,
     weight_step: tl.tensor,
     HAS_WEIGHT: tl.constexpr,
     ONE_MORE: tl.constexpr,
+    EVICT: tl.constexpr,
 ) -> tl.tensor:
+    """What the normalised input was multiplied by, in float32."""
+    weight = 1.0
     if HAS_WEIGHT:
-        weight = tl.load(weight_ptr + column * weight_step, mask=column < width, other=0.0).to(tl.float32)
+        at = weight_ptr + column * weight_step
+        weight = tl.load(at, mask=column < width, other=0.0, eviction_policy=EVICT).to(tl.float32)
         if ONE_MORE:
             weight += 1.0
-        dy = dy * weight
-    return dy
+    return weight
 
 
 @jit
@@ -133,80 +163,110 @@ def _rows_backward_kernel(
     ONE_MORE: tl.constexpr,
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
-    LOOP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """Every ``programs``-th tile of the input's gradient, contiguous ``(rows, width)``, and unless ``LOOP`` this
-    program's row of ``parts``, ``(2, programs, width)``: its rows' share of the gradients of weight and bias."""
+    """Every ``programs``-th tile of the input's gradient, contiguous ``(rows, width)``, and this program's row of
+    ``parts``, ``(2, programs, width)``: its rows' share of the gradients of weight and bias."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
     dweight = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    for first in range(0, rows, programs * BLOCK_ROWS):
-        row = first + program * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-        row_inside = row < rows
-        mean, rest, scale = _statistics(statistics_ptr, row, rows, CENTRED)
+    for first in range(program * BLOCK_ROWS, rows, programs * BLOCK_ROWS):
+        lane = first + tl.arange(0, BLOCK_ROWS)
+        mean, rest, scale = _statistics(statistics_ptr, lane, rows, CENTRED)
+        row = lane[:, None]
+        inside = (row < rows) & (column < width)
         dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
-        dtotal_row = dtotal_ptr
+        dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED, "")
+        if SUM_WEIGHT:
+            dweight += dy * normalised
+        if SUM_BIAS:
+            dbias += dy
+        dy *= _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "")
+        if CENTRED:
+            tilt, shift = row_sums(dy * normalised, dy)
+            # Read again, from L1, rather than kept: beside both sums, that takes 77 instead of 121 registers (bfloat16,
+            # 8192 columns). The policy also keeps the compiler from taking the two readings for one.
+            dy, normalised = _upstream(
+                dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED, "evict_first"
+            )
+            dy *= _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "evict_last")
+            dy -= shift / width
+        else:
+            tilt = tl.sum(dy * normalised, axis=1, keep_dims=True)
+        dx = (dy - normalised * (tilt / width)) * scale
         if HAS_DTOTAL:
             dtotal_row = dtotal_ptr + row_offset(row, size1, size2, dtotal_stride0, dtotal_stride1, dtotal_stride2)
-        dx_row = dx_ptr + row * width
-        if LOOP:
-            shifts = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-            slopes = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-            for start in range(0, width, BLOCK_COLUMNS):
-                at = start + column
-                inside = row_inside & (at < width)
-                dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, at, inside, dy_step, x_step, CENTRED)
-                dy = _weighted(dy, weight_ptr, at, width, weight_step, HAS_WEIGHT, ONE_MORE)
-                if CENTRED:
-                    shifts += dy
-                slopes += dy * normalised
-            shift = tl.sum(shifts, axis=1, keep_dims=True) / width
-            tilt = tl.sum(slopes, axis=1, keep_dims=True) / width
-            for start in range(0, width, BLOCK_COLUMNS):
-                at = start + column
-                inside = row_inside & (at < width)
-                dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, at, inside, dy_step, x_step, CENTRED)
-                dy = _weighted(dy, weight_ptr, at, width, weight_step, HAS_WEIGHT, ONE_MORE)
-                if CENTRED:
-                    dy -= shift
-                dx = (dy - normalised * tilt) * scale
-                if HAS_DTOTAL:
-                    dx += tl.load(dtotal_row + at * dtotal_step, mask=inside, other=0.0).to(tl.float32)
-                tl.store(dx_row + at, dx, mask=inside)
-        else:
-            inside = row_inside & (column < width)
-            dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED)
-            if SUM_WEIGHT:
-                dweight += dy * normalised
-            if SUM_BIAS:
-                dbias += dy
-            dy = _weighted(dy, weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE)
-            tilt = tl.sum(dy * normalised, axis=1, keep_dims=True) / width
-            if CENTRED:
-                dy -= tl.sum(dy, axis=1, keep_dims=True) / width
-            dx = (dy - normalised * tilt) * scale
-            if HAS_DTOTAL:
-                dx += tl.load(dtotal_row + column * dtotal_step, mask=inside, other=0.0).to(tl.float32)
-            tl.store(dx_row + column, dx, mask=inside)
-    if not LOOP:
-        kept = column < width
-        if SUM_WEIGHT:
-            tl.store(parts_ptr + program * width + column, tl.sum(dweight, axis=0, keep_dims=True), mask=kept)
-        if SUM_BIAS:
-            behind = (programs + program) * width
-            tl.store(parts_ptr + behind + column, tl.sum(dbias, axis=0, keep_dims=True), mask=kept)
+            dx += tl.load(dtotal_row + column * dtotal_step, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * width + column, dx, mask=inside)
+    kept = column < width
+    if SUM_WEIGHT:
+        tl.store(parts_ptr + program * width + column, tl.sum(dweight, axis=0, keep_dims=True), mask=kept)
+    if SUM_BIAS:
+        behind = (programs + program) * width
+        tl.store(parts_ptr + behind + column, tl.sum(dbias, axis=0, keep_dims=True), mask=kept)
+
+
+@jit
+def _tilts_kernel(
+    tilts_ptr: tl.tensor,
+    statistics_ptr: tl.tensor,
+    dy_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    dy_stride0: tl.tensor,
+    dy_stride1: tl.tensor,
+    dy_stride2: tl.tensor,
+    dy_step: tl.tensor,
+    x_stride0: tl.tensor,
+    x_stride1: tl.tensor,
+    x_stride2: tl.tensor,
+    x_step: tl.tensor,
+    weight_step: tl.tensor,
+    HAS_WEIGHT: tl.constexpr,
+    CENTRED: tl.constexpr,
+    ONE_MORE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> None:
+    """One of a row's ``BLOCKS`` shares of two sums, ``(2, rows, BLOCKS)``: of the weighted upstream gradient times the
+    normalised input, and of the former alone where a mean was taken. A block past the row's end has a share of 0."""
+    block = tl.program_id(0)
+    column = block.to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    lane = tl.program_id(1).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    mean, rest, scale = _statistics(statistics_ptr, lane, rows, CENTRED)
+    row = lane[:, None]
+    inside = (row < rows) & (column < width)
+    dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
+    x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
+    dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED, "")
+    dy *= _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "")
+    at = tilts_ptr + row * BLOCKS + block
+    if CENTRED:
+        tilt, shift = row_sums(dy * normalised, dy)
+        tl.store(at + rows * BLOCKS, shift, mask=row < rows)
+    else:
+        tilt = tl.sum(dy * normalised, axis=1, keep_dims=True)
+    tl.store(at, tilt, mask=row < rows)
 
 
 @jit
 def _columns_kernel(
+    dx_ptr: tl.tensor,
     parts_ptr: tl.tensor,
+    tilts_ptr: tl.tensor,
     statistics_ptr: tl.tensor,
     dy_ptr: tl.tensor,
     x_ptr: tl.tensor,
+    dtotal_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
     parts: tl.tensor,
     rows: tl.tensor,
     width: tl.tensor,
@@ -220,26 +280,53 @@ def _columns_kernel(
     x_stride1: tl.tensor,
     x_stride2: tl.tensor,
     x_step: tl.tensor,
+    dtotal_stride0: tl.tensor,
+    dtotal_stride1: tl.tensor,
+    dtotal_stride2: tl.tensor,
+    dtotal_step: tl.tensor,
+    weight_step: tl.tensor,
+    HAS_DTOTAL: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
     CENTRED: tl.constexpr,
+    ONE_MORE: tl.constexpr,
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ) -> None:
-    """One block of columns of one of ``parts``, ``(2, parts, width)``: every ``parts``-th tile of rows, added up."""
+    """A block of columns of every ``parts``-th tile of rows: the input's gradient, and a row of ``parts``, ``(2, parts,
+    width)``, for the gradients of weight and bias."""
     part = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    block = tl.arange(0, BLOCKS)[None, :]
+    weight = _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "")
     dweight = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    for first in range(0, rows, parts * BLOCK_ROWS):
-        row = first + part * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-        mean, rest, scale = _statistics(statistics_ptr, row, rows, CENTRED)
+    for first in range(part * BLOCK_ROWS, rows, parts * BLOCK_ROWS):
+        lane = first + tl.arange(0, BLOCK_ROWS)
+        mean, rest, scale = _statistics(statistics_ptr, lane, rows, CENTRED)
+        row = lane[:, None]
         dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
         inside = (row < rows) & (column < width)
-        dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED)
-        dweight += dy * normalised
-        dbias += dy
+        dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED, "")
+        # After what takes long to come: threads meet in a sum, and none goes on to read before.
+        shares = tilts_ptr + row * BLOCKS + block
+        tilt = tl.sum(tl.load(shares, mask=row < rows, other=0.0), axis=1, keep_dims=True) / width
+        if SUM_WEIGHT:
+            dweight += dy * normalised
+        if SUM_BIAS:
+            dbias += dy
+        dy *= weight
+        if CENTRED:
+            shift = tl.sum(tl.load(shares + rows * BLOCKS, mask=row < rows, other=0.0), axis=1, keep_dims=True)
+            dy -= shift / width
+        dx = (dy - normalised * tilt) * scale
+        if HAS_DTOTAL:
+            dtotal_row = dtotal_ptr + row_offset(row, size1, size2, dtotal_stride0, dtotal_stride1, dtotal_stride2)
+            dx += tl.load(dtotal_row + column * dtotal_step, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * width + column, dx, mask=inside)
     kept = column < width
     if SUM_WEIGHT:
         tl.store(parts_ptr + part * width + column, tl.sum(dweight, axis=0, keep_dims=True), mask=kept)
@@ -256,24 +343,26 @@ def input_gradient(
     statistics: torch.Tensor,
     sums: tuple[bool, bool],
     one_more: bool = False,
-) -> torch.Tensor | None:
+) -> torch.Tensor:
     """Write the gradient by ``x`` into the contiguous ``dx``, at least one element of them; ``dtotal`` is added to it.
 
     ``statistics`` are float32: ``(3, rows)`` of a layer norm, ``(1, rows)`` of an RMS norm, which takes no mean;
     ``one_more`` than the weight is what the input was multiplied by.
 
     Returns the partial sums for weight and bias, float32 ``(2, parts, width)``, without the bias's ``(1, parts,
-    width)``, of which those asked for by ``sums`` are written; ``None`` where nothing is asked for, or a row is too
-    long to sum along the way (`sums_over_rows`).
+    width)``, of which those asked for by ``sums`` are written; nothing in them where none is.
     """
     rows = Rows.of(dy, x, dy if dtotal is None else dtotal)
-    tile, programs = config_backward(rows.width, rows.count, x.device)
-    along = any(sums) and not tile.loop
-    parts = torch.empty((1 + sums[1], programs, rows.width), dtype=torch.float32, device=x.device) if along else None
+    centred = len(statistics) > 1
+    crowded = centred and dtotal is not None
+    tile, programs = config_backward(rows.width, rows.count, x.element_size(), x.device, crowded)
+    if tile.loop:
+        return _by_columns(dx, rows, tile, dtotal is not None, weight, statistics, sums, one_more)
+    parts = _partial(programs if any(sums) else 0, rows.width, sums, x.device)
     with placed(x.device):
         _rows_backward_kernel[(programs,)](
             dx,
-            dx if parts is None else parts,
+            parts,
             statistics,
             *rows.tensors,
             x if weight is None else weight,
@@ -284,39 +373,74 @@ def input_gradient(
             1 if weight is None else weight.stride(0),
             HAS_DTOTAL=dtotal is not None,
             HAS_WEIGHT=weight is not None,
-            CENTRED=len(statistics) > 1,
+            CENTRED=centred,
             ONE_MORE=one_more,
-            SUM_WEIGHT=along and sums[0],
-            SUM_BIAS=along and sums[1],
-            LOOP=tile.loop,
-            BLOCK_ROWS=tile.rows,
-            BLOCK_COLUMNS=tile.columns,
-            num_warps=tile.warps,
-        )
-    return parts
-
-
-def sums_over_rows(
-    dy: torch.Tensor, x: torch.Tensor, statistics: torch.Tensor, sums: tuple[bool, bool]
-) -> torch.Tensor:
-    """The partial sums of `input_gradient` by a launch of their own, which reads both tensors once more."""
-    rows = Rows.of(dy, x)
-    tile, count = config_columns(rows.width, rows.count, x.device)
-    parts = torch.empty((1 + sums[1], count, rows.width), dtype=torch.float32, device=x.device)
-    with placed(x.device):
-        _columns_kernel[(triton.cdiv(rows.width, tile.columns), count)](
-            parts,
-            statistics,
-            *rows.tensors,
-            count,
-            rows.count,
-            rows.width,
-            *rows.layout,
-            CENTRED=len(statistics) > 1,
             SUM_WEIGHT=sums[0],
             SUM_BIAS=sums[1],
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
             num_warps=tile.warps,
+            maxnreg=config_registers(rows.width, tile.warps, x.element_size()),
+        )
+    return parts
+
+
+def _partial(count: int, width: int, sums: tuple[bool, bool], device: torch.device) -> torch.Tensor:
+    return torch.empty((1 + sums[1], count, width), dtype=torch.float32, device=device)
+
+
+def _by_columns(
+    dx: torch.Tensor,
+    rows: Rows,
+    tile: RowTile,
+    has_dtotal: bool,
+    weight: torch.Tensor | None,
+    statistics: torch.Tensor,
+    sums: tuple[bool, bool],
+    one_more: bool,
+) -> torch.Tensor:
+    """`input_gradient` of rows longer than a program; ``tile`` is that of their shares of the two sums."""
+    dy, x, _ = rows.tensors
+    below, count = config_columns(rows.width, rows.count, x.device)
+    parts = _partial(count if any(sums) else 0, rows.width, sums, x.device)
+    blocks = triton.next_power_of_2(triton.cdiv(rows.width, tile.columns))
+    tilts = torch.empty((len(statistics), rows.count, blocks), dtype=torch.float32, device=x.device)
+    weighting = x if weight is None else weight, 1 if weight is None else weight.stride(0)
+    flags = {"HAS_WEIGHT": weight is not None, "CENTRED": len(statistics) > 1, "ONE_MORE": one_more, "BLOCKS": blocks}
+    with placed(x.device):
+        _tilts_kernel[(blocks, triton.cdiv(rows.count, tile.rows))](
+            tilts,
+            statistics,
+            dy,
+            x,
+            weighting[0],
+            rows.count,
+            rows.width,
+            *rows.layout[:10],
+            weighting[1],
+            **flags,
+            BLOCK_ROWS=tile.rows,
+            BLOCK_COLUMNS=tile.columns,
+            num_warps=tile.warps,
+        )
+        _columns_kernel[(triton.cdiv(rows.width, below.columns), count)](
+            dx,
+            parts,
+            tilts,
+            statistics,
+            *rows.tensors,
+            weighting[0],
+            count,
+            rows.count,
+            rows.width,
+            *rows.layout,
+            weighting[1],
+            HAS_DTOTAL=has_dtotal,
+            **flags,
+            SUM_WEIGHT=sums[0],
+            SUM_BIAS=sums[1],
+            BLOCK_ROWS=below.rows,
+            BLOCK_COLUMNS=below.columns,
+            num_warps=below.warps,
         )
     return parts

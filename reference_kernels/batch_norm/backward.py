@@ -67,7 +67,7 @@ def _sums_kernel(
     """Every ``parts``-th tile of some channels: their share of the gradients of weight and bias, ``(2, parts,
     channels)``."""
     block = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(1)
     channel = channels_of(block, LAST, BLOCK_COLUMNS)
     mean, rest, scale = statistics_of(
         mean_ptr, rest_ptr, scale_ptr, mean_step, scale_step, channel, channels, eps, TRAINING
@@ -88,9 +88,9 @@ def _sums_kernel(
         normalised = ((x - mean) - rest) * scale
         dweight += tl.where(inside, dy * normalised, 0.0)
         dbias += dy
-    own = parts_ptr + channel
-    tl.store(own + part * channels, by_channel(dweight, LAST), mask=channel < channels)
-    tl.store(own + (parts + part) * channels, by_channel(dbias, LAST), mask=channel < channels)
+    own, at = parts_ptr + channel, part.to(tl.int64)
+    tl.store(own + at * channels, by_channel(dweight, LAST), mask=channel < channels)
+    tl.store(own + (parts + at) * channels, by_channel(dbias, LAST), mask=channel < channels)
 
 
 @jit
@@ -151,7 +151,8 @@ def _input_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """Every ``parts``-th tile of some channels, of the gradients of ``x`` and of the residual."""
+    """Every ``parts``-th tile of some channels, of the gradients of ``x`` and of the residual, the last one first: what
+    the sums read last is in L2 still."""
     block = tl.program_id(0).to(tl.int64)
     channel = channels_of(block, LAST, BLOCK_COLUMNS)
     there = channel < channels
@@ -172,8 +173,8 @@ def _input_kernel(
         x_ptr += block * x_channel
         dy_ptr += block * dy_channel
         y_ptr += block * y_channel
-    for tile in range(tl.program_id(1).to(tl.int64), tiles, parts):
-        row, column, inside = place(tile, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
+    for tile in range(tl.program_id(1), tiles, parts):
+        row, column, inside = place(tiles - 1 - tile, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
         dy_at = row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2) + column * dy_step
         y_at = row_offset(row, size1, size2, y_stride0, y_stride1, y_stride2) + column * y_step
         dy = _upstream(dy_ptr, y_ptr, dy_at, y_at, inside, RELU)
@@ -209,7 +210,7 @@ def batch_norm_backward(
     given = x, dy, x if y is None else y
     statistics = mean, mean if rest is None else rest, scale
     flags = {"RELU": y is not None, "TRAINING": rest is not None}
-    plan = plan_of(*given)
+    plan = plan_of(*given, backward=True)
     tile = plan.tile
     found = torch.empty((2, plan.parts, channels), dtype=torch.float32, device=x.device)
     with placed(x.device):
@@ -229,7 +230,7 @@ def batch_norm_backward(
             num_warps=tile.warps,
         )
         summed_parts(sums[0], sums[1], found, (True, True))
-        plan = plan_of(dx, dresidual if of_residual else dx, *given)
+        plan = plan_of(dx, dresidual if of_residual else dx, *given, backward=True)
         tile = plan.tile
         _input_kernel[(plan.blocks, plan.parts)](
             *plan.rows.tensors,

@@ -9,7 +9,11 @@ import triton.language as tl
 from reference_kernels._common import jit, placed, row_offset
 from reference_kernels.batch_norm.layout import Plan, like, plan_of
 
-PARTS, CHANNELS = 32, 32  # of partial statistics that a program of `_combine_kernel` reads at a time
+
+def combined(parts: int) -> tuple[int, int]:
+    """Parts and channels that a program of `_combine_kernel` reads at a time: at least 32 bytes side by side, and for
+    many parts few channels, so that there are many programs."""
+    return (32, 32) if parts <= 32 else (128, 8)
 
 
 @jit
@@ -24,13 +28,31 @@ def place(
     BLOCK_COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Rows and columns of a tile (int64), and which of its elements exist. ``LAST``: columns are channels."""
-    row = tile // column_tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None].to(tl.int64)
+    # Divided in 32 bits, which 64 would take longer for than a tile's loads.
+    row = (tile // column_tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
     if LAST:
         column += block * BLOCK_COLUMNS
     else:
-        column += tile % column_tiles * BLOCK_COLUMNS
+        column += (tile % column_tiles).to(tl.int64) * BLOCK_COLUMNS
     return row, column, (row < rows) & (column < width)
+
+
+@jit
+def number_of(
+    tile: tl.tensor,
+    column_tiles: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    LAST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """Elements that a tile has of one channel (int64)."""
+    number = tl.minimum(rows - (tile // column_tiles).to(tl.int64) * BLOCK_ROWS, BLOCK_ROWS)
+    if not LAST:
+        number *= tl.minimum(width - (tile % column_tiles).to(tl.int64) * BLOCK_COLUMNS, BLOCK_COLUMNS)
+    return number
 
 
 @jit
@@ -95,6 +117,7 @@ def _moments_kernel(
     x_stride2: tl.tensor,
     x_step: tl.tensor,
     LAST: tl.constexpr,
+    FOLDED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
@@ -103,33 +126,39 @@ def _moments_kernel(
 
     The shift is the mean of the first tile: it lies within the root of the number of tiles, in standard deviations, of
     the part's mean, so that subtracting the squared mean costs the squares no more than that number of units.
+    ``FOLDED``: a tile's rows are all in one thread's registers, and added up there.
     """
     block = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(1)
     channel = channels_of(block, LAST, BLOCK_COLUMNS)
     if not LAST:
         x_ptr += block * x_channel
     row, column, inside = place(part, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
     x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + column * x_step
     first = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
-    shift = by_channel(first, LAST) / tl.maximum(by_channel(inside.to(tl.float32), LAST), 1.0)
-    count = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    squares = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    number = number_of(part, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
+    shift = by_channel(first, LAST) / number.to(tl.float32)
+    count = number * 0
+    total = tl.zeros([1 if FOLDED else BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+    squares = tl.zeros([1 if FOLDED else BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     for tile in range(part, tiles, parts):
         row, column, inside = place(tile, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
         x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + column * x_step
         x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
         left = tl.where(inside, x - shift, 0.0)
-        count += inside.to(tl.float32)
-        total += left
-        squares += left * left
+        count += number_of(tile, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
+        if FOLDED:
+            total += tl.sum(left, axis=0, keep_dims=True)
+            squares += tl.sum(left * left, axis=0, keep_dims=True)
+        else:
+            total += left
+            squares += left * left
     there = channel < channels
-    own = parts_ptr + channel
-    tl.store(own + part * channels, shift, mask=there)
-    tl.store(own + (parts + part) * channels, by_channel(count, LAST), mask=there)
-    tl.store(own + (2 * parts + part) * channels, by_channel(total, LAST), mask=there)
-    tl.store(own + (3 * parts + part) * channels, by_channel(squares, LAST), mask=there)
+    own, at = parts_ptr + channel, part.to(tl.int64)
+    tl.store(own + at * channels, shift, mask=there)
+    tl.store(own + (parts + at) * channels, tl.zeros(channel.shape, tl.float32) + count.to(tl.float32), mask=there)
+    tl.store(own + (2 * parts + at) * channels, by_channel(total, LAST), mask=there)
+    tl.store(own + (3 * parts + at) * channels, by_channel(squares, LAST), mask=there)
 
 
 @jit
@@ -250,7 +279,7 @@ def _batch_norm_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """Every ``parts``-th tile of some channels."""
+    """Every ``parts``-th tile of some channels, the last one first: what the statistics read last is in L2 still."""
     block = tl.program_id(0).to(tl.int64)
     channel = channels_of(block, LAST, BLOCK_COLUMNS)
     there = channel < channels
@@ -266,8 +295,8 @@ def _batch_norm_kernel(
         y_ptr += block * y_channel
         x_ptr += block * x_channel
         residual_ptr += block * residual_channel
-    for tile in range(tl.program_id(1).to(tl.int64), tiles, parts):
-        row, column, inside = place(tile, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
+    for tile in range(tl.program_id(1), tiles, parts):
+        row, column, inside = place(tiles - 1 - tile, block, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
         x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + column * x_step
         x = tl.load(x_ptr + x_at, mask=inside, other=0.0)
         y = ((x.to(tl.float32) - mean) - rest) * scale + shift
@@ -310,11 +339,13 @@ def _statistics(
             *plan.numbers,
             *strides_of(plan),
             LAST=plan.last,
+            FOLDED=plan.folded(x.element_size()),
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
             num_warps=tile.warps,
         )
-        _combine_kernel[(triton.cdiv(channels, CHANNELS),)](
+        together, side = combined(parts)
+        _combine_kernel[(triton.cdiv(channels, side),)](
             statistics,
             statistics if running_mean is None else running_mean,
             statistics if running_var is None else running_var,
@@ -330,8 +361,8 @@ def _statistics(
             1 if running_var is None else running_var.stride(0),
             HAS_MEAN=running_mean is not None,
             HAS_VAR=running_var is not None,
-            PARTS=PARTS,
-            CHANNELS=CHANNELS,
+            PARTS=together,
+            CHANNELS=side,
             num_warps=4,
         )
     return statistics

@@ -13,10 +13,16 @@ from reference_kernels._common import INTERPRETED, Rows, RowTile
 PROGRAMS = 1056  # eight for each multiprocessor of an H200; a constant, so that sums have the same bits on every device
 
 
-def config(width: int, last: bool, *, interpreted: bool = INTERPRETED) -> RowTile:
-    """Tile for rows of ``width`` elements: 16 elements a thread, up to 512 neighbours of one channel or 64 channels."""
+def config(width: int, last: bool, backward: bool = False, *, interpreted: bool = INTERPRETED) -> RowTile:
+    """Tile for rows of ``width`` elements: up to 1024 neighbours of a channel, 32 elements a thread, or 64 channels, 8
+    elements a thread. ``backward`` reads two or three tensors at once: half of that, and twice."""
     # Small where interpreted, so that cases of few elements take several tiles.
-    elements, widest = (512, 16) if interpreted and width <= 256 else (2048, 64 if last else 512)
+    if interpreted:
+        elements, widest = (512, 16) if width <= 256 else (2048, 64 if last else 512)
+    elif backward:
+        elements, widest = 2048, 64 if last else 512
+    else:
+        elements, widest = (1024, 64) if last else (4096, 1024)
     columns = min(widest, max(16, triton.next_power_of_2(width)))
     return RowTile(elements // columns, columns, 1 if interpreted else 4, loop=True)
 
@@ -58,7 +64,12 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        return min(self.tiles, 3 if INTERPRETED else triton.cdiv(PROGRAMS, self.blocks))
+        return min(self.tiles, 3 if INTERPRETED else max(1, PROGRAMS // self.blocks))
+
+    def folded(self, itemsize: int) -> bool:
+        """Whether a row of a tile is at least as wide as all threads with 16 bytes each, so that each holds its columns
+        of every row."""
+        return not self.last and self.tile.columns * itemsize >= 512 * self.tile.warps
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -67,14 +78,14 @@ class Plan:
         return self.parts, self.tiles, self.column_tiles, self.channels, rows.count, rows.width, *rows.sizes[1:]
 
 
-def plan_of(*tensors: torch.Tensor) -> Plan:
+def plan_of(*tensors: torch.Tensor, backward: bool = False) -> Plan:
     """The plan of tensors of one shape of 2 to 5 dimensions, with at least one element; the first one decides whose
     neighbours are read together. Tensors are copied where their dimensions do not fold into three."""
     x = tensors[0]
     channels = x.shape[1]
     if is_last(x):
         rows = Rows.of(*(tensor.movedim(1, -1) for tensor in tensors))
-        return Plan(rows, (0,) * len(tensors), channels, True, config(channels, True))
+        return Plan(rows, (0,) * len(tensors), channels, True, config(channels, True, backward))
     if x.ndim > 3:
         try:  # space in one piece, unless a tensor has gaps there
             shape = (*x.shape[:2], math.prod(x.shape[2:]))
@@ -84,4 +95,4 @@ def plan_of(*tensors: torch.Tensor) -> Plan:
     # Channel 0 alone: at most three dimensions before the last, which always fold, so nothing is copied here.
     rows = Rows.of(*(tensor.select(1, 0) for tensor in tensors))
     strides = tuple(tensor.stride(1) for tensor in tensors)
-    return Plan(rows, strides, channels, False, config(rows.width, False))
+    return Plan(rows, strides, channels, False, config(rows.width, False, backward))

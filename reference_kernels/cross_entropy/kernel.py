@@ -10,6 +10,7 @@ import triton.language as tl
 
 from reference_kernels._common import (
     FLOATS,
+    INTERPRETED,
     Rows,
     RowTile,
     check_tensor,
@@ -26,19 +27,18 @@ Reduction = Literal["none", "mean", "sum"]
 TOTAL_BLOCK, TOTAL_WARPS = 4096, 16  # losses that the one program of a mean or sum adds up at a time
 
 
-def config(width: int) -> RowTile:
-    """Forward tile for rows of ``width`` logits: in steps of 8192, 16 logits for each thread of 16 warps.
+def config(width: int, *, interpreted: bool = INTERPRETED) -> RowTile:
+    """Forward tile for rows of ``width`` logits: steps of 2048, 16 logits for each thread of 4 warps.
 
-    A step costs two reductions over the block whatever its size, so steps are wide; the logits are read once either
-    way, so a wider tile would only take registers.
+    Threads meet only when a row ends, so that a program need not be large: sixteen of them run at a time.
     """
-    return row_tile(width, whole=8192, step=8192)
+    return row_tile(width, whole=2048, step=2048, interpreted=interpreted)
 
 
 def config_backward(width: int, dtype: torch.dtype) -> RowTile:
     """Backward tile for rows of ``width`` logits of ``dtype``; a row wider than the tile takes several programs, for
     no element needs another once the row's statistics are known."""
-    return tile_of(width, dtype)
+    return tile_of(width, dtype, loads=4)
 
 
 @jit
@@ -71,11 +71,12 @@ def _losses_kernel(
     """The losses of ``BLOCK_ROWS`` rows and, for backward, ``statistics`` of ``(2, rows)``: the largest logit, and the
     logarithm of the sum of exponentials from there. ``+inf`` for the latter, which no sum gives, marks an ignored row.
     """
-    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    lane = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    target_at = row_offset(lane, size1, size2, target_stride0, target_stride1, target_stride2)
+    target = tl.load(target_ptr + target_at, mask=lane < rows, other=ignore_index)[:, None]
+    row = lane[:, None]
     row_inside = row < rows
     logits_row = logits_ptr + row_offset(row, size1, size2, logits_stride0, logits_stride1, logits_stride2)
-    target_at = row_offset(row, size1, size2, target_stride0, target_stride1, target_stride2)
-    target = tl.load(target_ptr + target_at, mask=row_inside, other=ignore_index)
     counts = row_inside & (target != ignore_index)
     loss, top, log_total = row_losses(
         logits_row,
@@ -164,26 +165,35 @@ def _gradient_kernel(
     """One tile of the gradient, contiguous ``(rows, width)``, which may lie over the logits: those of ``width`` classes
     of ``vocab``, from ``first`` on. Logits of ignored rows are not read."""
     program = tl.program_id(0).to(tl.int64)
-    row = program // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = program % column_blocks * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
-    row_inside = row < rows
-    target_at = row_offset(row, size1, size2, target_stride0, target_stride1, target_stride2)
-    target = tl.load(target_ptr + target_at, mask=row_inside, other=ignore_index)
-    counts = row_inside & (target != ignore_index)
-    top = tl.load(statistics_ptr + row, mask=counts, other=0.0)
-    log_total = tl.load(statistics_ptr + rows + row, mask=counts, other=0.0)
-    dloss_at = row_offset(row, size1, size2, dloss_stride0, dloss_stride1, dloss_stride2)
+    # What there is once a row is a column only after it is loaded: else each thread loads it for each of its neighbours
+    # in the row, 8 times in bfloat16.
+    lane = program // column_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    target_at = row_offset(lane, size1, size2, target_stride0, target_stride1, target_stride2)
+    target = tl.load(target_ptr + target_at, mask=lane < rows, other=ignore_index)
+    counts = (lane < rows) & (target != ignore_index)
+    top = tl.load(statistics_ptr + lane, mask=counts, other=0.0)[:, None]
+    log_total = tl.load(statistics_ptr + rows + lane, mask=counts, other=0.0)[:, None]
+    dloss_at = row_offset(lane, size1, size2, dloss_stride0, dloss_stride1, dloss_stride2)
     dloss = tl.load(dloss_ptr + dloss_at, mask=counts, other=0.0)
     if MEAN:
         dloss = dloss / tl.load(count_ptr)
     dloss = tl.where((target >= 0) & (target < vocab), dloss, float("nan"))
+    dloss = tl.where(counts, dloss, 0.0)[:, None]  # times slopes that are finite where nothing was read
+    counts = counts[:, None]
 
-    inside = row_inside & (column < width)
+    row = lane[:, None]
+    start = program % column_blocks * BLOCK_COLUMNS
+    within = tl.arange(0, BLOCK_COLUMNS)[None, :]
+    column = start + within
+    # Where in this block the label is, in 32 bits: a comparison in 64 takes six instructions an element.
+    target = target[:, None] - (first + start)
+    target = tl.where((target >= 0) & (target < BLOCK_COLUMNS), target, -1).to(tl.int32)
+    inside = (row < rows) & (column < width)
     logits_at = row_offset(row, size1, size2, logits_stride0, logits_stride1, logits_stride2) + column * logits_step
     wide = tl.load(logits_ptr + logits_at, mask=inside & counts, other=0.0).to(tl.float32)
     d = slopes(
         wide,
-        first + column,
+        within,
         target,
         top,
         log_total,
@@ -195,7 +205,7 @@ def _gradient_kernel(
         HAS_Z,
         CAPPED,
     )
-    tl.store(dlogits_ptr + row * width + column, tl.where(counts, d * dloss, 0.0), mask=inside)
+    tl.store(dlogits_ptr + row * width + column, d * dloss, mask=inside)
 
 
 def _losses(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from reference_kernels._common import jit
+from reference_kernels._powers import grouped, joined, raised
 
 
 @jit
@@ -59,28 +60,30 @@ def row_losses(
     # Logits far from zero would drown their differences in the sum: it is taken from the picked one on.
     anchor = tl.where(tl.abs(picked) < float("inf"), picked, 0.0)
 
-    top = tl.full([BLOCK_ROWS, 1], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS, 1], tl.float32)
-    beyond = tl.zeros([BLOCK_ROWS, 1], tl.float32)
+    # So many logits a thread loads at once.
+    group: tl.constexpr = 128 // logits_row.dtype.element_ty.primitive_bitwidth
+    top = tl.full([BLOCK_ROWS, BLOCK_COLUMNS // group], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
+    beyond = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
     for start in range(0, width, BLOCK_COLUMNS):
         at = start + column
         inside = counts & (at < width)
-        wide = tl.load(logits_row + at * logits_step, mask=inside, other=0.0).to(tl.float32)
+        wide = tl.load(logits_row + at * logits_step, mask=inside, other=float("-inf")).to(tl.float32)
         if CAPPED:
-            wide = softcapped(wide, softcap)
+            wide = tl.where(inside, softcapped(wide, softcap), float("-inf"))
         if SMOOTHED:
-            beyond += tl.sum(tl.where(inside, wide - anchor, 0.0), axis=1, keep_dims=True)
-        wide = tl.where(inside, wide, float("-inf"))
-        new_top = tl.maximum(top, tl.max(wide, axis=1, keep_dims=True))
-        # As long as nothing but -inf was seen, -inf - -inf would poison rows whose first block is masked.
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        total = total * tl.exp(top - shift) + tl.sum(tl.exp(wide - shift), axis=1, keep_dims=True)
-        top = new_top
+            beyond += tl.sum(grouped(tl.where(inside, wide - anchor, 0.0), group), axis=2)
+        top, shrink, powers = raised(top, wide, group)
+        total = total * shrink + tl.sum(powers, axis=2)
+    top, shrink = joined(top)
+    total = tl.sum(total * shrink, axis=1, keep_dims=True)
     log_total = tl.log(total)
 
     loss = (top - picked) + log_total
     if SMOOTHED:
-        loss = (1.0 - smoothing) * loss + smoothing * ((top - anchor) + log_total - beyond / width)
+        loss = (1.0 - smoothing) * loss + smoothing * (
+            (top - anchor) + log_total - tl.sum(beyond, axis=1, keep_dims=True) / width
+        )
     if HAS_Z:
         log_sum = top + log_total
         loss += z_loss * log_sum * log_sum

@@ -25,7 +25,7 @@ from reference_kernels._common import FLOATS, INTERPRETED, check_tensor, jit, pl
 
 INDICES = (torch.int32, torch.int64)
 FLOAT8 = torch.float8_e4m3fn
-MOST_CHUNKS = 64
+MOST_CHUNKS = 32
 MOST_HEADS = 64  # of a group in one program
 
 
@@ -53,18 +53,27 @@ def config(
     """Tile for ``group`` query heads of ``dtype`` on each head of a cache of dtype ``cache`` with room for ``capacity``
     keys.
 
-    16 KiB of keys and as many of values in a stage, two stages under way, are more than the 36 KiB a multiprocessor has
-    to have in flight for 4.8 TB/s. A chunk depends on the capacity alone, never on how many sequences there are, so
-    that neither does a result: 512 keys, whose sums cost 1.5 % of their bytes, or what leaves 64 chunks to combine.
+    Two warps for 16 heads: more of them wait for each other's parts of a sum. A chunk depends on the capacity alone,
+    never on how many sequences there are or whether they lie in pages, so that neither does a result: what leaves 32 of
+    them to combine, at least 1024 keys, or of one byte 2048, whose sums cost 0.8 % of their bytes.
     """
     heads = min(MOST_HEADS, padded(group))
     if interpreted:
         return DecodeTile(16, heads, 32, warps=4, stages=1)
-    chunk = max(512, triton.cdiv(triton.cdiv(capacity, MOST_CHUNKS), 128) * 128)
+    chunk = max(2048 // cache.itemsize, triton.cdiv(triton.cdiv(capacity, MOST_CHUNKS), 128) * 128)
     if dtype == torch.float32:  # on the ordinary cores, where registers bound the tile
         return DecodeTile(16, min(heads, 16), chunk, warps=4, stages=2)
-    keys = max(16, min(128, 16384 // (padded(features) * cache.itemsize)))
-    return DecodeTile(keys, heads, chunk, warps=4, stages=3)
+    keys = max(16, min(128, 8192 // padded(features)))
+    return DecodeTile(keys, heads, chunk, warps=2 if heads == 16 else 4, stages=3)
+
+
+@jit
+def _halved(query: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Rows of float32 as float16 below 4 times a power of two each, which is what bfloat16 needs to fit."""
+    bits = tl.max(tl.abs(query), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
+    bits = tl.minimum(tl.maximum(bits, 0x00800000), 0x7E800000)
+    inverse = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    return (query * inverse[:, None]).to(tl.float16), bits.to(tl.float32, bitcast=True)
 
 
 @jit
@@ -108,6 +117,7 @@ def _decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_K_SCALE: tl.constexpr,
     HAS_V_SCALE: tl.constexpr,
+    HALF: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -136,9 +146,11 @@ def _decode_kernel(
     inside = (member < group)[:, None] & (column < features)[None, :]
     at = (batch * q_batch + head * q_head)[:, None] + (column * q_step)[None, :]
     query = tl.load(q_ptr + at, mask=inside, other=0.0)
-    k_scale = 1.0
+    unit = tl.full([BLOCK_HEADS], 1.0, tl.float32)
+    if HALF:
+        query, unit = _halved(query.to(tl.float32))
     if HAS_K_SCALE:
-        k_scale = tl.load(k_scale_ptr + kv_head * k_scale_step)
+        unit *= tl.load(k_scale_ptr + kv_head * k_scale_step)
     mixed = tl.zeros([BLOCK_HEADS, BLOCK_FEATURES], tl.float32)
     total = tl.zeros([BLOCK_HEADS], tl.float32)
     top = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
@@ -159,11 +171,13 @@ def _decode_kernel(
         v_at = (v_at + kv_head * v_head)[:, None] + (column * v_step)[None, :]
         k = tl.load(k_ptr + k_at, mask=wanted, other=0.0).to(query.dtype)
         v = tl.load(v_ptr + v_at, mask=wanted, other=0.0).to(query.dtype)
-        products = tl.dot(query, tl.trans(k), input_precision="ieee") * k_scale
-        # A page that does not exist makes the sequence NaN.
-        products = tl.where(known[None, :], products, float("nan"))
+        products = tl.dot(query, tl.trans(k), input_precision="ieee")
+        if HALF or HAS_K_SCALE:
+            products *= unit[:, None]
+        if PAGE > 0:  # one that does not exist makes the sequence NaN
+            products = tl.where(known[None, :], products, float("nan"))
         products = tl.where(counts[None, :], products, float("-inf"))
-        mixed, total, top = attended(products, factor, v, mixed, total, top)
+        mixed, total, top = attended(products, factor, v, mixed, total, top, q_ptr.dtype.element_ty)
 
     mixed, log_total = finished(mixed, total, top)
     if HAS_V_SCALE:
@@ -283,6 +297,7 @@ def _decode_attention(
             HAS_WINDOW=not far,
             HAS_K_SCALE=k_scale is not None,
             HAS_V_SCALE=v_scale is not None,
+            HALF=k_cache.dtype == FLOAT8 and q.dtype != torch.float32,
             CHUNK=tile.chunk,
             BLOCK_HEADS=tile.heads,
             BLOCK_KEYS=tile.keys,

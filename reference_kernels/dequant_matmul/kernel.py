@@ -8,32 +8,48 @@ import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, check_tensor, jit, placed, row_offset
 from reference_kernels.dequant_matmul.codes import FP8, GROUPS
+from reference_kernels.dequant_matmul.float8 import fp8_by_tiles
 from reference_kernels.dequant_matmul.tiles import Kind, config
 from reference_kernels.linear.products import grouped
 
 HALVES = (torch.float16, torch.bfloat16)
 COMBINE_BLOCK, COMBINE_WARPS = 1024, 4
-# Codes become floats without a conversion, of which a multiprocessor does few: as the low bits of 2**23.
-TWO_23 = tl.constexpr(0x4B000000)
 
 
 @jit
 def _codes(words: tl.tensor, PLACE: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
-    """The codes, -8 to 7, in bits ``PLACE`` to ``PLACE + 3`` of `_widened` words: a mask and a multiply-add, exact."""
-    unit: tl.constexpr = 1.0 / (1 << PLACE)
-    wide = (words & (TWO_23 | (15 << PLACE))).to(tl.float32, bitcast=True)
-    return (wide * unit - (8388608.0 * unit + 8.0)).to(dtype)
+    """The codes, -8 to 7, in bits ``PLACE`` to ``PLACE + 3`` of both halves of int32 ``words``, side by side.
+
+    A code becomes a number without a conversion, of which a multiprocessor does few: as the low bits of 128 in
+    bfloat16, of 1024 in float16, less 136 or 1032, which is exact. Two codes take a shift, two masks and a difference.
+    """
+    exponents: tl.constexpr = 0x43004300 if dtype == tl.bfloat16 else 0x64006400
+    middle: tl.constexpr = 136.0 if dtype == tl.bfloat16 else 1032.0
+    both = ((words >> PLACE) & 0x000F000F) | exponents
+    pair = tl.join((both & 0xFFFF).to(tl.int16), (both >> 16).to(tl.int16))
+    return tl.reshape(pair, [words.shape[0], 2 * words.shape[1]]).to(dtype, bitcast=True) - middle
 
 
 @jit
-def _widened(words: tl.tensor) -> tl.tensor:
-    """int16 words in the low bits of 2**23."""
-    return words.to(tl.uint16, bitcast=True).to(tl.int32) | TWO_23
+def _words(codes_rows: tl.tensor, first: tl.tensor, stride: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """``SIZE`` int32 words of each row, from the ``first`` on: as they are, or of two int16 each, ``stride`` apart."""
+    at = (first + tl.arange(0, SIZE).to(tl.int64))[None, :]
+    if codes_rows.dtype.element_ty == tl.int32:
+        words = tl.load(codes_rows + at)
+    else:
+        low = tl.load(codes_rows + 2 * at * stride).to(tl.int32)
+        high = tl.load(codes_rows + (2 * at + 1) * stride).to(tl.int32)
+        words = (low & 0xFFFF) | (high << 16)
+    return words
 
 
 @jit
-def _quarter(x_rows: tl.tensor, k: tl.tensor, m_inside: tl.tensor, K: tl.tensor, x_step: tl.tensor) -> tl.tensor:
-    return tl.trans(tl.load(x_rows + (k * x_step)[None, :], mask=m_inside & (k < K)[None, :], other=0.0))
+def _quarter(x_rows: tl.tensor, k: tl.tensor, K: tl.tensor, x_step: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    if EVEN:
+        x = tl.load(x_rows + (k * x_step)[None, :])
+    else:
+        x = tl.load(x_rows + (k * x_step)[None, :], mask=(k < K)[None, :], other=0.0)
+    return tl.trans(x)
 
 
 @jit
@@ -62,22 +78,25 @@ def _dequant_kernel(
     splits: tl.tensor,
     steps: tl.tensor,
     KIND: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
     """One tile of the result, or of one of its ``splits`` parts of ``steps`` blocks of ``k``: contiguous ``(splits, M,
-    N)``. ``KIND`` "int4": ``BLOCK_K`` is the group that has a scale."""
+    N)``. ``KIND`` "int4": ``BLOCK_K`` is the group that has a scale. ``EVEN``: it divides ``K``.
+
+    Rows beyond the last, of either operand, are read as the last again, which takes no masks, and are not stored.
+    """
     split = tl.program_id(0) % splits
     tile = tl.program_id(0) // splits
     block_n, block_m = grouped(tile, tl.cdiv(N, BLOCK_N), tl.cdiv(M, BLOCK_M), GROUP)
     n = block_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = block_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n_inside = n < N
-    m_inside = (m < M)[:, None]
-    x_rows = x_ptr + row_offset(m, size1, size2, x_stride0, x_stride1, x_stride2)[:, None]
-    codes_rows = codes_ptr + (n * codes_stride_n)[:, None]
+    n_last, m_last = tl.minimum(n, N - 1), tl.minimum(m, M - 1)
+    x_rows = x_ptr + row_offset(m_last, size1, size2, x_stride0, x_stride1, x_stride2)[:, None]
+    codes_rows = codes_ptr + (n_last * codes_stride_n)[:, None]
     QUARTER: tl.constexpr = BLOCK_K // 4
     lane = tl.arange(0, QUARTER if KIND == "int4" else BLOCK_K).to(tl.int64)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -85,38 +104,39 @@ def _dequant_kernel(
     for step in range(split * steps, last):
         k = step * BLOCK_K + lane
         if KIND == "int4":
-            at = step * QUARTER + lane
-            words = tl.load(codes_rows + (at * codes_stride_k)[None, :], mask=n_inside[:, None], other=0)
-            first = _quarter(x_rows, k, m_inside, K, x_step)
-            second = _quarter(x_rows, k + QUARTER, m_inside, K, x_step)
-            third = _quarter(x_rows, k + 2 * QUARTER, m_inside, K, x_step)
-            fourth = _quarter(x_rows, k + 3 * QUARTER, m_inside, K, x_step)
-            scale = tl.load(scales_ptr + n * scales_stride_n + step * scales_stride_k, mask=n_inside, other=0.0)
-            words = _widened(words)
+            words = _words(codes_rows, step * (QUARTER // 2), codes_stride_k, QUARTER // 2)
+            first = _quarter(x_rows, k, K, x_step, EVEN)
+            second = _quarter(x_rows, k + QUARTER, K, x_step, EVEN)
+            third = _quarter(x_rows, k + 2 * QUARTER, K, x_step, EVEN)
+            fourth = _quarter(x_rows, k + 3 * QUARTER, K, x_step, EVEN)
+            scale = tl.load(scales_ptr + n_last * scales_stride_n + step * scales_stride_k)
             part = tl.dot(_codes(words, 0, first.dtype), first)
             part = tl.dot(_codes(words, 4, first.dtype), second, part)
             part = tl.dot(_codes(words, 8, first.dtype), third, part)
             part = tl.dot(_codes(words, 12, first.dtype), fourth, part)
             total += part * scale.to(tl.float32)[:, None]
         else:
-            inside = (k < K)[None, :]
-            x = tl.load(x_rows + (k * x_step)[None, :], mask=m_inside & inside, other=0.0)
+            x_at = x_rows + (k * x_step)[None, :]
             codes_at = codes_rows + (k * codes_stride_k)[None, :]
+            if EVEN:
+                x, codes = tl.load(x_at), tl.load(codes_at)
+            else:
+                inside = (k < K)[None, :]
+                x = tl.load(x_at, mask=inside, other=0.0)
+                codes = tl.load(codes_at, mask=inside, other=0.0 if KIND == "fp8" else 0)
             if KIND == "fp8":
-                codes = tl.load(codes_at, mask=n_inside[:, None] & inside, other=0.0)
                 # Hopper's tensor cores keep some 14 bits of a float8 sum: every 128 products it is taken out of them.
                 total = tl.dot(codes, tl.trans(x), total, max_num_imprecise_acc=BLOCK_K)
             else:
-                codes = tl.load(codes_at, mask=n_inside[:, None] & inside, other=0)
                 total = tl.dot(codes.to(x.dtype), tl.trans(x), total)
     if KIND != "int4":
-        scale = tl.load(scales_ptr + n * scales_stride_n, mask=n_inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales_ptr + n_last * scales_stride_n).to(tl.float32)
         total *= scale[:, None]
     if KIND == "fp8":
-        at = row_offset(m, size1, size2, x_scales_stride0, x_scales_stride1, x_scales_stride2)
-        total *= tl.load(x_scales_ptr + at, mask=m < M, other=0.0)[None, :]
+        at = row_offset(m_last, size1, size2, x_scales_stride0, x_scales_stride1, x_scales_stride2)
+        total *= tl.load(x_scales_ptr + at)[None, :]
     y_at = (split.to(tl.int64) * M + m)[:, None] * N + n[None, :]
-    tl.store(out_ptr + y_at, tl.trans(total), mask=m_inside & n_inside[None, :])
+    tl.store(out_ptr + y_at, tl.trans(total), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
 @jit
@@ -170,6 +190,7 @@ def _launch(
             splits,
             steps,
             KIND=kind,
+            EVEN=depth % tile.k == 0,
             BLOCK_N=tile.n,
             BLOCK_M=tile.m,
             BLOCK_K=tile.k,
@@ -198,9 +219,17 @@ def _(x: torch.Tensor, codes: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return _result(x, codes, x.dtype)
 
 
+def _in_pairs(packed: torch.Tensor) -> torch.Tensor:
+    """int16 words ``(n, size)`` as int32 ``(n, size / 2)``, where neighbours lie next to each other and pairs aligned;
+    others as they are."""
+    if packed.numel() == 0 or packed.stride(1) != 1 or packed.stride(0) % 2 or packed.data_ptr() % 4:
+        return packed
+    return packed.view(torch.int32)
+
+
 @torch.library.custom_op("reference_kernels::int4_linear", mutates_args=())
 def _int4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
-    return _launch(_result(x, packed, x.dtype), x, x, packed, scales, "int4", group)
+    return _launch(_result(x, packed, x.dtype), x, x, _in_pairs(packed), scales, "int4", group)
 
 
 @_int4_linear.register_fake
@@ -215,7 +244,10 @@ def _fp8_linear(
     check_float8(x.device)
     by_row = x_scales.expand(*x.shape[:-1], 1)
     by_column = scales.expand(len(codes))
-    return _launch(_result(x, codes, dtype), x, by_row, codes, by_column, "fp8")
+    y = _result(x, codes, dtype)
+    if y.numel() and fp8_by_tiles(y, x, by_row, codes, by_column):
+        return y
+    return _launch(y, x, by_row, codes, by_column, "fp8")
 
 
 @_fp8_linear.register_fake

@@ -79,6 +79,12 @@ FLOAT8 = FusionSpec(
     max_launches=2,
 )
 
+# Rows of whole 16 bytes have descriptors; on a GPU more than 64 rows take them.
+DESCRIBED = FLOAT8.with_(
+    name="fp8_linear_described",
+    dims={"rows": DIMS["rows"], "k": dim(16, 496, multiple_of=16), "n": dim(8, 72, multiple_of=8)},
+)
+
 # On a GPU more than 64 rows take another tile, and sums past 1024 may be parts.
 WIDE_INT8 = INT8.with_(
     name="int8_linear_of_any_size",
@@ -93,4 +99,4 @@ WIDE_FLOAT8 = FLOAT8.with_(
     bench=[{"rows": 8192, "k": 8192, "n": 8192, "dtype": torch.bfloat16}],
 )
 
-SPECS = [INT8, INT4, FLOAT8, WIDE_INT8, WIDE_INT4, WIDE_FLOAT8]
+SPECS = [INT8, INT4, FLOAT8, DESCRIBED, WIDE_INT8, WIDE_INT4, WIDE_FLOAT8]

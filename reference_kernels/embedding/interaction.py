@@ -10,6 +10,8 @@ import triton.language as tl
 
 from reference_kernels._common import FLOATS, INTERPRETED, check_tensor, jit, placed
 
+# Four for each multiprocessor of an H200, as many as its registers hold. Interpreted, many are run at once.
+PROGRAMS = 4096 if INTERPRETED else 528
 MOST_VECTORS = 128  # a sample's products are one tile
 
 
@@ -55,6 +57,7 @@ def _interaction_kernel(
     out_ptr: tl.tensor,
     dense_ptr: tl.tensor,
     sparse_ptr: tl.tensor,
+    batch: tl.tensor,
     vectors: tl.tensor,
     features: tl.tensor,
     width: tl.tensor,
@@ -63,25 +66,46 @@ def _interaction_kernel(
     sparse_sample: tl.tensor,
     sparse_vector: tl.tensor,
     sparse_step: tl.tensor,
+    WHOLE: tl.constexpr,
     BLOCK_VECTORS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
 ) -> None:
-    """One sample's row of ``out``, contiguous ``(batch, width)``."""
+    """One sample's row of ``out``, contiguous ``(batch, width)``; or ``WHOLE``, all features being one tile, every
+    ``num_programs``-th row, and the next sample is read before this one's products are taken, which hides that time."""
     sample = tl.program_id(0).to(tl.int64)
     vector = tl.arange(0, BLOCK_VECTORS).to(tl.int64)
-    products = tl.zeros([BLOCK_VECTORS, BLOCK_VECTORS], tl.float32)
-    for first in range(0, features, BLOCK_FEATURES):
-        column = first + tl.arange(0, BLOCK_FEATURES).to(tl.int64)
+    column = tl.arange(0, BLOCK_FEATURES).to(tl.int64)
+    number = tl.arange(0, BLOCK_VECTORS)  # 32 bits: the numbers of all pairs at once are what takes most registers
+    upper, lower = number[:, None], number[None, :]
+    pair = upper * (upper - 1) // 2 + lower
+    chosen = (lower < upper) & (upper < vectors)
+    if WHOLE:
         dense, own = _vectors(
             dense_ptr, sparse_ptr, sample, vector, column, vectors, features, dense_sample, dense_step, sparse_sample,
             sparse_vector, sparse_step,
         )  # fmt: skip
-        tl.store(out_ptr + sample * width + column, dense, mask=column < features)
-        products = tl.dot(own, tl.trans(own), products, input_precision="ieee")
-    number = tl.arange(0, BLOCK_VECTORS)  # 32 bits: the numbers of all pairs at once are what takes most registers
-    upper, lower = number[:, None], number[None, :]
-    pair = upper * (upper - 1) // 2 + lower
-    tl.store(out_ptr + sample * width + features + pair, products, mask=(lower < upper) & (upper < vectors))
+        for row in range(tl.program_id(0), batch, tl.num_programs(0)):
+            sample = tl.full([], row, tl.int64)
+            out_row = out_ptr + sample * width
+            later = tl.minimum(sample + tl.num_programs(0), batch - 1)
+            next_dense, next_own = _vectors(
+                dense_ptr, sparse_ptr, later, vector, column, vectors, features, dense_sample, dense_step,
+                sparse_sample, sparse_vector, sparse_step,
+            )  # fmt: skip
+            tl.store(out_row + column, dense, mask=column < features)
+            products = tl.dot(own, tl.trans(own), input_precision="ieee")
+            dense, own = next_dense, next_own
+            tl.store(out_row + features + pair, products, mask=chosen)
+    else:
+        products = tl.zeros([BLOCK_VECTORS, BLOCK_VECTORS], tl.float32)
+        for first in range(0, features, BLOCK_FEATURES):
+            dense, own = _vectors(
+                dense_ptr, sparse_ptr, sample, vector, first + column, vectors, features, dense_sample, dense_step,
+                sparse_sample, sparse_vector, sparse_step,
+            )  # fmt: skip
+            tl.store(out_ptr + sample * width + first + column, dense, mask=first + column < features)
+            products = tl.dot(own, tl.trans(own), products, input_precision="ieee")
+        tl.store(out_ptr + sample * width + features + pair, products, mask=chosen)
 
 
 @jit
@@ -144,15 +168,18 @@ def _dot_interaction(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
     vectors, features = sparse.shape[1] + 1, dense.shape[1]
     block_vectors, block_features, warps = config(vectors, features, dense.dtype)
     with placed(dense.device):
-        _interaction_kernel[(len(dense),)](
+        whole = features <= block_features
+        _interaction_kernel[(min(len(dense), PROGRAMS) if whole else len(dense),)](
             out,
             dense,
             sparse,
+            len(dense),
             vectors,
             features,
             out.shape[1],
             *dense.stride(),
             *sparse.stride(),
+            WHOLE=whole,
             BLOCK_VECTORS=block_vectors,
             BLOCK_FEATURES=block_features,
             num_warps=warps,

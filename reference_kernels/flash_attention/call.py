@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from reference_kernels._attention import LOG2_E, padded
 
@@ -90,3 +91,25 @@ class Call:
             "WHOLE": wide == features,
             "BLOCK_FEATURES": wide,
         }
+
+
+def engine(call: Call, *tensors: torch.Tensor) -> bool:
+    """Whether the copy engine of sm_90 brings tiles of all ``tensors``: not those of packed sequences, whose ends it
+    does not know."""
+    return call.offsets is None and all(map(_copied, tensors))
+
+
+def described(tensor: torch.Tensor, rows: int) -> TensorDescriptor:
+    """``tensor`` as the copy engine takes it, in blocks of ``rows`` of one head; past the last row they hold 0."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, rows, 1, padded(tensor.shape[3])])
+
+
+def _copied(tensor: torch.Tensor) -> bool:
+    """16-byte steps and rows without gaps; and not float32, of which there is no product of tiles in shared memory."""
+    steps = [step * tensor.itemsize for step in tensor.stride()[:3]]
+    return (
+        tensor.itemsize == 2
+        and tensor.data_ptr() % 16 == 0
+        and tensor.stride(3) == 1
+        and all(step > 0 and step % 16 == 0 for step in steps)
+    )

@@ -24,67 +24,30 @@ from reference_kernels._attention import (
 )
 from reference_kernels._common import FLOATS, INTERPRETED, check_tensor, jit, placed
 from reference_kernels.flash_attention.backward import gradients
-from reference_kernels.flash_attention.call import AttentionTile, Call
+from reference_kernels.flash_attention.call import AttentionTile, Call, described, engine
 
 INDICES = (torch.int32, torch.int64)
 
 
-def config(features: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> AttentionTile:
-    """Forward tile for heads of ``features``, padded to a power of two; of the head alone, so that a query's result
-    does not depend on how many others there are.
+def config(
+    features: int, dtype: torch.dtype, described: bool = True, *, interpreted: bool = INTERPRETED
+) -> AttentionTile:
+    """Forward tile for heads of ``features``, padded to a power of two; of the head and how its rows lie alone, so that
+    a query's result does not depend on how many others there are.
 
-    Two groups of 4 warps, each with 64 queries for wgmma. What bounds the tile are 64K registers for the sums of
-    ``queries x features`` and the products: 128 keys spill 48 bytes at 128 features, where 64 take 205 registers a
-    thread (bfloat16, cuobjdump, sm_90). float32 runs on the ordinary cores.
+    One group of 4 warps, with 64 queries for wgmma, and two programs on a multiprocessor: while one is at its softmax
+    the other multiplies. Without the copy engine threads have addresses to compute, which larger tiles have fewer of.
+    float32 runs on the ordinary cores.
     """
     if interpreted:
         return AttentionTile(32, 16, warps=4, stages=1)
     if dtype == torch.float32:
         return AttentionTile(32, 32, warps=4, stages=2) if features <= 64 else AttentionTile(16, 16, warps=4, stages=1)
-    if features <= 64:
-        return AttentionTile(128, 128, warps=8, stages=3)
-    return AttentionTile(128, 64, warps=8, stages=3) if features <= 128 else AttentionTile(64, 64, warps=8, stages=2)
-
-
-@jit
-def _swept(
-    mixed: tl.tensor,
-    total: tl.tensor,
-    top: tl.tensor,
-    query: tl.tensor,
-    k_base: tl.tensor,
-    v_base: tl.tensor,
-    position: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    keys: tl.tensor,
-    features: tl.tensor,
-    factor: tl.tensor,
-    before: tl.tensor,
-    after: tl.tensor,
-    k_row: tl.tensor,
-    k_step: tl.tensor,
-    v_row: tl.tensor,
-    v_step: tl.tensor,
-    MASKED: tl.constexpr,
-    HAS_BEFORE: tl.constexpr,
-    HAS_AFTER: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    BLOCK_FEATURES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The keys from ``begin`` to ``end`` into the running softmax; seen by all queries unless ``MASKED``."""
-    column = tl.arange(0, BLOCK_FEATURES)
-    for first in range(begin, end, BLOCK_KEYS):
-        key = first + tl.arange(0, BLOCK_KEYS)
-        k = tile_at(k_base, key, keys, k_row, column, features, k_step, MASKED, WHOLE)
-        products = tl.dot(query, tl.trans(k), input_precision="ieee")
-        if MASKED:
-            met = seen(position, key, keys, before, after, HAS_BEFORE, HAS_AFTER)
-            products = tl.where(met, products, float("-inf"))
-        v = tile_at(v_base, key, keys, v_row, column, features, v_step, MASKED, WHOLE)
-        mixed, total, top = attended(products, factor, v, mixed, total, top)
-    return mixed, total, top
+    if features > 128:
+        return AttentionTile(64, 64, warps=8, stages=2)
+    if described:
+        return AttentionTile(64, 64, warps=4, stages=3)
+    return AttentionTile(128, 64, warps=4, stages=3) if features <= 64 else AttentionTile(128, 128, warps=8, stages=3)
 
 
 @jit
@@ -124,6 +87,7 @@ def _attention_kernel(
     HAS_BEFORE: tl.constexpr,
     HAS_AFTER: tl.constexpr,
     WHOLE: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr,
@@ -131,9 +95,9 @@ def _attention_kernel(
     """One block of queries of one head: ``out`` contiguous ``(batch, rows, heads, features)``, ``lse`` ``(batch, heads,
     rows)``, and like ``out`` what its rounding lost. Last blocks first: with a causal mask they take longest."""
     program = tl.program_id(0)
-    block = blocks - 1 - program % blocks
-    head = (program // blocks % heads).to(tl.int64)
-    batch = (program // blocks // heads).to(tl.int64)
+    head = (program % heads).to(tl.int64)
+    block = blocks - 1 - program // heads % blocks
+    batch = (program // heads // blocks).to(tl.int64)
     block, start, queries, key_start, keys = extents(
         block, offsets_ptr, k_offsets_ptr, sequences, rows, key_rows, PACKED, BLOCK_QUERIES
     )
@@ -142,10 +106,13 @@ def _attention_kernel(
     shift = keys - queries
     row = block * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
     column = tl.arange(0, BLOCK_FEATURES)
+    kv_head = (head // group).to(tl.int32)
     q_base = q_ptr + batch * q_batch + start.to(tl.int64) * q_row + head * q_head
-    k_base = k_ptr + batch * k_batch + key_start.to(tl.int64) * k_row + head // group * k_head
-    v_base = v_ptr + batch * v_batch + key_start.to(tl.int64) * v_row + head // group * v_head
-    query = tile_at(q_base, row, queries, q_row, column, features, q_step, True, WHOLE)
+    # Not by descriptor: with 64 features, and with tiles of 128, results were wrong then (Triton 3.6.0, H200).
+    query = tile_at(q_base, row, queries, q_row, column, features, q_step, WHOLE)
+    if not DESCRIBED:
+        k_base = k_ptr + batch * k_batch + key_start.to(tl.int64) * k_row + head // group * k_head
+        v_base = v_ptr + batch * v_batch + key_start.to(tl.int64) * v_row + head // group * v_head
 
     begin, whole, broken, end = span(
         block * BLOCK_QUERIES, shift, keys, before, after, HAS_BEFORE, HAS_AFTER, BLOCK_QUERIES, BLOCK_KEYS
@@ -153,22 +120,21 @@ def _attention_kernel(
     mixed = tl.zeros([BLOCK_QUERIES, BLOCK_FEATURES], tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
     top = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
-    if HAS_BEFORE:
-        mixed, total, top = _swept(
-            mixed, total, top, query, k_base, v_base, row + shift, begin, tl.minimum(whole, end), keys, features,
-            factor, before, after, k_row, k_step, v_row, v_step,
-            True, HAS_BEFORE, HAS_AFTER, WHOLE, BLOCK_KEYS, BLOCK_FEATURES,
-        )  # fmt: skip
-    mixed, total, top = _swept(
-        mixed, total, top, query, k_base, v_base, row + shift, whole, broken, keys, features,
-        factor, before, after, k_row, k_step, v_row, v_step,
-        False, HAS_BEFORE, HAS_AFTER, WHOLE, BLOCK_KEYS, BLOCK_FEATURES,
-    )  # fmt: skip
-    mixed, total, top = _swept(
-        mixed, total, top, query, k_base, v_base, row + shift, broken, end, keys, features,
-        factor, before, after, k_row, k_step, v_row, v_step,
-        True, HAS_BEFORE, HAS_AFTER, WHOLE, BLOCK_KEYS, BLOCK_FEATURES,
-    )  # fmt: skip
+    for first in range(begin, end, BLOCK_KEYS):
+        key = first + tl.arange(0, BLOCK_KEYS)
+        if DESCRIBED:
+            k = k_ptr.load([batch.to(tl.int32), first, kv_head, 0]).reshape(BLOCK_KEYS, BLOCK_FEATURES)
+        else:
+            k = tile_at(k_base, key, keys, k_row, column, features, k_step, WHOLE)
+        products = tl.dot(query, tl.trans(k), input_precision="ieee")
+        if (first < whole) | (first >= broken):
+            met = seen(row + shift, key, keys, before, after, HAS_BEFORE, HAS_AFTER)
+            products = tl.where(met, products, float("-inf"))
+        if DESCRIBED:
+            v = v_ptr.load([batch.to(tl.int32), first, kv_head, 0]).reshape(BLOCK_KEYS, BLOCK_FEATURES)
+        else:
+            v = tile_at(v_base, key, keys, v_row, column, features, v_step, WHOLE)
+        mixed, total, top = attended(products, factor, v, mixed, total, top, v.dtype)
 
     mixed, log_total = finished(mixed, total, top)
     at = ((batch * rows + start + row) * heads + head)[:, None] * features + column[None, :]
@@ -184,19 +150,22 @@ def _forward(out: torch.Tensor, lse: torch.Tensor, rest: torch.Tensor, call: Cal
     """Fill ``out``, ``lse`` and, unless it has no elements, ``rest``, contiguous as `_results` makes them."""
     if out.numel() == 0:
         return
-    tile = config(call.q.shape[3], call.q.dtype)
+    by_engine = engine(call, call.k, call.v)
+    tile = config(call.q.shape[3], call.q.dtype, by_engine)
     blocks = call.blocks(call.q.shape[1], tile.queries)
+    k, v = (described(each, tile.keys) if by_engine else each for each in (call.k, call.v))
     with placed(out.device):
         _attention_kernel[(blocks * call.q.shape[2] * call.q.shape[0],)](
             out,
             lse,
             rest,
             call.q,
-            call.k,
-            call.v,
+            k,
+            v,
             *call.strides(),
             blocks=blocks,
             **call.arguments(),
+            DESCRIBED=by_engine,
             KEEP_REST=rest.numel() > 0,
             BLOCK_QUERIES=tile.queries,
             BLOCK_KEYS=tile.keys,

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, RowTile, check_tensor, jit, placed, row_offset, row_tile, summed
-from reference_kernels._norm_gradients import input_gradient, sums_over_rows
+from reference_kernels._common import (
+    FLOATS,
+    Rows,
+    RowTile,
+    check_tensor,
+    jit,
+    placed,
+    row_offset,
+    row_sums,
+    row_tile,
+    summed,
+)
+from reference_kernels._norm_gradients import input_gradient
+from reference_kernels._powers import grouped
 from reference_kernels._sums import summed_parts
 
 
-def config(width: int) -> RowTile:
-    """Forward tile for rows of ``width`` elements. Up to 16384 a row stays in registers and is read once; beyond, it is
-    read twice in steps of 8192, the second time from L2."""
-    return row_tile(width, whole=16384, step=8192)
+def config(width: int, residual: bool = False) -> RowTile:
+    """Forward tile for rows of ``width`` elements. Up to 32768 (with a residual 16384, else it spills) a row stays in
+    registers, at 32 elements a thread (with a residual 16), and is read once; beyond, it is read twice in steps of
+    8192, the second time from what L2 still holds: by 32 warps, so that few rows share it."""
+    tile = row_tile(width, whole=16384 if residual else 32768, step=8192)
+    each = 256 if tile.loop else 512 if residual else 1024
+    return replace(tile, warps=max(2, min(32, tile.rows * tile.columns // each)))
 
 
 @jit
@@ -40,6 +56,33 @@ def _store_normalised(
     if HAS_BIAS:
         normalised += tl.load(bias_ptr + column * bias_step, mask=column < width, other=0.0).to(tl.float32)
     tl.store(y_row + column, normalised, mask=inside)
+
+
+@jit
+def _merged(
+    count_a: tl.tensor,
+    mean_a: tl.tensor,
+    rest_a: tl.tensor,
+    squares_a: tl.tensor,
+    count_b: tl.tensor,
+    mean_b: tl.tensor,
+    rest_b: tl.tensor,
+    squares_b: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Chan's rule: count, mean, what its rounding left of it, and sum of squares around it, of two sets as one.
+
+    mean(x**2) - mean**2 would keep no digit of the variance of numbers far from zero. Knuth's two-sum keeps what the
+    mean rounds off.
+    """
+    count = count_a + count_b
+    share = count_b / tl.where(count > 0, count, 1.0)
+    step = (mean_b - mean_a) * share
+    mean = mean_a + step
+    back = mean - mean_a
+    rest = rest_a + (rest_b - rest_a) * share + ((mean_a - (mean - back)) + (step - back))
+    apart = (mean_b - mean_a) + (rest_b - rest_a)
+    # In this order: the square may overflow where one of them is empty, and it counts for nothing.
+    return count, mean, rest, squares_a + squares_b + apart * (count_a * share) * apart
 
 
 @jit
@@ -92,51 +135,53 @@ def _layer_norm_kernel(
     total_row = total_ptr + row * width
 
     if LOOP:
-        # The squares are taken from each block's own mean, and blocks are merged by Chan's rule: mean(x**2) - mean**2
-        # would keep no digit of the variance of numbers far from zero. Knuth's two-sum keeps what the mean rounds off.
-        mean = tl.zeros([BLOCK_ROWS, 1], tl.float32)
-        rest = tl.zeros([BLOCK_ROWS, 1], tl.float32)
-        squares = tl.zeros([BLOCK_ROWS, 1], tl.float32)
+        # Groups of neighbours that a thread loads at once have moments of their own, so that threads meet only when the
+        # row ends; then they are merged as a group's own from tile to tile.
+        group: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
+        place = tl.arange(0, BLOCK_COLUMNS // group)[None, :] * group
+        count = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
+        mean = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
+        rest = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
+        squares = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
-            end = tl.minimum(start + BLOCK_COLUMNS, width)
-            block_mean = tl.sum(wide, axis=1, keep_dims=True) / (end - start)
-            centred = tl.where(inside, wide - block_mean, 0.0)
-            block_rest = tl.sum(centred, axis=1, keep_dims=True) / (end - start)
-            centred = tl.where(inside, centred - block_rest, 0.0)
-            share = (end - start) / end
-            step = (block_mean - mean) * share
-            new_mean = mean + step
-            back = new_mean - mean
-            apart = (block_mean - mean) + (block_rest - rest)
-            # In this order: the square may overflow in the first block, where it counts for nothing.
-            squares += tl.sum(centred * centred, axis=1, keep_dims=True) + apart * (start * share) * apart
-            rest += (block_rest - rest) * share + ((mean - (new_mean - back)) + (step - back))
-            mean = new_mean
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "evict_last")
             if HAS_RESIDUAL:
                 tl.store(total_row + at, wide, mask=inside)
+            new = tl.minimum(tl.maximum(width - start - place, 0), group).to(tl.float32)
+            each = tl.where(new > 0, 1.0 / new, 0.0)
+            held = grouped(inside, group)
+            parts = grouped(wide, group)
+            new_mean = tl.sum(parts, axis=2) * each
+            parts = tl.where(held, parts - new_mean[:, :, None], 0.0)
+            new_rest = tl.sum(parts, axis=2) * each
+            parts = tl.where(held, parts - new_rest[:, :, None], 0.0)
+            new_squares = tl.sum(parts * parts, axis=2)
+            count, mean, rest, squares = _merged(count, mean, rest, squares, new, new_mean, new_rest, new_squares)
+        _, mean, rest, squares = tl.reduce((count, mean, rest, squares), 1, _merged, keep_dims=True)
         scale = tl.rsqrt(squares / width + eps)
-        for start in range(0, width, BLOCK_COLUMNS):
-            at = start + column
+        blocks = (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        for done in range(blocks):  # backwards: what was read last is nearest
+            at = (blocks - 1 - done) * BLOCK_COLUMNS + column
             inside = row_inside & (at < width)
-            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "evict_first")
             y = ((wide - mean) - rest) * scale
             _store_normalised(
                 y_row, y, weight_ptr, bias_ptr, at, inside, width, weight_step, bias_step, HAS_WEIGHT, HAS_BIAS
             )
     else:
         inside = row_inside & (column < width)
-        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL)
+        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL, "")
         if HAS_RESIDUAL:
             tl.store(total_row + column, wide, mask=inside)
         mean = tl.sum(wide, axis=1, keep_dims=True) / width
         centred = tl.where(inside, wide - mean, 0.0)
-        rest = tl.sum(centred, axis=1, keep_dims=True) / width
-        centred = tl.where(inside, centred - rest, 0.0)
-        scale = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / width + eps)
-        y = centred * scale
+        # Both at once: the rest is so small that taking its square off costs the squares no digits.
+        rest, squares = row_sums(centred, centred * centred)
+        rest /= width
+        scale = tl.rsqrt(tl.maximum(squares / width - rest * rest, 0.0, propagate_nan=tl.PropagateNan.ALL) + eps)
+        y = (centred - rest) * scale
         _store_normalised(
             y_row, y, weight_ptr, bias_ptr, column, inside, width, weight_step, bias_step, HAS_WEIGHT, HAS_BIAS
         )
@@ -159,7 +204,7 @@ def _forward(
         return y, total, _statistics(x).zero_()
     statistics = _statistics(x)
     rows = Rows.of(x, x if residual is None else residual)
-    tile = config(rows.width)
+    tile = config(rows.width, residual is not None)
     with placed(x.device):
         _layer_norm_kernel[(triton.cdiv(rows.count, tile.rows),)](
             y,
@@ -237,7 +282,7 @@ def _layer_norm_backward(
         return dx, dweight.zero_(), dbias.zero_()
     parts = input_gradient(dx, dy, x, dtotal, weight, statistics, sums)
     if any(sums):
-        summed_parts(dweight, dbias, sums_over_rows(dy, x, statistics, sums) if parts is None else parts, sums)
+        summed_parts(dweight, dbias, parts, sums)
     return dx, dweight, dbias
 
 

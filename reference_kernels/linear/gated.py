@@ -10,14 +10,15 @@ import triton.language as tl
 
 from reference_kernels._activations import activated, slope
 from reference_kernels._common import INTERPRETED, Rows, jit, placed, row_offset
-from reference_kernels.linear.products import MatmulTile, config, grouped, two_products
+from reference_kernels.linear.described import gated_by_tiles
+from reference_kernels.linear.products import MatmulTile, by_pointers, config, grouped, two_products, wide
 
 
 def config_gated(
     rows: int, columns: int, depth: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED
 ) -> MatmulTile:
     """The tile of a product twice as wide, whose columns the two weights share."""
-    tile = config(rows, 2 * columns, depth, dtype, interpreted=interpreted)
+    tile = wide(config(rows, 2 * columns, depth, dtype, interpreted=interpreted))
     return replace(tile, n=max(16, tile.n // 2))
 
 
@@ -118,6 +119,11 @@ def gated(
     N, K = gate_weight.shape
     rows = Rows.of(x)
     tile = config_gated(rows.count, N, K, x.dtype)
+    constants = {"ACTIVATION": activation, "ROUNDED": rounded, "KEEP": keep, "BACKWARD": backward}
+    if tile.resident and gated_by_tiles(y, halves, rows, gate_weight, up_weight, tile, **constants):
+        return
+    if tile.resident:
+        tile = replace(by_pointers(tile, warps=8), k=32, stages=5)
     with placed(x.device):
         _gated_kernel[(triton.cdiv(rows.count, tile.m) * triton.cdiv(N, tile.n),)](
             y,
@@ -131,10 +137,7 @@ def gated(
             *rows.layout,
             *gate_weight.stride(),
             *up_weight.stride(),
-            ACTIVATION=activation,
-            ROUNDED=rounded,
-            KEEP=keep,
-            BACKWARD=backward,
+            **constants,
             BLOCK_M=tile.m,
             BLOCK_N=tile.n,
             BLOCK_K=tile.k,

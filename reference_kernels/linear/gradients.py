@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import jit, placed
+from reference_kernels.linear.described import summed_by_tiles
 from reference_kernels.linear.kernel import _linear
-from reference_kernels.linear.products import config, grouped, product
+from reference_kernels.linear.products import by_pointers, config, grouped, product, wide
 
 
 @jit
@@ -101,7 +102,10 @@ def _summed_products(upstreams: list[torch.Tensor], weights: list[torch.Tensor])
     if dx.numel() == 0:
         return dx
     (rows, columns), depths = dx.shape, [len(weight) for weight in weights]
-    tile = config(rows, columns, sum(depths), dx.dtype)
+    tile = wide(config(rows, columns, sum(depths), dx.dtype))
+    if tile.resident and summed_by_tiles(dx, upstreams, weights, tile):
+        return dx
+    tile = by_pointers(tile)
     spare = 3 - len(weights)
     operands = [*upstreams, *upstreams[:1] * spare], [*weights, *weights[:1] * spare]
     with placed(dx.device):
@@ -144,7 +148,7 @@ def input_gradient(x: torch.Tensor, upstreams: list[torch.Tensor], weights: list
 def weight_gradient(upstream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """The gradient by the weight of ``rows @ weight.T``: ``(rows, n)`` and ``(rows, k)`` to contiguous ``(n, k)``.
 
-    By the suite's own product: cuBLAS takes 8 % less time, and may add up its parts in 16 bits.
+    By the suite's own product: cuBLAS takes some 10 % less time, and may add up its parts in 16 bits.
     """
     dweight: torch.Tensor = _linear(upstream.t(), rows.t(), None, None)
     return dweight

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from reference_kernels._activations import activated
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.products import check_operands, config, grouped, product
+from reference_kernels.linear.described import linear_by_tiles
+from reference_kernels.linear.products import by_pointers, check_operands, config, grouped, product
 
 Activation = Literal["relu", "gelu", "silu"]
 
@@ -74,6 +75,9 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ac
         return y
     rows = Rows.of(x)
     tile = config(rows.count, N, K, x.dtype)
+    if tile.resident and linear_by_tiles(y, rows, weight, bias, activation, tile):
+        return y
+    tile = by_pointers(tile, warps=4 if activation is None else 8)
     with placed(x.device):
         _linear_kernel[(triton.cdiv(rows.count, tile.m) * triton.cdiv(N, tile.n),)](
             y,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -14,7 +14,11 @@ from reference_kernels._common import FLOATS, INTERPRETED, check_tensor, jit
 @dataclass(frozen=True, slots=True)
 class MatmulTile:
     """Tile sizes (elements; powers of two, at least 16, which is what ``tl.dot`` takes), warps, pipeline stages, and
-    how many row blocks share a column block of the weight while it is in L2."""
+    how many row blocks share a column block of the weight while it is in L2.
+
+    ``resident``: programs that a multiprocessor holds at a time, each of which computes several tiles, where the
+    operands have descriptors; 0 for tiles that are read by pointers. ``parts``: in so many the former store a tile.
+    """
 
     m: int
     n: int
@@ -22,25 +26,42 @@ class MatmulTile:
     warps: int
     stages: int
     group: int = 8
+    parts: int = 1
+    resident: int = 0
 
 
 def config(rows: int, columns: int, depth: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> MatmulTile:
     """Tile for a ``rows x columns`` result that sums ``depth`` products of ``dtype``.
 
-    128 x 256 x 64 gives wgmma its full width, in 196608 of 232448 bytes of shared memory on sm_90; few rows (decoding)
-    stream the weight through narrow tiles instead. On an H200 that was 602 of cuBLAS's 657 TFLOP/s at 8192**3 (128 x
-    128: 466), 585 of 617 at 1024 x 4096 x 4096. float32 runs on the ordinary cores, where registers bound the tile.
-    Interpreted, a step costs some 0.5 ms whatever its depth, so long sums take deep ones.
+    Two programs of 128 x 128 x 64 share a multiprocessor, with 112 KiB of shared memory each: one multiplies while the
+    other stores. By descriptors that was 1738 us at 8192**3 with gelu, 238 at 16384 x 8192 x 512 with relu,
+    on an H200; 128 x 256 for 8 warps, `wide`, 1769 and 266; cuBLAS alone 1585 and 249. Few rows (decoding) stream the
+    weight through narrow tiles: 16 x 64 x 256 took 15.2 us where 16 x 32 x 128 took 16.6. float32 runs on the ordinary
+    cores, where registers bound the tile. Interpreted, a step costs some 0.5 ms whatever its depth, so long sums take
+    deep ones.
     """
     if interpreted:
-        return MatmulTile(32, 32, 32 if depth <= 512 else 512, warps=4, stages=1)
+        tile = MatmulTile(32, 32, 32 if depth <= 512 else 512, warps=4, stages=1)
+        return tile if dtype == torch.float32 else replace(tile, parts=2, resident=1)
     if dtype == torch.float32:
         return MatmulTile(32 if rows <= 32 else 64, 64, 32, warps=4, stages=3)
     if rows <= 64:
-        return MatmulTile(max(16, triton.next_power_of_2(rows)), 32, 128, warps=4, stages=4)
+        m = max(16, triton.next_power_of_2(rows))
+        return MatmulTile(m, 64, 256 if m == 16 else 128, warps=4, stages=4 if m == 16 else 5)
     if rows * columns < 96 * 128 * 256:  # large tiles for less than three quarters of an H200's 132 multiprocessors
         return MatmulTile(64, 128, 64, warps=4, stages=4)
-    return MatmulTile(128, 256, 64, warps=8, stages=4)
+    return MatmulTile(128, 128, 64, warps=4, stages=3, parts=2, resident=2)
+
+
+def wide(tile: MatmulTile) -> MatmulTile:
+    """Twice the columns for twice the warps, alone on a multiprocessor, of a tile that shares it with another."""
+    return replace(tile, n=256, warps=8, resident=1) if tile.resident == 2 else tile
+
+
+def by_pointers(tile: MatmulTile, warps: int = 4) -> MatmulTile:
+    """The tile for operands that have no descriptors: addresses and masks take registers, which 256 columns, or an
+    epilogue of some size for 4 ``warps``, do not leave."""
+    return replace(tile, n=min(tile.n, 128), warps=warps, parts=1, resident=0) if tile.resident else tile
 
 
 @jit
@@ -122,6 +143,14 @@ def two_products(
         first_ptrs += BLOCK_K * first_stride_k
         second_ptrs += BLOCK_K * second_stride_k
     return first_total, second_total
+
+
+@jit
+def halves_of(total: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The left half of a tile's columns and the right one. Half a tile is stored before the other half is made ready,
+    which keeps an epilogue within the registers: erf of a whole tile of 128 x 256 spills some 200 bytes a thread."""
+    left, right = tl.split(tl.permute(tl.reshape(total, [total.shape[0], 2, total.shape[1] // 2]), (0, 2, 1)))
+    return left, right
 
 
 def check_operands(kernel: str, x: torch.Tensor, weights: dict[str, torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
 from reference_kernels.linear.gradients import as_matrix, bias_gradient, input_gradient, weight_gradient
-from reference_kernels.linear.products import check_operands, config, grouped, product
+from reference_kernels.linear.products import check_operands, config, grouped, product, wide
 
 
 @jit
@@ -110,7 +110,7 @@ def _qkv_linear(
     rows = Rows.of(x)
     if rows.count == 0 or not any(widths):
         return results
-    tile = config(rows.count, sum(widths), x.shape[-1], x.dtype)
+    tile = wide(config(rows.count, sum(widths), x.shape[-1], x.dtype))
     blocks = sum(triton.cdiv(width, tile.n) for width in widths)
     with placed(x.device):
         _qkv_kernel[(triton.cdiv(rows.count, tile.m) * blocks,)](

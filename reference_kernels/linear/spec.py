@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import strategies as st
 
 from pytest_fusion import FusionSpec, dim, optional, tensor
@@ -91,4 +92,15 @@ LARGE = FusionSpec(
     requires="cuda",
 )
 
-SPECS = [SPEC, QKV, GATE_UP, LORA, LARGE]
+# Rows of whole 16 bytes have descriptors; on a GPU they are taken for large results alone.
+EIGHTS = {"k": dim(8, 200, multiple_of=8), "n": dim(8, 136, multiple_of=8)}
+HALVES = (torch.float16, torch.bfloat16)
+DESCRIBED = SPEC.with_(name="linear_described", dims=EIGHTS, dtypes=HALVES, bench=())
+DESCRIBED_GATE_UP = GATE_UP.with_(name="gate_up_linear_described", dims=EIGHTS, dtypes=HALVES, bench=())
+LARGE_DESCRIBED = LARGE.with_(
+    name="linear_large_described",
+    dims={"rows": dim(2080, 2200), "n": dim(2080, 2200, multiple_of=8), "k": EIGHTS["k"]},
+    dtypes=HALVES,
+)
+
+SPECS = [SPEC, QKV, GATE_UP, LORA, LARGE, DESCRIBED, DESCRIBED_GATE_UP, LARGE_DESCRIBED]

@@ -68,9 +68,14 @@ def _normalised(
 
 
 @jit
-def _magnitude(y: tl.tensor) -> tl.tensor:
-    """Infinity for NaN, which a maximum on a GPU passes over."""
-    return tl.where(y == y, tl.abs(y), float("inf"))
+def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """The larger one, NaN if one of them is: tl.max passes it over on a GPU."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def _largest(y: tl.tensor, axis: tl.constexpr) -> tl.tensor:
+    return tl.reduce(tl.abs(y), axis, _larger, keep_dims=True)
 
 
 @jit
@@ -83,8 +88,8 @@ def _scale(largest: tl.tensor, LIMIT: tl.constexpr) -> tl.tensor:
 def _coded(y: tl.tensor, scale: tl.tensor, dtype: tl.constexpr, LIMIT: tl.constexpr) -> tl.tensor:
     """The codes of ``y``. A product with the reciprocal: it moves no more than what lies within an ulp of a tie."""
     scaled = y * (1.0 / scale)
-    # A choice keeps NaN, and the casts of torch and of the hardware differ beyond the limit.
-    scaled = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))
+    # The casts of torch and of the hardware differ beyond the limit.
+    scaled = tl.clamp(scaled, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     if dtype == tl.int8:
         scaled = tl.where(scaled == scaled, scaled, 0.0)
         scaled = (scaled + ROUNDER) - ROUNDER
@@ -110,7 +115,7 @@ def _store_tile(
     if GROUP > 0:
         count: tl.constexpr = y.shape[1] // GROUP
         parts = tl.reshape(y, [y.shape[0], count, GROUP])
-        scale = _scale(tl.max(_magnitude(parts), axis=2, keep_dims=True), LIMIT)
+        scale = _scale(_largest(parts, 2), LIMIT)
         codes = tl.reshape(_coded(parts, scale, dtype, LIMIT), [y.shape[0], y.shape[1]])
         group = start // GROUP + tl.arange(0, count)[None, :]
         inside = row_inside & (group < groups)
@@ -175,13 +180,13 @@ def _norm_quant_kernel(
             for start in range(0, width, BLOCK_COLUMNS):
                 at = start + column
                 inside = row_inside & (at < width)
-                total += summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+                total += summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "")
             mean = tl.sum(total, axis=1, keep_dims=True) / width
         squares = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "")
             centred = tl.where(inside, wide - mean, 0.0)
             squares += centred * centred
         reciprocal = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / width + eps)
@@ -190,23 +195,23 @@ def _norm_quant_kernel(
             for start in range(0, width, BLOCK_COLUMNS):
                 at = start + column
                 inside = row_inside & (at < width)
-                wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+                wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "")
                 y = _normalised(
                     wide - mean, reciprocal, weight_ptr, bias_ptr, at, width, weight_step, bias_step, HAS_BIAS
                 )
-                largest = tl.maximum(largest, _magnitude(y))
-            row_scale = _scale(tl.max(largest, axis=1, keep_dims=True), LIMIT)
+                largest = _larger(largest, tl.abs(y))
+            row_scale = _scale(_largest(largest, 1), LIMIT)
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "")
             if HAS_RESIDUAL:
                 tl.store(summed_ptr + row * width + at, wide, mask=inside)
             y = _normalised(wide - mean, reciprocal, weight_ptr, bias_ptr, at, width, weight_step, bias_step, HAS_BIAS)
             _store_tile(codes_row, scales_row, y, row_scale, at, start, row_inside, width, groups, LIMIT, GROUP)
     else:
         inside = row_inside & (column < width)
-        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL)
+        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL, "")
         if HAS_RESIDUAL:
             tl.store(summed_ptr + row * width + column, wide, mask=inside)
         if LAYER:
@@ -215,7 +220,7 @@ def _norm_quant_kernel(
         reciprocal = tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / width + eps)
         y = _normalised(wide, reciprocal, weight_ptr, bias_ptr, column, width, weight_step, bias_step, HAS_BIAS)
         if GROUP == 0:
-            row_scale = _scale(tl.max(_magnitude(y), axis=1, keep_dims=True), LIMIT)
+            row_scale = _scale(_largest(y, 1), LIMIT)
         _store_tile(codes_row, scales_row, y, row_scale, column, 0, row_inside, width, groups, LIMIT, GROUP)
     if GROUP == 0:
         tl.store(scales_row, row_scale, mask=row_inside)

@@ -9,16 +9,14 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, check_tensor, placed, row_offset
-from reference_kernels._dropout import check_dropout, odds, seeded_jit, survives
+from reference_kernels._dropout import check_dropout, odds, philox, seeded_jit, survives
 
-# One Philox call gives four words: those of a counter decide about four elements QUARTER apart, so that each quarter of
-# a block is loaded and stored in vectors of 16 bytes. The mask depends on QUARTER, on no other number of the kernel.
-QUARTER = 1024
+BLOCK = 4096
 
 
-def config(dtype: torch.dtype) -> int:
-    """Warps for a block of ``4 * QUARTER`` elements: two loads of 16 bytes for each thread and quarter."""
-    return 4 if dtype.itemsize == 2 else 8
+def config() -> int:
+    """Warps for a block of ``BLOCK`` elements: 16 a thread, which four calls of Philox decide about."""
+    return 8
 
 
 @seeded_jit()
@@ -37,22 +35,25 @@ def _dropout_kernel(
     x_stride2: tl.tensor,
     x_step: tl.tensor,
     FLAT: tl.constexpr,
-    QUARTER: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
-    """``4 * QUARTER`` elements, by their number in ``x`` as if it were contiguous. ``y`` is."""
+    """``BLOCK`` elements, by their number in ``x`` as if it were contiguous. ``y`` is."""
     program = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, QUARTER).to(tl.int64)
-    words = tl.randint4x(seed, program * QUARTER + lane)
-    for quarter in tl.static_range(4):
-        element = (program * 4 + quarter) * QUARTER + lane
-        inside = element < count
-        if FLAT:
-            x_at = element
-        else:
-            row = element // width
-            x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + element % width * x_step
-        x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y_ptr + element, tl.where(survives(words[quarter], threshold), x * scale, 0.0), mask=inside)
+    call = program * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    first, second, third, fourth = philox(seed, call)
+    # join() puts its two side by side in a last dimension: first, second, third, fourth once that is flat.
+    words = tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), [BLOCK])
+    kept = survives(words, threshold)
+    # Read by fours, as the words come: in vectors of more they would have to change threads.
+    element = program * BLOCK + tl.max_contiguous(tl.arange(0, BLOCK), 4)
+    inside = element < count
+    if FLAT:
+        x_at = element
+    else:
+        row = element // width
+        x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + element % width * x_step
+    x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + element, tl.where(kept, x * scale, 0.0), mask=inside)
 
 
 @torch.library.custom_op("reference_kernels::dropout", mutates_args=())
@@ -63,7 +64,7 @@ def _dropout(x: torch.Tensor, seed: int, p: float) -> torch.Tensor:
     flat = x.is_contiguous()
     rows = Rows.of(x.view(-1) if flat else x)
     with placed(x.device):
-        _dropout_kernel[(triton.cdiv(x.numel(), 4 * QUARTER),)](
+        _dropout_kernel[(triton.cdiv(x.numel(), BLOCK),)](
             y,
             *rows.tensors,
             seed,
@@ -72,8 +73,8 @@ def _dropout(x: torch.Tensor, seed: int, p: float) -> torch.Tensor:
             rows.width,
             *rows.layout,
             FLAT=flat,
-            QUARTER=QUARTER,
-            num_warps=config(x.dtype),
+            BLOCK=BLOCK,
+            num_warps=config(),
         )
     return y
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,16 +22,20 @@ from reference_kernels._common import (
     row_tile,
     summed,
 )
-from reference_kernels._norm_gradients import input_gradient, sums_over_rows
+from reference_kernels._norm_gradients import input_gradient
 from reference_kernels._sums import summed_parts
 
 Convention = Literal["llama", "gemma", "torch"]
 
 
-def config(width: int) -> RowTile:
+def config(width: int, residual: bool = False) -> RowTile:
     """Tile for rows of ``width`` elements. Up to 16384 a row stays in registers and is read once; beyond, it is read
-    twice in steps of 8192, the second time from L2."""
-    return row_tile(width, whole=16384, step=8192)
+    twice in steps of 8192, the second time from what L2 still holds: by 32 warps, so that few rows share it."""
+    tile = row_tile(width, whole=16384, step=8192)
+    if tile.loop:
+        return replace(tile, warps=32)
+    each = {4096: 16, 8192: 8 if residual else 16, 16384: 32 if residual else 64}.get(tile.columns)
+    return tile if each is None else replace(tile, warps=tile.columns // (32 * each))
 
 
 @jit
@@ -107,20 +112,21 @@ def _rms_norm_kernel(
         for start in range(0, width, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
-            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "evict_last")
             squares += wide * wide
             if HAS_RESIDUAL:
                 tl.store(total_row + at, wide, mask=inside)
         scale = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / width + eps)
-        for start in range(0, width, BLOCK_COLUMNS):
-            at = start + column
+        blocks = (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        for done in range(blocks):  # backwards: what was read last is nearest
+            at = (blocks - 1 - done) * BLOCK_COLUMNS + column
             inside = row_inside & (at < width)
-            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL)
+            wide = summed(x_row, residual_row, at, inside, x_step, residual_step, HAS_RESIDUAL, "evict_first")
             y = _scaled(wide, scale, weight_ptr, at, width, weight_step, dtype, HAS_WEIGHT, ROUND_FIRST, OFFSET)
-            tl.store(y_row + at, y, mask=inside)
+            tl.store(y_row + at, y, mask=inside, eviction_policy="evict_first")
     else:
         inside = row_inside & (column < width)
-        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL)
+        wide = summed(x_row, residual_row, column, inside, x_step, residual_step, HAS_RESIDUAL, "")
         if HAS_RESIDUAL:
             tl.store(total_row + column, wide, mask=inside)
         scale = tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / width + eps)
@@ -139,7 +145,7 @@ def _forward(
     if y.numel() == 0:
         return y, total, statistics.zero_()
     rows = Rows.of(x, x if residual is None else residual)
-    tile = config(rows.width)
+    tile = config(rows.width, residual is not None)
     with placed(x.device):
         _rms_norm_kernel[(triton.cdiv(rows.count, tile.rows),)](
             y,
@@ -214,7 +220,6 @@ def _rms_norm_backward(
         return dx, dweight.zero_()
     parts = input_gradient(dx, dy, x, dtotal, weight, statistics, sums, one_more=convention == "gemma")
     if of_weight:
-        parts = sums_over_rows(dy, x, statistics, sums) if parts is None else parts
         summed_parts(dweight, dweight, parts, sums)
     return dx, dweight
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -20,8 +21,9 @@ from reference_kernels._common import (
     placed,
     row_offset,
 )
-from reference_kernels._order import LOWEST, of_order_key, order_key
-from reference_kernels.sampling.threshold import edge_of, search, weight
+from reference_kernels._order import of_order_key, order_key
+from reference_kernels.sampling.draw import LEAST, NO_TOKEN, drawn, masses_before, penalized, totals, weight
+from reference_kernels.sampling.threshold import edge_of, end_of_ties, search
 
 INTEGERS = (torch.int32, torch.int64)
 WIDEST = 2**31 - 2**16  # token numbers are int32 in the list of candidates, and tiles go past the end
@@ -29,48 +31,40 @@ WIDEST = 2**31 - 2**16  # token numbers are int32 in the list of candidates, and
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Tokens read at a time and candidates searched at a time, warps, and how many programs share the rows."""
+    """Lanes, tokens of a lane at a time, candidates searched at a time, warps, and how many programs share the rows."""
 
     block: int
+    deep: int
     search: int
     warps: int
     programs: int
 
 
-def config(rows: int, vocab: int, device: torch.device, *, interpreted: bool = INTERPRETED) -> Tile:
-    """Tile for ``rows`` rows of ``vocab`` tokens.
+def config(
+    rows: int,
+    vocab: int,
+    device: torch.device,
+    counted: bool = False,
+    weighed: bool = False,
+    *,
+    interpreted: bool = INTERPRETED,
+) -> Tile:
+    """Tile for ``rows`` rows of ``vocab`` tokens, with top-k if ``counted``, with top-p if ``weighed``.
 
-    8 tokens a thread and a search step of `PIVOTS` pivots by 1024 candidates, 16 results a thread, fit in the 128
-    registers that 512 threads may have. The tile follows the vocabulary alone, the number of programs changes no
-    result. Interpreted, tiles are small and programs take several rows, so that small cases have several of both.
+    Without a cut 512 threads of 86 registers read a row. With top-p alone a row in twenty takes longer than the others,
+    for which 1024 threads do better. With top-k what follows the first pass is short and waits much, so there are more
+    programs of 256 threads. The tile follows the vocabulary and the cuts, the number of programs changes no result.
+    Interpreted, tiles are small and programs take several rows, so that small cases have several of both.
     """
     if interpreted:
         block = min(256 if vocab <= 1024 else 1024, max(16, triton.next_power_of_2(vocab)))
-        return Tile(block, min(block, 128), 4, max(1, min(rows, 64)))
-    block = min(4096, max(128, triton.next_power_of_2(vocab)))
+        return Tile(block, 1 if vocab <= block else 2, min(block, 128), 4, max(1, min(rows, 64)))
+    block = min(1024 if counted else 4096 if weighed else 2048, max(128, triton.next_power_of_2(vocab)))
+    deep = max(1, min(4, triton.next_power_of_2(triton.cdiv(vocab, block))))
     on_gpu = device.type == "cuda"
     processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 132
-    return Tile(block, min(block, 1024), max(1, min(16, block // 256)), max(1, min(rows, 2 * processors)))
-
-
-@jit
-def _penalized(
-    x_row: tl.tensor,
-    seen_row: tl.tensor,
-    at: tl.tensor,
-    inside: tl.tensor,
-    x_step: tl.tensor,
-    seen_step: tl.tensor,
-    penalty: tl.tensor,
-    HAS_SEEN: tl.constexpr,
-) -> tl.tensor:
-    """The logits at ``at`` in float32, ``-inf`` outside the row. The division is rounded as torch's, since the order
-    of two nearly equal logits decides which of them stays."""
-    x = tl.load(x_row + at * x_step, mask=inside, other=float("-inf")).to(tl.float32)
-    if HAS_SEEN:
-        seen = tl.load(seen_row + at * seen_step, mask=inside, other=0) != 0
-        x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, penalty), x * penalty), x)
-    return x
+    programs = max(1, min(rows, (4 if counted else 2) * processors))
+    return Tile(block, deep, min(block, 512), max(1, min(32, block // 128)), programs)
 
 
 @jit
@@ -94,10 +88,144 @@ def _of_row(
 
 
 @jit
+def _listed(
+    values: tl.tuple,
+    keys: tl.tensor,
+    tokens: tl.tensor,
+    lanes: tl.tensor,
+    width: tl.tensor,
+    top: tl.tensor,
+    floor: tl.tensor,
+    HAS_SEEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIP: tl.constexpr,
+) -> tl.tensor:
+    """List keys and tokens of all logits from ``floor`` up, in some order; how many. Only lanes whose largest logit is
+    one of them are read, which for a small k are few."""
+    GROUP: tl.constexpr = BLOCK // STRIP
+    held = (order_key(top) >= floor).to(tl.int32)
+    tl.store(lanes + tl.cumsum(held, axis=0) - 1, tl.arange(0, BLOCK), mask=held > 0)
+    tl.debug_barrier()
+    some = tl.sum(held, axis=0)
+    count = tl.full([], 0, tl.int32)
+    member = tl.arange(0, GROUP)[None, :]
+    strip = tl.arange(0, STRIP)[:, None].to(tl.int64) * BLOCK
+    for group in range(0, some, GROUP):
+        lane = tl.load(lanes + group + member, mask=group + member < some, other=0)
+        for start in range(0, width, STRIP * BLOCK):
+            at = start + strip + lane
+            inside = (at < width) & (group + member < some)
+            key = order_key(penalized(values, at, inside, HAS_SEEN))
+            wanted = tl.reshape((inside & (key >= floor)).to(tl.int32), [BLOCK])
+            place = count + tl.cumsum(wanted, axis=0) - 1
+            tl.store(keys + place, tl.reshape(key, [BLOCK]), mask=wanted > 0)
+            tl.store(tokens + place, tl.reshape(at, [BLOCK]).to(tl.int32), mask=wanted > 0)
+            count += tl.sum(wanted, axis=0)
+    tl.debug_barrier()
+    return count
+
+
+@jit
+def _of_whole_row(
+    values: tl.tuple,
+    unused: tl.tensor,
+    width: tl.tensor,
+    top: tl.tensor,
+    mass: tl.tensor,
+    peak: tl.tensor,
+    rate: tl.tensor,
+    p: tl.tensor,
+    seed: tl.tensor,
+    number: tl.tensor,
+    WEIGHED: tl.constexpr,
+    HAS_SEEN: tl.constexpr,
+    DEEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STRIP: tl.constexpr,
+) -> tl.tensor:
+    """A token of all those of a row, or with ``p`` below 1 of its nucleus."""
+    mass *= weight(top, peak, rate)
+    goal = tl.maximum(p * tl.sum(mass, axis=0), 1e-30)
+    bound = tl.full([], float("-inf"), tl.float32)
+    return drawn(
+        values, unused, unused, width, mass, peak, rate, bound, 0, goal, p < 1.0, seed, number,
+        WEIGHED, False, HAS_SEEN, DEEP, BLOCK, STRIP,
+    )  # fmt: skip
+
+
+@jit
+def _warm(
+    values: tl.tuple,
+    keys: tl.tensor,
+    tokens: tl.tensor,
+    lanes: tl.tensor,
+    width: tl.tensor,
+    top: tl.tensor,
+    mass: tl.tensor,
+    peak: tl.tensor,
+    rate: tl.tensor,
+    k: tl.tensor,
+    p: tl.tensor,
+    seed: tl.tensor,
+    number: tl.tensor,
+    COUNTED: tl.constexpr,
+    WEIGHED: tl.constexpr,
+    HAS_SEEN: tl.constexpr,
+    DEEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEARCH: tl.constexpr,
+    STRIP: tl.constexpr,
+) -> tl.tensor:
+    """A token of a row without NaN and +inf at a temperature that is not 0; -1 where all are -inf."""
+    bound = tl.full([], float("-inf"), tl.float32)
+    last = tl.full([], 0, tl.int32)
+    weighed = p < 1.0
+    counted = (k > 0) & (k < width)
+    p = tl.maximum(p, 0.0)
+    token = tl.full([], -1, tl.int32)
+    if COUNTED:
+        if counted:
+            high = order_key(peak)
+            floor = order_key(tl.full([], LEAST, tl.float32))
+            tl.debug_barrier()  # the list of the row before has been read
+            if k <= SEARCH:
+                # The k-th largest of maxima of disjoint parts is no larger than the k-th largest of all.
+                parts = tl.max(tl.reshape(order_key(top), [BLOCK // SEARCH, SEARCH]), axis=0)
+                tl.store(keys + tl.arange(0, SEARCH), parts)
+                tl.debug_barrier()
+                floor, end = search(keys, tl.full([], SEARCH, tl.int32), floor, high, k, SEARCH)
+                tl.debug_barrier()
+            count = _listed(values, keys, tokens, lanes, width, top, floor, HAS_SEEN, BLOCK, STRIP)
+            if k < count:
+                low, end = search(keys, count, floor, high, k, SEARCH)
+                edge, tied, above = edge_of(keys, count, low, end, SEARCH)
+                bound = of_order_key(edge)
+                last = tl.full([], NO_TOKEN, tl.int32)
+                spare = k.to(tl.int32) - above
+                if spare < tied:
+                    last = end_of_ties(keys, tokens, count, edge, spare, width, SEARCH)
+            mass = masses_before(values, keys, tokens, count, peak, rate, bound, last, True, HAS_SEEN, 1, BLOCK)
+            goal = tl.maximum(p * tl.sum(mass, axis=0), 1e-30)
+            token = drawn(
+                values, keys, tokens, count, mass, peak, rate, bound, last, goal, weighed, seed, number,
+                WEIGHED, True, HAS_SEEN, 1, BLOCK, STRIP,
+            )  # fmt: skip
+        else:
+            token = _of_whole_row(
+                values, keys, width, top, mass, peak, rate, p, seed, number, WEIGHED, HAS_SEEN, DEEP, BLOCK, STRIP
+            )
+    else:
+        token = _of_whole_row(
+            values, keys, width, top, mass, peak, rate, p, seed, number, WEIGHED, HAS_SEEN, DEEP, BLOCK, STRIP
+        )
+    return token
+
+
+# A width of 1 as a constant is more than the compiler of Triton 3.6.0 survives.
+@partial(jit, do_not_specialize=["width"])
 def _sample_kernel(
     y_ptr: tl.tensor,
-    keys_ptr: tl.tensor,
-    tokens_ptr: tl.tensor,
+    scratch_ptr: tl.tensor,
     x_ptr: tl.tensor,
     seen_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
@@ -131,22 +259,26 @@ def _sample_kernel(
     penalty_stride1: tl.tensor,
     penalty_stride2: tl.tensor,
     HAS_SEEN: tl.constexpr,
-    TRUNCATED: tl.constexpr,
+    COUNTED: tl.constexpr,
+    WEIGHED: tl.constexpr,
     TEMPERATURE_BY_ROW: tl.constexpr,
     TOP_K_BY_ROW: tl.constexpr,
     TOP_P_BY_ROW: tl.constexpr,
     PENALTY_BY_ROW: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    DEEP: tl.constexpr,
     BLOCK: tl.constexpr,
     SEARCH: tl.constexpr,
+    STRIP: tl.constexpr,
 ) -> None:
-    """Every ``num_programs``-th row. ``keys`` and ``tokens`` hold ``room`` candidates for each program.
-
-    With ``TRUNCATED`` a first pass over the row finds a floor below which nothing can stay, a second lists what lies
-    above it, in the order of the tokens, and both cuts are searched for in that list, which mostly fits in one tile.
-    """
-    lane = tl.arange(0, BLOCK).to(tl.int64)
-    keys = keys_ptr + tl.program_id(0).to(tl.int64) * room
-    tokens = tokens_ptr + tl.program_id(0).to(tl.int64) * room
+    """Every ``num_programs``-th row. Of scratch memory each program has ``room`` numbers for the keys of candidates, as
+    many for their tokens, and ``BLOCK`` for lanes."""
+    if ALIGNED:
+        width = width // 16 * 16  # it is a multiple: so the compiler knows, and loads vectors under masks
+    lane = tl.arange(0, BLOCK)
+    keys = scratch_ptr + tl.program_id(0).to(tl.int64) * (2 * room + BLOCK)
+    tokens = keys + room
+    lanes = tokens + room
     for number in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.full([], number, tl.int64)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
@@ -175,29 +307,21 @@ def _sample_kernel(
             tl.float32,
             PENALTY_BY_ROW,
         )
-        cold = (temperature > 0.0) == 0
-        temperature = tl.where(cold, 1.0, temperature)
-
-        strange = tl.zeros([BLOCK], tl.int32)
-        count = tl.full([], width, tl.int32)
-        edge = tl.full([], LOWEST, tl.int32)
-        spare = tl.full([], 0, tl.int32)
-        if TRUNCATED:
-            k = tl.where(
-                cold,
-                1,
-                _of_row(
-                    top_k_ptr,
-                    row,
-                    size1,
-                    size2,
-                    top_k_stride0,
-                    top_k_stride1,
-                    top_k_stride2,
-                    tl.int64,
-                    TOP_K_BY_ROW,
-                ),
+        k = tl.full([], 0, tl.int64)
+        if COUNTED:
+            k = _of_row(
+                top_k_ptr,
+                row,
+                size1,
+                size2,
+                top_k_stride0,
+                top_k_stride1,
+                top_k_stride2,
+                tl.int64,
+                TOP_K_BY_ROW,
             )
+        p = tl.full([], 1.0, tl.float32)
+        if WEIGHED:
             p = _of_row(
                 top_p_ptr,
                 row,
@@ -209,124 +333,32 @@ def _sample_kernel(
                 tl.float32,
                 TOP_P_BY_ROW,
             )
-            counted = (k > 0) & (k < width)
-            weighed = p < 1.0
-            p = tl.maximum(p, 0.0)
-
-            top = tl.full([BLOCK], LOWEST, tl.int32)
+        cold = (temperature > 0.0) == 0
+        # Neither 0 nor infinite: what is multiplied by it may be the other.
+        rate = tl.minimum(1.4426950408889634 / tl.where(cold, 1.0, temperature), 3e38)
+        rate = tl.where(rate > 0.0, rate, 1.2e-38)
+        values = (x_row, seen_row, x_step, seen_step, penalty)
+        top, mass = totals(values, width, rate, HAS_SEEN, DEEP, BLOCK)
+        peak = tl.max(top, axis=0)
+        token = tl.full([], -1, tl.int32)
+        if cold:
+            first = tl.full([BLOCK], NO_TOKEN, tl.int32)
+            strange = tl.zeros([BLOCK], tl.int32)
             for start in range(0, width, BLOCK):
-                inside = start + lane < width
-                x = _penalized(x_row, seen_row, start + lane, inside, x_step, seen_step, penalty, HAS_SEEN)
-                strange += (x != x).to(tl.int32)
-                top = tl.maximum(top, tl.where(x == x, order_key(x), LOWEST))
-            high = tl.max(top, axis=0)
-            peak = of_order_key(high)
-
-            floor = tl.full([], LOWEST + 1, tl.int32)
-            tl.debug_barrier()  # the list of the row before has been read
-            if counted:
-                if k <= SEARCH:
-                    # The k-th largest of maxima of disjoint parts is no larger than the k-th largest of all.
-                    parts = tl.max(tl.reshape(top, [BLOCK // SEARCH, SEARCH]), axis=0)
-                    tl.store(keys + tl.arange(0, SEARCH), parts)
-                    tl.debug_barrier()
-                    goal = k.to(tl.float32)
-                    parted = tl.full([], SEARCH, tl.int32)
-                    floor, end = search(keys, parted, floor, high, goal, peak, temperature, cold, False, SEARCH)
-                    tl.debug_barrier()
-            else:
-                if weighed:
-                    # What is lighter than (1 - p) / width of the peak does not add up to 1 - p of the whole, so all of
-                    # it is cut; half of that leaves room for rounding.
-                    depth = temperature * tl.log(0.5 * (1.0 - p) / tl.full([], width, tl.float32))
-                    floor = tl.maximum(floor, order_key(peak + depth))
-
-            count = tl.full([], 0, tl.int32)
-            masses = tl.zeros([BLOCK], tl.float32)
-            for start in range(0, width, BLOCK):
-                inside = start + lane < width
-                x = _penalized(x_row, seen_row, start + lane, inside, x_step, seen_step, penalty, HAS_SEEN)
-                key = tl.where(x == x, order_key(x), LOWEST)
-                listed = inside & (key >= floor)
-                masses += tl.where(listed | (inside & (counted == 0)), weight(x, peak, temperature, cold), 0.0)
-                more = tl.sum(listed.to(tl.int32), axis=0)
-                if more > 0:
-                    place = count + tl.cumsum(listed.to(tl.int32), axis=0) - 1
-                    tl.store(keys + place, key, mask=listed)
-                    tl.store(tokens + place, (start + lane).to(tl.int32), mask=listed)
-                count += more
-            tl.debug_barrier()
-            mass = tl.sum(masses, axis=0)
-
-            low = floor
-            if counted & (k < count):
-                goal = k.to(tl.float32)
-                low, end = search(keys, count, low, high, goal, peak, temperature, cold, False, SEARCH)
-                edge, above, heavier = edge_of(keys, count, low, end, peak, temperature, cold, SEARCH)
-                spare = k.to(tl.int32) - above
-                mass = heavier + spare.to(tl.float32) * weight(of_order_key(edge), peak, temperature, cold)
-                low = edge
-            if weighed:
-                goal = tl.maximum(p * mass, 1e-30)
-                end = high
-                low, end = search(keys, count, low, end, goal, peak, temperature, cold, True, SEARCH)
-                last, above, heavier = edge_of(keys, count, low, end, peak, temperature, cold, SEARCH)
-                each = weight(of_order_key(last), peak, temperature, cold)
-                ties = tl.minimum(tl.ceil((goal - heavier) / tl.maximum(each, 1e-37)), 2147483520.0).to(tl.int32)
-                ties = tl.maximum(ties, 1)
-                spare = tl.where(last == edge, tl.minimum(spare, ties), ties)
-                edge = last
-
-        # Which tile: each takes over from those before it with the chance of its share of the weight so far, which
-        # draws by weight in one pass, whatever the weights still to come.
-        peak = tl.full([], float("-inf"), tl.float32)
-        mass = tl.full([], 0.0, tl.float32)
-        ties = tl.full([], 0, tl.int32)
-        chosen = tl.full([], -1, tl.int32)
-        earlier = tl.full([], 0, tl.int32)
-        inner = tl.full([], 0.0, tl.float32)
-        for start in range(0, count, BLOCK):
-            inside = start + lane < count
-            if TRUNCATED:
-                x = of_order_key(tl.load(keys + start + lane, mask=inside, other=LOWEST))
-            else:
-                x = _penalized(x_row, seen_row, start + lane, inside, x_step, seen_step, penalty, HAS_SEEN)
-                strange += (x != x).to(tl.int32)
-            key = order_key(x)
-            tied = inside & (key == edge)
-            stays = inside & ((key > edge) | (tied & (ties + tl.cumsum(tied.to(tl.int32), axis=0) <= spare)))
-            before = peak
-            peak = tl.maximum(peak, tl.max(tl.where(stays & (x == x), x, float("-inf")), axis=0))
-            own = tl.sum(tl.where(stays, weight(x, peak, temperature, cold), 0.0), axis=0)
-            mass = mass * weight(before, peak, temperature, cold) + own
-            # Cold rows keep their first tile.
-            share, within, _, _ = tl.rand4x(seed, (row << 32) + start // BLOCK)
-            takes = (own > 0.0) & (tl.where(cold, 1.0, share) * mass <= own)
-            chosen = tl.where(takes, start, chosen)
-            earlier = tl.where(takes, ties, earlier)
-            inner = tl.where(takes, within, inner)
-            ties += tl.sum(tied.to(tl.int32), axis=0)
-
-        # Which token of it: by the weights added up. A scan is not monotone to the last bit, so 0 is never drawn.
-        first = tl.maximum(chosen, 0)
-        inside = (chosen >= 0) & (first + lane < count)
-        if TRUNCATED:
-            x = of_order_key(tl.load(keys + first + lane, mask=inside, other=LOWEST))
+                at = start + lane
+                x = penalized(values, at, at < width, HAS_SEEN)
+                first = tl.minimum(first, tl.where((at < width) & (x == peak), at, NO_TOKEN))
+                strange |= (x != x).to(tl.int32)
+            token = tl.min(first, axis=0)
+            token = tl.where((token < NO_TOKEN) & (tl.max(strange, axis=0) == 0), token, -1)
         else:
-            x = _penalized(x_row, seen_row, first + lane, inside, x_step, seen_step, penalty, HAS_SEEN)
-        key = order_key(x)
-        tied = inside & (key == edge)
-        stays = inside & ((key > edge) | (tied & (earlier + tl.cumsum(tied.to(tl.int32), axis=0) <= spare)))
-        weights = tl.where(stays, weight(x, peak, temperature, cold), 0.0)
-        total = tl.cumsum(weights, axis=0)
-        hit = (total > tl.where(cold, 0.0, inner) * tl.max(total, axis=0)) & (weights > 0.0)
-        place = tl.min(tl.where(hit, lane, BLOCK), axis=0)
-        place = tl.where(place < BLOCK, place, tl.max(tl.where(weights > 0.0, lane, 0), axis=0))
-        token = first + place
-        if TRUNCATED:
-            token = tl.load(tokens + token, mask=chosen >= 0, other=-1).to(tl.int64)
-        finite = (tl.max(strange, axis=0) == 0) & ((peak < float("inf")) | cold) & (chosen >= 0)
-        tl.store(y_ptr + row, tl.where(finite, token, -1))
+            total = tl.sum(mass, axis=0)
+            if (peak < float("inf")) & (total == total):
+                token = _warm(
+                    values, keys, tokens, lanes, width, top, mass, peak, rate, k, p, seed, row << 32,
+                    COUNTED, WEIGHED, HAS_SEEN, DEEP, BLOCK, SEARCH, STRIP,
+                )  # fmt: skip
+        tl.store(y_ptr + row, token.to(tl.int64))
 
 
 @torch.library.custom_op("reference_kernels::sample", mutates_args=())
@@ -350,10 +382,12 @@ def _sample(
     )
     x, seen_bytes, *values = rows.tensors
     whole = [float("nan") if value is not None else number for value, number in zip(by_row, numbers, strict=True)]
-    truncated = not ((whole[1] <= 0 or whole[1] >= vocab) and whole[2] >= 1)
-    tile = config(rows.count, vocab, logits.device)
-    room = max(vocab, tile.search) if truncated else 1
-    scratch = torch.empty((2, tile.programs, room), dtype=torch.int32, device=logits.device)
+    counted = not (whole[1] <= 0 or whole[1] >= vocab)
+    weighed = not whole[2] >= 1
+    tile = config(rows.count, vocab, logits.device, counted, weighed)
+    room = max(vocab, tile.search)
+    size = tile.programs * (2 * room + tile.block) if counted else 1
+    scratch = torch.empty(size, dtype=torch.int32, device=logits.device)
     numbers_or_values = [
         (int(number) if index == 1 else number) if value is None else values[index]
         for index, (value, number) in enumerate(zip(by_row, numbers, strict=True))
@@ -361,8 +395,7 @@ def _sample(
     with placed(logits.device):
         _sample_kernel[(tile.programs,)](
             y,
-            scratch[0],
-            scratch[1],
+            scratch,
             x,
             seen_bytes,
             *numbers_or_values,
@@ -375,13 +408,17 @@ def _sample(
             *rows.strides[1],
             *(stride for strides in rows.strides[2:] for stride in strides[:3]),
             HAS_SEEN=seen is not None,
-            TRUNCATED=truncated,
+            COUNTED=counted,
+            WEIGHED=weighed,
             TEMPERATURE_BY_ROW=by_row[0] is not None,
             TOP_K_BY_ROW=by_row[1] is not None,
             TOP_P_BY_ROW=by_row[2] is not None,
             PENALTY_BY_ROW=by_row[3] is not None,
+            ALIGNED=vocab % 16 == 0,
+            DEEP=tile.deep,
             BLOCK=tile.block,
             SEARCH=tile.search,
+            STRIP=max(4, min(64, tile.block // 32)),
             num_warps=tile.warps,
         )
     return y

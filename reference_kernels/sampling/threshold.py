@@ -1,4 +1,4 @@
-"""Cuts by threshold: the key down to which candidates add up to a number or a weight, found without sorting them."""
+"""Cuts by rank: the key down to which a number of candidates lies, found without sorting them, and whose ties stay."""
 
 from __future__ import annotations
 
@@ -13,29 +13,13 @@ PIVOTS = tl.constexpr(8)
 
 
 @jit
-def weight(x: tl.tensor, peak: tl.tensor, temperature: tl.tensor, cold: tl.tensor) -> tl.tensor:
-    """The unnormalised probability of logit ``x``, 1 at ``peak``; of cold rows, 1 at the peak and 0 elsewhere."""
-    weights = tl.where(cold, tl.where(x == peak, 1.0, 0.0), tl.exp((x - peak) / temperature))
-    return tl.where(x > float("-inf"), weights, 0.0)
-
-
-@jit
 def search(
-    keys: tl.tensor,
-    found: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    goal: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    cold: tl.tensor,
-    WEIGHED: tl.constexpr,
-    SEARCH: tl.constexpr,
+    keys: tl.tensor, found: tl.tensor, low: tl.tensor, high: tl.tensor, wanted: tl.tensor, SEARCH: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Close in on the largest key down to which ``goal`` is reached, by the number of candidates or by their weight.
+    """Close in on the largest key down to which there are ``wanted`` candidates.
 
-    In and out: ``goal`` is reached from ``low`` up and not above ``high``. Out: all candidates in ``[low, high]`` have
-    one key. Sums of more terms are never smaller in floating point either, as long as they are added in one order.
+    In and out: so many lie from ``low`` up and fewer above ``high``. Out: all candidates in ``[low, high]`` have one
+    key.
     """
     part = tl.arange(0, PIVOTS)[:, None].to(tl.int64) + 1
     lane = tl.arange(0, SEARCH)[None, :]
@@ -48,19 +32,11 @@ def search(
         by_value = tl.minimum(tl.maximum(order_key(value), low + 1), high)
         pivot = tl.where(part % 2 == 0, by_key.to(tl.int32), by_value)
         count = tl.zeros([PIVOTS, 1], tl.int32)
-        mass = tl.zeros([PIVOTS, 1], tl.float32)
         for start in range(0, found, SEARCH):
             inside = start + lane < found
             key = tl.load(keys + start + lane, mask=inside, other=LOWEST)
-            above = inside & (key >= pivot)
-            count += tl.sum(above.to(tl.int32), axis=1, keep_dims=True)
-            if WEIGHED:
-                own = tl.where(above, weight(of_order_key(key), peak, temperature, cold), 0.0)
-                mass += tl.sum(own, axis=1, keep_dims=True)
-        if WEIGHED:
-            enough = mass >= goal
-        else:
-            enough = count.to(tl.float32) >= goal
+            count += tl.sum((inside & (key >= pivot)).to(tl.int32), axis=1, keep_dims=True)
+        enough = count >= wanted
         low = tl.max(tl.where(enough, pivot, low))
         high = tl.min(tl.where(enough, high, pivot - 1))
         many = tl.min(tl.where(enough, count, many))
@@ -70,25 +46,45 @@ def search(
 
 @jit
 def edge_of(
-    keys: tl.tensor,
-    found: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    peak: tl.tensor,
-    temperature: tl.tensor,
-    cold: tl.tensor,
-    SEARCH: tl.constexpr,
+    keys: tl.tensor, found: tl.tensor, low: tl.tensor, high: tl.tensor, SEARCH: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The one key in ``[low, high]``, and the number and weight of the candidates above it."""
+    """The one key in ``[low, high]``, how many candidates have it, and how many lie above it."""
     lane = tl.arange(0, SEARCH)
     edge = tl.full([SEARCH], LOWEST, tl.int32)
-    count = tl.zeros([SEARCH], tl.int32)
-    mass = tl.zeros([SEARCH], tl.float32)
+    tied = tl.zeros([SEARCH], tl.int32)
+    above = tl.zeros([SEARCH], tl.int32)
     for start in range(0, found, SEARCH):
         inside = start + lane < found
         key = tl.load(keys + start + lane, mask=inside, other=LOWEST)
-        above = inside & (key > high)
-        edge = tl.maximum(edge, tl.where(above, LOWEST, key))
-        count += above.to(tl.int32)
-        mass += tl.where(above, weight(of_order_key(key), peak, temperature, cold), 0.0)
-    return tl.maximum(tl.max(edge, axis=0), low), tl.sum(count, axis=0), tl.sum(mass, axis=0)
+        edge = tl.maximum(edge, tl.where(key > high, LOWEST, key))
+        tied += (inside & (key >= low) & (key <= high)).to(tl.int32)
+        above += (inside & (key > high)).to(tl.int32)
+    return tl.max(edge, axis=0), tl.sum(tied, axis=0), tl.sum(above, axis=0)
+
+
+@jit
+def end_of_ties(
+    keys: tl.tensor,
+    tokens: tl.tensor,
+    found: tl.tensor,
+    edge: tl.tensor,
+    wanted: tl.tensor,
+    width: tl.tensor,
+    SEARCH: tl.constexpr,
+) -> tl.tensor:
+    """The token below which ``wanted`` candidates of key ``edge`` lie, of which there are more."""
+    lane = tl.arange(0, SEARCH)
+    low = found * 0
+    high = found * 0 + width
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        count = tl.zeros([SEARCH], tl.int32)
+        for start in range(0, found, SEARCH):
+            inside = start + lane < found
+            key = tl.load(keys + start + lane, mask=inside, other=LOWEST)
+            token = tl.load(tokens + start + lane, mask=inside, other=0)
+            count += (inside & (key == edge) & (token < middle)).to(tl.int32)
+        enough = tl.sum(count, axis=0) >= wanted
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, middle)
+    return high

@@ -14,16 +14,17 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_tile
+from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_sums, row_tile
+from reference_kernels._powers import finite, grouped, joined, raised
 from reference_kernels._sums import summed_parts
 from reference_kernels.softmax.logits import Masking, masked_jit, masked_logits, surviving
 
 
 def config_backward(width: int) -> RowTile:
-    """Backward tile for rows of ``width`` elements: two tensors are in registers, so half as wide as forward's, and 16
+    """Backward tile for rows of ``width`` elements: two tensors are in registers, so half as wide as forward's, at 32
     elements a thread."""
     tile = row_tile(width, whole=8192, step=4096)
-    return replace(tile, warps=max(4, min(16, tile.rows * tile.columns // 512)))
+    return replace(tile, warps=max(4, min(16, tile.rows * tile.columns // (512 if tile.loop else 1024))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ def _input_kernel(
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     row_inside = row < rows
     column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
+    if DROPOUT:  # read by fours, as the words of Philox come: in vectors of more they would have to change threads
+        column = tl.max_contiguous(column, [1, 4])
     x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
     dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
     keep_row = keep_ptr
@@ -136,9 +139,10 @@ def _input_kernel(
 
     if LOOP:
         # Sum and dot product follow the running maximum alike, so that one reading of the row finds all three.
-        top = tl.full([BLOCK_ROWS, 1], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_ROWS, 1], tl.float32)
-        dot = tl.zeros([BLOCK_ROWS, 1], tl.float32)
+        group: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # so many a thread loads at once
+        top = tl.full([BLOCK_ROWS, BLOCK_COLUMNS // group], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
+        dot = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
         for start in range(0, end, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
@@ -156,6 +160,7 @@ def _input_kernel(
                 HAS_KEEP,
                 HAS_BIAS,
                 CAUSAL,
+                "",
             )
             dy = _upstream(
                 dy_row + at * dy_step,
@@ -171,17 +176,18 @@ def _input_kernel(
                 BLOCK_ROWS,
                 BLOCK_COLUMNS,
             )
-            new_top = tl.maximum(top, tl.max(logits, axis=1, keep_dims=True))
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-            power = tl.exp(logits - shift)
-            shrink = tl.exp(top - shift)
-            total = total * shrink + tl.sum(power, axis=1, keep_dims=True)
-            dot = dot * shrink + tl.sum(power * dy, axis=1, keep_dims=True)
-            top = new_top
-        top = tl.where(top == float("-inf"), 0.0, top)
-        mean = dot / total
-        for start in range(0, width, BLOCK_COLUMNS):
-            at = start + column
+            top, shrink, powers = raised(top, logits, group)
+            total = total * shrink + tl.sum(powers, axis=2)
+            dot = dot * shrink + tl.sum(powers * grouped(dy, group), axis=2)
+        top, shrink = joined(top)
+        top = finite(top)
+        total, dot = row_sums(total * shrink, dot * shrink)
+        share = 1.0 / total
+        mean = dot * share
+        blocks = (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        for done in range(blocks):  # backwards: what was read last is nearest
+            behind = (blocks - 1 - done) * BLOCK_COLUMNS
+            at = behind + column
             inside = row_inside & (at < width)
             logits, read, seen = masked_logits(
                 x_row,
@@ -197,13 +203,14 @@ def _input_kernel(
                 HAS_KEEP,
                 HAS_BIAS,
                 CAUSAL,
+                "",
             )
             dy = _upstream(
                 dy_row + at * dy_step,
                 read,
                 seen,
                 row,
-                start,
+                behind,
                 width,
                 seed,
                 threshold,
@@ -212,7 +219,7 @@ def _input_kernel(
                 BLOCK_ROWS,
                 BLOCK_COLUMNS,
             )
-            dlogits = tl.exp(logits - top) / total * (dy - mean)
+            dlogits = tl.exp(logits - top) * share * (dy - mean)
             # A choice: what is masked has no gradient, even in a row that is NaN.
             tl.store(dx_row + at, tl.where(seen, dlogits * scale, 0.0), mask=inside)
     else:
@@ -231,6 +238,7 @@ def _input_kernel(
             HAS_KEEP,
             HAS_BIAS,
             CAUSAL,
+            "",
         )
         dy = _upstream(
             dy_row + column * dy_step,
@@ -248,9 +256,10 @@ def _input_kernel(
         )
         top = tl.max(logits, axis=1, keep_dims=True)
         power = tl.exp(logits - top)
-        total = tl.sum(power, axis=1, keep_dims=True)
-        mean = tl.sum(power * dy, axis=1, keep_dims=True) / total
-        dlogits = power / total * (dy - mean)
+        total, dot = row_sums(power, power * dy)
+        share = 1.0 / total
+        mean = dot * share
+        dlogits = power * share * (dy - mean)
         tl.store(dx_row + column, tl.where(seen, dlogits * scale, 0.0), mask=inside)
     if STATISTICS:
         tl.store(statistics_ptr + row, top, mask=row_inside)
@@ -350,6 +359,7 @@ def _bias_kernel(
             HAS_KEEP,
             True,
             CAUSAL,
+            "",
         )
         dy = _upstream(
             dy_row + column * dy_step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,14 +11,17 @@ import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, RowTile, broadcasts, check_tensor, placed, row_offset, row_tile
 from reference_kernels._dropout import check_dropout
+from reference_kernels._powers import finite, joined, raised
 from reference_kernels.softmax.backward import bias_gradient, input_gradient
 from reference_kernels.softmax.logits import Masking, masked_jit, masked_logits, surviving
 
 
 def config(width: int) -> RowTile:
     """Tile for rows of ``width`` elements. Up to 16384 a row stays in registers and is read once; beyond, it is read
-    twice in steps of 8192, the second time from L2."""
-    return row_tile(width, whole=16384, step=8192)
+    twice, the second time from what L2 still holds: in steps of 8192, and 16384 past 32768. Wide tiles at 16 elements a
+    thread, up to 4096 at 32."""
+    tile = row_tile(width, whole=16384, step=8192 if width <= 32768 else 16384)
+    return replace(tile, warps=tile.columns // 512) if tile.columns >= 8192 else tile
 
 
 @masked_jit
@@ -60,6 +64,8 @@ def _softmax_kernel(
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     row_inside = row < rows
     column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
+    if DROPOUT:  # read by fours, as the words of Philox come: in vectors of more they would have to change threads
+        column = tl.max_contiguous(column, [1, 4])
     x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
     keep_row = keep_ptr
     bias_row = bias_ptr
@@ -75,8 +81,9 @@ def _softmax_kernel(
         end = tl.minimum(tl.max(last), width - 1) + 1
 
     if LOOP:
-        top = tl.full([BLOCK_ROWS, 1], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_ROWS, 1], tl.float32)
+        group: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth  # so many a thread loads at once
+        top = tl.full([BLOCK_ROWS, BLOCK_COLUMNS // group], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
         for start in range(0, end, BLOCK_COLUMNS):
             at = start + column
             inside = row_inside & (at < width)
@@ -94,15 +101,17 @@ def _softmax_kernel(
                 HAS_KEEP,
                 HAS_BIAS,
                 CAUSAL,
+                "evict_last",
             )
-            new_top = tl.maximum(top, tl.max(logits, axis=1, keep_dims=True))
-            # As long as nothing but -inf was seen, -inf - -inf would poison rows whose first block is masked.
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-            total = total * tl.exp(top - shift) + tl.sum(tl.exp(logits - shift), axis=1, keep_dims=True)
-            top = new_top
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        for start in range(0, width, BLOCK_COLUMNS):
-            at = start + column
+            top, shrink, powers = raised(top, logits, group)
+            total = total * shrink + tl.sum(powers, axis=2)
+        top, shrink = joined(top)
+        shift = finite(top)
+        share = 1.0 / tl.sum(total * shrink, axis=1, keep_dims=True)
+        blocks = (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        for done in range(blocks):  # what was read last is nearest: backwards
+            behind = (blocks - 1 - done) * BLOCK_COLUMNS
+            at = behind + column
             inside = row_inside & (at < width)
             logits, _, _ = masked_logits(
                 x_row,
@@ -118,12 +127,13 @@ def _softmax_kernel(
                 HAS_KEEP,
                 HAS_BIAS,
                 CAUSAL,
+                "evict_first",
             )
-            y = tl.exp(logits - shift) / total
+            y = tl.exp(logits - shift) * share
             if DROPOUT:
-                kept = surviving(row, start, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+                kept = surviving(row, behind, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
                 y = tl.where(kept, y * factor, 0.0)
-            tl.store(y_row + at, y, mask=inside)
+            tl.store(y_row + at, y, mask=inside, eviction_policy="evict_first")
     else:
         inside = row_inside & (column < width)
         logits, _, _ = masked_logits(
@@ -140,9 +150,10 @@ def _softmax_kernel(
             HAS_KEEP,
             HAS_BIAS,
             CAUSAL,
+            "",
         )
         power = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
-        y = power / tl.sum(power, axis=1, keep_dims=True)
+        y = power * (1.0 / tl.sum(power, axis=1, keep_dims=True))
         if DROPOUT:
             kept = surviving(row, 0, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
             y = tl.where(kept, y * factor, 0.0)

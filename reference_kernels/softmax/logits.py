@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from reference_kernels._common import jit
-from reference_kernels._dropout import odds, seeded_jit, survives
+from reference_kernels._dropout import odds, philox, seeded_jit, survives
 
 # The diagonal of attention to a growing cache moves with every token.
 masked_jit = seeded_jit("diagonal")
@@ -29,13 +29,14 @@ def masked_logits(
     HAS_KEEP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CAUSAL: tl.constexpr,
+    EVICT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The scaled and masked input of one tile in float32, ``-inf`` where it adds nothing; where it was read, and where
     it takes part."""
     read = inside
     if CAUSAL:  # up to a multiple of 16 columns, so that vectors are read whole or not at all
         read = inside & (column < (last // 16 + 1) * 16)
-    logits = tl.load(x_row + column * x_step, mask=read, other=0.0).to(tl.float32) * scale
+    logits = tl.load(x_row + column * x_step, mask=read, other=0.0, eviction_policy=EVICT).to(tl.float32) * scale
     if HAS_BIAS:
         logits += tl.load(bias_row + column * bias_step, mask=read, other=0.0).to(tl.float32)
     seen = inside
@@ -61,7 +62,7 @@ def surviving(
     One call of Philox decides about four neighbours, by row and column alone: rows begin with a call of their own.
     """
     call = row * ((width + 3) // 4) + start // 4 + tl.arange(0, BLOCK_COLUMNS // 4)[None, :]
-    first, second, third, fourth = tl.randint4x(seed, call)
+    first, second, third, fourth = philox(seed, call)
     # join() puts its two side by side in a last dimension: first, second, third, fourth once that is flat.
     words = tl.join(tl.join(first, third), tl.join(second, fourth))
     return survives(tl.reshape(words, [BLOCK_ROWS, BLOCK_COLUMNS]), threshold)

@@ -78,6 +78,18 @@ def test_packed_sequences_of_a_batch(dtype: torch.dtype) -> None:
         _compared(inputs, dtype, causal=True, offsets=offsets, window=window)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_rows_of_any_layout(heads_first: bool, dtype: torch.dtype) -> None:
+    """Heads before tokens, which the copy engine reads as well, and rows of an odd step, which it cannot."""
+    given = [each.detach() for each in _inputs(2, queries=300, keys=333, features=128, dtype=dtype)]
+    if heads_first:
+        given = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in given]
+    else:
+        given = [F.pad(each, (0, 1))[..., :-1] for each in given]
+    _compared([each.requires_grad_() for each in given], dtype, causal=True)
+
+
 def test_torch_agrees_in_half_precision() -> None:
     """Against torch's own attention at a size of a model, in bfloat16."""
     q, k, v = (each.detach() for each in _inputs(2, queries=4096, keys=4096, features=128, dtype=torch.bfloat16))

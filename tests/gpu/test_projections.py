@@ -70,6 +70,41 @@ def test_layers_and_their_gradients(name: str, rows: int, dtype: torch.dtype) ->
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
+def _lora(x: torch.Tensor, weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, weight) + 0.5 * F.linear(F.linear(x, down), up)
+
+
+@pytest.mark.parametrize("depth", [1024, 1023])
+@pytest.mark.parametrize("name", ["linear", "gate_up", "lora"])
+def test_large_results_with_descriptors_and_without(name: str, depth: int) -> None:
+    """Rows of whole 16 bytes are read by descriptors, odd ones by pointers: both ways results and gradients are those
+    of the layers in float64."""
+    from reference_kernels.linear import gate_up_linear, linear, lora_linear
+
+    made: dict[str, tuple[Any, Any, tuple[tuple[int, int], ...]]] = {
+        "linear": (F.linear, linear, ((3592, depth),)),
+        "gate_up": (_gate_up, gate_up_linear, ((3592, depth), (3592, depth))),
+        "lora": (_lora, lambda *given: lora_linear(*given, 0.5), ((3592, depth), (24, depth), (3592, 24))),
+    }
+    plain, fused, shapes = made[name]
+    generator = torch.Generator("cuda").manual_seed(4)
+    sizes = (4001, depth), *shapes
+    asked = name != "linear"  # which has no gradients
+    scaled = [torch.randn(size, device="cuda", generator=generator) * size[1] ** -0.5 for size in sizes]
+    operands = [t.bfloat16().requires_grad_(asked) for t in scaled]
+    exact = [t.detach().double().requires_grad_(asked) for t in operands]
+    wanted, got = plain(*exact), fused(*operands)
+    pairs = [(got, wanted)]
+    if asked:
+        dy = torch.randn(wanted.shape, device="cuda", generator=generator).bfloat16()
+        right = torch.autograd.grad(wanted, exact, dy.double())
+        pairs += zip(torch.autograd.grad(got, operands, dy), right, strict=True)
+
+    for found, expected in pairs:
+        off = (found.double() - expected).abs().max() / expected.abs().max()
+        assert off.item() < UNITS[torch.bfloat16]
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rope_fills_a_cache_in_a_graph(layout: Any, kind: torch.dtype) -> None:

@@ -20,6 +20,7 @@ CUTS: list[dict[str, Any]] = [
     {"top_k": 50},
     {"top_k": 5000},
     {"top_p": 0.83},
+    {"top_p": 0.05},
     {"top_k": 50, "top_p": 0.95, "temperature": 0.7},
     {"temperature": 0.0},
 ]
@@ -69,3 +70,19 @@ def test_a_full_batch_of_gates(renormalize: bool) -> None:
     wanted = moe_gate_reference(logits, 8, renormalize)
     assert torch.equal(experts, wanted[1])
     torch.testing.assert_close(weights, wanted[0], rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("experts", "k"), [(8, 2), (60, 4), (64, 6), (128, 8), (160, 6), (300, 5), (512, 64), (4096, 64)]
+)
+def test_gates_of_any_width(experts: int, k: int, dtype: torch.dtype) -> None:
+    """Each width is another layout of the rounds over groups and over their members: all choose as a stable sort."""
+    logits = (4 * torch.randn(777, experts, device="cuda")).round().to(dtype)
+    logits[5, experts // 2], logits[6] = torch.nan, -torch.inf
+
+    weights, chosen = moe_gate(logits, k)
+
+    wanted = moe_gate_reference(logits, k)
+    assert torch.equal(chosen, wanted[1])
+    torch.testing.assert_close(weights, wanted[0], rtol=2**-7, atol=1e-6, equal_nan=True)

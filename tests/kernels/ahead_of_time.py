@@ -20,6 +20,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from reference_kernels import _norm_gradients, _sums
 from reference_kernels.adamw import kernel as adamw
@@ -27,6 +28,7 @@ from reference_kernels.batch_norm import backward as batch_norm_backward
 from reference_kernels.batch_norm import kernel as batch_norm
 from reference_kernels.cross_entropy import kernel as cross_entropy
 from reference_kernels.decode_attention import kernel as decode_attention
+from reference_kernels.dequant_matmul import float8 as dequant_float8
 from reference_kernels.dequant_matmul import kernel as dequant_matmul
 from reference_kernels.embedding import interaction
 from reference_kernels.embedding import kernel as embedding
@@ -35,7 +37,7 @@ from reference_kernels.flash_attention import kernel as flash_attention
 from reference_kernels.glu import block as feed_forward
 from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import kernel as layer_norm
-from reference_kernels.linear import gate_up, gated, gradients, lora, qkv
+from reference_kernels.linear import described, gate_up, gated, gradients, lora, qkv
 from reference_kernels.linear import kernel as linear
 from reference_kernels.linear_cross_entropy import kernel as linear_cross_entropy
 from reference_kernels.moe_gate import kernel as moe_gate
@@ -59,12 +61,16 @@ KERNELS = (
     gated._gated_kernel,
     gradients._summed_products_kernel,
     lora._lora_kernel,
+    described._linear_tiles_kernel,
+    described._gated_tiles_kernel,
+    described._summed_tiles_kernel,
     glu._glu_kernel,
     glu._glu_backward_kernel,
     rope._rope_kernel,
     rope_cache._rope_cache_kernel,
     layer_norm._layer_norm_kernel,
     _norm_gradients._rows_backward_kernel,
+    _norm_gradients._tilts_kernel,
     _norm_gradients._columns_kernel,
     _sums._parts_kernel,
     cross_entropy._losses_kernel,
@@ -82,13 +88,14 @@ KERNELS = (
     moe_gate._moe_gate_kernel,
     moe_gate._moe_gate_backward_kernel,
     flash_attention._attention_kernel,
-    flash_attention_backward._delta_kernel,
+    flash_attention_backward._rows_kernel,
     flash_attention_backward._queries_kernel,
     flash_attention_backward._keys_kernel,
     decode_attention._decode_kernel,
     decode_attention._combine_kernel,
     dequant_matmul._dequant_kernel,
     dequant_matmul._combine_kernel,
+    dequant_float8._float8_tiles_kernel,
     embedding._bags_kernel,
     embedding._rows_kernel,
     embedding._scales_kernel,
@@ -140,7 +147,10 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         factors = empty(rank, 4096), empty(4096, rank)
         return empty(4096, 4096), *(factors[::-1] if swapped else factors)
 
-    projections, wide = (empty(4096, 4096), empty(1024, 4096), empty(1024, 4096)), (empty(14336, 4096),) * 2
+    projections, wide = (
+        (empty(4096, 4096), empty(1024, 4096), empty(1024, 4096)),
+        (empty(14336, 4096), empty(14336, 4096)),
+    )
     three = [empty(64, 8192)] * 3
     columns = empty(8192), empty(8192)
     vocabulary, number = empty(64, 128256), empty(64, kind=torch.float32)
@@ -153,6 +163,12 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "linear medium": lambda: linear._linear(empty(1024, 1024), empty(1024, 1024), empty(1024), "silu"),
         "linear large": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), empty(8192), "relu"),
         "linear large gelu": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), None, "gelu"),
+        # Rows that are no multiple of 16 bytes have no descriptors.
+        "linear large odd": lambda: linear._linear(empty(8192, 8191), empty(8192, 8191), None, "gelu"),
+        "linear gate_up odd": lambda: gate_up._gate_up_linear(empty(8192, 4095), *(empty(4096, 4095) for _ in "gu")),
+        "linear lora odd": lambda: lora._lora_linear(
+            empty(4096, 4095), empty(4096, 4095), empty(16, 4095), empty(4096, 16), 2.0
+        ),
         "linear transposed": lambda: linear._linear(empty(70, 300).t(), empty(70, 33).t(), None, None),
         "linear qkv few rows": lambda: qkv._qkv_linear(empty(16, 4096), *projections, *[None] * 3),
         "linear qkv": lambda: qkv._qkv_linear(empty(8192, 4096), *projections, *[None] * 3),
@@ -297,7 +313,7 @@ def rms_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]
 def linear_gradients(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
     """Launches back through three projections and through a gate, of few rows, of some, and of a batch in training."""
     found: dict[str, Callable[[], Any]] = {}
-    three, two = [empty(width, 4096) for width in (4096, 1024, 1024)], [empty(14336, 4096)] * 2
+    three, two = [empty(width, 4096) for width in (4096, 1024, 1024)], [empty(14336, 4096) for _ in range(2)]
     for name, rows in ((" few rows", 16), (" medium", 256), ("", 8192)):
         upstreams, x, dy = [empty(rows, len(weight)) for weight in three], empty(rows, 4096), empty(rows, 14336)
         found |= {
@@ -314,7 +330,7 @@ def feed_forwards(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], 
     found: dict[str, Callable[[], Any]] = {}
     up, down = empty(14336, 4096), empty(4096, 14336)
     for name, rows, activation in ((" few rows", 16, "silu"), ("", 8192, "silu"), (" gelu", 8192, "gelu")):
-        arguments, half = (empty(rows, 4096), up, up, down, activation), empty(rows, 14336)
+        arguments, half = (empty(rows, 4096), up, empty(14336, 4096), down, activation), empty(rows, 14336)
         found |= {
             f"feed_forward{name}": functools.partial(feed_forward._feed_forward, *arguments, False),
             f"feed_forward kept{name}": functools.partial(feed_forward._feed_forward, *arguments, True),
@@ -359,7 +375,6 @@ def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
             f"layer_norm add{name}": bind(layer_norm._forward, x, x, weight, None, 1e-5),
             f"layer_norm backward{name}": bind(gradient, (True, True)),
             f"layer_norm input{name}": bind(gradient, (False, False)),
-            f"layer_norm columns{name}": bind(backward.sums_over_rows, x, x, moments, (True, True)),
         }
     parts, weight = empty(2, 264, 8192, kind=torch.float32), empty(8192)
     return found | {"layer_norm parts": bind(_sums.summed_parts, weight, weight, parts, (True, True))}
@@ -522,7 +537,7 @@ def recorded(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any], dict[
     def recorder(kernel: Any) -> Callable[..., None]:
         def run(*args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
             named = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-            options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+            options = {name: named.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in named}
             calls.append((kernel, named, options))
 
         return run
@@ -544,6 +559,10 @@ def compiled(kernel: Any, arguments: dict[str, Any], options: dict[str, int]) ->
         if parameter.is_constexpr or (isinstance(value, int) and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
+            continue
+        if isinstance(value, TensorDescriptor):
+            element = POINTERS[value.base.dtype].removeprefix("*")
+            signature[parameter.name] = f"tensordesc<{element}{list(value.block_shape)}>"
             continue
         if isinstance(value, torch.Tensor):
             signature[parameter.name] = POINTERS[value.dtype]
@@ -574,9 +593,11 @@ def facts(result: Any) -> dict[str, Any]:
         "spilled": int(found["STACK"]) + int(found["LOCAL"]),
         "shared": int(result.metadata.shared),
         "wgmma": ptx.count("wgmma.mma_async"),
+        "mma": ptx.count("mma.sync"),
         "tf32": ptx.count("tf32"),
         "vector_loads": len(re.findall(r"ld\.global\S*\.v4", ptx)),
-        "copies": ptx.count("cp.async.c"),
+        "paired_loads": len(re.findall(r"ld\.global\S*\.v2", ptx)),
+        "copies": len(re.findall(r"cp\.async\.(?:c|bulk\.tensor)", ptx)),
         "layouts": sorted(re.findall(r"= (#ttg\.blocked<.*>)", result.asm["ttgir"])),
     }
 

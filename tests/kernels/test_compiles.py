@@ -23,17 +23,14 @@ pytestmark = pytest.mark.slow  # some 15 s for each dtype, until Triton's cache 
 SHARED_LIMIT = 232448  # bytes of shared memory that one block may use on sm_90
 DTYPES = ("float32", "float16", "bfloat16")
 
-# erf of 128 accumulators per thread spills some 130 to 200 bytes, once, after the last multiplication.
 SPILLS = {
-    "linear large gelu": 256,
-    # The halves of 128 x 128 results and their gradients, once as well.
-    **{f"linear gate_up backward{size}": 128 for size in ("", " medium")},
-    **{f"feed_forward kept{activation}": 96 for activation in ("", " gelu")},
-    # Sums of 128 keys and values by 128 features take half of all registers: 8 to 160 bytes by the release of Triton.
-    **{f"attention backward{name} 2": 192 for name in ("", " 64", " 96", " 128", " window", " packed")},
-    # float32, on the ordinary cores.
-    "attention 96": 32,
-    "attention backward 256 2": 32,
+    # Sums of keys and values by features take half of all registers: 8 to 72 bytes by mask and release of Triton.
+    **{f"attention backward{name} 2": 96 for name in ("", " 96", " 128", " window", " packed")},
+    "attention backward 256 2": 160,
+    "attention backward 256 0": 32,
+    # Held to 64 registers, so that two programs share a multiprocessor: 0 to 56 bytes by the release of Triton. Else
+    # forward and backward take 524 us instead of 405 (H200, 16384x8192).
+    **{f"layer_norm backward{size}": 64 for size in ("", " widest tile")},
 }
 FREE = 16  # bytes of stack that ptxas may use for itself
 
@@ -64,8 +61,8 @@ def test_every_launch_compiles_within_the_limits_of_sm_90(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
     """A contiguous row of 8192 is read 16 bytes at a time, as memory bandwidth asks for."""
-    rows = ("softmax", "softmax masked", "softmax widest tile", "softmax causal", "softmax dropout", "softmax backward")
-    slopes = ("softmax backward causal", "softmax backward dropout", "softmax backward bias 1", "softmax backward loop")
+    rows = ("softmax", "softmax masked", "softmax widest tile", "softmax causal", "softmax backward")
+    slopes = ("softmax backward causal", "softmax backward bias 1", "softmax backward loop")
     rms = ("rms_norm llama", "rms_norm gemma", "rms_norm add", "rms_norm backward", "rms_norm backward loop")
     pairs = (
         "glu silu",
@@ -78,8 +75,14 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
         "rope cache",
     )
     losses = ("cross_entropy", "cross_entropy backward", "linear_cross_entropy", "linear_cross_entropy scale")
-    norms = ("layer_norm", "layer_norm add", "layer_norm backward", "layer_norm backward loop", "layer_norm columns")
-    chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu", "dropout")
+    norms = (
+        "layer_norm",
+        "layer_norm add",
+        "layer_norm backward",
+        "layer_norm backward loop",
+        "layer_norm backward loop 1",
+    )
+    chains = ("relu_scale_bias", "relu_scale_bias backward", "add_mul gelu", "add_mul backward gelu")
     codes = ("norm_quant fp8", "norm_quant fp8 groups", "norm_quant int8", "norm_quant residual groups")
     choices = ("sample", "sample cut", "moe_gate", "moe_gate backward")
     heads = ("attention 64", "attention 128", "attention 256", "attention backward 128", "decode 128", "decode paged")
@@ -91,9 +94,17 @@ def test_full_rows_are_loaded_in_vectors(dtype: str) -> None:
         assert compiled(dtype)[name]["vector_loads"] > 0, name
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_dropout_four_neighbours_are_loaded_at_once(dtype: str) -> None:
+    """As many as one call of Philox decides about: 16 bytes of float32, 8 of the others."""
+    wide = "vector_loads" if dtype == "float32" else "paired_loads"
+    for name in ("dropout", "softmax dropout", "softmax backward dropout"):
+        assert compiled(dtype)[name][wide] > 0, name
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
-    """Large products are wgmma instructions fed by asynchronous copies."""
+    """Large products are wgmma instructions fed by asynchronous copies, of tiles where rows have descriptors."""
     plain = ("linear medium", "linear large", "linear large gelu")
     wide = ("linear qkv", "linear gate_up", "linear lora", "linear lora 128", "linear lora backward")
     back = ("linear qkv input", "linear qkv weight", "linear gate_up backward", "linear gate_up input medium")
@@ -104,7 +115,8 @@ def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     gradients = [f"attention backward {n} {launch}" for n in sizes for launch in (1, 2)]
     for name in (*plain, *wide, *back, *blocks, *codes, *heads, *gradients):
         facts = compiled(dtype)[name]
-        assert facts["wgmma"] > 0, (name, facts)
+        # Two warps, which few rows of codes take, are no group of four.
+        assert facts["wgmma"] + facts["mma"] * (name in codes) > 0, (name, facts)
         assert facts["copies"] > 0, (name, facts)
 
 

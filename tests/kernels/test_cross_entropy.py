@@ -209,13 +209,11 @@ def test_many_blocks_of_rows() -> None:
         torch.testing.assert_close(got.double(), wanted, rtol=1e-6, atol=0)
 
 
-def test_wide_rows_take_wide_steps() -> None:
-    """On a GPU a vocabulary of 128256 is walked in steps of 8192 by 16 warps; one program takes several short rows."""
-    from reference_kernels._common import row_tile
-
+def test_wide_rows_are_walked_through() -> None:
+    """On a GPU a vocabulary of 128256 is walked through in steps of 2048; one program takes several short rows."""
     assert config(128256).loop
-    wide, narrow = (row_tile(width, whole=8192, step=8192, interpreted=False) for width in (128256, 100))
-    assert (wide.rows, wide.columns, wide.warps) == (1, 8192, 16)
+    wide, narrow = (config(width, interpreted=False) for width in (128256, 100))
+    assert (wide.rows, wide.columns, wide.warps) == (1, 2048, 4)
     assert narrow.rows == 16
 
 

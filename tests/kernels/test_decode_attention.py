@@ -147,6 +147,22 @@ def test_a_float8_cache_is_read_exactly(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, decode_attention(**{**given, **codes}), decode_attention(**plain)))
 
 
+@pytest.mark.parametrize("exponent", [-100, 20, 100, 120])
+def test_queries_of_any_size_meet_a_float8_cache(exponent: int) -> None:
+    """bfloat16 queries far outside float16's range give the bits that they give at 1, where the scale makes up for
+    it."""
+    given = {name: each.bfloat16() if each.is_floating_point() else each for name, each in _inputs(3, 70).items()}
+    codes = {name: given[name].float().to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+    far = given["q"] * 2.0**exponent
+    scale = torch.full((2,), 2.0**-exponent)
+
+    wanted = decode_attention(**{**given, **codes}, k_scale=torch.ones(2))
+    got = decode_attention(**{**given, **codes, "q": far}, k_scale=scale)
+
+    assert all(map(torch.equal, got, wanted))
+    assert got[0].isfinite().all()
+
+
 def test_decoding_is_attention_of_the_last_query() -> None:
     """A full cache gives what flash_attention gives its last query, to float32 accuracy."""
     given = _float(_inputs(2, 50))

@@ -136,11 +136,11 @@ def test_parts_of_a_sum_are_added_in_order() -> None:
 
 
 def test_tiles_of_a_gpu() -> None:
-    """Few rows of a wide weight are 64 or 128 rows a program, shared out by columns until there are four programs for
-    each multiprocessor; short sums are not; many rows take square tiles."""
+    """Few rows take 64 rows of the weight a program, whose columns are shared out until every multiprocessor has
+    several, 13 of int4; short sums are not; many rows take square tiles."""
     wide = config(1, 28672, 8192, "int4", interpreted=False)
-    assert (wide.n, wide.m, wide.k, wide.splits) == (128, 16, 128, 3)
-    assert config(1, 4096, 8192, "int8", interpreted=False).splits == 8
+    assert (wide.n, wide.m, wide.k, wide.splits) == (64, 16, 128, 4)
+    assert config(1, 4096, 8192, "int8", interpreted=False).splits == 7
     assert config(1, 4096, 512, "int8", interpreted=False).splits == 1
     assert (config(512, 28672, 8192, "int8", interpreted=False).m, config(65, 1, 1, "fp8", interpreted=False).n) == (
         128,

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from reference_kernels.flash_attention import flash_attention, flash_attention_reference
 from reference_kernels.flash_attention.backward import config_keys, config_queries
+from reference_kernels.flash_attention.call import Call, engine
 from reference_kernels.flash_attention.kernel import _flash_attention, config
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -278,6 +279,46 @@ def test_a_second_derivative_is_refused() -> None:
     (first,) = torch.autograd.grad(flash_attention(*inputs)[0].square().sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         torch.autograd.grad(first.sum(), inputs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 20)])
+def test_how_rows_are_read_changes_no_bit(causal: bool, window: int | None, dtype: torch.dtype) -> None:
+    """Rows that the copy engine cannot read, and those of packed sequences, take the same way through the same tiles:
+    results and gradients have the bits of rows that it reads."""
+    given = [each.to(dtype) for each in _inputs(2, queries=70, keys=83, features=24)]
+    apart = [F.pad(each, (0, 1))[..., :-1] for each in given]
+    found: list[list[torch.Tensor]] = []
+
+    for inputs in (given, apart):
+        assert engine(Call.of(inputs, None, None, causal, window, 1.0), *inputs) is (inputs is given)
+        leaves = [each.detach().requires_grad_() for each in inputs]
+        out, lse = flash_attention(*leaves, causal=causal, window=window)
+        found.append([out, lse, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+
+    assert all(map(torch.equal, *found))
+
+
+def test_what_the_copy_engine_reads() -> None:
+    """16-byte steps from a 16-byte address, features without gaps, 16 bits each; of sequences that are not packed."""
+    x = torch.zeros(3, 9, 4, 24, dtype=torch.float16)
+    flat = torch.zeros(x.numel() + 1, dtype=torch.float16)
+    told = {
+        "whole": (x, True),
+        "head of a wider row": (torch.zeros(3, 9, 4, 32, dtype=torch.float16)[..., :24], True),
+        "heads first": (x.transpose(1, 2), True),
+        "float32": (x.float(), False),
+        "odd address": (flat[1:].view(x.shape), False),
+        "odd row": (torch.zeros(3, 9, 4, 25, dtype=torch.float16)[..., :24], False),
+        "gaps": (torch.zeros(3, 9, 4, 48, dtype=torch.float16)[..., ::2], False),
+        "expanded": (x[:1].expand(3, -1, -1, -1), False),
+    }
+    for name, (each, wanted) in told.items():
+        call = Call.of((each, each, each), None, None, False, None, 1.0)
+        assert engine(call, each) is wanted, name
+    offsets = torch.tensor([0, 9])
+    packed = Call.of((x[0], x[0], x[0]), offsets, None, False, None, 1.0)
+    assert not engine(packed, packed.k, packed.v)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -132,7 +132,8 @@ def test_parts_follow_rows_and_processors() -> None:
     """Programs never outnumber tiles of rows; without a device the 132 multiprocessors of an H200 are assumed."""
     device = torch.device("cpu")
     for width, rows in ((100, 3), (100, 1000), (1000, 3), (1000, 1000)):
-        (tile, programs), (columns, parts) = (f(width, rows, device) for f in (config_backward, config_columns))
+        tile, programs = config_backward(width, rows, 4, device)
+        columns, parts = config_columns(width, rows, device)
         assert 1 <= programs <= -(-rows // tile.rows)
         assert 1 <= parts <= -(-rows // columns.rows)
 

@@ -73,6 +73,29 @@ def test_gate_and_up_are_two_layers(rows: int, k: int, n: int) -> None:
     _close(gate_up_linear(x.float(), gate.float(), up.float().t()), wanted)
 
 
+@pytest.mark.parametrize("swapped", [True, False])
+@pytest.mark.parametrize(("rows", "k", "n"), [(3, 8, 8), (40, 96, 72), (33, 480, 40)])
+def test_gate_and_up_in_one_tensor(rows: int, k: int, n: int, swapped: bool) -> None:
+    """Weights of whole 16 bytes a row are described as one tensor, in either order; the results and gradients are
+    right, as they are of two that are apart."""
+    x, whole, dy = _normal((rows, k), (2 * n, k), (rows, n), dtype=torch.float16)
+    whole *= k**-0.5
+    gate, up = whole.split(n)[::-1] if swapped else whole.split(n)
+    apart, together = (
+        [t.requires_grad_() for t in (x.detach().clone(), *weights)]
+        for weights in ((gate.clone().t().contiguous().t(), up.clone()), (gate.detach(), up.detach()))
+    )
+
+    exact = [t.detach().double().requires_grad_() for t in (x, gate, up)]
+    wanted = F.silu(F.linear(exact[0], exact[1])) * F.linear(exact[0], exact[2])
+    wanted_gradients = torch.autograd.grad(wanted, exact, dy.double())
+    for given in (together, apart):
+        got = gate_up_linear(*given)
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-3, atol=1e-3)
+        for mine, right in zip(torch.autograd.grad(got, given, dy), wanted_gradients, strict=True):
+            torch.testing.assert_close(mine.double(), right, rtol=2e-3, atol=4e-3)
+
+
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("rows", "k", "n"), SIZES)
 def test_gradients_of_three_projections(rows: int, k: int, n: int, biased: bool) -> None:

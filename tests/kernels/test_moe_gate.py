@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from reference_kernels.moe_gate import moe_gate, moe_gate_reference
-from reference_kernels.moe_gate.kernel import _moe_gate
+from reference_kernels.moe_gate.kernel import _moe_gate, config, group_of
 
 
 def _logits(*shape: int) -> torch.Tensor:
@@ -63,6 +63,19 @@ def test_of_equal_logits_the_lower_number_comes_first() -> None:
         wanted = sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
 
         assert moe_gate(torch.tensor(row), k)[1].tolist() == wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("experts", "k"), [(60, 1), (64, 2), (200, 3), (256, 8), (17, 2)])
+def test_groups_with_equal_maxima(experts: int, k: int, dtype: torch.dtype) -> None:
+    """Where rounds go over groups of experts first, logits with many ties choose what a stable sort chooses."""
+    assert group_of(config(experts).columns, k, dtype.itemsize) > 1
+    logits = _logits(40, experts).mul(2).round().to(dtype)
+    logits[3], logits[4, experts // 2], logits[5, 1:] = -torch.inf, torch.nan, -torch.inf
+
+    got = moe_gate(logits, k)[1]
+
+    assert torch.equal(got, moe_gate_reference(logits, k)[1])
 
 
 @pytest.mark.parametrize("renormalize", [True, False])

@@ -19,7 +19,7 @@ from reference_kernels.pointwise import (
     relu_scale_bias_reference,
 )
 from reference_kernels.pointwise.kernel import _add_mul_act, _relu_scale_bias, backward_config
-from reference_kernels.pointwise.seeded_dropout import QUARTER, _dropout
+from reference_kernels.pointwise.seeded_dropout import _dropout
 from tests.tutorials.test_dropout import philox
 
 # Each activation from its definition, with functions that the reference does not use.
@@ -38,11 +38,10 @@ def _normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> lis
 def _kept(count: int, seed: int, p: float) -> torch.Tensor:
     """What the kernel's card says of its mask, by Philox written in numpy: bool ``(count,)``."""
     element = np.arange(count)
-    block, rest = np.divmod(element, 4 * QUARTER)
-    counter = block * QUARTER + rest % QUARTER
+    counter, word = np.divmod(element, 4)
     zeros = np.zeros(count)
     words = np.stack(philox((counter, zeros, zeros, zeros), (seed % 2**32, seed >> 32)))
-    return torch.from_numpy((words[rest // QUARTER, element] >> np.uint32(8)) >= round(p * 2**24))
+    return torch.from_numpy((words[word, element] >> np.uint32(8)) >= round(p * 2**24))
 
 
 @pytest.mark.parametrize("activation", BY_DEFINITION)
@@ -104,7 +103,7 @@ def test_a_closed_relu_stops_gradients_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 5 * 2**32 + 17, 2**63 - 1])
 def test_the_mask_is_philox(seed: int) -> None:
-    """An element is kept where its word of Philox says so: in two blocks, in all quarters, forward and backward."""
+    """An element is kept where its word of Philox says so: in two blocks, forward and backward."""
     (x,) = _normal((3, 2000))
     x.requires_grad_()
     kept = _kept(x.numel(), seed, 0.3).view(x.shape)

@@ -19,6 +19,7 @@ CUTS: list[dict[str, Any]] = [
     {"top_k": 3},
     {"top_k": 200},
     {"top_p": 0.83},
+    {"top_p": 0.15},
     {"top_p": 0.0},
     {"top_k": 7, "top_p": 0.61},
     {"temperature": 0.0},

@@ -127,7 +127,12 @@ def matmul_tiles(current: Any, rows: int) -> Iterator[Any]:
             continue
         if rows > 64 and (group != current.group and (m, n, k) != (current.m, current.n, current.k)):
             continue  # the order of tiles is tried for the tile in use alone
-        yield dataclasses.replace(current, m=m, n=n, k=k, warps=warps, stages=stages, group=group)
+        made = dataclasses.replace(current, m=m, n=n, k=k, warps=warps, stages=stages, group=group)
+        if current.resident:
+            made = dataclasses.replace(made, resident=2 if warps == 4 and 2 * shared <= SHARED else 1)
+        yield made
+    if current.resident:
+        yield from (dataclasses.replace(current, parts=parts) for parts in (1, 2, 4))
 
 
 def attention_tiles(current: Any, features: int) -> Iterator[Any]:

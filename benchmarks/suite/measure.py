@@ -50,6 +50,7 @@ class _Ready:
     call: Call
     mutates: bool
     once_s: float
+    plain: str
 
 
 def measured(row: Row, problem: Problem, span: Span, place: Place) -> Figures:
@@ -64,7 +65,7 @@ def measured(row: Row, problem: Problem, span: Span, place: Place) -> Figures:
         rotation = Rotation.of(inputs, work.bytes, place.device, place.cache)
         for name, each in ready.items():
             try:
-                things[name] = rotation.batch(each.call, each.once_s, each.mutates)
+                things[name] = rotation.batch(each.call, each.once_s, each.mutates, each.plain)
             except Exception as error:  # noqa: BLE001 -- any way may raise anything
                 _freed()
                 words[name] = f"it cannot be timed: {said(error)}"
@@ -128,7 +129,7 @@ def _tried(
             result = None
             given: dict[str, Any] = _given(inputs, spoils)
             memory[name] = peak(call, given, place.device)
-            ready[name] = _Ready(call, span in way.mutates, once(call, given, place.device))
+            ready[name] = _Ready(call, span in way.mutates, once(call, given, place.device), way.plain)
         except OutOfTime:
             words[name] = f"no result in {limit:.0f} s"
         except ModuleNotFoundError as error:

@@ -23,11 +23,14 @@ OURS, EAGER, COMPILE, LIGER, BEST = "ours", "eager", "compile", "Liger", "best"
 @dataclass(frozen=True, slots=True)
 class Way:
     """Another way to the same result. ``mutates``: in which passes it writes into its inputs, which are then its own
-    and put back before each sample. ``part``: it does less, and shows what the rest costs; it is no rival."""
+    and put back before each sample. ``part``: it does less, and shows what the rest costs; it is no rival. ``plain``:
+    why no CUDA graph has it. A capture that fails is worse than none: torch 2.11 gives none of the process's cached
+    memory back from then on (seen on an H200), and later rows run out of it."""
 
     call: Call
     mutates: tuple[Span, ...] = ()
     part: bool = False
+    plain: str = ""
 
 
 @dataclass(frozen=True, slots=True)

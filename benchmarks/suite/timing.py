@@ -130,19 +130,23 @@ class Rotation:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], touched: int, device: torch.device, cache: int) -> Rotation:
-        """``touched`` are the bytes of a call; up to a quarter of the free memory is filled with copies."""
+        """``touched`` are the bytes of a call; up to a quarter of the free memory is filled with copies. A call that
+        fills the cache several times over itself has the inputs as they are."""
         count = min(MOST_CALLS, max(1, math.ceil(COLD * cache / max(touched, 1))))
+        if count == 1:
+            return cls([dict(inputs)], device, small=False)
         free, _ = torch.cuda.mem_get_info(device)
         sets, _ = rotated(inputs, count, free // 4)
         sets = list({id(each): each for each in sets}.values())
         return cls(sets, device, small=touched < COLD * cache)
 
-    def batch(self, call: Call, once_s: float, mutates: bool = False) -> Sampled:
-        """``call`` on the copies in turn, as one sample; ``once_s`` is about what one call takes."""
+    def batch(self, call: Call, once_s: float, mutates: bool = False, plain: str = "") -> Sampled:
+        """``call`` on the copies in turn, as one sample; ``once_s`` is about what one call takes, ``plain`` why it is
+        not captured."""
         count = calls_of(once_s, len(self.sets))
         sets = self._copies() if mutates else self.sets
         run = call if self.small else _dropping(call)
-        made = replayed(run, [sets[i % len(sets)] for i in range(count)], self.device)
+        made = replayed(run, [sets[i % len(sets)] for i in range(count)], self.device, plain=plain)
         return Restored(made, sets, self.sets) if mutates else made
 
     def _copies(self) -> list[dict[str, Any]]:

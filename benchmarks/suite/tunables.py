@@ -134,9 +134,15 @@ TUNABLES = (
     Tunable(
         "dequant_matmul",
         "dequant_matmul.kernel:config",
-        ("dequant_matmul: int8, 16x", "dequant_matmul: int4, 16x", "dequant_matmul: int4, 512x", "dequant_matmul: fl"),
+        (
+            "dequant_matmul: int8, 16x",
+            "dequant_matmul: int4, 16x",
+            "dequant_matmul: int8, 512x",
+            "dequant_matmul: int4, 512x",
+        ),
         vary=_by(candidates.dequant_tiles),
     ),
+    Tunable("float8", "dequant_matmul.float8:config_float8", ("dequant_matmul: fl",)),
     Tunable(
         "linear_cross_entropy",
         "linear_cross_entropy.kernel:config",

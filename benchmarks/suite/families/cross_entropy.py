@@ -19,6 +19,7 @@ def loss(device: torch.device, rows: int, vocab: int) -> Problem:
     of_liger = Way(
         lambda logits, target: liger("cross_entropy", "LigerCrossEntropyFunction")(logits, target, None)[0],
         mutates=("both",),
+        plain="it waits for the device",
     )
     return Problem(
         {"logits": logits, "target": target},

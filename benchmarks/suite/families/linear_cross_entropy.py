@@ -31,7 +31,7 @@ def loss(device: torch.device, rows: int, hidden: int, vocab: int, compiled: boo
         lambda x, weight, target: F.cross_entropy(F.linear(x, weight).float(), target),
         Work(moved(x, weight), flops),
         {
-            LIGER: Way(first),
+            LIGER: Way(first, plain="it waits for the device"),
             _NARROW: Way(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target).float()),
         },
         backward=Work(2 * moved(x, weight), 2 * flops),

@@ -6,6 +6,7 @@ the start of a process is the fact under test, `runpytest_subprocess` stays.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import os
@@ -75,6 +76,10 @@ def run(work: Callable[[], int | None], argv: list[str]) -> pytest.RunResult:
         return pytest.RunResult(ret, _lines(out), _lines(err), time.perf_counter() - began)
 
 
+def _nothing() -> None:
+    pass
+
+
 def _live(work: Callable[[], int | None], argv: list[str], out: IO[bytes], err: IO[bytes]) -> NoReturn:
     code = 70
     try:
@@ -91,6 +96,8 @@ def _live(work: Callable[[], int | None], argv: list[str], out: IO[bytes], err: 
             warnings.simplefilter("ignore", category)
         gc.freeze()
         torch.set_num_threads(1)  # its other threads are not in this process
+        # Nor is the one that ends a test by faulthandler_timeout: stopping it would wait for ever.
+        faulthandler.cancel_dump_traceback_later = _nothing
         code = int(work() or 0)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)

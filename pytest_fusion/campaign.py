@@ -266,7 +266,7 @@ class Campaign:
 
     def _covering_choices(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The choices of the covering phase with their positions, from which their seeds follow."""
-        for position, choice in enumerate(itertools.islice(covering.rows(self.plan), self.profile.covering)):
+        for position, choice in enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering)):
             yield 1000 + position, choice
         for position, choice in enumerate(covering.long_rows(self.plan)):
             yield 100_000 + position, choice

@@ -136,8 +136,12 @@ def choices(draw: st.DrawFn, plan: Plan) -> tuple[dict[str, Any], int]:
     """A choice of levels and a seed for :func:`~pytest_fusion.case.plan.build`."""
     choice: dict[str, Any] = {}
     labels = st.sampled_from(list(plan.size_classes))
+    # As in the covering phase: what is left out is contiguous, at the start of its storage.
+    alike = draw(st.sampled_from((False, False, True)))
     for factor, levels in plan.factors.items():
         kind, _, name = factor.partition(" ")
+        if alike and kind in ("layout", "offset"):
+            continue
         if kind == "dim" and name not in plan.spec.batch_names:
             choice[factor] = draw(st.one_of(labels, st.integers(1, 100)))
         elif kind == "offset":

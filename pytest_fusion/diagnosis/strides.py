@@ -149,13 +149,20 @@ def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> 
 
 
 def _right_when_pitched(lab: Lab, case: Case, names: Iterable[str]) -> bool:
-    pitched = case
+    pitched = _pitched(lab, case, names)
+    return pitched is not None and all(
+        lab.ask(case.with_(seed=s), laid=pitched.with_(seed=s)).right for s in lab.seeds(case)
+    )
+
+
+def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
+    """With rows that begin at multiples of whole cache lines; ``None`` where a tensor has no rows."""
     for name in names:
         if len(_shape(lab, case, name)) < 2:
-            return False
+            return None
         items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
-        pitched = pitched.with_tensor(name, layout=Layout("pitched", 0, items))
-    return all(lab.ask(case.with_(seed=s), laid=pitched.with_(seed=s)).right for s in lab.seeds(case))
+        case = case.with_tensor(name, layout=Layout("pitched", 0, items))
+    return case
 
 
 def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | None:
@@ -176,6 +183,8 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
         # Strides alone must be no less odd at whole vectors.
         if any(one is None or len(_strided(lab, one, names)) < len(names) for one in whole):
             continue
+        # A path that only aligned rows take may ignore their pitch, and whole vectors with an odd one be right by another.
+        whole += [one for each in whole if each is not None and (one := _pitched(lab, each, names)) is not None]
         if all(lab.mostly_wrong(one) for one in rest) and all(lab.always_right(one) for one in whole):
             return f"right as laid too at {dim}={_VECTOR} and {2 * _VECTOR}, wrong at {_VECTOR + 1}"
     return None

@@ -21,6 +21,8 @@ from pytest_fusion.verdict.trial import Trial
 # Never all ones, which hides a gradient that is forgotten as a factor; `expanded` is what sum().backward() sends.
 KINDS = ("random", "random", "random", "expanded", "expanded", "negative", "zero")
 _LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
+# What most callers send; the fast path of a backward asks for it beside plain inputs.
+_PLAIN_OF, _PLAIN_IN = 2, 5
 # A slice begins somewhere: with the gradient of a concatenation, in the middle of the whole one.
 _OFFSETS = (0, 0, 0, 1, 3)
 # Of several outputs, one alone has an upstream gradient in one case of so many.
@@ -165,6 +167,8 @@ class Upstream:
         if self.kind == "expanded" and output.dim():
             return Layout("expanded")
         seed = self.trial.result.case.seed
+        if numbers.mix(seed, "upstream plain?") % _PLAIN_IN < _PLAIN_OF:
+            return Layout()
         allowed = choices(_LAYOUTS, output.dim())
         kind, variant = allowed[numbers.mix(seed, "upstream layout", name) % len(allowed)]
         return Layout(kind, _OFFSETS[numbers.mix(seed, "upstream offset", name) % len(_OFFSETS)], variant)

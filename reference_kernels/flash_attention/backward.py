@@ -78,7 +78,8 @@ def _rows_kernel(
     BLOCK_FEATURES: tl.constexpr,
 ) -> None:
     """What a row's gradients by scores have in common, as ``(batch, heads, rows)``: log-sum-exps to base 2, ``+inf``,
-    which makes probabilities 0, for a query that saw no key; and ``sum(dout * out) - dlse``.
+    which makes probabilities 0, for a query that saw no key; and ``sum(dout * out) - dlse``. Up to the ``sums_row`` of
+    them that a descriptor reads, past the last row 0: a weight of 0 times what was left in memory may be NaN.
 
     ``out`` with what its rounding lost: else the error of ``delta`` is as large as that of all products together where
     one weight is near 1 and the gradient near 0 (Qiu and Yao, arXiv 2510.04212, trace diverging trainings to it).
@@ -102,8 +103,8 @@ def _rows_kernel(
         delta -= tl.load(dlse_ptr + at, mask=row < rows, other=0.0)
     lse = tl.load(lse_ptr + (batch * heads + head) * rows + row, mask=row < rows, other=0.0)
     at = (batch * heads + head) * sums_row + row
-    tl.store(delta_ptr + at, delta, mask=row < rows)
-    tl.store(sums_ptr + at, tl.where(lse == float("-inf"), float("inf"), lse * LOG2_E), mask=row < rows)
+    tl.store(delta_ptr + at, delta, mask=row < sums_row)
+    tl.store(sums_ptr + at, tl.where(lse == float("-inf"), float("inf"), lse * LOG2_E), mask=row < sums_row)
 
 
 @jit

@@ -104,6 +104,32 @@ found = [sorted(row.items()) for row in rows(make_plan(spec, limits=Limits()))]
     assert other.stdout.strip() == str(here["found"])
 
 
+def test_tensors_lie_alike_in_every_fourth_case(plan_of: PlanOf) -> None:
+    """What a fast path asks of all inputs at once, is met at every size, dtype and regime; also with a pitch."""
+    inputs = {"x": tensor("rows hidden"), "y": tensor("rows hidden", layouts="contiguous"), "w": tensor("hidden")}
+    plan = plan_of(inputs)
+    rows = list(itertools.islice(covering.mixed_rows(plan), 130))
+    alike = [row for row in rows if "layout w" not in row or row["layout w"] == ("pitched", 16)]
+    pitched = [row for row in alike if "layout x" in row]
+
+    assert 130 // 4 <= len(alike) <= 40  # the others end before 130
+    assert len(pitched) == len(alike) // 3
+    assert all(row["layout x"] == ("pitched", 16) and "layout y" not in row for row in pitched)
+    assert not any(name.startswith("offset") for row in alike for name in row)
+    for name, levels in plan.factors.items():
+        if not name.startswith(("layout", "offset")):
+            assert {row[name] for row in alike} == set(levels), name
+    assert [row for row in rows if row not in alike] == list(itertools.islice(covering.rows(plan), 98))
+
+
+def test_one_tensor_alone_needs_no_such_cases(plan_of: PlanOf) -> None:
+    """Its layouts meet all sizes anyway; where one kind of rows ends, the other goes on."""
+    plan = plan_of({"x": tensor("rows hidden")})
+    assert list(covering.mixed_rows(plan)) == list(covering.rows(plan))
+    plan = plan_of({"x": tensor("a"), "y": tensor("a")}, dims={"a": dim(3, 3)}, dtypes="float32")
+    assert len(list(covering.mixed_rows(plan))) == len([*covering.rows(plan), *covering.alike_rows(plan)])
+
+
 def test_each_dim_is_long_in_turn(plan_of: PlanOf) -> None:
     """Past a grid axis of 65535 goes every dim that may, with the others small; a bounded one is left out."""
     plan = plan_of({"x": tensor("rows hidden")}, dims={"hidden": dim(1, 64)})

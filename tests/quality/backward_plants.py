@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.quality.kernels import (
     embedding_grad,
+    fast_path,
     gated_norm,
     group_norm,
     layer_norm_grad,
@@ -59,6 +60,9 @@ BACKWARD: tuple[Plant, ...] = (
         ("raw-kernel", "E3", 129, GRADIENTS, "gradient-missing", [(0, 0, 0)]),
         ("turns-forward", "H1", None, GRADIENTS, "unexplained", [(1, 1, 1)]),
     ], slow="turns-in-place raw-kernel"),
+    *group("fast_path_grad", fast_path.make_grad_spec, "rows cols", [
+        ("vectors-only", "J1", None, GRADIENTS | HOLES, "tail-mask unwritten-output needs-alignment", [(1, 1)]),
+    ]),
     *group("swiglu_grad", swiglu_grad.make_spec, "rows cols", [
         ("upstream-row-pitch-only", "A2", 12, BACKWARD_READS, "gradient-layout out-of-bounds", [(1, 2)]),
         ("output-row", "A3", 24, BACKWARD_WRITES, "wrong-index-map racing-stores unwritten-output", [(2, 1)]),

@@ -12,6 +12,7 @@ from tests.quality.kernels import (
     cache_write,
     column_sum,
     cross_entropy,
+    fast_path,
     gate,
     glu,
     layer_norm,
@@ -166,6 +167,10 @@ FORWARD: tuple[Plant, ...] = (
         ("pairs-of-odd-pitch", "J1", None, WRITES, "misaligned-access needs-alignment ignores-strides",
          [(2, 1, 1, 2), (1, 2, 1, 2)]),
     ], slow="ignores-row-stride writes-skipped"),
+    *group("fast_path", fast_path.make_spec, "rows cols", [
+        ("vectors-only", "J1", None, HOLES, "tail-mask unwritten-output needs-alignment", [(1, 1)]),
+        ("output-pitch", "A3", 20, WRITES, "wrong-index-map out-of-bounds ignores-strides", [(2, 1)]),
+    ]),
     *group("quant_int8", quant.make_spec, "rows groups", [
         ("scale-slot", "A3", None, WRITES, "wrong-index-map racing-stores unwritten-output", [(2, 2)]),
         ("truncates", "D1", None, VALUES, "unexplained", [(1, 1)]),

@@ -183,7 +183,7 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
         # Strides alone must be no less odd at whole vectors.
         if any(one is None or len(_strided(lab, one, names)) < len(names) for one in whole):
             continue
-        # A path that only aligned rows take may ignore their pitch, and whole vectors with an odd one be right by another.
+        # A path that only aligned rows take may ignore their pitch; whole vectors with an odd one are right by another.
         whole += [one for each in whole if each is not None and (one := _pitched(lab, each, names)) is not None]
         if all(lab.mostly_wrong(one) for one in rest) and all(lab.always_right(one) for one in whole):
             return f"right as laid too at {dim}={_VECTOR} and {2 * _VECTOR}, wrong at {_VECTOR + 1}"

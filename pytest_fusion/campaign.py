@@ -268,7 +268,7 @@ class Campaign:
         """The choices of the covering phase with their positions, from which their seeds follow."""
         for position, choice in enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering)):
             yield 1000 + position, choice
-        for position, choice in enumerate(covering.long_rows(self.plan)):
+        for position, choice in enumerate(covering.long_rows(self.plan) if self.profile.long else ()):
             yield 100_000 + position, choice
 
     def compile_share(self, worker: int, workers: int) -> None:

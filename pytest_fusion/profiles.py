@@ -20,6 +20,8 @@ class Profile:
     seconds: float
     elements: int = 1 << 17
     work: int = 1 << 21
+    # Beside those of the covering phase, cases in which one dim is long.
+    long: bool = True
     # Only cases whose offsets do not fit 32 bits, `covering` of them.
     large: bool = False
 
@@ -28,7 +30,7 @@ class Profile:
 # numbers keep a row-wise test under 10 s on two cores. `deep` is for a nightly run; `gate` for a run that measures what
 # another run tests: a kernel that is plainly wrong has no numbers, and that is all it is good for.
 PROFILES: dict[str, Profile] = {
-    "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0),
+    "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0, elements=1 << 14, long=False),
     "dev": Profile("dev", covering=130, search=30, programs=2000, seconds=15.0),
     "ci": Profile("ci", covering=150, search=60, programs=4000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),

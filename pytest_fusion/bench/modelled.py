@@ -14,7 +14,7 @@ import torch
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, NotMeasuredError
 from pytest_fusion.bench.masks import full_mask
-from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import first_line, said
 from pytest_fusion.run.bare import bare
@@ -36,8 +36,7 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
     except (ImpossibleCase, InputFailed, RuntimeError, MemoryError, OSError) as error:
         raise NotMeasuredError(f"the inputs cannot be made: {first_line(error)}") from error
     results: list[Any] = []
-    # What the call writes into, made anew: a copy would read and write gigabytes of zeros.
-    arguments = make_inputs(spec, entry.case, CPU, zeros=True)
+    arguments = copies_of_zeros(spec, logical)
 
     def call() -> None:
         results[:] = [spec.fused(**arguments, **extra)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -214,6 +215,7 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bo
     """
     inputs: dict[str, Any] = {}
     pending: dict[str, DerivedSpec] = {}
+    blanks: set[str] = set()
     for name, declared in spec.inputs.items():
         inner = unwrap(declared)
         if name in case.absent:
@@ -224,6 +226,7 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bo
             and (dtype := torch_dtype(case.tensors[name].dtype)).is_floating_point
         ):
             inputs[name] = blank.zeros(shape_of(inner, case.sizes), dtype).to(device)
+            blanks.add(name)
         elif isinstance(inner, TensorSpec):
             inputs[name] = make_tensor(name, inner, case, device)
         elif isinstance(inner, ConstantSpec):
@@ -234,18 +237,30 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bo
             inputs[name] = case.drawn[name]
     while pending:
         for name in [name for name, inner in pending.items() if not set(inner.needs) & set(pending)]:
-            inputs[name] = _derive(name, pending.pop(name), inputs, case, device)
+            inputs[name] = _derive(name, pending.pop(name), inputs, blanks, case, device)
     return {name: inputs[name] for name in spec.inputs}
 
 
-def _derive(name: str, inner: DerivedSpec, inputs: Mapping[str, Any], case: Case, device: torch.device) -> Any:
+def copies_of_zeros(spec: FusionSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of what :func:`make_inputs` made with ``zeros`` in host memory: zeros anew, which costs nothing."""
+    blanks = {name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), TensorSpec)}
+    return {name: map_tensors(value, partial(_copy, zeros=name in blanks)) for name, value in inputs.items()}
+
+
+def _copy(t: torch.Tensor, *, zeros: bool) -> torch.Tensor:
+    return blank.like(t) if zeros and t.is_floating_point() else t.clone()
+
+
+def _derive(
+    name: str, inner: DerivedSpec, inputs: Mapping[str, Any], blanks: Collection[str], case: Case, device: torch.device
+) -> Any:
+    """What the function returns for copies of its own; those of ``blanks``, which are zeros, are made anew."""
     known = {**case.sizes, **inputs}
     given: dict[str, Any] = {}
     for need in inner.needs:
         if need == "generator":
             given[need] = generator(case, name, device)
         elif need in known:
-            value = known[need]
-            given[need] = map_tensors(value, torch.Tensor.clone)
+            given[need] = map_tensors(known[need], partial(_copy, zeros=need in blanks and device.type == "cpu"))
     result = _ask(f"derived input {name!r}", lambda: inner.function(**given))
     return map_tensors(result, lambda t: t.detach().to(device).contiguous())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fusion import values
-from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, shape_of
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs, shape_of
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -201,3 +201,28 @@ def test_one_of_takes_the_profile_that_the_case_names(make_spec: Make) -> None:
     """The regime ``"1"`` is the second profile."""
     entry = tensor("n", values=values.one_of(values.constant(1), values.constant(2)))
     assert made(make_spec, entry, TensorCase("float32", regime="1"), n=2).tolist() == [2, 2]
+
+
+def test_zeros_are_copied_without_being_read(make_spec: Make) -> None:
+    """A function of other inputs may write into what it is given, and a copy into itself: 64 GiB cost neither anything,
+    and every input keeps its values."""
+
+    def ends(x: torch.Tensor, cuts: torch.Tensor) -> torch.Tensor:
+        x[-1, -1] = 5.0
+        cuts += 1
+        return cuts
+
+    inputs = {"x": tensor("rows n"), "cuts": tensor("4", dtype=torch.int64, values=values.indices(9))}
+    spec = make_spec({**inputs, "ends": derived(ends)})
+    tensors = {"x": TensorCase("float32"), "cuts": TensorCase("int64")}
+    case = Case({"rows": 1 << 20, "n": 1 << 14}, "float32", tensors, seed=3)
+    found = make_inputs(spec, case, CPU, zeros=True)
+    copies = copies_of_zeros(spec, found)
+    copies["x"][-1, -1] = 7.0
+    copies["cuts"] += 1
+
+    assert (float(found["x"][-1, -1]), float(copies["x"][-1, -1]), float(copies["x"][5, 5])) == (0.0, 7.0, 0.0)
+    assert found["cuts"].any()
+    assert torch.equal(found["ends"], found["cuts"] + 1)
+    assert torch.equal(copies["cuts"], found["cuts"] + 1)
+    assert copies["x"].shape == (1 << 20, 1 << 14)

@@ -21,6 +21,7 @@ _ALIKE_EVERY = 4
 # projection, which fast paths take as well.
 _PITCHED_EVERY = 3
 _PITCHED = ("pitched", 16)
+_LAYOUTS = "layout ", "offset "
 # Long sizes from here on are met twice: fewer of them lie past any block.
 _TWICE_FROM = 1000
 
@@ -55,24 +56,31 @@ def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Choices that hold every pair of levels but for layouts, where several tensors have some: all are contiguous, or,
     those that may be padded, rows of one pitch."""
-    padded = {name: ("padded", 0) in levels for name, levels in plan.factors.items() if name.startswith("layout ")}
-    if sum(len(plan.factors[name]) > 1 for name in padded) < 2:
+    laid_out = _laid_out(plan)
+    if len(laid_out) < 2:
         return
-    others = {name: levels for name, levels in plan.factors.items() if not name.startswith(("layout ", "offset "))}
-    pitched = {name: _PITCHED for name, may in padded.items() if may}
+    others = {name: levels for name, levels in plan.factors.items() if not name.startswith(_LAYOUTS)}
+    pitched = {name: _PITCHED for name in laid_out if ("padded", 0) in plan.factors[name]}
     for turn, row in enumerate(rows(replace(plan, factors=others))):
         yield {**row, **(pitched if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1 else {})}
+
+
+def _laid_out(plan: Plan) -> list[str]:
+    """The factors of tensors that have a layout to choose."""
+    return [name for name, levels in plan.factors.items() if name.startswith(_LAYOUTS[0]) and len(levels) > 1]
 
 
 def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Each dim long in turn, the others small: past one block, past a grid axis of 65535.
 
     Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for its values, is
-    drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both.
+    drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. Of several tensors all
+    are plain the second time.
     """
     dims = plan.spec.dim_order
     dtypes = plan.factors.get("dtype", ("float32",))
     others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
+    several = len(_laid_out(plan)) > 1
     turn = 0
     for round_, size, name in itertools.product((0, 1), LONG, dims):
         bound = plan.spec.bound(name)
@@ -83,6 +91,8 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         choice["dtype"] = dtypes[turn % len(dtypes)]
         for other in others:
             levels = plan.factors[other]
+            if round_ and several and other.startswith(_LAYOUTS):
+                continue
             # The second time the next level, so that each long size meets a flag both on and off.
             choice[other] = levels[(numbers.mix(size, name, other) + round_) % len(levels)]
         turn += 1

@@ -146,5 +146,6 @@ def test_long_rows_meet_flags_both_ways(plan_of: PlanOf) -> None:
         met = [row for row in rows if row["dim n"] == size]
         assert {row["present bias"] for row in met} == {True, False}
         assert {row["drawn flag"] for row in met} == {0, 1}
-    assert len({row["layout x"] for row in rows}) > 3
+    assert len({row["layout x"] for row in rows if "layout x" in row}) > 3
+    assert [{"layout x", "offset bias"} <= set(row) for row in rows if row["dim n"] == 4097] == [True, False]
     assert not any("values" in row for row in rows)

@@ -1,0 +1,150 @@
+"""Planted backwards and the causes that experiments name, with the gradient in the place of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion.case import numbers
+from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.verdict import gradients
+from tests.diagnosis.wrong import (
+    PLAIN,
+    ROWS,
+    T,
+    laid,
+    sums_in_input_dtype,
+)
+
+
+def differentiable(backward: Callable[[T, T], T]) -> Callable[[T], T]:
+    """``x * x`` with the backward of ``x`` and the upstream gradient."""
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T) -> T:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, g: T) -> T:
+            return backward(*ctx.saved_tensors, g)
+
+    def fused(x: T) -> T:
+        return Square.apply(x)  # type: ignore[no-any-return,no-untyped-call]
+
+    return fused
+
+
+def asks_plainly(seed: int) -> bool:
+    """Itself and where a statistical failure is confirmed."""
+    fresh = [numbers.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
+    return all(map(gradients.asks_plainly, (seed, *fresh)))
+
+
+def gradient_of_square(x: T, g: T) -> T:
+    return 2 * x * g
+
+
+def rounded_on_the_way(x: T, g: T) -> T:
+    if x.dtype is torch.float32:
+        return gradient_of_square(x, g)
+    part = 2.6 * x.float()
+    for factor in (1.7, 0.3):
+        part = part.to(x.dtype).float() * factor
+    return (part.to(x.dtype).float() / 0.663 * g.float()).to(x.dtype)
+
+
+GRADIENTS: dict[str, tuple[str, Callable[[T, T], T], dict[str, Any], Callable[[Case], Case]]] = {
+    "strides": (
+        "ignores-strides", lambda x, g: gradient_of_square(x, g) if x.is_contiguous() else x.mT.reshape(x.shape) * g,
+        PLAIN, laid("transposed"),
+    ),
+    "tail": (
+        "tail-mask", lambda x, g: torch.cat([gradient_of_square(x, g)[:, : (n := x.shape[1] // 16 * 16)],
+                                             0 * x[:, n:]], 1), PLAIN, lambda case: case,
+    ),
+    "a rounding": (
+        "cast-order", rounded_on_the_way,
+        {"dim rows": 33, "dim hidden": 65, "dtype": "bfloat16"}, lambda case: case,
+    ),
+    "rows mixed up": (
+        "wrong-index-map", lambda x, g: torch.cat([(d := gradient_of_square(x, g))[:1], d[1:] + d[:1]]), PLAIN,
+        lambda case: case,
+    ),
+    "another formula": (
+        "unexplained", lambda x, g: x * x * g, PLAIN,
+        lambda case: case,
+    ),
+    "a tail that is strided by chance": (
+        "tail-mask", lambda x, g: torch.cat([gradient_of_square(x, g)[:, : (n := x.shape[1] // 16 * 16)],
+                                             0 * x[:, n:]], 1), PLAIN, laid("padded"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> None:
+    """The same rules, with the gradient in the place of the result."""
+    cause, backward, choice, change = GRADIENTS[name]
+
+    def plainly(case: Case) -> Case:
+        return change(case.with_(seed=next(filter(asks_plainly, range(1000)))))
+
+    def square(x: T) -> T:
+        return x.float().square().to(x.dtype)
+
+    lab = lab_of(differentiable(backward), square, ROWS, choice, change=plainly, blocks=(16,), grad=True)
+    assert lab.verdict.check == "gradients"
+    found = diagnose(lab)
+    assert found.cause == cause, found
+
+
+def weighted(total_of: Callable[[T], T]) -> Callable[[T, T], T]:
+    """``x * w`` whose backward adds up the terms of a 16-bit weight's gradient by ``total_of``."""
+
+    class Weighted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T, w: T) -> T:
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, g: T) -> tuple[T, T]:
+            x, w = ctx.saved_tensors
+            terms = g.float() * x.float()
+            return g * w, (terms.sum(0) if w.dtype is torch.float32 else total_of(terms)).to(w.dtype)
+
+    def fused(x: T, w: T) -> T:
+        return Weighted.apply(x, w)  # type: ignore[no-any-return,no-untyped-call]
+
+    return fused
+
+
+@pytest.mark.parametrize(
+    ("cause", "total_of"),
+    [
+        ("low-precision-accumulation", lambda terms: sums_in_input_dtype(terms.mT.to(torch.bfloat16)).float()),
+        ("cast-order", lambda terms: (terms.to(torch.bfloat16).float() * 1.7).to(torch.bfloat16).float().sum(0) / 1.7),
+    ],
+)
+def test_a_sum_over_rows_is_told_from_roundings_of_its_terms(
+    lab_of: Any, cause: str, total_of: Callable[[T], T]
+) -> None:
+    """Another order of the rows, and of the upstream gradient with them, changes the first and not the second."""
+
+    def plainly(case: Case) -> Case:
+        return case.with_(seed=next(filter(asks_plainly, range(1000))))
+
+    inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
+    choice = {"dim rows": 65, "dim hidden": 33, "dtype": "bfloat16"}
+    lab = lab_of(weighted(total_of), lambda x, w: (x.float() * w.float()).to(x.dtype), inputs, choice,
+                 change=plainly, grad=True)  # fmt: skip
+    assert lab.verdict.check == "gradients"
+    found = diagnose(lab)
+    assert found.cause == cause, found

@@ -1,0 +1,30 @@
+"""What children of the tests do, and whether they still live."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+from pytest_fusion.run.isolate import Channel
+
+LINUX = sys.platform.startswith("linux")
+
+
+def forever(channel: Channel) -> None:
+    channel.note({"case": 7})
+    while True:
+        pass
+
+
+def segfault(channel: Channel) -> None:
+    channel.note({"case": 3})
+    ctypes.string_at(0)
+
+
+def alive(pid: int) -> bool:
+    """Whether ``pid`` runs; a zombie that init has not collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

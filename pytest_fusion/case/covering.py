@@ -12,14 +12,19 @@ import covertable
 from pytest_fusion.case import greedy, numbers
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 Pair = tuple[str, str, str, str]
 # A kernel's fast path (vectors, descriptors) asks for all inputs to be contiguous and aligned at once, as in production
-# they are: of 130 rows over three tensors not one had that, and a fast path was met by the two probes alone.
+# they are: of 130 rows over three tensors not one had that, and a fast path was met by the two probes alone. With whole
+# vectors in each row, one dtype and a flag besides, as many paths ask, it is rare for a single tensor too.
 _ALIKE_EVERY = 4
+# Innermost sizes in two of three such cases.
+_VECTORS = (16, 32, 48, 96, 160, 256)
 # Of those cases one in so many has rows that begin at multiples of 16 elements, with a gap behind each: chunks of one
 # projection, which fast paths take as well.
-_PITCHED_EVERY = 3
+_PITCHED_EVERY = 4
 _PITCHED = ("pitched", 16)
 _LAYOUTS = "layout ", "offset "
 # Long sizes from here on are met twice: fewer of them lie past any block.
@@ -54,15 +59,23 @@ def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Choices that hold every pair of levels but for layouts, where several tensors have some: all are contiguous, or,
-    those that may be padded, rows of one pitch."""
+    """Choices that hold every pair of levels but for layouts, where tensors have some: all are contiguous, or, those
+    that may be padded, rows of one pitch. Two choices of three have whole vectors in each row."""
     laid_out = _laid_out(plan)
-    if len(laid_out) < 2:
+    if not laid_out:
         return
     others = {name: levels for name, levels in plan.factors.items() if not name.startswith(_LAYOUTS)}
     pitched = {name: _PITCHED for name in laid_out if ("padded", 0) in plan.factors[name]}
     for turn, row in enumerate(rows(replace(plan, factors=others))):
-        yield {**row, **(pitched if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1 else {})}
+        wide = {f"dim {name}": _VECTORS[numbers.mix(turn, name) % len(_VECTORS)] for name in _innermost(plan.spec)}
+        yield {**row, **(wide if turn % 3 else {}), **(pitched if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1 else {})}
+
+
+def _innermost(spec: FusionSpec) -> list[str]:
+    """The dims that the last axes of tensors are made of."""
+    shapes = [inner.shape for each in spec.inputs.values() if isinstance(inner := unwrap(each), TensorSpec)]
+    last = {name for shape in shapes if shape.terms and not shape.terms[-1].batch for name in shape.terms[-1].names}
+    return [name for name in spec.dim_order if name in last]
 
 
 def _laid_out(plan: Plan) -> list[str]:
@@ -74,24 +87,25 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Each dim long in turn, the others small: past one block, past a grid axis of 65535.
 
     Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for its values, is
-    drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. Of several tensors all
-    are plain the second time.
+    drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. The second time sizes
+    are half as long again and even, as hidden sizes are (1536, 6144), and all tensors contiguous.
     """
     dims = plan.spec.dim_order
     dtypes = plan.factors.get("dtype", ("float32",))
     others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
-    several = len(_laid_out(plan)) > 1
     turn = 0
     for round_, size, name in itertools.product((0, 1), LONG, dims):
-        bound = plan.spec.bound(name)
-        if (bound.max is not None and bound.max < size // 2) or (round_ and size < _TWICE_FROM):
+        if round_ and size < _TWICE_FROM:
+            continue
+        bound, long = plan.spec.bound(name), (size - 1) // 2 * 3 if round_ else size
+        if bound.max is not None and bound.max < long // 2:
             continue
         choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}
-        choice[f"dim {name}"] = size
+        choice[f"dim {name}"] = long
         choice["dtype"] = dtypes[turn % len(dtypes)]
         for other in others:
             levels = plan.factors[other]
-            if round_ and several and other.startswith(_LAYOUTS):
+            if round_ and other.startswith(_LAYOUTS):
                 continue
             # The second time the next level, so that each long size meets a flag both on and off.
             choice[other] = levels[(numbers.mix(size, name, other) + round_) % len(levels)]

@@ -39,6 +39,8 @@ _WILD = frozenset({"nan", "inf", "huge"})
 _TWICE_EVERY = 4
 # One case in so many asks for a part of the gradients.
 _PART_EVERY = 3
+# Of four such cases two ask for one alone, the next for all but one, the last for any part.
+_ALL_BUT_ONE = 2
 # Up to so many inputs, every subset of them is equally likely.
 _ENUMERATED = 6
 # Fresh calls that must agree before a difference between two backwards is no chance.
@@ -79,6 +81,12 @@ def wanted(trial: Trial) -> list[str]:
     ]
     if len(able) < 2 or numbers.mix(case.seed, "subset?") % _PART_EVERY:
         return able
+    # Frozen weights, an adapter's bias: most often one alone requires grad, or all but one.
+    kind, one = numbers.mix(case.seed, "subset kind") % 4, able[numbers.mix(case.seed, "subset of one") % len(able)]
+    if kind < _ALL_BUT_ONE:
+        return [one]
+    if kind == _ALL_BUT_ONE:
+        return [name for name in able if name != one]
     if len(able) <= _ENUMERATED:
         chosen = 1 + numbers.mix(case.seed, "subset") % (2 ** len(able) - 2)
         return [name for i, name in enumerate(able) if chosen >> i & 1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import covertable
 
-from pytest_fusion.case import greedy, numbers
+from pytest_fusion.case import greedy, numbers, regimes
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -88,11 +88,13 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
     Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for its values, is
     drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. The second time sizes
-    are half as long again and even, as hidden sizes are (1536, 6144), and all tensors contiguous.
+    are half as long again and even, as hidden sizes are (1536, 6144), all tensors contiguous, and values of any kind
+    but special ones.
     """
     dims = plan.spec.dim_order
     dtypes = plan.factors.get("dtype", ("float32",))
     others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
+    ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
     turn = 0
     for round_, size, name in itertools.product((0, 1), LONG, dims):
         if round_ and size < _TWICE_FROM:
@@ -109,6 +111,8 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
                 continue
             # The second time the next level, so that each long size meets a flag both on and off.
             choice[other] = levels[(numbers.mix(size, name, other) + round_) % len(levels)]
+        if round_ and ordinary:
+            choice["values"] = ordinary[numbers.mix(size, name, "values") % len(ordinary)]
         turn += 1
         yield choice
 

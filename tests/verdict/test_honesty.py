@@ -353,7 +353,7 @@ def test_a_result_that_is_finished_later_is_late_work(judge_one: Any) -> None:
     def fused(x: T) -> T:
         out, kept = torch.full(x.shape, 5.0), x.clone()
         calls.append(1)
-        thread = threading.Thread(target=lambda: (time.sleep(0.02), torch.mul(kept, 2, out=out)))
+        thread = threading.Thread(target=lambda: (time.sleep(0.1), torch.mul(kept, 2, out=out)))
         thread.start()
         if len(calls) < 3:
             thread.join()

@@ -65,7 +65,10 @@ def _log_softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     score = _score(op, x)
     whole = total(op, _exp(op, score - top), dims, True)
     below = (op.relative(op.again(x), 1) if id(x) in op.held else score) - top
-    return op.relative(op.relative(below, 1) - _log(op, whole), 1)
+    log = _log(op, whole)
+    # x - lse, as kernels that need the log-sum-exp anyway have it: rounded where it is as large as the largest x.
+    lse = torch.nan_to_num(top + log, 0.0, 0.0, 0.0)
+    return op.relative(op.relative(below, 1) - log, 1) + (lse - op.relative(lse, 1))
 
 
 def _log(op: Op, value: Tensor) -> Tensor:

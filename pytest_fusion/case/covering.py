@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,8 +28,15 @@ _VECTORS = (16, 32, 48, 96, 160, 256)
 _PITCHED_EVERY = 4
 _PITCHED = ("pitched", 16)
 _LAYOUTS = "layout ", "offset "
+# Dtypes and flags that make no more combinations meet in all of them.
+_MOST_COMBINATIONS = 32
+# Of six of those cases the one that has a single row: a step of decoding.
+_ONE_ROW = 5
 # Long sizes from here on are met twice: fewer of them lie past any block.
 _TWICE_FROM = 1000
+# Past most blocks there are few cases: one kind of values that saturates nothing, and one where a later block matters.
+_BLOCKS = 4000
+_PAST_BLOCKS = "unit", "outlier"
 
 
 def rows(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -59,16 +67,42 @@ def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Choices that hold every pair of levels but for layouts, where tensors have some: all are contiguous, or, those
-    that may be padded, rows of one pitch. Two choices of three have whole vectors in each row."""
+    """Choices in which all tensors that have layouts are contiguous, or, those that may be padded, rows of one pitch.
+
+    Every pair of sizes and of kinds of values; all combinations of dtypes and flags, where those are few; whole vectors
+    in each row of two choices of three, some of which have a single row.
+    """
     laid_out = _laid_out(plan)
     if not laid_out:
         return
-    others = {name: levels for name, levels in plan.factors.items() if not name.startswith(_LAYOUTS)}
+    flags = _flags(plan)
+    others = {n: levels for n, levels in plan.factors.items() if n not in flags and not n.startswith(_LAYOUTS)}
     pitched = {name: _PITCHED for name in laid_out if ("padded", 0) in plan.factors[name]}
-    for turn, row in enumerate(rows(replace(plan, factors=others))):
-        wide = {f"dim {name}": _VECTORS[numbers.mix(turn, name) % len(_VECTORS)] for name in _innermost(plan.spec)}
-        yield {**row, **(wide if turn % 3 else {}), **(pitched if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1 else {})}
+    inner = _innermost(plan.spec)
+    combinations = [dict(zip(flags, levels, strict=True)) for levels in itertools.product(*flags.values())]
+    combinations.sort(key=lambda one: numbers.mix(*map(repr, one.values())))
+    every = list(rows(replace(plan, factors=others)))
+    for turn in range(max(len(every), len(combinations))):
+        # One further each time round, so that none always comes with what every third or sixth choice has.
+        combination = combinations[(turn + turn // len(combinations)) % len(combinations)]
+        row = {**every[turn % len(every)], **combination}
+        if turn % 3:
+            row |= {f"dim {name}": _VECTORS[numbers.mix(turn, name) % len(_VECTORS)] for name in inner}
+        if turn % 6 == _ONE_ROW:
+            row |= {f"dim {name}": 1 for name in plan.spec.dim_order if name not in inner}
+        if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1:
+            row |= pitched
+        yield row
+
+
+def _flags(plan: Plan) -> dict[str, tuple[Any, ...]]:
+    """The factors of dtypes, optional inputs and drawn values that have few combinations, in the plan's order."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, levels in plan.factors.items():
+        size = math.prod(map(len, found.values()))
+        if name.startswith(("dtype", "present ", "drawn ")) and size * len(levels) <= _MOST_COMBINATIONS:
+            found[name] = levels
+    return found
 
 
 def _innermost(spec: FusionSpec) -> list[str]:
@@ -86,10 +120,9 @@ def _laid_out(plan: Plan) -> list[str]:
 def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Each dim long in turn, the others small: past one block, past a grid axis of 65535.
 
-    Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for its values, is
+    Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for special values, is
     drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. The second time sizes
-    are half as long again and even, as hidden sizes are (1536, 6144), all tensors contiguous, and values of any kind
-    but special ones.
+    are half as long again and even, as hidden sizes are (1536, 6144), and all tensors contiguous.
     """
     dims = plan.spec.dim_order
     dtypes = plan.factors.get("dtype", ("float32",))
@@ -111,8 +144,9 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
                 continue
             # The second time the next level, so that each long size meets a flag both on and off.
             choice[other] = levels[(numbers.mix(size, name, other) + round_) % len(levels)]
-        if round_ and ordinary:
-            choice["values"] = ordinary[numbers.mix(size, name, "values") % len(ordinary)]
+        if ordinary:
+            past = [kind for kind in _PAST_BLOCKS if kind in ordinary] if size > _BLOCKS else []
+            choice["values"] = past[(LONG.index(size) + round_) % len(past)] if past else ordinary[turn % len(ordinary)]
         turn += 1
         yield choice
 

@@ -32,8 +32,8 @@ _LAYOUTS = "layout ", "offset "
 _MOST_COMBINATIONS = 32
 # Of six of those cases the one that has a single row: a step of decoding.
 _ONE_ROW = 5
-# Long sizes from here on are met twice: fewer of them lie past any block.
-_TWICE_FROM = 1000
+# Met the second time: fewer of those lie past any block. Whole vectors, and half a block or one of 1024 left over.
+_EVEN = {1025: 1536, 4097: 6144, 65537: 66560}
 # Past most blocks there are few cases: one kind of values that saturates nothing, and one where a later block matters.
 _BLOCKS = 4000
 _PAST_BLOCKS = "unit", "outlier"
@@ -122,7 +122,7 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
     Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for special values, is
     drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. The second time sizes
-    are half as long again and even, as hidden sizes are (1536, 6144), and all tensors contiguous.
+    are even, as hidden sizes are (1536, 6144), and all tensors contiguous.
     """
     dims = plan.spec.dim_order
     dtypes = plan.factors.get("dtype", ("float32",))
@@ -130,9 +130,9 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
     turn = 0
     for round_, size, name in itertools.product((0, 1), LONG, dims):
-        if round_ and size < _TWICE_FROM:
+        if round_ and size not in _EVEN:
             continue
-        bound, long = plan.spec.bound(name), (size - 1) // 2 * 3 if round_ else size
+        bound, long = plan.spec.bound(name), _EVEN[size] if round_ else size
         if bound.max is not None and bound.max < long // 2:
             continue
         choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}

@@ -16,7 +16,7 @@ from pytest_fusion.run.memory.arena import Arena
 # Of a storage offset, what is left after whole cache lines of the smallest elements decides how rows are aligned.
 _ALIGNMENT = 128
 # Objects of one type that Python may place elsewhere before it uses the memory of one that is gone; 1 us each.
-_TRIES = 4000
+_TRIES = 20_000
 
 
 @dataclass(slots=True)

@@ -2,11 +2,12 @@
 
 Each case asks once, with a random upstream gradient (never all ones) in one of the layouts that callers produce:
 contiguous, one element expanded (what ``sum().backward()`` sends), transposed, stepped, rows of a wider buffer whose
-gaps hold NaN, a slice that begins anywhere; random, negative or zero; for all outputs or one alone; with all inputs
-that may require grad, or some of them. The reference's own backward, followed by the lanes, prices every gradient.
-Inputs, upstream gradients and results keep their bits, forward is right while it records a graph, and in some cases
-backward runs twice and under both fills. What autograd promises besides is asked of few cases by `autograd`. Left out:
-cases with NaN, infinite or huge values, where the formula of a gradient decides about non-finite elements.
+gaps hold NaN, a slice that begins anywhere; random, negative, zero or zero in some rows; for all outputs or one alone;
+with all inputs that may require grad, or some of them. The reference's own backward, followed by the lanes, prices
+every gradient. Inputs, upstream gradients and results keep their bits, forward is right while it records a graph, and
+in some cases backward runs twice and under both fills. What autograd promises besides is asked of few cases by
+`autograd`. Left out: cases with NaN, infinite or huge values, where the formula of a gradient decides about non-finite
+elements.
 """
 
 from __future__ import annotations

@@ -18,9 +18,11 @@ from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.outputs import collect
 from pytest_fusion.verdict.trial import Trial
 
-# Never all ones, which hides a gradient that is forgotten as a factor; `expanded` is what sum().backward() sends.
-KINDS = ("random", "random", "random", "expanded", "expanded", "negative", "zero")
+# Never all ones, which hides a gradient that is forgotten as a factor; `expanded` is what sum().backward() sends, and
+# `zero-rows` a loss that leaves out some rows.
+KINDS = ("random", "random", "random", "expanded", "expanded", "negative", "zero", "zero-rows")
 _LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
+_KEPT_ROWS = 0.6
 # What most callers send; the fast path of a backward asks for it beside plain inputs.
 _PLAIN_OF, _PLAIN_IN = 2, 5
 # A slice begins somewhere: with the gradient of a concatenation, in the middle of the whole one.
@@ -161,6 +163,8 @@ class Upstream:
         if self.kind == "expanded":
             return torch.randn((), generator=generator, device=device).to(dtype).expand(output.shape)
         drawn = torch.randn(output.shape, generator=generator, device=device)
+        if self.kind == "zero-rows" and drawn.dim():
+            drawn = drawn * (torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) < _KEPT_ROWS)
         return (-drawn.abs() if self.kind == "negative" else drawn).to(dtype)
 
     def _layout(self, name: str, output: torch.Tensor) -> Layout:

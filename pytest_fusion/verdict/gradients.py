@@ -46,12 +46,13 @@ _ALL_BUT_ONE = 2
 _ENUMERATED = 6
 # Fresh calls that must agree before a difference between two backwards is no chance.
 _CHANCES = 6
-# Cases whose backward runs with its programs in another order, where that can be chosen.
-_MOST_ORDERS = 3
+# Cases whose backward runs with its programs in another order, where that can be chosen; and how many more with many
+# programs, by which a kernel may choose to add up in another way.
+_MOST_ORDERS, _MOST_LONG_ORDERS, _MANY_PROGRAMS = 5, 2, 64
 # The identity of a gradient that is wrong in the first backward already: most of what is shrunk.
 _WRONG = re.compile(r"gradients:\w+:(?:non)?finite")
 # Counted here: cases that ran in another order; findings, after which all cases are those of a shrinking.
-_ORDERS, _FOUND = "gradients in other orders", "gradients found"
+_ORDERS, _LONG_ORDERS, _FOUND = "gradients in other orders", "the same, many programs", "gradients found"
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -349,11 +350,13 @@ def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always:
     before = _steady(trial, first.named())
     if bench.device.type != "cpu" or not interpreter.installed() or not before or not bench.on("repeat"):
         return None
-    if not any(launch.programs > 2 for launch in first.outcome.launches):
+    programs = max((launch.programs for launch in first.outcome.launches), default=0)
+    if programs <= 2 or upstream.kind == "zero":
         return None
-    if not (always or bench.deep or bench.complete or bench.spent[_ORDERS] < _MOST_ORDERS):
+    what, most = (_ORDERS, _MOST_ORDERS) if programs <= _MANY_PROGRAMS else (_LONG_ORDERS, _MOST_LONG_ORDERS)
+    if not (always or bench.deep or bench.complete or bench.spent[what] < most):
         return None
-    bench.spent[_ORDERS] += 1
+    bench.spent[what] += 1
     with bench.clock.check("repeat"):
         with ordered("reversed"):
             turned = Attempt(trial, upstream, FILLS[0])

@@ -20,7 +20,7 @@ tl = triton.language
 interpreted = pytest.mark.skipif(not interpreter.installed(), reason=str(interpreter.problem()))
 
 T = torch.Tensor
-CASES = [Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=seed) for seed in range(8)]
+CASES = [Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=seed) for seed in range(12)]
 
 
 def of_x(function: Any) -> Callable[[T], T]:

@@ -180,7 +180,7 @@ def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.Monk
         assert result.failure is None, (seed, result.failure)
     kinds = {kind for kind, _ in seen}
     layouts = {layout for kind, layout in seen if kind == "random"}
-    assert kinds == {"random", "expanded", "negative", "zero"}
+    assert kinds == {"random", "expanded", "negative", "zero", "zero-rows"}
     assert layouts == {"contiguous", "transposed", "step", "padded"}
 
 

@@ -11,7 +11,7 @@ from pytest_fusion.canary import background
 
 @pytest.fixture(scope="module", autouse=True)
 def _nobody_is_looked_after_any_more() -> Iterator[None]:
-    """A canary that outlives its tests keeps a thread at work, and later tests fork this process at any moment of it."""
+    """A canary that outlives its tests keeps a thread at work, and later tests fork this process at any moment."""
     yield
     for one in list(background._tended):
         background.remove(one)

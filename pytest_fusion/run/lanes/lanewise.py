@@ -31,6 +31,8 @@ def run_on_lanes(
             call = _in(dtype, function)
             made = results_of(each(call, *_typed(lanes_args, dtype, args), **_typed(lanes_kwargs, dtype, kwargs)))
             check_shapes(made, natives)
+        except torch.OutOfMemoryError:
+            raise
         except REFUSED:
             continue
         return [_widest(m) if isinstance(m, Tensor) else m for m in made]

@@ -167,6 +167,9 @@ class LaneMode(DispatchMode):
             try:
                 self.random_ops |= plan.name == "native_dropout" and bool(args[1])
                 return self._by_rule(func, plan, args, kwargs, out, seen)
+            except torch.OutOfMemoryError:
+                # No other way needs less, and one of less noise would accuse the kernel.
+                raise
             except REFUSED as error:
                 if plan.draws:
                     # Running it again would draw again; its native result is the only one there is.
@@ -227,7 +230,9 @@ class LaneMode(DispatchMode):
             wide = over(moved.raw.to(device), natives[0].shape)
             stored = wide if moved.single else over(moved.rounded.to(device), natives[0].shape)
             return [Lanes(wide, stored, moved.terms)]
-        made = terms if plan.name in CASTS else _product_terms(plan.name, args)
+        # A sum too, since a compiler lets a product begin with what is added to it, and with what is added to that
+        # (Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``): each step then rounds at the size of the whole.
+        made = terms if plan.name in CASTS | SUMS else op.made or _product_terms(plan.name, args)
         every = [
             self.finished(value, native, made) if isinstance(value, Tensor) else None
             for value, native in zip(rounded, natives, strict=False)
@@ -281,6 +286,8 @@ class LaneMode(DispatchMode):
         try:
             with self:
                 made = body(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
         except REFUSED:
             del self.fallbacks[before:]
             return None

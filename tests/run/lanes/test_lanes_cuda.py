@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from pytest_fusion.run.lanes import OutputLanes, run_lanes
 from pytest_fusion.verdict.tolerance import judge_output
 
 pytestmark = pytest.mark.gpu
+
+
+@triton.jit
+def product_kernel(a: Any, b: Any, out: Any, inner: Any, SIDE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    i = tl.arange(0, SIDE)
+    total = tl.zeros((SIDE, SIDE), tl.float32)
+    for first in range(0, inner, BLOCK):
+        k = first + tl.arange(0, BLOCK)
+        left = tl.load(a + i[:, None] * inner + k[None, :])
+        total = tl.dot(left, tl.load(b + k[:, None] * SIDE + i[None, :]), total)
+    tl.store(out + i[:, None] * SIDE + i[None, :], total)
 
 
 def _x(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -62,6 +76,31 @@ def test_native_and_float64_results_pass_and_wrong_ones_fail(name: str, dtype: t
     assert judge_output(few.native, few, more).ok
     assert judge_output(REFERENCES[name](x.double()).to(dtype), few, more).ok
     assert not judge_output(wrong, few, more).ok
+
+
+@pytest.mark.parametrize("inner", [256, 1024, 4096])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("values", ["positive", "equal", "signed"])
+def test_tensor_cores_truncate(values: str, dtype: torch.dtype, inner: int) -> None:
+    """A product of 16-bit values left in float32 passes beside one of float32; rounded to 16 bits it fails."""
+    a, b = _x(dtype, 64, inner), _x(dtype, inner, 64)
+    if values == "equal":
+        a, b = a[:, :1].expand_as(a).contiguous(), b[:1].expand_as(b).contiguous()
+    if values != "signed":
+        a, b = a.abs(), b.abs()
+    got = torch.empty(64, 64, device="cuda")
+    product_kernel[(1,)](a, b, got, inner, SIDE=64, BLOCK=64)
+
+    def reference() -> Tensor:
+        return a.float() @ b.float()
+
+    few = _lanes(reference, 6, 1)
+
+    def more() -> OutputLanes:
+        return _lanes(reference, 24, 2)
+
+    assert judge_output(got, few, more).ok
+    assert not judge_output(got.to(dtype).float(), few, more).ok
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "softmax", "linear", "gelu", "attention", "cross_entropy"])

@@ -90,7 +90,7 @@ def test_a_contracted_score_overflows_where_it_is_huge(scale: float) -> None:
     assert not judged(lambda x: torch.softmax(x * scale, -1), torch.full_like(x, torch.nan), x, 0)
 
 
-@pytest.mark.parametrize("form", ["linear", "matmul"])
+@pytest.mark.parametrize("form", ["linear", "matmul", "two sums"])
 @pytest.mark.parametrize("seed", range(6))
 def test_an_accumulator_may_begin_with_the_bias(seed: int, form: str) -> None:
     """One fused multiply-add after the other on top of a large bias rounds at its magnitude in every step."""
@@ -103,6 +103,8 @@ def test_an_accumulator_may_begin_with_the_bias(seed: int, form: str) -> None:
         total = (total.double() + x[:, k, None].double() * weight[None, :, k].double()).float()
 
     def reference(x: Tensor) -> Tensor:
+        if form == "two sums":
+            return (x @ weight.T + 1) + (bias - 1)
         return torch.nn.functional.linear(x, weight, bias) if form == "linear" else x @ weight.T + bias
 
     assert judged(reference, total, x, seed)

@@ -38,7 +38,8 @@ class Op:
     operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values; by the same ``low``
     has the 16-bit dtype of a product's factors, or what they were converted from. A product of 16-bit
     factors leaves in ``spread`` (*shape) what it costs to round the factors to that once more, which ``spreads`` has of
-    operands that are such products. ``eighths``: both factors may go to a GPU's tensor cores as float8.
+    operands that are such products, and in ``made`` what ``Lanes.terms`` is of it where tensor cores truncate.
+    ``eighths``: both factors may go to a GPU's tensor cores as float8.
     """
 
     noise: Noise
@@ -51,6 +52,7 @@ class Op:
     low: Mapping[int, torch.dtype] = field(default_factory=dict)
     spreads: Mapping[int, Tensor] = field(default_factory=dict)
     spread: Tensor | None = None
+    made: int = 0
     eighths: bool = False
 
     def unrounded(self, value: Tensor) -> Tensor:

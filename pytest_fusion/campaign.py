@@ -33,7 +33,7 @@ from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import may_index
 from pytest_fusion.spec.policy import Tolerance
-from pytest_fusion.verdict import further, gradients
+from pytest_fusion.verdict import configs, further, gradients
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict, failed
 
@@ -152,6 +152,7 @@ class Campaign:
         if generate:
             self._probe()
             self._cover()
+            self._past_blocks()
         if self.failing is None:
             self._search()
         if self.failing is None and self._usual is not None and further.closes(self.spec, self.bench.device):
@@ -256,6 +257,14 @@ class Campaign:
             if self._left() <= 0 or self.failing is not None:
                 return
             self._attempt(choice, position)
+
+    def _past_blocks(self) -> None:
+        """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""
+        while self.profile.long and self._left() > 0 and self.failing is None:
+            with configs.past_blocks(self.bench, self.plan, self.base) as case:
+                if case is None:
+                    return
+                self._run(case, again=False)
 
     def _far(self) -> None:
         """Cases whose offsets do not fit 32 bits, and no others."""

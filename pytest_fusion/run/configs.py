@@ -2,7 +2,7 @@
 
 Of Triton's ``Autotuner`` this touches ``run``, ``_bench``, ``prune_configs``, ``configs``, ``cache``,
 ``cache_results``, ``nargs``, ``arg_names``, ``base_fn``, ``fn.run``, ``pre_hook`` and ``post_hook``, and of ``Config``
-``all_kwargs`` and ``pre_hook``: the same in 3.6.0, 3.7.1 and 3.9.0.
+``all_kwargs``, ``kwargs`` and ``pre_hook``: the same in 3.6.0, 3.7.1 and 3.9.0.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 _NO_ROOM = frozenset({"OutOfResources", "PTXASError"})
 _REFUSED = "CompileTimeAssertionFailure"
 _INTERPRETER = ("triton", "runtime", "interpreter.py")
+# A launch constant of a config below this is a flag or a number of stages, above it no tile that Triton would take.
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 1 << 16
 # A benchmark runs every config many times. Two runs show what it leaves behind, the third that it was not parity.
 _MOST_TRIED = 3
 
@@ -49,6 +51,11 @@ class Tuned:
         """What config number ``index`` passes to the kernel and the compiler, in JSON types."""
         given = self.tuner.configs[index].all_kwargs()
         return {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in given.items()}
+
+    def blocks(self, index: int) -> dict[str, int]:
+        """What config number ``index`` passes to the kernel that may be the size of a block, by its name."""
+        given = self.tuner.configs[index].kwargs
+        return {name: v for name, v in given.items() if type(v) is int and _SMALLEST_BLOCK <= v <= _LARGEST_BLOCK}
 
     def called(self, index: int) -> str:
         """``config 2 (BLOCK=128, num_warps=8) of matmul_kernel``; a cluster of one block is not told."""

@@ -6,18 +6,23 @@ case was: accesses, damage, values, what the result depends on, and the gradient
 After them the case runs once more as the first call of a process, which tunes: what a benchmark leaves in a tensor that
 neither ``restore_value`` nor ``reset_to_zero`` names shows there, and what ``reset_to_zero`` clears though the caller
 put it there.
+
+These cases are the first of a test, which are small. When all others have passed, further ones take each config past
+its own blocks (`past_blocks`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from pytest_fusion.case.model import Case
+from pytest_fusion.case.plan import Plan
 from pytest_fusion.errors import said
 from pytest_fusion.run.configs import Tuned, forced, refused, retuned, unable
 from pytest_fusion.run.fused import ContextLost
@@ -26,6 +31,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import gradients, memory
 from pytest_fusion.verdict.calls import Bench, CaseResult, allows_chance, call, error_verdict, rejection
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
+from pytest_fusion.verdict.past_blocks import Key, Reach, Reason
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.vacuity import Vacuity
 
@@ -34,10 +40,18 @@ NAME = "configs"
 _MOST_CASES = 8
 # Two interpreted calls each; lists of configs that are written by hand are shorter, generated ones are not.
 _MOST_CONFIGS = 24
+# Cases past blocks, and configs run on them: past two blocks along each of three dims for 36 configs of a matmul, at
+# 60 ms each on this lane, before any of them goes past a single block.
+_MOST_PAST, _MOST_PAST_RUNS = 12, 108
 _ADVICE = (
     "; a benchmark runs the kernel many times, so name what it changes in restore_value=, and in reset_to_zero= only "
     "what every call clears by itself"
 )
+_REASONS: Mapping[Reason, str] = {
+    "dims": "dims= admits none",
+    "limits": "such a case has more elements than this profile allows",
+    "cases": "more cases would reach it",
+}
 _OWN = "its pruning leaves configs that are not in its list, which cannot be run one by one"
 
 
@@ -73,11 +87,20 @@ class _State:
     sizes: set[str] = field(default_factory=set)
     focus: _Focus | None = None
     suspects_tuning: bool = False
+    reach: Reach = field(default_factory=Reach)
+    # The configs that a case past their blocks is about.
+    aim: tuple[Key, ...] = ()
+    past_cases: int = 0
+    past_runs: int = 0
 
     def of(self, seen: Tuned) -> _Progress:
-        found = self.progress.setdefault(id(seen.tuner), _Progress(seen))
-        found.survived |= seen.survivors
-        return found
+        key = id(seen.tuner)
+        if key not in self.progress:
+            self.progress[key] = _Progress(seen)
+            for index in range(seen.total):
+                self.reach.add((key, index), seen.blocks(index))
+        self.progress[key].survived |= seen.survivors
+        return self.progress[key]
 
 
 def _state(bench: Bench) -> _State:
@@ -98,6 +121,8 @@ def due(trial: Trial) -> bool:
     state = _state(bench)
     if state.focus is not None:
         return state.focus.tuner in tuned
+    if state.aim and not state.suspects_tuning:
+        return True
     if not tuned or state.suspects_tuning or bench.complete:
         return bool(tuned)
     return trial.thorough and bench.spent[NAME] < _MOST_CASES and _sizes(trial) not in state.sizes
@@ -116,9 +141,14 @@ def run(trial: Trial) -> Verdict:
         seen = trial.result.tuned[focus.tuner]
         found = _tuning(trial, [seen]) if focus.index is None else _alone(trial, seen, focus.index).failure
         return found or passed(NAME)
-    bench.spent[NAME] += 1
-    state.sizes.add(_sizes(trial))
-    chosen = _chosen(bench, [state.of(seen) for seen in tuned], tuned)
+    progress_of = [state.of(seen) for seen in tuned]
+    aim = () if state.suspects_tuning else state.aim
+    if aim:
+        chosen = _aimed(trial, state)
+    else:
+        bench.spent[NAME] += 1
+        state.sizes.add(_sizes(trial))
+        chosen = _chosen(bench, progress_of, tuned)
     why: list[str] = []
     for seen, index in chosen:
         alone, progress = _alone(trial, seen, index), state.of(seen)
@@ -128,17 +158,20 @@ def run(trial: Trial) -> Verdict:
             return alone.failure
         if alone.refused:
             progress.refused.add(index)
+            state.reach.drop((id(seen.tuner), index))
         elif alone.unable:
             progress.unable[index] = f"{seen.called(index)} could not run: {alone.unable}"
             why += [] if index in progress.ran else [progress.unable[index]]
         elif alone.launches:
             progress.ran.add(index)
-    found = _tuning(trial, tuned)
+            state.reach.note((id(seen.tuner), index), bench.spec, trial.result.case)
+    # What a benchmark leaves behind was asked of the cases before.
+    found = None if aim else _tuning(trial, tuned)
     if found is not None:
         at_fault = next((seen for seen in tuned if found.evidence["kernel"] == seen.kernel), tuned[0])
         state.focus = _Focus(id(at_fault.tuner), None, bench.unrepeated)
         return found
-    why += [] if chosen else [_OWN]
+    why += [] if chosen or aim else [_OWN]
     of = sum(seen.total for seen in tuned)
     return unknown(NAME, why[0], ran=len(chosen), of=of) if why else passed(NAME, ran=len(chosen), of=of)
 
@@ -155,6 +188,33 @@ def _chosen(bench: Bench, progress: Iterable[_Progress], tuned: Iterable[Tuned])
     return [(seen, index) for _, seen, index in (pairs if bench.complete else pairs[:_MOST_CONFIGS])]
 
 
+def _aimed(trial: Trial, state: _State) -> list[tuple[Tuned, int]]:
+    """The configs that a case past their blocks is about, but for those that are not launched with its sizes."""
+    tuned, chosen = trial.result.tuned, []
+    for tuner, index in state.aim:
+        if tuner in tuned and index in tuned[tuner].survivors:
+            chosen.append((tuned[tuner], index))
+        else:
+            state.reach.note((tuner, index), trial.spec, trial.result.case)
+    return chosen
+
+
+@contextmanager
+def past_blocks(bench: Bench, plan: Plan, base: int) -> Iterator[Case | None]:
+    """The next case past the blocks of configs, which are judged on it meanwhile; ``None`` where there is none."""
+    state = _state(bench)
+    most = min(_MOST_CONFIGS, _MOST_PAST_RUNS - state.past_runs)
+    spent = state.past_cases >= _MOST_PAST or most <= 0
+    aim = None if spent else state.reach.following(plan, base, most)
+    state.aim = () if aim is None else aim.configs
+    state.past_cases += 1
+    state.past_runs += len(state.aim)
+    try:
+        yield None if aim is None else aim.case
+    finally:
+        state.aim = ()
+
+
 def suspects_tuning(bench: Bench, *, so: bool) -> None:
     """Make this check due whatever the case: its first call tuned and failed, and the next one may not."""
     _state(bench).suspects_tuning = so
@@ -162,7 +222,8 @@ def suspects_tuning(bench: Bench, *, so: bool) -> None:
 
 def summary(bench: Bench) -> Verdict:
     """What all cases of a test add up to; a config that ran in none of them is not known to be right."""
-    kernels = _state(bench).progress.values()
+    state = _state(bench)
+    kernels = state.progress.values()
     if not kernels:
         return unknown(NAME, "no autotuned kernel was launched")
     words = "; ".join(map(_counted, kernels))
@@ -171,7 +232,24 @@ def summary(bench: Bench) -> Verdict:
         reason = next((kernel.unable[i] for i in left if i in kernel.unable), "more cases would reach the others")
         if left or not kernel.survived:
             return unknown(NAME, f"{words}; {reason if left else _OWN}")
-    return Verdict(NAME, "pass", words)
+    within = [short for kernel in kernels for short in _within(kernel, state.reach, bench.spec)]
+    if not within:
+        return Verdict(NAME, "pass", words)
+    settled, _, told = min(within, key=lambda short: (short[0], -short[1]))
+    others = {said for *_, said in within} - {told}
+    words = f"{words}; {told}" + (f" (and {len(others)} more of this kind)" if others else "")
+    return Verdict(NAME, "pass", words) if settled else unknown(NAME, words)
+
+
+def _within(progress: _Progress, reach: Reach, spec: FusionSpec) -> Iterator[tuple[bool, int, str]]:
+    """The blocks than which a config met no longer axis, in words, and whether there is no such case at all."""
+    seen = progress.kernel
+    for index in sorted(progress.ran):
+        lacking = reach.lacking((id(seen.tuner), index), spec)
+        for name, size in seen.blocks(index).items():
+            if reason := lacking.get(size):
+                told = f"{seen.called(index)} met no axis longer than {name}={size}: {_REASONS[reason]}"
+                yield reason == "dims", size, told
 
 
 def _counted(progress: _Progress) -> str:

@@ -88,6 +88,7 @@ CONTRACT: tuple[Plant, ...] = (
     *group("row_sum_tuned", tuned.make_sum_spec, "rows cols", [
         ("width-not-in-key", "G2", 165, VALUES | CONFIGS, "bad-config block-limit", [(1, 9)]),
         ("one-config-drops-tail", "G3", 168, VALUES | CONFIGS, "bad-config", [(1, 1)]),
+        ("one-config-moves-by-64", "G3", None, CONFIGS, "bad-config", [(1, 129)]),
     ]),
     *group("wide", wide.make_spec, "rows cols", [
         ("product-in-int32", "C1", 55, WRITES, "int32-overflow", []),

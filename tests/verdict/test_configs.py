@@ -336,7 +336,7 @@ def test_many_configs_take_turns(examine: Any) -> None:
     many = [plan(16, num_warps=1 + i) for i in range(30)]
     record: TestRecord = examine(doubling(*many), doubled, VECTOR, cases=2)
     assert record.verdict == "pass", record.message
-    assert record.checks["configs"]["reason"] == "ran 30 of 30 configs of scaled"
+    assert record.checks["configs"]["reason"].startswith("ran 30 of 30 configs of scaled")
     one = examine(doubling(*many), doubled, VECTOR, cases=1)
     assert one.checks["configs"]["verdict"] == "unknown"
     assert one.checks["configs"]["reason"] == "ran 24 of 30 configs of scaled; more cases would reach the others"

@@ -61,7 +61,8 @@ def lion_kernel(
 
 @triton.jit
 def sum_kernel(
-    x, out, rows, cols, row_pitch, col_pitch, BLOCK: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr
+    x, out, rows, cols, row_pitch, col_pitch,
+    BLOCK: tl.constexpr, WHOLE: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros([BLOCK], tl.float32)
@@ -73,7 +74,11 @@ def sum_kernel(
         end = tl.minimum(cols, BLOCK)
     for start in range(0, end, BLOCK):
         c = start + tl.arange(0, BLOCK)
-        total += tl.load(x + row * row_pitch + c * col_pitch, mask=c < cols, other=0.0).to(tl.float32)
+        at = c
+        if STEP:
+            # The pointer moves on by the block of another config.
+            at = start // BLOCK * STEP + tl.arange(0, BLOCK)
+        total += tl.load(x + row * row_pitch + at * col_pitch, mask=c < cols, other=0.0).to(tl.float32)
     tl.store(out + row, tl.sum(total, axis=0).to(out.dtype.element_ty))
 
 
@@ -99,18 +104,20 @@ def _sums(configs: list[Any], **more: Any) -> Any:
     return triton.autotune(configs, **more)(sum_kernel)
 
 
-_PLAIN = {"WHOLE": False, "WIDTH": False}
+_PLAIN = {"WHOLE": False, "WIDTH": False, "STEP": 0}
+_WIDE = {**_PLAIN, "WIDTH": True}
 SUMS: Mapping[str, Any] = {
     "": _sums(_blocks(16, 32, 64, **_PLAIN), key=[]),
     "one-config-drops-tail": _sums(
-        [*_blocks(16, **_PLAIN), *_blocks(32, WHOLE=True, WIDTH=False), *_blocks(64, **_PLAIN)], key=[]
+        [*_blocks(16, **_PLAIN), *_blocks(32, **{**_PLAIN, "WHOLE": True}), *_blocks(64, **_PLAIN)], key=[]
     ),
+    "one-config-moves-by-64": _sums([*_blocks(16, 64, **_PLAIN), *_blocks(128, **{**_PLAIN, "STEP": 64})], key=[]),
     # pytorch #164124: what a config is right for is missing from the key, so that a choice meets other widths.
     "width-not-in-key": _sums(
-        _blocks(8, 64, 512, WHOLE=False, WIDTH=True), key=["rows"], prune_configs_by={"early_config_prune": _fitting}
+        _blocks(8, 64, 512, **_WIDE), key=["rows"], prune_configs_by={"early_config_prune": _fitting}
     ),
     "width-in-key": _sums(
-        _blocks(8, 64, 512, WHOLE=False, WIDTH=True), key=["cols"], prune_configs_by={"early_config_prune": _fitting}
+        _blocks(8, 64, 512, **_WIDE), key=["cols"], prune_configs_by={"early_config_prune": _fitting}
     ),
 }
 LEAKY: Mapping[str, Any] = {

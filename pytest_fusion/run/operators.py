@@ -24,6 +24,10 @@ _TORCH: Final = frozenset(
 )
 
 
+# Of one operator in one call: a loop over layers of different widths calls it in as many forms.
+_MOST_FORMS: Final = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """The form of one tensor that an operator returned; strides in elements."""
@@ -43,9 +47,16 @@ class Made:
         ]
 
 
+# An operator, and the shapes, dtypes and strides of the tensors among its arguments.
+Form = tuple[str, tuple[Made, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One call: the overload, its arguments with the values they had, and the form of what it returned."""
+    """One call: the overload, its arguments with the values they had, and the form of what it returned.
+
+    An argument that requires grad does so only where autograd would have recorded the call.
+    """
 
     operator: Any
     args: tuple[Any, ...]
@@ -67,9 +78,10 @@ class OperatorCall:
         """Put back the values that the arguments had: a second call that writes the same again changes nothing."""
         with torch.no_grad():
             for argument, value in zip(_tensors(self.args, self.kwargs), self.before, strict=True):
-                if not any(
+                repeats = any(
                     stride == 0 and size > 1 for stride, size in zip(argument.stride(), argument.shape, strict=True)
-                ):
+                )
+                if not repeats and argument.untyped_storage().nbytes():
                     argument.copy_(value)
 
     def fake(self) -> list[Made]:
@@ -83,9 +95,9 @@ class OperatorCall:
 
 @dataclass(slots=True)
 class Log:
-    """What one call did: the first call of each operator, and launches outside of any."""
+    """What one call did: the first call of each operator in each form of its tensors, and launches outside of any."""
 
-    calls: dict[str, OperatorCall] = field(default_factory=dict)
+    calls: dict[Form, OperatorCall] = field(default_factory=dict)
     outside: list[Launch] = field(default_factory=list)
     inside: int = 0
 
@@ -108,15 +120,20 @@ class _Mode(DispatchMode):
         log = self._log
         if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCH:
             return func(*args, **kwargs)
-        new = str(func) not in log.calls
+        form = (str(func), tuple(Made.of((list(args), dict(kwargs)))))
+        new = form not in log.calls and sum(name == form[0] for name, _ in log.calls) < _MOST_FORMS
+        # Copied before the call, which may write them: its own memory is what it is tried on, with these values.
         before = [t.detach().clone() for t in _tensors(args, kwargs)] if new else []
+        recorded = torch.is_grad_enabled()
         log.inside += 1
         try:
             result = func(*args, **kwargs)
         finally:
             log.inside -= 1
         if new:
-            log.calls[str(func)] = OperatorCall(func, tuple(args), dict(kwargs), before, Made.of(result))
+            given = (tuple(args), dict(kwargs))
+            args, kwargs = given if recorded else map_tensors(given, torch.Tensor.detach)
+            log.calls[form] = OperatorCall(func, tuple(args), kwargs, before, Made.of(result))
         return result
 
 

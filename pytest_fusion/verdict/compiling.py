@@ -1,10 +1,11 @@
 """Check `compile`: what a compiler or a CUDA graph makes of the call is what the call itself gives.
 
 Opt-in, by ``compile=True``, by a bound in ``max_recompiles=``, or in the profile `deep`. In this order: custom
-operators make fake tensors of the form that they really return and pass ``torch.library.opcheck``; ``torch.compile``
-with ``fullgraph=True`` gives a right answer, with static and with dynamic sizes; over a sweep of sizes, compilations
-are counted; a CUDA graph of the call, replayed on other values, gives the right answer for these. On the CPU lane an
-interpreted launch can be compiled inside a custom operator only, and nothing generates code.
+operators make fake tensors of the form that they really return and pass ``torch.library.opcheck``, those of a backward
+too where ``grad=`` asks for one; ``torch.compile`` with ``fullgraph=True`` gives a right answer, with static and with
+dynamic sizes; over a sweep of sizes, compilations are counted; a CUDA graph of the call, replayed on other values,
+gives the right answer for these. On the CPU lane an interpreted launch can be compiled inside a custom operator only,
+and nothing generates code.
 
 That torch.compile or a capture refuses the call is a failure for those who asked, and `unknown` in `deep`.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +31,16 @@ from pytest_fusion.run.bare import bare, called
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.opchecks import opcheck
-from pytest_fusion.run.operators import Log, Made, OperatorCall, logged
+from pytest_fusion.run.operators import Form, Log, Made, OperatorCall, logged
 from pytest_fusion.run.place import Placed, place, rewrite
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import structure, values
+from pytest_fusion.verdict import gradients, structure, values
+from pytest_fusion.verdict.backward import Attempt
 from pytest_fusion.verdict.calls import Bench, CaseResult, precision, reference_of, rejection
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
+from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
 NAME = "compile"
 
@@ -56,6 +59,8 @@ _INTERPRETED = (
     "the call launches Triton kernels outside of a custom operator, and torch.compile cannot trace interpreted "
     "launches: wrap them in torch.library.custom_op, or run this on a GPU"
 )
+_LOOKED_INTO = "compilers look inside it, and cannot trace interpreted launches; a GPU tries it"
+_NO_BACKWARD = "no case of finite values came to a backward, whose operators were not tried"
 
 
 @dataclass(slots=True)
@@ -68,6 +73,8 @@ class _State:
     compiled: Counter[str] = field(default_factory=Counter)
     ran: dict[str, None] = field(default_factory=dict)
     left: dict[str, None] = field(default_factory=dict)
+    # Whether the operators of a backward were tried.
+    backward: bool = False
     swept: bool = False
     recompiles: str = ""
     found: str = ""
@@ -147,8 +154,9 @@ def summary(bench: Bench) -> Verdict:
     if not state.ran and not state.left:
         return unknown(NAME, "no case of ordinary values with more than one element was judged")
     words = ", ".join(state.ran) + (f"; {state.recompiles}" if state.recompiles else "")
-    if state.left:
-        return unknown(NAME, "; ".join([*state.left, *([f"tried: {words}"] if words else [])]))
+    left = list(state.left) or ([_NO_BACKWARD] if bench.spec.grad and not state.backward else [])
+    if left:
+        return unknown(NAME, "; ".join([*left, *([f"tried: {words}"] if words else [])]))
     if bench.device.type != "cuda":
         words += "; code generation and CUDA graphs are for a GPU to try"
     return Verdict(NAME, "pass", words)
@@ -169,7 +177,7 @@ class _Compiling:
             if log is None:
                 return None
             if state.found in _OF_OPERATORS or not state.found:
-                found = self.operators(log)
+                found = self.operators(log.calls.values()) or self.backward(log)
                 if found is not None or state.found:
                     return found
             if not state.found and state.compiled[kind] >= _COMPILED_OF_A_KIND:
@@ -202,8 +210,34 @@ class _Compiling:
             _, error = self.call(self.spec.fused, placed)
         return log if error is None else None
 
-    def operators(self, log: Log) -> Verdict | None:
-        for call in log.calls.values():
+    def backward(self, forward: Log) -> Verdict | None:
+        """The operators of forward and backward where a graph is recorded, but for what ``forward`` shows already."""
+        trial, state = self.trial, self.state
+        if gradients.missing(self.spec, self.bench.device) is not None or not gradients.due(trial):
+            return None
+        # A fake that follows the upstream gradient is wrong for a transposed one alone, which few cases draw.
+        own, calls = Upstream(trial, gradients.wanted(trial)), dict[Form, OperatorCall]()
+        error: BaseException | None = None
+        try:
+            own.settle()
+            for upstream in (own, own.transposed()):
+                with logged() as log:
+                    error = error or Attempt(trial, upstream, FILLS[0]).outcome.error
+                calls |= log.calls
+        except (NoGraph, ReferenceFailed) as why:
+            error = why
+        if error is not None:
+            if rejection(self.spec, error) is None:
+                state.left[f"the operators of a backward could not be tried: {_first_line(error)}"] = None
+            return None
+        state.backward = True
+        fresh = [call for form, call in calls.items() if form not in forward.calls]
+        if not self.on_gpu:
+            state.left.update(dict.fromkeys(f"{call.name}: {_LOOKED_INTO}" for call in fresh if call.decomposes))
+        return self.operators(fresh)
+
+    def operators(self, calls: Iterable[OperatorCall]) -> Verdict | None:
+        for call in calls:
             if call.decomposes and not self.on_gpu:
                 continue
             found = self.fake(call) or self.opcheck(call)

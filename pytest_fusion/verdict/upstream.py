@@ -96,6 +96,14 @@ class Upstream:
         other.layout = dict.fromkeys(self.layout, Layout())
         return other
 
+    def transposed(self) -> Upstream:
+        """The same gradients with the last two axes swapped in memory, of outputs that have as many."""
+        other = copy.copy(self)
+        other.upstream = {name: t.contiguous() for name, t in self.upstream.items()}
+        allowed = {name: choices(("contiguous", "transposed"), t.dim()) for name, t in other.upstream.items()}
+        other.layout = {name: Layout(kind, 0, variant) for name, [*_, (kind, variant)] in allowed.items()}
+        return other
+
     def second(self, of: Mapping[str, torch.Tensor]) -> dict[str, OutputLanes]:
         """The gradients of the sum of ``gradient * of[input]`` over the inputs in ``of``: one row each of the Hessian.
 

@@ -103,6 +103,10 @@ CONTRACT: tuple[Plant, ...] = (
     *group("custom_bias", custom_op.make_bias_spec, "rows cols", [
         ("mutation-not-declared", "G4", 172, COMPILE, "operator-contract mutates-input", []),
     ]),
+    *group("square", custom_op.make_square_spec, "rows cols", [
+        ("backward-fake-follows-upstream", "G4", None, COMPILE, "wrong-fake", []),
+        ("backward-fake-dtype", "G4", None, COMPILE, "wrong-fake wrong-dtype", []),
+    ], slow="backward-fake-dtype"),
     *group("sized", custom_op.make_sized_spec, "batch rows cols", [
         ("width-is-constant", "G5", 178, COMPILE, "recompiles", []),
     ], needs="cuda"),

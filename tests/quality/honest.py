@@ -156,6 +156,7 @@ HONEST: Mapping[str, Callable[[], FusionSpec]] = {
     "doubled, 64-bit offsets": wide.make_spec,
     "custom op, permuted result": custom_op.make_spec,
     "custom op, declared mutation": custom_op.make_bias_spec,
+    "custom op, a second one in its backward": custom_op.make_square_spec,
     "custom op, size at run time": custom_op.make_sized_spec,
     "scaled, one launch, on the caller's stream": launch.make_spec,
     "scaled, one launch, any layout": launch_count.make_spec,

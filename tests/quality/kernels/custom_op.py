@@ -2,7 +2,8 @@
 """Custom ops around a Triton kernel, with what ``torch.compile`` is told about them.
 
 Scales: ``x`` ``(batch, rows, cols)`` gives the float32 absolute maxima ``(batch, rows)``, which lie rows first in
-memory, as matrix units want them. Bias: ``x`` ``(rows, cols)`` gets ``bias`` ``(cols,)`` added in place.
+memory, as matrix units want them. Bias: ``x`` ``(rows, cols)`` gets ``bias`` ``(cols,)`` added in place. Square:
+``x * x``, whose autograd formula calls a second operator.
 """
 
 from __future__ import annotations
@@ -100,8 +101,53 @@ def _register_bias(bug: str) -> Callable[[Tensor, Tensor], None]:
     return op
 
 
+@triton.jit
+def product_kernel(a, b, out, cols, a_row, a_col, b_row, b_col, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    left = tl.load(a + row * a_row + c * a_col, mask=c < cols, other=0.0).to(tl.float32)
+    right = tl.load(b + row * b_row + c * b_col, mask=c < cols, other=0.0).to(tl.float32)
+    tl.store(out + row * cols + c, (FACTOR * left * right).to(out.dtype.element_ty), mask=c < cols)
+
+
+def _product(a: Tensor, b: Tensor, factor: int) -> Tensor:
+    rows, cols = a.shape
+    out = torch.empty((rows, cols), dtype=a.dtype, device=a.device)
+    if out.numel():
+        block = triton.next_power_of_2(cols)
+        product_kernel[(rows,)](a, b, out, cols, *a.stride(), *b.stride(), FACTOR=factor, BLOCK=block)
+    return out
+
+
+def _register_square(bug: str) -> Callable[[Tensor], Tensor]:
+    name = f"fusion_quality::square_{bug.replace('-', '_') or 'right'}"
+
+    @torch.library.custom_op(name, mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        return _product(x, x, 1)
+
+    @torch.library.custom_op(f"{name}_backward", mutates_args=())
+    def backward(gradient: Tensor, x: Tensor) -> Tensor:
+        return _product(gradient, x, 2)
+
+    @backward.register_fake
+    def _(gradient: Tensor, x: Tensor) -> Tensor:
+        if bug == "backward-fake-follows-upstream":
+            return torch.empty_like(gradient)
+        return x.new_empty(x.shape, dtype=torch.float32 if bug == "backward-fake-dtype" else x.dtype)
+
+    op.register_fake(lambda x: x.new_empty(x.shape))
+    op.register_autograd(
+        lambda ctx, gradient: backward(gradient, *ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return op
+
+
 OPS = {bug: _register(bug) for bug in ("", *FAKES)}
 BIAS_OPS = {bug: _register_bias(bug) for bug in ("", "mutation-not-declared")}
+
+SQUARE_OPS = {bug: _register_square(bug) for bug in ("", "backward-fake-follows-upstream", "backward-fake-dtype")}
 
 
 def bias_reference(x: Tensor, bias: Tensor) -> None:
@@ -134,6 +180,21 @@ def make_bias_spec(bug: str = "") -> FusionSpec:
         inputs={"x": written, "bias": tensor("cols")},
         dims={"rows": dim(0, 8), "cols": dim(0, 128)},
         mutates="x",
+        compile=True,
+    )
+
+
+def make_square_spec(bug: str = "") -> FusionSpec:
+    def fused(x: Tensor) -> Tensor:
+        return SQUARE_OPS[bug](x)
+
+    return FusionSpec(
+        name=f"square {bug}".strip(),
+        fused=fused,
+        reference=lambda x: x * x,
+        inputs={"x": tensor("rows cols")},
+        dims={"rows": dim(0, 8), "cols": dim(0, 128)},
+        grad=True,
         compile=True,
     )
 

@@ -40,8 +40,8 @@ NAME = "configs"
 _MOST_CASES = 8
 # Two interpreted calls each; lists of configs that are written by hand are shorter, generated ones are not.
 _MOST_CONFIGS = 24
-# Cases past blocks, and configs run on them: past two blocks along each of three dims for 36 configs of a matmul, at
-# 60 ms each on this lane, before any of them goes past a single block.
+# Cases past blocks that were judged, and configs run on them: enough for the 36 configs of a matmul, at 60 ms each on
+# the CPU lane, to be past two blocks along each of its three dims before any is past a single one.
 _MOST_PAST, _MOST_PAST_RUNS = 12, 108
 _ADVICE = (
     "; a benchmark runs the kernel many times, so name what it changes in restore_value=, and in reset_to_zero= only "
@@ -50,6 +50,7 @@ _ADVICE = (
 _REASONS: Mapping[Reason, str] = {
     "dims": "dims= admits none",
     "limits": "such a case has more elements than this profile allows",
+    "rejected": "such cases were rejected",
     "cases": "more cases would reach it",
 }
 _OWN = "its pruning leaves configs that are not in its list, which cannot be run one by one"
@@ -145,6 +146,8 @@ def run(trial: Trial) -> Verdict:
     aim = () if state.suspects_tuning else state.aim
     if aim:
         chosen = _aimed(trial, state)
+        state.past_cases += 1
+        state.past_runs += len(chosen)
     else:
         bench.spent[NAME] += 1
         state.sizes.add(_sizes(trial))
@@ -207,8 +210,6 @@ def past_blocks(bench: Bench, plan: Plan, base: int) -> Iterator[Case | None]:
     spent = state.past_cases >= _MOST_PAST or most <= 0
     aim = None if spent else state.reach.following(plan, base, most)
     state.aim = () if aim is None else aim.configs
-    state.past_cases += 1
-    state.past_runs += len(state.aim)
     try:
         yield None if aim is None else aim.case
     finally:
@@ -249,7 +250,7 @@ def _within(progress: _Progress, reach: Reach, spec: FusionSpec) -> Iterator[tup
         for name, size in seen.blocks(index).items():
             if reason := lacking.get(size):
                 told = f"{seen.called(index)} met no axis longer than {name}={size}: {_REASONS[reason]}"
-                yield reason == "dims", size, told
+                yield reason in ("dims", "rejected"), size, told
 
 
 def _counted(progress: _Progress) -> str:

@@ -23,8 +23,8 @@ from pytest_fusion.verdict import gradients
 
 # A config: the identity of its kernel's tuner, and its number there.
 Key = tuple[int, int]
-# Why a config met no axis longer than a block: `dims=` admits none, its cases are too large, no case was left for it.
-Reason = Literal["dims", "limits", "cases"]
+# Why a config met no axis longer than a block: `dims=` admits none, such cases are too large, were rejected, not made.
+Reason = Literal["dims", "limits", "rejected", "cases"]
 
 # The other sizes beside a long one: several rows show a wrong pitch, a single one may be all that the limits leave.
 _BESIDE = (3, 1)
@@ -58,6 +58,7 @@ class Reach:
     blocks: dict[Key, frozenset[int]] = field(default_factory=dict)
     _met: dict[Key, set[Past]] = field(default_factory=dict)
     _asked: dict[Key, set[Past]] = field(default_factory=dict)
+    _made: set[Past] = field(default_factory=set)
     _too_large: set[Past] = field(default_factory=set)
 
     def add(self, key: Key, blocks: Mapping[str, int]) -> None:
@@ -95,7 +96,7 @@ class Reach:
             gaining = sorted((key for key in gains if gains[key]), key=lambda key: past not in gains[key])
             for key in wanted:
                 if key not in gaining[most:]:
-                    self._asked[key] |= {past, *gains[key]}
+                    self._asked[key].add(past)
             if case is not None and gaining:
                 return Aim(case, tuple(gaining[:most]))
 
@@ -108,7 +109,9 @@ class Reach:
         wanted = {Past(name, block) for name in spec.dim_order}
         if wanted - self._asked[key]:
             return "cases"
-        return "limits" if wanted & self._too_large else "dims"
+        if wanted & self._too_large:
+            return "limits"
+        return "rejected" if wanted & self._made else "dims"
 
     def _built(self, plan: Plan, past: Past, base: int) -> Case | None:
         spec, seed = plan.spec, _seed(plan.spec, base, past)
@@ -118,6 +121,7 @@ class Reach:
             except ImpossibleCase:
                 continue
             if any(found.what == past.what for found in _passed(spec, case, frozenset({past.block}))):
+                self._made.add(past)
                 return case
         most = None if past.what == _ELEMENTS else spec.bound(past.what).max
         if most is None or most > past.block:

@@ -28,6 +28,8 @@ tl = triton.language
 T = torch.Tensor
 MATRIX = {"x": tensor("rows cols", layouts="contiguous")}
 ALL = 400
+# Few of the long rows that every kernel is tried on, which cost most.
+SHORT = {"rows": dim(0, 4), "cols": dim(0, 3000)}
 NEVER = 1 << 20
 
 
@@ -66,12 +68,17 @@ def summed(x: T) -> T:
 
 
 @pytest.mark.parametrize(
-    ("first", "most"), [(1, NEVER), (2, NEVER), (1, 2)], ids=["second trip", "third trip", "of two trips alone"]
+    ("first", "most"),
+    [
+        pytest.param(1, NEVER, id="second trip"),
+        pytest.param(2, NEVER, id="third trip", marks=pytest.mark.slow),
+        pytest.param(1, 2, id="of two trips alone"),
+    ],
 )
 def test_what_only_one_config_gets_wrong_past_its_block_is_found(examine: Any, first: int, most: int) -> None:
     """The tuner picks a config of 64, whose neighbours say nothing of the one of 1024 elements."""
     fused = summing(config(64), config(256), config(1024, first, most))
-    record: TestRecord = examine(fused, summed, MATRIX, cases=ALL)
+    record: TestRecord = examine(fused, summed, MATRIX, cases=ALL, dims=SHORT)
     assert (record.verdict, record.failed_check, record.cause) == ("fail", "configs", "bad-config"), record.message
     assert record.checks["configs"]["index"] == 2
     assert "config 2 (BLOCK=1024, " in record.message
@@ -111,7 +118,9 @@ def test_what_could_not_be_tried_is_unknown(examine: Any, cases: int, block: int
     """Too few cases, or one that would be too large: the spec admits the size, so nothing is known of it."""
     inputs = {"x": tensor(shape, layouts="contiguous")}
     fused = summing(config(64), config(block))
-    record: TestRecord = examine(lambda x: fused(x.flatten(1)), lambda x: x.flatten(1).sum(-1), inputs, cases=cases)
+    record: TestRecord = examine(
+        lambda x: fused(x.flatten(1)), lambda x: x.flatten(1).sum(-1), inputs, cases=cases, dims={"rows": dim(0, 4)}
+    )
     assert record.verdict == "pass", record.message
     entry = record.checks["configs"]
     assert entry["verdict"] == "unknown"
@@ -122,10 +131,10 @@ def test_a_config_that_pruning_drops_there_needs_no_such_case(examine: Any) -> N
     """A tile that must hold the row is never launched with a longer one, however wrong it would be."""
 
     def fitting(configs: Any, named: Any, **_: Any) -> Any:
-        return [one for one in configs if one.kwargs["BLOCK"] >= named["cols"] or one.kwargs["BLOCK"] == 4096]
+        return [one for one in configs if one.kwargs["BLOCK"] >= named["cols"] or one.kwargs["BLOCK"] == 1024]
 
-    fused = summing(config(4096), config(256, first=1), prune_configs_by={"early_config_prune": fitting})
-    record: TestRecord = examine(fused, summed, MATRIX, cases=ALL)
+    fused = summing(config(1024), config(256, first=1), prune_configs_by={"early_config_prune": fitting})
+    record: TestRecord = examine(fused, summed, MATRIX, cases=ALL, dims=SHORT)
     assert record.verdict == "pass", record.message
     assert record.checks["configs"]["verdict"] == "pass"
     assert record.checks["configs"]["reason"] == "ran 2 of 2 configs of row_sum"
@@ -138,7 +147,7 @@ def test_a_config_that_pruning_leaves_for_long_rows_alone_is_found(examine: Any)
         return [one for one in configs if one.kwargs["BLOCK"] < named["cols"] or one.kwargs["BLOCK"] == 16]
 
     fused = summing(config(16), config(512, first=1), prune_configs_by={"early_config_prune": worth})
-    record: TestRecord = examine(fused, summed, MATRIX, cases=ALL)
+    record: TestRecord = examine(fused, summed, MATRIX, cases=ALL, dims=SHORT)
     assert (record.failed_check, record.checks["configs"]["index"]) == ("configs", 1), record.message
 
 
@@ -175,7 +184,7 @@ def test_a_backward_kernels_config_is_tried_past_its_block(examine: Any) -> None
     def fused(x: T) -> T:
         return Squares.apply(x)
 
-    record: TestRecord = examine(fused, lambda x: (x * x).sum(-1), MATRIX, grad=True, cases=ALL)
+    record: TestRecord = examine(fused, lambda x: (x * x).sum(-1), MATRIX, grad=True, cases=ALL, dims=SHORT)
     assert (record.failed_check, record.cause) == ("configs", "bad-config"), record.message
     assert (record.checks["configs"]["index"], record.checks["configs"]["inner"]) == (1, "gradients")
 
@@ -209,6 +218,16 @@ def test_one_long_case_serves_all_configs() -> None:
         ({"n": 257}, [1]),
         ({"n": 65}, [0]),
     ]
+
+
+def test_a_case_that_is_rejected_leaves_shorter_ones_to_be_asked() -> None:
+    """Too many programs for the largest block's case are no reason to spare the smaller ones theirs."""
+    reach, plan = reach_of(64, 256), plan_of("n")
+    sizes = []
+    while (aim := reach.following(plan, 0, 24)) is not None:
+        sizes.append(aim.case.sizes["n"])
+    assert sizes == [641, 161, 257, 65, 641, 161]
+    assert reach.lacking((0, 0), plan.spec) == {64: "rejected"}
 
 
 def test_multiples_are_rounded_up_past_the_block() -> None:

@@ -46,6 +46,7 @@ _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
 _PROBE_SIZES = (5, 40)
 # Of the layouts of an upstream gradient, so many seeds draw two or three.
 _FEW_SEEDS = 7
+_WORSE = {"pass": 0, "unknown": 1, "fail": 2}
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
 NOTHING_JUDGED = "error:nothing-judged"
 
@@ -191,10 +192,10 @@ class Campaign:
             self._usual = case
         if choice is not None:
             self.pairs.add({**{name: levels[0] for name, levels in self.plan.factors.items()}, **choice})
-        # A check may conclude several times on one case; the case counts once, with the failure where there is one.
+        # A check may conclude several times on one case; the case counts once, with the worst of its conclusions.
         once: dict[str, Verdict] = {}
         for verdict in result.verdicts:
-            if verdict.check not in once or verdict.failed:
+            if verdict.check not in once or _WORSE[verdict.status] > _WORSE[once[verdict.check].status]:
                 once[verdict.check] = verdict
         for verdict in once.values():
             self._count(verdict, case)

@@ -20,7 +20,7 @@ from pytest_fusion.requires import missing
 from pytest_fusion.spec.annotations import inputs_from_annotations
 from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
 from pytest_fusion.spec.inputs import ConstantSpec
-from pytest_fusion.verdict.model import CHECKS
+from pytest_fusion.verdict.model import CHECKS, GRADIENTS
 
 __all__ = ["FusionSpec", "fused_equivalent"]
 
@@ -88,8 +88,9 @@ def _check_words(spec: FusionSpec) -> None:
     if isinstance(spec.without, str) or not isinstance(spec.without, Mapping):
         raise SpecError(f"{spec.name}: without={spec.without!r}; expected a dict from check to reason")
     for check in spec.without:
-        if check not in CHECKS:
-            raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, CHECKS)}")
+        known = (*CHECKS, GRADIENTS)
+        if check not in known:
+            raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, known)}")
     check_requires(spec.requires)
 
 

@@ -26,7 +26,7 @@ from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict import autograd, blame, memory, repeat, values
+from pytest_fusion.verdict import autograd, blame, memory, repeat, sliced_gradients, values
 from pytest_fusion.verdict.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
@@ -119,7 +119,7 @@ def compile_only(trial: Trial) -> None:
 def run(trial: Trial) -> Verdict:
     """Forward and backward of kernel and reference, compared."""
     verdict = _run(trial)
-    if verdict.failed:
+    if verdict.failed and verdict.check != sliced_gradients.NAME:
         trial.bench.spent[_FOUND] += 1
     return verdict
 
@@ -148,6 +148,8 @@ def _run(trial: Trial) -> Verdict:
     verdict = _left_alone(trial, first.backward)
     if verdict is not None:
         return verdict
+    if (trial.bench.sought or "").startswith(sliced_gradients.NAME):
+        return _in_company(trial, upstream, first) or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
     if _WRONG.fullmatch(trial.bench.sought or ""):
         # Six further backwards, each of which would run on every case that is too small to show the failure.
         return passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
@@ -163,6 +165,7 @@ def _run(trial: Trial) -> Verdict:
     evidence: dict[str, Any] = {}
     if verdict is None and not once and autograd.due(trial, always=found):
         verdict, evidence = autograd.examined(trial, upstream, first)
+    verdict = verdict or _in_company(trial, upstream, first)
     return verdict or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted, **evidence)
 
 
@@ -370,6 +373,17 @@ def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always:
             "or a race",
             order="reversed",
         )
+
+
+def _in_company(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
+    """The failure of gradients that depend on other slices; what is no failure is noted for `invariance`."""
+    if not sliced_gradients.due(trial, upstream):
+        return None
+    verdict = sliced_gradients.judged(trial, upstream, first)
+    if verdict is not None and not verdict.failed:
+        trial.note(verdict)
+        return None
+    return verdict
 
 
 def _steady(trial: Trial, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -27,6 +27,9 @@ CHECKS: tuple[str, ...] = (
     "honesty",
 )
 
+# The part of `invariance` that ``without=`` can name by itself.
+GRADIENTS = "invariance:gradients"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,14 @@ from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import interpreter
+from pytest_fusion.run.clock import Share
+from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.dims import dim
+from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import derived, tensor
-from pytest_fusion.verdict import invariance
+from pytest_fusion.verdict import company
+from pytest_fusion.verdict.batches import Asked, Batches, Effort
+from pytest_fusion.verdict.calls import Bench, CaseResult
 from pytest_fusion.verdict.model import Verdict
 
 T = torch.Tensor
@@ -76,6 +82,8 @@ def concluded(result: Any) -> Verdict:
 PLANTED: dict[str, tuple[Callable[[T, T], T], str, str]] = {
     "another kernel from 17 rows on": (by_rows(lambda n: n > 16), "size", " bits change between 16 and 17 rows"),
     "another kernel from 200 rows on": (by_rows(lambda n: n >= 200), "size", " bits change between 199 and 200 rows"),
+    "another kernel from 513 rows on": (by_rows(lambda n: n > 512), "size", " bits change between 512 and 513 rows"),
+    "another kernel from 4000 rows on": (by_rows(lambda n: n >= 4000), "size", "between 3999 and 4000 rows"),
     "another kernel for one row": (by_rows(lambda n: n == 1), "size", "'s bits change between 1 and 2 rows"),
     "another kernel for whole tiles": (by_rows(lambda n: n % 8 == 0), "size", "'s bits change between "),
     "one scale for the batch": (batch_scale, "neighbours", "'s bits depend on what other rows hold"),
@@ -121,6 +129,74 @@ def test_shrinking_asks_in_every_case(examine: Any) -> None:
     assert record.failed_check == "invariance"
     assert record.case is not None
     assert record.case["dims"] == {"rows": 2, "hidden": 13}
+
+
+def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any) -> None:
+    """A kernel for 128 to 255 rows alone; the calls of one case at 129 or so tell, and the replay asks at all."""
+    record = examine(by_rows(lambda n: 128 <= n < 256), reference, INPUTS, cases=40, invariant="rows")
+    assert record.failed_check == "invariance"
+    assert "bits change between 127 and 128 rows" in record.message
+
+
+def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
+    """What a launcher splits for long rows and large batches alone; row by row it is right, and so the twin passes."""
+    case = CASE.with_(sizes={"rows": 2, "hidden": 1025})
+
+    def tiled(x: T, w: T, tile: int = 41) -> T:
+        tiles = (x * w).unfold(1, tile, tile)
+        sums = sum((tiles[..., k] for k in range(tile)), torch.zeros(tiles.shape[:2]))
+        return sum((sums[:, k] for k in range(sums.shape[1])), torch.zeros(len(x)))
+
+    def fused(x: T, w: T) -> T:
+        return tiled(x, w, 25 if len(x) >= 200 else 41)
+
+    failure = judge_one(fused, reference, INPUTS, case=case, invariant="rows").failure
+    assert "bits change between 199 and 200 rows" in failure.reason
+    assert judge_one(tiled, reference, INPUTS, case=case, invariant="rows").failure is None
+
+
+def test_cases_of_wider_slices_are_asked_besides() -> None:
+    """Once the first cases had their turn, a case counts whose slices are four times as wide as any before it."""
+    effort, asked = Effort(any_case=2, thorough=3, wide=1, calls=9), Asked()
+    plain: Any = SimpleNamespace(thorough=False)
+    thorough: Any = SimpleNamespace(thorough=True)
+    for trial, wide in ((plain, 40), (plain, 3), (thorough, 5)):
+        assert effort.due(asked, trial, wide)
+        effort.note(asked, trial, wide)
+    assert [effort.due(asked, thorough, wide) for wide in (40, 159, 160)] == [False, False, True]
+    effort.note(asked, plain, 160)
+    assert not effort.due(asked, thorough, 10_000)
+    asked.found = True
+    assert effort.due(asked, plain, 1)
+
+
+def test_a_size_of_the_kernels_own_is_learnt() -> None:
+    """A block that is no power of two, and a grid that no longer grows, are gone around."""
+    launches = {
+        5: [Launch("k", (5, 1, 1), {"BLOCK": 96, "EVEN": True, "WIDE": 64})],
+        1025: [Launch("k", (528, 1, 1), {"BLOCK": 96})],
+        2049: [Launch("k", (528, 1, 1), {"BLOCK": 96})],
+    }
+    spec = FusionSpec(fused=in_order, reference=reference, inputs=INPUTS, invariant="rows")
+    trial: Any = SimpleNamespace(result=CaseResult(CASE), bench=Bench(spec, torch.device("cpu")), spec=spec)
+    assert Batches(trial, "rows", Asked()).learnt(launches) == [96, 97, 528, 529]
+
+
+def test_slow_calls_leave_larger_batches_out() -> None:
+    """An interpreted call of half a second is the largest of its case; after seconds of them a test asks for few."""
+    spec = FusionSpec(fused=in_order, reference=reference, inputs=INPUTS, invariant="rows")
+    bench = Bench(spec, torch.device("cpu"))
+    trial: Any = SimpleNamespace(result=CaseResult(CASE), bench=bench, spec=spec)
+    batches = Batches(trial, "rows", Asked())
+    assert batches.admits(4097)
+    batches.took(64, 0.1)
+    assert batches.admits(4097)
+    batches.took(129, 0.6)
+    assert (batches.admits(129), batches.admits(257)) == (True, False)
+    bench.clock.checks["invariance"] = Share(seconds=60.0)
+    late = Batches(trial, "rows", Asked())
+    assert (late.admits(257), late.admits(513)) == (True, False)
+    assert Batches(trial, "rows", Asked(found=True)).admits(4097)
 
 
 def test_any_axis_and_inputs_written_in_place_count(judge_one: Any) -> None:
@@ -326,8 +402,8 @@ def test_an_error_at_another_size_is_that_cases_own(examine: Any) -> None:
     assert record.case["dims"]["rows"] == 101
 
 
-def test_a_test_pays_for_few_cases_of_a_dozen_calls(judge_one: Any, examine: Any) -> None:
-    """At most six cases, each of at most twelve calls, with one dim or three; sizes lie around usual thresholds."""
+def test_a_test_pays_for_few_cases_of_a_score_of_calls(judge_one: Any, examine: Any) -> None:
+    """At most six cases, each of at most eighteen calls, with one dim or two; each octave of sizes has one."""
     calls: list[int] = []
 
     def fused(x: T, w: T) -> T:
@@ -342,11 +418,14 @@ def test_a_test_pays_for_few_cases_of_a_dozen_calls(judge_one: Any, examine: Any
         calls.clear()
         result = judge_one(fused, reference, given, case=case, invariant=named, without={"honesty": "calls again"})
         own = calls[2:]
-        assert 8 <= len(own) <= 12
-        assert {1, 257} <= set(own)
+        assert 8 <= len(own) <= 18
+        assert 1 in own
+        assert max(own) >= 2048
         seen = concluded(result).evidence["sizes"]["rows"]
         assert sorted(seen) == sorted(own[1 : 1 + len(seen)])
         assert isinstance(named, tuple) or {H100 - 1, H100, H100 + 1} & set(seen)
+        octaves = [set(seen) & {2**k - 1, 2**k, 2**k + 1} for k in range(3, 13)]
+        assert isinstance(named, tuple) or all(octaves), seen
     record = examine(fused, reference, INPUTS, cases=40, invariant="rows")
     assert 3 <= record.checks["invariance"]["cases"] <= 6
 
@@ -409,7 +488,7 @@ def test_a_triton_kernel_that_splits_by_rows(judge_one: Any) -> None:
 
 def test_a_dim_that_is_no_plural_reads_well() -> None:
     """The words of a reason, for dims that are called after one or many."""
-    words = [(invariance._name_of_one(name, 3), invariance._count(name, 16)) for name in ("tokens", "batch", "boxes")]
+    words = [(company.name_of_one(name, 3), company.count_of(name, 16)) for name in ("tokens", "batch", "boxes")]
     assert words == [
         ("token 3", "16 tokens"),
         ("slice 3 along batch", "batch=16"),

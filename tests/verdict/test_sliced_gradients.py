@@ -1,0 +1,165 @@
+"""Check ``invariance``, of gradients: which must keep a slice's bits, which need not, and how they are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion.case.model import Case, TensorCase
+from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.verdict.model import GRADIENTS, Verdict
+
+T = torch.Tensor
+Backward = Callable[[T, T, T], T]
+INPUTS = {"x": tensor("rows hidden"), "w": tensor("hidden")}
+CASE = Case({"rows": 5, "hidden": 9}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
+
+
+def reference(x: T, w: T) -> T:
+    return torch.softmax(x, -1) * w
+
+
+def total(x: T, *, halves: bool = False) -> T:
+    """The sum over the last axis from left to right, or of two such sums."""
+    if halves:
+        half = x.shape[-1] // 2
+        return total(x[:, :half]) + total(x[:, half:])
+    found = torch.zeros(len(x))
+    for k in range(x.shape[-1]):
+        found = found + x[:, k]
+    return found
+
+
+def forward(x: T) -> T:
+    wide = (x - x.amax(-1, keepdim=True)).exp() if x.numel() else x.exp()
+    return wide / total(wide)[:, None]
+
+
+def dx(y: T, g: T, w: T, *, halves: bool = False) -> T:
+    """From the softmax, the upstream gradient and the weight."""
+    scaled = g * w
+    return y * (scaled - total(scaled * y, halves=halves)[:, None])
+
+
+def made(backward: Backward) -> Callable[[T, T], T]:
+    """The kernel with this backward; its weight's gradient is a sum over all rows."""
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T, w: T) -> T:
+            y = forward(x)
+            ctx.save_for_backward(y, w)
+            return y * w
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, *given: T) -> Any:
+            y, w = ctx.saved_tensors
+            return backward(y, given[0], w), (given[0] * y).sum(0)
+
+    return Kernel.apply  # type: ignore[no-any-return]
+
+
+def by_rows(most: int) -> Backward:
+    """Sums in two halves where there are more rows."""
+    return lambda y, g, w: dx(y, g, w, halves=len(y) > most)
+
+
+def beside(y: T, g: T, w: T) -> T:
+    """The neighbour's gradient times zero is added."""
+    return dx(y, g, w) + (y * 0).roll(1, 0)
+
+
+def concluded(result: Any) -> list[Verdict]:
+    return [verdict for verdict in result.verdicts if verdict.check == "invariance"]
+
+
+@pytest.mark.parametrize("most", [1, 16, 127, 512, 2000])
+def test_a_gradient_that_depends_on_the_batch_fails_with_the_threshold(judge_one: Any, most: int) -> None:
+    """Forward keeps its bits and the gradients are right; the message says gradient, sizes, and what helps."""
+    failure = judge_one(made(by_rows(most)), reference, INPUTS, case=CASE, invariant="rows", grad=True).failure
+    assert failure.identity == "invariance:rows:gradients", failure.reason
+    assert f"'s gradient change between {most} and {most + 1} rows (dx differs by up to" in failure.reason
+    assert "the gradients of inputs with rows" in failure.reason
+    assert GRADIENTS in failure.reason
+    assert failure.evidence["output"] == "dx"
+
+
+def test_what_other_rows_hold_must_not_reach_a_gradient(judge_one: Any) -> None:
+    """NaN in another row of the inputs, which a factor of zero lets through."""
+    failure = judge_one(made(beside), reference, INPUTS, case=CASE, invariant="rows", grad=True).failure
+    assert failure.identity == "invariance:rows:gradients"
+    assert "gradient change when other rows are NaN" in failure.reason
+
+
+def test_a_whole_test_finds_and_shrinks_it(examine: Any) -> None:
+    """The smallest case has two rows; its cause is the batch."""
+    record = examine(made(by_rows(127)), reference, INPUTS, cases=30, invariant="rows", grad=True)
+    assert (record.failed_check, record.cause) == ("invariance", "batch-variant"), record.message
+    assert "change between 127 and 128 rows" in record.message
+    assert record.case["dims"]["rows"] == 2
+
+
+@pytest.mark.parametrize("grad", [True, "x", "w"])
+def test_an_honest_backward_passes(examine: Any, grad: Any) -> None:
+    """Row by row, in all layouts of the upstream gradient; the weight's sum over rows is not compared."""
+    record = examine(made(dx), reference, INPUTS, cases=24, invariant="rows", grad=grad)
+    assert record.verdict == "pass", record.message
+    assert record.checks["invariance"]["verdict"] == "pass"
+
+
+def test_gradients_can_be_left_out(judge_one: Any) -> None:
+    """By name with a reason, or where they may vary anyway; outputs are still asked about."""
+    for keywords in ({"without": {GRADIENTS: "a product of torch's"}}, {"deterministic": {"dx": False}}):
+        found = judge_one(made(by_rows(127)), reference, INPUTS, case=CASE, invariant="rows", grad=True, **keywords)
+        assert found.failure is None
+        assert [verdict.status for verdict in concluded(found)] == ["pass"]
+
+
+def test_the_gradient_of_a_mean_may_depend_on_the_rows(judge_one: Any) -> None:
+    """An output that does not follow the dim is promised nothing, so its upstream gradient asks nothing."""
+
+    def fused(x: T, w: T) -> tuple[T, T]:
+        y = made(dx)(x, w)
+        return y.detach(), y.mean()
+
+    def written(x: T, w: T) -> tuple[T, T]:
+        y = reference(x, w)
+        return y.detach(), y.mean()
+
+    found = judge_one(fused, written, INPUTS, case=CASE, invariant="rows", grad=True)
+    assert found.failure is None
+    assert [verdict.status for verdict in concluded(found)] == ["pass"]
+
+
+def test_a_backward_that_is_refused_at_every_other_size_tells_nothing(judge_one: Any, examine: Any) -> None:
+    """`unknown` with the reason, though the outputs kept their bits; nor is anything known of a single row."""
+
+    def backward(y: T, g: T, w: T) -> T:
+        if len(y) != CASE.sizes["rows"] or bool(y[0].isnan().any() | (y.flip(0) == y).all()):
+            raise ValueError("not these")
+        return dx(y, g, w)
+
+    found = judge_one(made(backward), reference, INPUTS, case=CASE, invariant="rows", grad=True, rejects=ValueError)
+    outputs, gradients = concluded(found)
+    assert (found.failure, outputs.status, gradients.status) == (None, "pass", "unknown")
+    assert "gradients, rows:" in gradients.reason
+    record = examine(made(dx), reference, INPUTS, cases=6, invariant="rows", grad=True, dims={"rows": 1})
+    assert record.checks["invariance"]["verdict"] == "unknown"
+    assert "never more than 1" in record.checks["invariance"]["reason"]
+
+
+def test_an_error_of_backward_at_another_size_is_that_cases_own(judge_one: Any) -> None:
+    """A backward that raises for many rows fails ``error`` on a case of so many."""
+
+    def backward(y: T, g: T, w: T) -> T:
+        if len(y) > 100:
+            raise RuntimeError("grid too large")
+        return dx(y, g, w)
+
+    found = judge_one(made(backward), reference, INPUTS, case=CASE, invariant="rows", grad=True)
+    assert found.failure.check == "error"
+    assert found.case.sizes["rows"] > 100

@@ -7,7 +7,7 @@ cases, all. What they may cost is bounded by elements and work, and where kernel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -21,9 +21,10 @@ from pytest_fusion.verdict.trial import Trial
 NAME = "invariance"
 
 # Where launchers change their mind (GEMV or GEMM, splits, rows a tile): powers of two, of which a case takes each or a
-# neighbour. The multiprocessors, 132 of an H100 where there is no GPU, decide about splits and persistent grids.
+# neighbour, of the lower ones both sides: few slices show little. The multiprocessors, 132 of an H100 where there is no
+# GPU, decide about splits and persistent grids.
 _POWERS = tuple(2**k for k in range(3, 13))
-_NEIGHBOURS = (0, 1, -1)
+_BOTH_SIDES, _NEIGHBOURS = 64, (0, 1, -1)
 _MULTIPROCESSORS = 132
 # No lanes of the reference run at these sizes, so they may be larger than a case: 257 rows of 4097, since what is split
 # or tiled in another way shows in long rows, and a quarter of that in larger batches.
@@ -42,19 +43,19 @@ _SLOW_S, _TEST_S = 0.4, 3.0
 class Asked:
     """Which cases of a test were asked: how many at all, how many for their width alone, the widest slice so far.
 
-    Once something is ``found`` the cases are those of its shrinking; ``at`` holds the sizes that showed it.
+    Once something is ``found`` the cases are those of its shrinking; ``at`` are the two sizes that showed it.
     """
 
     cases: int = 0
     wide: int = 0
     widest: int = 0
     found: bool = False
-    at: list[int] = field(default_factory=list)
+    at: tuple[int, int] = (2, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many cases are asked: of all, of those that more is asked of, and besides for slices four times as wide.
+    """How many cases are asked: of all, of those that more is asked of, and besides for slices twice as wide.
 
     Most sums of the first cases are too short to be split: what the batch decides shows in long ones.
     """
@@ -68,7 +69,7 @@ class Effort:
         """Whether the case is one of them; every one is where a finding is being shrunk."""
         if asked.found or asked.cases < (self.thorough if trial.thorough else self.any_case):
             return True
-        return asked.wide < self.wide and width >= 4 * asked.widest
+        return asked.wide < self.wide and width >= 2 * asked.widest
 
     def note(self, asked: Asked, trial: Trial, width: int) -> None:
         """Count a case that is asked."""
@@ -130,21 +131,23 @@ class Batches:
     def chosen(self, count: int) -> list[int]:
         """Up to so many sizes, but that of the case and 1: ascending, so that a threshold is met from just above.
 
-        The largest is among them, then what the case's seed prefers. While a finding is being shrunk, the size next
-        to that which showed it is enough; it is one of those that a replay asks for.
+        The largest is among them, then what the case's seed prefers. While a finding is being shrunk, those next to
+        the sizes that showed it are enough; a replay asks for them too.
         """
         seed, dim, device = self._case.seed, self._dim, self._trial.bench.device
         cores = _MULTIPROCESSORS
         if device.type == "cuda":
             cores = torch.cuda.get_device_properties(device).multi_processor_count
-        groups = [(2,), *([power + by for by in _NEIGHBOURS] for power in _POWERS), [cores + by for by in _NEIGHBOURS]]
+        groups = [[2], *([around + by for by in _NEIGHBOURS] for around in (*_POWERS, cores))]
+        groups += [[power - 1] for power in _POWERS if power <= _BOTH_SIDES]
         usable = [[size for size in group if size != self._size and self.fits(size)] for group in groups]
         every = sorted({size for group in usable for size in group})
         if self._trial.bench.complete:
             return every
         if self._asked.found:
-            next_to = (next((size for size in every if size >= at), None) for at in self._asked.at)
-            return [size for size in dict.fromkeys(next_to) if size is not None] or every[:1]
+            least, most = self._asked.at
+            sides = [*[size for size in every if size <= least][-1:], *[size for size in every if size >= most][:1]]
+            return list(dict.fromkeys(sides)) or every[:1]
         drawn = [
             (numbers.mix(seed, NAME, dim, "turn", i), group[numbers.mix(seed, NAME, dim, i) % len(group)])
             for i, group in enumerate(usable)

@@ -135,9 +135,8 @@ class Along:
         if verdict is None:
             verdict = self._explained(base, variant, found)
             self._asked.found = True
-            # Where fewer slices than the case has showed it, it is the larger side that other cases are to repeat.
-            at = verdict.evidence["sizes"][1] if verdict.evidence["depends_on"] == "size" else size
-            self._asked.at[:] = [at] if size != self.size else []
+            low, high = verdict.evidence["sizes"] if verdict.evidence["depends_on"] == "size" else (size, size)
+            self._asked.at = (low, high)
         return verdict
 
     def _repeated(self, size: int) -> _Variant:

@@ -16,6 +16,7 @@ from tests.quality.kernels import (
     launch_count,
     residual_norm,
     sampling,
+    softmax_grad,
     top_k,
     tuned,
     wide,
@@ -41,6 +42,10 @@ CONTRACT: tuple[Plant, ...] = (
     *group("batch_linear", batch_linear.make_spec, "rows cols inner", [
         ("splits-by-rows", "F3", 150, INVARIANCE, "batch-variant", [(3, 1, 33)]),
         ("scale-of-the-batch", "F3", None, INVARIANCE, "batch-variant", [(2, 2, 32)]),
+    ]),
+    *group("softmax_grad", softmax_grad.make_spec, "rows cols", [
+        ("wide-tiles-for-many", "F3", 148, INVARIANCE, "batch-variant", [(3, 33)]),
+        ("wide-tiles-in-backward", "F3", 148, INVARIANCE, "batch-variant", [(3, 33)]),
     ]),
     *group("top_k", top_k.make_spec, "rows cols", [
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 5)]),

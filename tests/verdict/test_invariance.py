@@ -23,6 +23,7 @@ from pytest_fusion.spec.inputs import derived, tensor
 from pytest_fusion.verdict import company
 from pytest_fusion.verdict.batches import Asked, Batches, Effort
 from pytest_fusion.verdict.calls import Bench, CaseResult
+from pytest_fusion.verdict.judge import judge_case
 from pytest_fusion.verdict.model import Verdict
 
 T = torch.Tensor
@@ -131,11 +132,18 @@ def test_shrinking_asks_in_every_case(examine: Any) -> None:
     assert record.case["dims"] == {"rows": 2, "hidden": 13}
 
 
-def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any) -> None:
+def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any, tmp_path: Path) -> None:
     """A kernel for 128 to 255 rows alone; the calls of one case at 129 or so tell, and the replay asks at all."""
     record = examine(by_rows(lambda n: 128 <= n < 256), reference, INPUTS, cases=40, invariant="rows")
     assert record.failed_check == "invariance"
     assert "bits change between 127 and 128 rows" in record.message
+    (path,) = tmp_path.rglob("*.json")
+    spec = FusionSpec(
+        fused=by_rows(lambda n: 128 <= n < 256), reference=reference, inputs=INPUTS, invariant="rows", dtypes="float32"
+    )
+    again = judge_case(Bench(spec, torch.device("cpu"), complete=True), replays.read(path).case, again=True)
+    assert again.failure is not None
+    assert again.failure.identity == "invariance:rows"
 
 
 def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:

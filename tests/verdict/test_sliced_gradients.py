@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pytest_fusion import fused_equivalent
 from pytest_fusion.case.model import Case, TensorCase
+from pytest_fusion.diagnosis import replay as replays
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.verdict.model import GRADIENTS, Verdict
 
@@ -95,12 +99,16 @@ def test_what_other_rows_hold_must_not_reach_a_gradient(judge_one: Any) -> None:
     assert "gradient change when other rows are NaN" in failure.reason
 
 
-def test_a_whole_test_finds_and_shrinks_it(examine: Any) -> None:
-    """The smallest case has two rows; its cause is the batch."""
+def test_a_whole_test_finds_and_shrinks_it(examine: Any, judge_one: Any, tmp_path: Path) -> None:
+    """The smallest case has two rows; its cause is the batch, and its replay shows the same."""
     record = examine(made(by_rows(127)), reference, INPUTS, cases=30, invariant="rows", grad=True)
     assert (record.failed_check, record.cause) == ("invariance", "batch-variant"), record.message
     assert "change between 127 and 128 rows" in record.message
     assert record.case["dims"]["rows"] == 2
+    (path,) = tmp_path.rglob("*.json")
+    case = replays.read(path).case
+    again = judge_one(made(by_rows(127)), reference, INPUTS, case=case, again=True, invariant="rows", grad=True)
+    assert again.failure.identity == "invariance:rows:gradients"
 
 
 @pytest.mark.parametrize("grad", [True, "x", "w"])
@@ -163,3 +171,19 @@ def test_an_error_of_backward_at_another_size_is_that_cases_own(judge_one: Any) 
     found = judge_one(made(backward), reference, INPUTS, case=CASE, invariant="rows", grad=True)
     assert found.failure.check == "error"
     assert found.case.sizes["rows"] > 100
+
+
+def test_the_part_has_a_name_that_a_spec_may_use() -> None:
+    """``without=`` of a decorated test takes it, and a wrong one is corrected to it."""
+
+    def declared(part: str) -> Any:
+        def test_it(x: T, w: T) -> T:
+            return made(dx)(x, w)
+
+        return fused_equivalent(reference, inputs=INPUTS, invariant="rows", grad=True, without={part: "a reason"})(
+            test_it
+        )
+
+    declared(GRADIENTS)
+    with pytest.raises(SpecError, match="did you mean 'invariance:gradients'"):
+        declared("invariance:gradient")

@@ -35,8 +35,8 @@ _PROGRAMS = 5000
 _MOST_LEARNT, _LEAST_LEARNT = 4, 3
 # Interpreted kernels: after a call that took this long none of more slices (the next has four times as many at most, so
 # that it stays below a case's limit even where work grows with the square), and once a test's calls have taken so long
-# only those of few.
-_SLOW_S, _TEST_S = 0.4, 3.0
+# only those of few, and no wider slices.
+_SLOW_S, _TEST_S = 0.4, 2.0
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Effort:
         """Whether the case is one of them; every one is where a finding is being shrunk."""
         if asked.found or asked.cases < (self.thorough if trial.thorough else self.any_case):
             return True
-        return asked.wide < self.wide and width >= 2 * asked.widest
+        return asked.wide < self.wide and width >= 2 * asked.widest and not _spent(trial)
 
     def note(self, asked: Asked, trial: Trial, width: int) -> None:
         """Count a case that is asked."""
@@ -86,6 +86,12 @@ def width(trial: Trial, dim: str) -> int:
     return cost(trial.spec, resized(case, dim, 1))[1]
 
 
+def _spent(trial: Trial) -> bool:
+    """Whether interpreted calls have taken what a test has for them."""
+    shares = trial.bench.clock.checks
+    return trial.bench.device.type == "cpu" and NAME in shares and shares[NAME].seconds > _TEST_S
+
+
 class Batches:
     """The sizes for one dim of one case."""
 
@@ -97,9 +103,7 @@ class Batches:
         self.programs = max(trial.bench.programs, _PROGRAMS)
         self._interpreted = trial.bench.device.type == "cpu"
         self._most: int | None = None
-        shares = trial.bench.clock.checks
-        spent = shares[NAME].seconds if NAME in shares else 0.0
-        if self._interpreted and spent > _TEST_S and not self._all:
+        if _spent(trial) and not self._all:
             self._most = _FEW
 
     @property

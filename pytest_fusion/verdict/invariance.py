@@ -27,7 +27,7 @@ __all__ = ["NAME", "adopt", "dims_of", "due", "missing", "outputs", "run"]
 
 # A case costs some twenty calls, so that few are asked; half of them need not be among those that more is asked
 # of. Several dims share the calls of a case.
-_EFFORT = Effort(any_case=3, thorough=6, wide=5, calls=22)
+_EFFORT = Effort(any_case=3, thorough=6, wide=4, calls=22)
 _FEWEST_CALLS = 7
 
 

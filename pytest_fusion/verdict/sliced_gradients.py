@@ -27,7 +27,7 @@ from pytest_fusion.verdict.upstream import Upstream
 __all__ = ["NAME", "due", "judged"]
 
 # A forward and a backward cost three times what a call does.
-_EFFORT = Effort(any_case=2, thorough=4, wide=3, calls=16)
+_EFFORT = Effort(any_case=2, thorough=4, wide=2, calls=16)
 _FEWEST_CALLS = 7
 
 

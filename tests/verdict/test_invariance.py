@@ -166,12 +166,16 @@ def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
 def test_cases_of_wider_slices_are_asked_besides() -> None:
     """Once the first cases had their turn, a case counts whose slices are twice as wide as any before it."""
     effort, asked = Effort(any_case=2, thorough=3, wide=1, calls=9), Asked()
-    plain: Any = SimpleNamespace(thorough=False)
-    thorough: Any = SimpleNamespace(thorough=True)
+    spec = FusionSpec(fused=in_order, reference=reference, inputs=INPUTS, invariant="rows")
+    bench = Bench(spec, torch.device("cpu"))
+    plain: Any = SimpleNamespace(thorough=False, bench=bench)
+    thorough: Any = SimpleNamespace(thorough=True, bench=bench)
     for trial, wide in ((plain, 40), (plain, 3), (thorough, 5)):
         assert effort.due(asked, trial, wide)
         effort.note(asked, trial, wide)
     assert [effort.due(asked, thorough, wide) for wide in (40, 79, 80)] == [False, False, True]
+    bench.clock.checks["invariance"] = Share(seconds=60.0)
+    assert not effort.due(asked, thorough, 80)
     effort.note(asked, plain, 80)
     assert not effort.due(asked, thorough, 10_000)
     asked.found = True

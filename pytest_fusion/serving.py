@@ -279,6 +279,7 @@ def _shared(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _imported(settings: Mapping[str, Any], *without: Path) -> list[str]:
-    from pytest_fusion.canary.offline.paths import imported_from
+    from pytest_fusion.canary.offline.paths import caches, imported_from
 
-    return imported_from(Path(settings["top"]), (Path(import_module("pytest_fusion").__path__[0]), *without))
+    ours = Path(import_module("pytest_fusion").__path__[0])
+    return imported_from(Path(settings["top"]), (ours, *caches(), *without))

@@ -27,6 +27,9 @@ from pytest_fusion.verdict.vacuity import Vacuity
 
 State = TypeVar("State")
 
+# A plain RuntimeError: the driver had no room for the kernel itself beside what torch keeps of freed tensors.
+_NO_ROOM_FOR_KERNEL = "Triton Error [CUDA]: out of memory"
+
 
 @dataclass(slots=True)
 class Bench:
@@ -119,7 +122,7 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
     """The kind of a refusal that is no failure."""
     if isinstance(error, TooManyProgramsError):
         return "too-expensive"
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or str(error).strip() == _NO_ROOM_FOR_KERNEL:
         return "out-of-memory"
     return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
 

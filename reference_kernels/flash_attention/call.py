@@ -109,6 +109,7 @@ def _copied(tensor: torch.Tensor) -> bool:
     steps = [step * tensor.itemsize for step in tensor.stride()[:3]]
     return (
         tensor.itemsize == 2
+        and tensor.numel() > 0
         and tensor.data_ptr() % 16 == 0
         and tensor.stride(3) == 1
         and all(step > 0 and step % 16 == 0 for step in steps)

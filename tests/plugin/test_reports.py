@@ -12,6 +12,7 @@ import pytest
 
 from pytest_fusion.verdict.model import CHECKS
 from tests.plugin.conftest import Project
+from tests.run.children import interruptible
 
 RIGHT = """
 @fused_equivalent(relu_reference, inputs={"x": tensor("rows")}, dtypes=[torch.float32])
@@ -188,7 +189,7 @@ def test_slow(x):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fusion-device=cpu"]
     options = ["--fusion-json=fusion.json", "--fusion-report=page.html"]
     path = project.pytester.path
-    child = subprocess.Popen([*command, *options], cwd=path, stdout=subprocess.PIPE, text=True)
+    child = interruptible([*command, *options], cwd=path, stdout=subprocess.PIPE, text=True)
     end = time.monotonic() + 120
     while not (path / "reached").exists() and time.monotonic() < end:
         time.sleep(0.05)

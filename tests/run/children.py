@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_fusion.run.isolate import Channel
 
@@ -28,3 +32,12 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def interruptible(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """A process that Ctrl-C ends, also where this one runs in the background of a shell and ignores SIGINT."""
+    return subprocess.Popen(
+        command,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - nothing else has a lock here
+        **options,
+    )

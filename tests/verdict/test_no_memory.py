@@ -9,6 +9,7 @@ import torch
 
 from pytest_fusion import FusionSpec, tensor
 from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.run.lanes.plan import plan_of
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.verdict.judge import Bench, judge_case
 from pytest_fusion.verdict.trial import Trial
@@ -48,6 +49,39 @@ def test_another_error_of_the_reference_is_raised(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Trial, "judge", raises)
     with pytest.raises(ReferenceFailed, match="made up"):
         judged()
+
+
+@pytest.mark.parametrize(
+    ("error", "rejected"),
+    [
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "out-of-memory"),
+        (RuntimeError("Triton Error [CUDA]: invalid argument"), None),
+    ],
+)
+def test_a_driver_without_room_for_the_kernel(error: RuntimeError, rejected: str | None) -> None:
+    """It says nothing of the kernel either; what else a launch may say does."""
+
+    def launched(x: T) -> T:
+        raise error
+
+    result = judged(launched)
+    assert (result.rejected, result.failure is None) == (rejected, rejected is not None)
+
+
+def test_lanes_without_room_are_not_priced_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another way of pricing an operation allows is less, and would accuse the kernel."""
+    from pytest_fusion.run.lanes.ops.registry import COMPUTED
+
+    def no_room(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("made up")
+
+    monkeypatch.setitem(COMPUTED, "mul", no_room)
+    plan_of.cache_clear()
+    try:
+        result = judged()
+    finally:
+        plan_of.cache_clear()
+    assert (result.rejected, result.verdicts) == ("reference OutOfMemoryError", [])
 
 
 def test_a_wrong_kernel_is_wrong_still() -> None:

@@ -38,6 +38,13 @@ def redirect(top: Path, checkout: Path) -> None:
             spaces[package] = [moved(path, top, checkout) for path in paths]
 
 
+def caches() -> list[Path]:
+    """Folders in which Triton and Inductor keep what they compiled, by the hash of its source, whoever's that was."""
+    given = [os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
+    own = Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton")
+    return [Path(os.path.realpath(path)) for path in (own, *(path for path in given if path))]
+
+
 def imported_from(top: Path, without: Iterable[Path]) -> list[str]:
     """Files below ``top`` that this process has imported modules from, but for installed ones and those ``without``."""
     others = tuple(without)

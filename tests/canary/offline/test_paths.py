@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_fusion.canary.offline.paths import imported_from, moved, redirect
+from pytest_fusion.canary.offline.paths import caches, imported_from, moved, redirect
 
 
 @pytest.fixture
@@ -36,15 +36,17 @@ def test_what_moves(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_slipped_through(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of the work tree is named; installed ones, those left out and those without a file are not."""
+    """A module of the work tree is named; installed, compiled and left out ones, and those without a file, are not."""
     top, _ = folders
     for name, file in (
         ("planted_a", top / "src" / "a.py"),
         ("planted_b", top / ".venv" / "lib" / "site-packages" / "b.py"),
         ("planted_c", top / "left_out" / "c.py"),
         ("planted_d", None),
+        ("planted_e", top / ".triton" / "cache" / "KEY" / "launcher.so"),
     ):
         module = ModuleType(name)
         module.__file__ = str(file) if file is not None else None
         monkeypatch.setitem(sys.modules, name, module)
-    assert imported_from(top, [top / "left_out"]) == [str(top / "src" / "a.py")]
+    monkeypatch.setenv("TRITON_HOME", str(top))
+    assert imported_from(top, [top / "left_out", *caches()]) == [str(top / "src" / "a.py")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,9 @@ pytestmark = pytest.mark.gpu
 
 
 @triton.jit
-def product_kernel(a: Any, b: Any, out: Any, inner: Any, SIDE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def product_kernel(
+    a: tl.tensor, b: tl.tensor, out: tl.tensor, inner: tl.tensor, SIDE: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
     i = tl.arange(0, SIDE)
     total = tl.zeros((SIDE, SIDE), tl.float32)
     for first in range(0, inner, BLOCK):

@@ -48,8 +48,8 @@ def config(
     if described:
         return AttentionTile(64, 64, warps=4, stages=3)
     if features <= 32:
-        # Of tiles with 64 keys and more ptxas 12.8 makes code that reads registers which nothing has written, where
-        # keys have no unit stride: the second 16 keys counted for nothing on an H200, or the launch read illegally.
+        # Of tiles with 64 keys and more, Triton 3.6.0 and its ptxas 12.8 make code that reads registers which nothing
+        # wrote, where keys have no unit stride: the second 16 counted for nothing on an H200, or a load was illegal.
         return AttentionTile(128, 32, warps=4, stages=3)
     return AttentionTile(128, 64, warps=4, stages=3) if features <= 64 else AttentionTile(128, 128, warps=8, stages=3)
 

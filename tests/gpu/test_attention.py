@@ -60,6 +60,18 @@ def test_heads_of_a_model(features: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("features", [17, 32, 64])
+@pytest.mark.parametrize("turned", [(0,), (1,), (2,), (0, 1, 2)])
+def test_features_that_lie_apart(turned: tuple[int, ...], features: int, dtype: torch.dtype) -> None:
+    """Queries, keys or values whose innermost dimension in memory is another: the tiles of each layout are compiled
+    anew, and some of them wrongly by Triton 3.6.0."""
+    inputs = _inputs(3, queries=50, keys=200, features=features, dtype=dtype)
+    for each in turned:
+        inputs[each] = inputs[each].detach().transpose(0, 3).contiguous().transpose(0, 3).requires_grad_()
+    _compared(inputs, dtype, causal=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"window": 200}, {"causal": True, "window": 200}, {"causal": True}])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 900), (300, 900), (900, 300)])
 def test_every_mask(queries: int, keys: int, options: dict[str, Any], dtype: torch.dtype) -> None:

@@ -42,7 +42,7 @@ def caches() -> list[Path]:
     """Folders in which Triton and Inductor keep what they compiled, by the hash of its source, whoever's that was."""
     given = [os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
     own = Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton")
-    return [Path(os.path.realpath(path)) for path in (own, *(path for path in given if path))]
+    return [own.resolve(), *(Path(path).resolve() for path in given if path)]
 
 
 def imported_from(top: Path, without: Iterable[Path]) -> list[str]:

@@ -24,6 +24,7 @@ from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError
+from pytest_fusion.pace import Pace
 from pytest_fusion.profiles import Profile
 from pytest_fusion.run import genuine, preload
 from pytest_fusion.run.clock import Clock
@@ -247,17 +248,30 @@ class Campaign:
         try:
             case = build(self.plan, choice, numbers.mix(self.base, "cover", position) >> 33)
         except ImpossibleCase as error:
-            self.bench.refusals.setdefault("impossible", str(error))
-            self.tally.rejected["impossible"] = self.tally.rejected.get("impossible", 0) + 1
+            self._reject("impossible", str(error))
             return False
         self._run(case, choice)
         return True
 
+    def _reject(self, kind: str, reason: str) -> None:
+        """A case that never was."""
+        self.bench.refusals.setdefault(kind, reason)
+        self.tally.rejected[kind] = self.tally.rejected.get(kind, 0) + 1
+
     def _cover(self) -> None:
+        pace = Pace(self.profile.seconds)
         for position, choice in self._covering_choices():
             if self._left() <= 0 or self.failing is not None:
                 return
+            # Compiled, a first call tells what compiling takes.
+            forbidden = pace.forbids(choice) if self.bench.device.type == "cpu" else ""
+            if forbidden:
+                self._reject("too-expensive", forbidden)
+                continue
+            before = self.bench.clock.of_kernel
             self._attempt(choice, position)
+            seconds, calls = (now - then for now, then in zip(self.bench.clock.of_kernel, before, strict=True))
+            pace.note(choice, seconds / max(calls, 1))
 
     def _past_blocks(self) -> None:
         """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""
@@ -280,6 +294,8 @@ class Campaign:
             yield 1000 + position, choice
         for position, choice in enumerate(covering.long_rows(self.plan) if self.profile.long else ()):
             yield 100_000 + position, choice
+        for position, choice in enumerate(covering.broad_rows(self.plan) if self.profile.long else ()):
+            yield 200_000 + position, choice
 
     def compile_share(self, worker: int, workers: int) -> None:
         """Compile, without launching, what this worker's share of the covering phase will launch (see `prefetch`).

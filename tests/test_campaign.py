@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pytest_fusion.case import search
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.errors import SpecError
 from pytest_fusion.examine import run
+from pytest_fusion.pace import Pace
 from pytest_fusion.profiles import PROFILES
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
@@ -242,6 +244,44 @@ def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     assert longest in shares[0][0]
     assert set(shares[0]) | set(shares[1]) <= set(seen)
     assert min(map(len, shares)) > 15
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its longest cases are not begun and told as too expensive; a fast one has them."""
+    widths: set[int] = set()
+
+    def fused(x: T) -> T:
+        widths.add(x.shape[-1])
+        return x * 2
+
+    class Slow(Pace):
+        def note(self, choice: Mapping[str, Any], _: float) -> None:
+            super().note(choice, 1e-3 * max((v for v in choice.values() if isinstance(v, int)), default=0))
+
+    if slow:
+        monkeypatch.setattr("pytest_fusion.campaign.Pace", Slow)
+    tally = campaign(fused, inputs={"x": tensor("rows n")}, cases=None).run()
+    assert tally.failure is None
+    assert (max(widths) > 65000, tally.rejected.get("too-expensive", 0) > 0) == (not slow, slow)
+
+
+@pytest.mark.parametrize("honest", [False, True])
+def test_what_is_wrong_for_many_rows_of_several_blocks_alone_is_found(honest: bool, tmp_path: Path) -> None:
+    """Neither a long dim beside a small one nor two of three blocks of 64 show it."""
+
+    def fused(x: T) -> T:
+        y = x.float().exp2().to(x.dtype)
+        if not honest and x.shape[0] > 512 and x.shape[1] > 128:
+            y[512:, 128:] = 0.0
+        return y
+
+    inputs = {"x": tensor("rows n", values=values.finite())}
+    spec = FusionSpec(
+        name="broad", fused=fused, reference=lambda x: x.float().exp2().to(x.dtype), inputs=inputs, dtypes=torch.float32
+    )
+    found = examine(spec, device="cpu", seed=0, root=tmp_path)
+    assert (found.verdict, found.failed_check) == (("pass", None) if honest else ("fail", "values"))
 
 
 @pytest.mark.parametrize("forgotten", ["a flag", "a stride"])

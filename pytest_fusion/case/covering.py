@@ -37,6 +37,10 @@ _EVEN = {1025: 1536, 4097: 6144, 65537: 66560}
 # Past most blocks there are few cases: one kind of values that saturates nothing, and one where a later block matters.
 _BLOCKS = 4000
 _PAST_BLOCKS = "unit", "outlier"
+# Two dims of many and of several blocks at once: launchers group tiles by eight (Triton's matmul tutorial), and sums by
+# chunks of rows have several for each program from some hundred on. Whole vectors in each row, and one past a block.
+_BROAD = (640, 160), (577, 129)
+_MOST_BROAD = 4
 
 
 def rows(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -149,6 +153,30 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
             choice["values"] = past[(LONG.index(size) + round_) % len(past)] if past else ordinary[turn % len(ordinary)]
         turn += 1
         yield choice
+
+
+def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Two dims long at once, each beside the next, the others small; all tensors contiguous every second time."""
+    dims = [n for n in plan.spec.dim_order if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
+    pairs = list(zip(dims, dims[1:] + dims[:1], strict=True)) if len(dims) > 1 else []
+    ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
+    for turn, ((many, several), (long, less)) in enumerate(itertools.islice(_alternated(pairs), _MOST_BROAD)):
+        # A tensor of all dims at once would be too large beside threes.
+        choice: dict[str, Any] = {f"dim {name}": 3 if turn % 2 else 1 for name in plan.spec.dim_order}
+        choice |= {f"dim {many}": long, f"dim {several}": less}
+        for name, levels in plan.factors.items():
+            if name in choice or name == "values" or ((long, less) == _BROAD[0] and name.startswith(_LAYOUTS)):
+                continue
+            choice[name] = levels[numbers.mix("broad", turn, name) % len(levels)]
+        if ordinary:
+            choice["values"] = ordinary[turn % len(ordinary)]
+        yield choice
+
+
+def _alternated(pairs: list[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
+    """Each pair with the first sizes or the second, then with the others."""
+    for round_, (turn, pair) in itertools.product(range(len(_BROAD)), enumerate(pairs)):
+        yield pair, _BROAD[(turn + round_) % len(_BROAD)]
 
 
 class PairCount:

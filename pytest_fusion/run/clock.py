@@ -36,6 +36,11 @@ class Clock:
         self._inner: list[float] = []
         self._check = FIRST
 
+    @property
+    def of_kernel(self) -> tuple[float, int]:
+        """Seconds and calls of the kernel so far."""
+        return self.seconds.get("fused", 0.0), sum(share.calls for share in self.checks.values())
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         begun = perf_counter()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import covertable
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from pytest_fusion.case import covering, greedy, regimes
-from pytest_fusion.case.plan import Plan
+from pytest_fusion.case.plan import Limits, Plan, build
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import optional, tensor
 
@@ -166,3 +167,21 @@ def test_long_rows_meet_flags_both_ways(plan_of: PlanOf) -> None:
     kinds = {row["values"] for row in rows if "values" in row}
     assert len(kinds) > 1
     assert not any(map(regimes.is_special, kinds))
+
+
+def test_two_dims_are_long_at_once(plan_of: PlanOf) -> None:
+    """Every dim that may be is beside another of several blocks, contiguous and not; one alone is not."""
+    plan = plan_of({"x": tensor("rows n"), "bias": tensor("n")})
+    rows = list(covering.broad_rows(plan))
+    sizes = [(row["dim rows"], row["dim n"]) for row in rows]
+    assert sizes == [(640, 160), (129, 577), (577, 129), (160, 640)]
+    assert ["layout x" in row for row in rows] == [False, True, True, False]
+    assert not any(regimes.is_special(row["values"]) for row in rows)
+    for row in rows:
+        case = build(replace(plan, limits=Limits()), row, 1)
+        assert (case.sizes["rows"], case.sizes["n"]) == (row["dim rows"], row["dim n"])
+    assert list(covering.broad_rows(plan_of({"x": tensor("n")}))) == []
+    assert list(covering.broad_rows(plan_of({"x": tensor("rows n")}, dims={"n": dim(1, 128)}))) == []
+    many = list(covering.broad_rows(plan_of({"x": tensor("a b c d e")})))
+    assert len(many) == 4
+    assert all(sorted(row[f"dim {name}"] for name in "abcde")[:3] in ([1, 1, 1], [3, 3, 3]) for row in many)

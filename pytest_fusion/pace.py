@@ -1,0 +1,48 @@
+"""`Pace`: what a call of a longer row is likely to take, from what shorter ones took.
+
+A kernel that loops over a row of 65,537 in blocks of 128, each with its random numbers, interprets for longer than a
+case may take: that is no hang, and the case tells nothing that one of 4,097 did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Of the seconds that a case may take, the share from which on one is not begun: what is expected is a guess.
+_SHARE = 1 / 3
+
+
+class Pace:
+    """``limit_s`` is what one call may take before it passes for one that never ends."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        # By dim, the two longest sizes so far, ascending: what does not grow with the size is told from what does.
+        self._took: dict[str, list[tuple[int, float]]] = {}
+
+    def note(self, choice: Mapping[str, Any], call_s: float) -> None:
+        """A call of a case of this choice took so many seconds, in the mean."""
+        name, size = _longest(choice)
+        known = self._took.get(name, [(0, 0.0)])
+        if size > known[-1][0]:
+            self._took[name] = [known[-1], (size, call_s)]
+
+    def forbids(self, choice: Mapping[str, Any]) -> str:
+        """Why a case of this choice is not begun; empty where it may be."""
+        name, size = _longest(choice)
+        (shorter, before_s), (known, took_s) = self._took.get(name, [(0, 0.0)] * 2)[-2:]
+        if size <= known or known == shorter:
+            return ""
+        expected_s = took_s + max(took_s - before_s, 0.0) * (size - known) / (known - shorter)
+        if expected_s <= _SHARE * self._limit_s:
+            return ""
+        return (
+            f"a call took {took_s:.2g} s at {name}={known}, so one at {size} may take {expected_s:.2g} s, and "
+            f"{self._limit_s:g} s are taken for a hang"
+        )
+
+
+def _longest(choice: Mapping[str, Any]) -> tuple[str, int]:
+    sizes = {name[4:]: size for name, size in choice.items() if name.startswith("dim ") and isinstance(size, int)}
+    return max(sizes.items(), key=lambda one: one[1], default=("", 0))

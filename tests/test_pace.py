@@ -1,0 +1,27 @@
+"""When a longer case is not begun, because what shorter ones took says that it would pass for a hang."""
+
+from __future__ import annotations
+
+from pytest_fusion.pace import Pace
+
+
+def test_what_grows_is_expected_to_grow_on() -> None:
+    """2 s at 4097 and 0.5 at 1025 are half a minute at 65537; of another dim, or a shorter size, nothing is known."""
+    pace = Pace(15.0)
+    assert pace.forbids({"dim n": 65537}) == ""
+    pace.note({"dim n": 1025, "dim rows": 3}, 0.5)
+    pace.note({"dim n": 4097, "dim rows": 3}, 2.0)
+    assert "a call took 2 s at n=4097, so one at 65537 may take 32 s" in pace.forbids({"dim n": 65537, "dim rows": 1})
+    assert pace.forbids({"dim n": 6144}) == ""
+    assert pace.forbids({"dim rows": 65537, "dim n": 3}) == ""
+    assert pace.forbids({"dim n": 4097}) == ""
+
+
+def test_what_does_not_grow_forbids_nothing() -> None:
+    """What each call takes anyway, and sizes that are named by their class, say nothing of longer rows."""
+    pace = Pace(15.0)
+    for size, took in ((1025, 0.9), (4097, 1.0)):
+        pace.note({"dim n": size, "dim rows": "prime"}, took)
+    assert pace.forbids({"dim n": 65537}) == ""
+    pace.note({"dim rows": "prime"}, 100.0)
+    assert pace.forbids({"dim rows": "power"}) == ""

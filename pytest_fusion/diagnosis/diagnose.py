@@ -8,6 +8,7 @@ from pytest_fusion.diagnosis import (
     epsilons,
     extents,
     indices,
+    machine_code,
     numerics,
     order,
     roundings,
@@ -26,6 +27,7 @@ Rule = Callable[[Lab], Found | None]
 
 # What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
 _OF_VALUES: tuple[Rule, ...] = (
+    machine_code.miscompiled,
     tuning.config,
     extents.zero,
     strides.layout,
@@ -48,7 +50,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     indices.indifferent,
 )
 _OF_HOLES: tuple[Rule, ...] = (extents.zero, strides.layout, extents.last_index, indices.moved, extents.limit)
-_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, extents.one_past)
+_OF_BOUNDS: tuple[Rule, ...] = (machine_code.miscompiled, extents.zero, strides.layout, extents.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
 # Where nothing more can be learned, the check has said all there is.
 _RULES: dict[str, tuple[Rule, ...]] = {

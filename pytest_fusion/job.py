@@ -21,6 +21,7 @@ from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
 from pytest_fusion.run.reference import ReferenceCrashed
+from pytest_fusion.run.roomy import with_room
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 Note = Callable[[dict[str, Any]], None]
@@ -62,7 +63,7 @@ class Job:
 
     def here(self, note: Note) -> Tally:
         """All cases in this process. Raises ``UnsupportedTritonError`` where no kernel could be launched at all."""
-        tally = self._all_cases(note)
+        tally = with_room(lambda: self._all_cases(note))
         if self.request.device != "cpu":
             return tally
         problem = interpreter.problem()

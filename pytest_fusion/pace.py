@@ -11,6 +11,8 @@ from typing import Any
 
 # Of the seconds that a case may take, the share from which on one is not begun: what is expected is a guess.
 _SHARE = 1 / 3
+# Shorter rows take what each call takes, and of sizes that lie close together chance tells the difference.
+_SHORTEST, _APART = 1000, 2
 
 
 class Pace:
@@ -25,14 +27,14 @@ class Pace:
         """A call of a case of this choice took so many seconds, in the mean."""
         name, size = _longest(choice)
         known = self._took.get(name, [(0, 0.0)])
-        if size > known[-1][0]:
+        if size >= max(_SHORTEST, _APART * known[-1][0]):
             self._took[name] = [known[-1], (size, call_s)]
 
     def forbids(self, choice: Mapping[str, Any]) -> str:
         """Why a case of this choice is not begun; empty where it may be."""
         name, size = _longest(choice)
-        (shorter, before_s), (known, took_s) = self._took.get(name, [(0, 0.0)] * 2)[-2:]
-        if size <= known or known == shorter:
+        (shorter, before_s), (known, took_s) = self._took.get(name, [(0, 0.0)] * 2)
+        if size < _APART * known or not shorter:
             return ""
         expected_s = took_s + max(took_s - before_s, 0.0) * (size - known) / (known - shorter)
         if expected_s <= _SHARE * self._limit_s:

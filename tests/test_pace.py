@@ -23,5 +23,8 @@ def test_what_does_not_grow_forbids_nothing() -> None:
     for size, took in ((1025, 0.9), (4097, 1.0)):
         pace.note({"dim n": size, "dim rows": "prime"}, took)
     assert pace.forbids({"dim n": 65537}) == ""
+    for size, took in ((256, 0.003), (257, 0.01), (1025, 0.02), (1026, 1.0)):
+        pace.note({"dim rows": size}, took)
+    assert pace.forbids({"dim rows": 65537}) == ""  # two sizes that are far apart were not met
     pace.note({"dim rows": "prime"}, 100.0)
     assert pace.forbids({"dim rows": "power"}) == ""

@@ -36,7 +36,7 @@ _MOST_LEARNT, _LEAST_LEARNT = 4, 3
 # Interpreted kernels: after a call that took this long none of more slices (the next has four times as many at most, so
 # that it stays below a case's limit even where work grows with the square), and once a test's calls have taken so long
 # only those of few, and no wider slices.
-_SLOW_S, _TEST_S = 0.4, 2.0
+_SLOW_S, _TEST_S = 0.4, 1.2
 
 
 @dataclass(slots=True)

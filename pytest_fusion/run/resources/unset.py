@@ -16,6 +16,8 @@ from dataclasses import dataclass
 # `/*0a10*/   @!UP0 UIADD3 UR22, UP0, UR22, 0x40, URZ ;`
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE)
 _REGISTER = re.compile(r"\bUR(\d+)\b")
+# `UR4, ...`, or behind predicates that are written as well: `UP0, UR4, ...`.
+_WRITTEN = re.compile(r"(?:U?P(?:\d|T),\s*)*UR(\d+)\b")
 _FUNCTION = re.compile(r"^\s*Function : ", re.MULTILINE)
 _TARGET = re.compile(r"\b0x([0-9a-f]+)$")
 # Arithmetic, which makes no sense of what is undefined; a move may pass on what nobody looks at.
@@ -37,7 +39,7 @@ class _Instruction:
     @property
     def written(self) -> range:
         """The uniform registers that it writes, rather too many than too few."""
-        found = re.match(r"UR(\d+)\b", self.operands)
+        found = _WRITTEN.match(self.operands)
         if found is None or self.name.startswith(("ST", "RED.", "ATOM", "UST", "UTMA", "UBLK")):
             return range(0)
         first = int(found[1])

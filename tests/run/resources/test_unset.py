@@ -40,6 +40,7 @@ def test_a_write_that_comes_later_is_none() -> None:
         ("UIMAD.WIDE UR6, URZ, 0x2, URZ", "UIADD3 UR4, UR6, UR7, URZ"),
         ("LDCU.128 UR4, c[0x0][0x28]", "UIADD3 UR4, UR7, 0x1, URZ"),  # four, or what nobody has heard of
         ("REDUX.SUM.S32 UR6, R7", "UIADD3 UR4, UR6, 0x1, URZ"),
+        ("ULOP3.LUT UP0, UR6, UR7, 0x1, URZ, 0xc0, !UPT", "UIADD3 UR4, UR6, 0x1, URZ"),  # behind a predicate
         ("R2UR UR6, R7", "ULEA UR4, UR6, UR6, 0x4"),
         ("UPRMT UR4, UR6, 0x7610, UR6", "UMOV UR8, UR6"),  # moved on, which computes nothing
         ("CALL.REL.NOINC 0x30", "UIADD3 UR4, UR6, 0x1, URZ", "EXIT", "UMOV UR6, 0x1", "RET.REL.NODEC R4 0x0"),

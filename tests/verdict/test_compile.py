@@ -248,7 +248,8 @@ def test_no_suitable_case_is_unknown(examined: Any) -> None:
     assert "more than one element" in record.checks["compile"]["reason"]
 
 
-def _kernel() -> Any:
+def _kernel(*, by_a_view: bool = False) -> Any:
+    """Launches a kernel, told its result by the first element alone if ``by_a_view``."""
     triton = pytest.importorskip("triton")
     if not interpreter.installed() or torch.cuda.device_count() > 0:
         pytest.skip("needs the interpreter")
@@ -265,7 +266,8 @@ def _kernel() -> Any:
         x = x.contiguous()
         out = torch.empty_like(x)
         if x.numel():
-            kernel[(triton.cdiv(x.numel(), 16),)](x, out, x.numel(), BLOCK=16)
+            first = out.view(-1)[:1] if by_a_view else out
+            kernel[(triton.cdiv(x.numel(), 16),)](x, first, x.numel(), BLOCK=16)
         return out
 
     return launch
@@ -279,11 +281,13 @@ def test_an_interpreted_launch_is_unknown(examined: Any) -> None:
     assert "outside of a custom operator" in record.checks["compile"]["reason"]
 
 
-def test_an_interpreted_operator_is_compiled(examined: Any) -> None:
-    """Inside a custom operator an interpreted kernel runs under torch.compile, and the check passes."""
-    launch = _kernel()
+@pytest.mark.parametrize("by_a_view", [False, True])
+def test_an_interpreted_operator_is_compiled(examined: Any, by_a_view: bool) -> None:
+    """Inside a custom operator an interpreted kernel runs under torch.compile, and the check passes; it may store to
+    all of a buffer that the operator made and tells it a view of."""
+    launch = _kernel(by_a_view=by_a_view)
 
-    @torch.library.custom_op("fusion_compile_test::triton", mutates_args=())
+    @torch.library.custom_op(f"fusion_compile_test::triton_{by_a_view}", mutates_args=())
     def operator(x: T) -> T:
         return launch(x)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ def _judge_fp8(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     oracle = stored(exact)
     # A scale applied as a reciprocal moves values by units of float32, which decides exact ties.
     hair = 4 * U32 * exact.abs()
-    margin = 3 * (raw - exact).square().mean(0).sqrt() + hair
+    margin = _margin(raw - exact, exact, candidate.shape) + hair
     low = stored(torch.minimum(raw.amin(0), exact) - margin)
     high = stored(torch.maximum(raw.amax(0), exact) + margin)
     every = stored(raw)
@@ -89,6 +90,23 @@ def _judge_fp8(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     ok = not bool(wrong.any()) and moved <= limit
     distance = torch.where(wrong, (got - oracle).abs().nan_to_num(math.inf), 0.0)
     return _verdict(ok, got, oracle, wrong if bool(wrong.any()) else differs, distance, moved, limit, candidate)
+
+
+def _margin(error: Tensor, exact: Tensor, shape: Sequence[int]) -> Tensor:
+    """How far beyond the lanes' ``error`` (K, N) honest rounding may move each element (N): three deviations.
+
+    Where errors drown the exact value, as far as any does in its row: of equal numbers minus their mean rounding alone
+    is left, and a scale taken from that blows it up to the whole range of the codes. An honest kernel has another
+    element as the largest there than the few lanes, or, where all share one error, more of them near it.
+    """
+    variance = error.square().mean(0)
+    columns = shape[-1] if shape else 1
+    drowned = (variance > exact.square()) & torch.isfinite(variance)
+    margin = 3 * variance.sqrt()
+    if not bool(drowned.any()):
+        return margin
+    furthest = torch.where(drowned, error.abs().amax(0), 0.0).reshape(-1, columns).amax(-1, keepdim=True)
+    return torch.where(drowned, margin.maximum(furthest.expand(-1, columns).reshape(-1)), margin)
 
 
 def _verdict(

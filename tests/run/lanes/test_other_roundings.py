@@ -215,6 +215,9 @@ def test_a_mean_by_updates_of_an_infinite_value_is_nan() -> None:
     squares = x.square().mean(-1)
     squares[1] = torch.nan
     assert not judged(lambda x: x.square().mean(-1), squares, x, 0)
+    pairs = torch.tensor([[torch.inf, 1.5], [2.0, 1.0]])
+    assert judged(lambda x: x.mean(-1), torch.tensor([torch.nan, 1.5]), pairs, 0)
+    assert not judged(lambda x: (x * x).mean(-1), torch.tensor([torch.nan, 2.5]), pairs, 0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -280,3 +283,19 @@ def test_what_gets_through_huge_scores_is_priced(seed: int) -> None:
     other[:2, 1] = torch.nextafter(other[:2, 1], torch.tensor(-torch.inf))
     assert judged(losses, (torch.logsumexp(other, -1) - other[:, 3]).mean(0, keepdim=True), x, seed)
     assert judged(losses, torch.tensor([5.0]).log(), x, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lowest", [-88.7228, -87.3365])
+def test_a_gate_that_a_gpu_flushes_is_no_error(lowest: float, dtype: torch.dtype) -> None:
+    """``silu`` is -0 where ``exp(-x)`` overflows or a GPU flushes the gate; above that it is not."""
+    x = torch.randn(64, 2080, generator=torch.Generator().manual_seed(0)) * 560
+
+    def flushed(below: float) -> Tensor:
+        return torch.where(x < below, -0.0, torch.nn.functional.silu(x.double())).to(dtype)
+
+    def silu(x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x).to(dtype)
+
+    assert judged(silu, flushed(lowest), x, 0)
+    assert not judged(silu, flushed(-87.0), x, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -57,6 +58,33 @@ def test_fp8_quantisation_with_exact_ties() -> None:
         assert judged(_fp8(x), lambda x=x: _fp8(x)).ok  # type: ignore[misc]
         assert judged(right, lambda x=x: _fp8(x)).ok  # type: ignore[misc]
         assert [judged(kernel, lambda x=x: _fp8(x)).ok for kernel in wrong] == [False, False]  # type: ignore[misc]
+
+
+def _normalised(summed: Tensor, off: float = 0.0) -> Tensor:
+    """The layer norm's codes of float16 rows, with a mean that is ``off`` by that share of it."""
+    wide = summed.float()
+    centred = wide - wide.mean(-1, keepdim=True) * (1 + off)
+    value = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-2) * torch.linspace(-1, 1, wide.shape[1])
+    top = value.abs().amax(-1, keepdim=True).clamp_min(1e-10)
+    return (value * (448 / top)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fp8_of_what_rounding_left_of_equal_numbers(seed: int) -> None:
+    """A scale blows the mean's error up to the largest code; rows that differ among themselves are judged as ever."""
+    generator = torch.Generator().manual_seed(seed)
+    x, residual = (torch.randn(64, 1, generator=generator).half().expand(64, 55).clone() for _ in range(2))
+
+    def reference() -> Tensor:
+        return _normalised((x.float() + residual.float()).half())
+
+    assert judged(_normalised(x + residual, 2.0**-23), reference).ok
+    x[32:] = torch.randn(32, 55, generator=generator).half()
+    right, wrong = _normalised(x + residual, 2.0**-23), _normalised(x + residual).float()
+    wrong[40, 7] += 128 * (1 if wrong[40, 7] < 0 else -1)
+    assert judged(right, reference).ok
+    assert not judged(wrong.to(torch.float8_e4m3fn), reference).ok
+    assert not judged(_normalised(x + residual, 0.5), reference).ok
 
 
 def test_fp8_nan_must_be_where_the_reference_has_it() -> None:

@@ -129,8 +129,10 @@ def tanh(op: Op, x: Tensor) -> Tensor:
 
 @computed("sigmoid")
 def sigmoid(op: Op, x: Tensor) -> Tensor:
+    """Sigmoid, below float64 of no number smaller than float32's: ``x`` times a share that a GPU flushed is zero."""
     grown = op.relative(torch.exp(-op.relative(as_float(x), 2)), 3)
-    return op.relative(1 / (1 + grown), 3)
+    share = op.relative(1 / (1 + grown), 3)
+    return share if op.wide else op.noise.rounded(share, torch.float32)
 
 
 @computed("log_sigmoid_forward")

@@ -60,13 +60,14 @@ def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     """A mean that is infinite because a value is; every other lane has NaN, as from ``mean += (x - mean) / count``.
 
-    Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. Nobody has them for a mean of squares.
+    Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. Nobody has them for a mean of squares,
+    which are not negative, and are computed, so that lanes differ.
     """
     lost = torch.isinf(mean[0])
     if not bool(lost.any()):
         return mean
     least = x[0].amin(dims, keepdim)
-    lost &= torch.isinf(x[0]).sum(dims, keepdim).bool() & ((least < 0) | torch.isinf(least))
+    lost &= torch.isinf(x[0]).sum(dims, keepdim).bool() & ((least < 0) | torch.isinf(least) | (x.shape[0] == 1))
     out = op.noise.spread(mean)
     out[1::2] = torch.where(lost, math.nan, out[1::2])
     return out

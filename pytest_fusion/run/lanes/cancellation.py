@@ -94,13 +94,18 @@ def multiplied_out(noise: Noise, found: Lanes, operands: Iterable[Tensor], unit:
     Each product rounds by itself, at the size of the ``operands`` (1, *shape) and not of what is left of them; ATen's
     layer norm on the CPU has it so, forward and backward. The sum as a result stays what it is.
     """
-    exact = found.raw[0]
-    size = torch.zeros_like(exact)
+    size = torch.zeros_like(found.raw[0])
     for t in operands:
         size = torch.maximum(size, t[0].abs())
+    return replace(found, rounded=at_operands_size(noise, found.rounded, size, unit))
+
+
+def at_operands_size(noise: Noise, difference: Tensor, size: Tensor, unit: float) -> Tensor:
+    """A ``difference`` (L, *shape) with a rounding more, at the ``size`` (*shape) of what cancelled in it."""
+    exact = difference[0]
     where = torch.isfinite(size) & torch.isfinite(exact) & (exact.abs() < _LEFT * size)
     if not bool(where.any()):
-        return found
-    rounded = noise.spread(found.rounded)
-    rounded[1:].add_(torch.where(where, unit * size, 0.0) * noise.uniform(tuple(exact.shape), exact.device))
-    return replace(found, rounded=rounded)
+        return difference
+    noisy = noise.spread(difference)
+    noisy[1:].add_(torch.where(where, unit * size, 0.0) * noise.uniform(tuple(exact.shape), exact.device))
+    return noisy

@@ -21,6 +21,7 @@ from pytest_fusion.run.lanes.cancellation import (
     reread,
     widened,
 )
+from pytest_fusion.run.lanes.chains import Terms, carried, in_any_order, noted, terms_of
 from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -198,6 +199,8 @@ class LaneMode(DispatchMode):
         op = Op(self.noise, func, plan.name, tuple(o for o in natives if isinstance(o, Tensor)), args, terms, held)
         read = [seen[id(t)] for t in operands]
         op.spreads = {id(lanes.rounded): lanes.spread[0] for lanes in read if lanes.spread is not None}
+        if plan.name in FACTORS:
+            op.sizes = {id(lanes.rounded): lanes.chain[0].sqrt() for lanes in read if lanes.chain is not None}
         if plan.name in FACTORS and adds_coarsely(out.device):
             op.eighths = all(map(self.store.of_eighth, operands[-2:]))
         if plan.name in PRODUCTS:
@@ -213,12 +216,13 @@ class LaneMode(DispatchMode):
 
         rounded = apply(lambda lanes: lanes.rounded)
         check_shapes(rounded, natives)
+        chain = self._chain(plan, args, kwargs, rounded, seen, op)
         if plan.exact:
             if all(lanes.single for lanes in seen.values()):
                 return [None if r is None else Lanes(r, r, terms) for r in rounded]
             raw = apply(lambda lanes: lanes.raw)
             return [
-                Lanes(a if isinstance(n, Tensor) and n.dtype.is_floating_point else b, b, terms)
+                noted(Lanes(a if isinstance(n, Tensor) and n.dtype.is_floating_point else b, b, terms), chain)
                 for a, b, n in zip(raw, rounded, natives, strict=False)
                 if isinstance(b, Tensor)
             ]
@@ -245,7 +249,24 @@ class LaneMode(DispatchMode):
             computed = [seen[id(t)] for t in operands]
             if not all(lanes.single for lanes in computed):
                 every[0] = multiplied_out(self.noise, every[0], [lanes.rounded for lanes in computed], op.unit)
-        return every
+        return [None if lanes is None else noted(lanes, chain) for lanes in every]
+
+    def _chain(
+        self, plan: Plan, args: Any, kwargs: Any, results: list[Any], seen: dict[int, Lanes], op: Op
+    ) -> Terms | None:
+        """What chain of additions the result is, if any. A sum's lanes, in place in ``results``, are given what they
+        lack of the roundings of other orders."""
+        total = results[0] if results else None
+        if not isinstance(total, Tensor) or total.dtype != D or not total.numel():
+            return None
+        operands = [seen[id(v)] if isinstance(v, Tensor) else v for v in args]
+        if plan.name not in SUMS:
+            return carried(plan.name, operands, total[0])
+        factor = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+        scaled = 0 if plan.name == "rsub" else 1
+        one, other = (terms_of(v, factor if at == scaled else 1, total[0]) for at, v in enumerate(operands[:2]))
+        results[0], chain = in_any_order(self.noise, total, (one, other), op.unit)
+        return chain
 
     def _reread(self, operands: Sequence[Tensor], seen: dict[int, Lanes]) -> dict[int, Lanes]:
         """What an operation reads: of its narrow operands, every second lane rounded once more (``reread``)."""
@@ -307,7 +328,11 @@ class LaneMode(DispatchMode):
         The last resort keeps the native value in all lanes, with one unit of the native dtype as its error.
         """
         natives = results_of(out)
-        made = run_on_lanes(func, args, kwargs, seen, natives)
+        made = run_on_lanes(func, args, kwargs, self._shaken(seen) if noisy else seen, natives)
+        if noisy and made is not None and not all(v.dtype == D for v in made if isinstance(v, Tensor)):
+            # Indices among the results are those of the operands as they are.
+            plain = run_on_lanes(func, args, kwargs, seen, natives) or made
+            made = [m if isinstance(m, Tensor) and m.dtype == D else p for m, p in zip(made, plain, strict=True)]
         if made is not None:
             return [
                 self.finished(self._unsure(value, func, args) if noisy else value, native)
@@ -326,6 +351,19 @@ class LaneMode(DispatchMode):
             else:
                 kept.append(None)
         return kept
+
+    def _shaken(self, seen: dict[int, Lanes]) -> dict[int, Lanes]:
+        """Operands off by some units: what sums them rounds at their size, however little the sum comes to.
+
+        So errs whoever computes it in a backward stable way (Higham, Accuracy and Stability, section 1.5): pooling and
+        interpolation, their gradients, bags, linear solves.
+        """
+        found = dict(seen)
+        for key, lanes in seen.items():
+            if lanes.rounded.dtype == D:
+                shaken = self.noise.relative(lanes.rounded, _UNSURE / 2)
+                found[key] = Lanes(shaken, shaken)
+        return found
 
     def _unsure(self, value: Tensor, func: Any = None, args: Sequence[Any] = ()) -> Tensor:
         # Unknown operations get the noise of an elementary function: 8 units of float32.
@@ -383,7 +421,7 @@ class LaneMode(DispatchMode):
         raw_wide = raw.expand(raw.shape[0], *shape[1:])
         rounded_wide = raw_wide if raw is rounded else rounded.expand(rounded.shape[0], *shape[1:])
         self.store.mark_written(target)
-        self.store.write(target, Lanes(raw_wide, rounded_wide, value.terms))
+        self.store.write(target, Lanes(raw_wide, rounded_wide, value.terms, chain=value.chain))
 
     def _rewrite(self, target: Tensor) -> None:
         """``target`` now holds exact native values."""

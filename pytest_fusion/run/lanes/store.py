@@ -18,7 +18,7 @@ class Entry:
     """Lanes of one storage, flat: ``raw`` (before the last rounding) and ``rounded`` (what consumers read), (L, n).
 
     ``terms`` is the length of the product that made it (1: none), its square where its terms are equal (``drift``).
-    ``wider``, ``narrow`` and ``spread`` are those of ``Lanes``, flat too.
+    ``wider``, ``narrow``, ``spread`` and ``chain`` are those of ``Lanes``, flat too.
     """
 
     owner: StorageWeakRef
@@ -29,6 +29,7 @@ class Entry:
     wider: Tensor | None = None
     narrow: torch.dtype | None = None
     spread: Tensor | None = None
+    chain: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Lanes:
     """The lanes of one tensor: float64 (or the integer dtype), ``(L, *shape)`` with L = 1 or 1 + K.
 
     Where a conversion made it from a tensor that had been rounded to ``narrow``, ``wider`` is what that was before. Of
-    a product of 16-bit factors ``spread`` (1, *shape) is what it costs to round the factors to that once more.
+    a product of 16-bit factors ``spread`` (1, *shape) is what it costs to round the factors to that once more. Of a
+    chain of additions ``chain`` (3, *shape) is what ``chains.Terms`` has: squares, variance given, number of terms.
     """
 
     raw: Tensor
@@ -45,6 +47,7 @@ class Lanes:
     wider: Tensor | None = None
     narrow: torch.dtype | None = None
     spread: Tensor | None = None
+    chain: Tensor | None = None
 
     @property
     def single(self) -> bool:
@@ -83,7 +86,8 @@ class Store:
             raw = rounded if entry.raw is entry.rounded else self._window(entry.raw, tensor)
             wider = None if entry.wider is None else self._window(entry.wider, tensor)
             spread = None if entry.spread is None else self._window(entry.spread, tensor)
-            return Lanes(raw, rounded, entry.terms, wider, entry.narrow, spread)
+            chain = None if entry.chain is None else self._window(entry.chain, tensor)
+            return Lanes(raw, rounded, entry.terms, wider, entry.narrow, spread, chain)
         if entry.dtype.itemsize != tensor.dtype.itemsize:
             return None
         # A bit pattern read through another dtype of the same width (fp8 codes as uint8): the pattern of every lane.
@@ -110,8 +114,17 @@ class Store:
         flat_rounded = flat_raw if lanes.single else self._flat(tensor, lanes.rounded)
         flat_wider = None if lanes.wider is None else self._flat(tensor, lanes.wider)
         flat_spread = None if lanes.spread is None else self._flat(tensor, lanes.spread)
+        flat_chain = None if lanes.chain is None else self._flat(tensor, lanes.chain)
         self._entries[self._key(tensor)] = Entry(
-            _weak(tensor), tensor.dtype, flat_raw, flat_rounded, lanes.terms, flat_wider, lanes.narrow, flat_spread
+            _weak(tensor),
+            tensor.dtype,
+            flat_raw,
+            flat_rounded,
+            lanes.terms,
+            flat_wider,
+            lanes.narrow,
+            flat_spread,
+            flat_chain,
         )
 
     def _flat(self, tensor: Tensor, value: Tensor) -> Tensor:
@@ -143,7 +156,7 @@ class Store:
         entry = self._entries[self._key(tensor)]
         entry.raw = self._own(entry.raw)
         entry.rounded = self._own(entry.rounded)
-        entry.wider = entry.narrow = entry.spread = None
+        entry.wider = entry.narrow = entry.spread = entry.chain = None
         self._window(entry.raw, tensor).copy_(lanes.raw)
         self._window(entry.rounded, tensor).copy_(lanes.rounded)
 

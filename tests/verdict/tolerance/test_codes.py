@@ -60,6 +60,21 @@ def test_fp8_quantisation_with_exact_ties() -> None:
         assert [judged(kernel, lambda x=x: _fp8(x)).ok for kernel in wrong] == [False, False]  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    "power", [torch.exp2, lambda e: 2.0**e, lambda e: 1 / torch.exp2(-e)], ids=["exp2", "pow", "divided"]
+)
+def test_powers_of_two_keep_ties(power: Callable[[Tensor], Tensor]) -> None:
+    """Scaled by a power of two a tie is a tie in every honest kernel: half up is not half to even."""
+    x = torch.tensor([[2.5, -2.5, 0.5, 1.5, 3.5, 6.0]]).repeat(8, 1)
+
+    def scaled() -> Tensor:
+        return x * power(2 - torch.floor(torch.log2(x.abs().amax(-1, keepdim=True))))
+
+    assert judged(torch.round(scaled()), lambda: torch.round(scaled())).ok
+    assert not judged(torch.floor(scaled() + 0.5), lambda: torch.round(scaled())).ok
+    assert judged(torch.floor(x * 3 / 3 + 0.5), lambda: torch.round(x * 3 / 3)).ok
+
+
 def _normalised(summed: Tensor, off: float = 0.0) -> Tensor:
     """The layer norm's codes of float16 rows, with a mean that is ``off`` by that share of it."""
     wide = summed.float()

@@ -62,15 +62,24 @@ def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     return total
 
 
-def _power_of_two(value: Any) -> bool:
+def _power_of_two(value: Any) -> Any:
+    """Whether a number is one, or (bool) which elements of a tensor are: nothing is rounded that they divide."""
+    if isinstance(value, Tensor):
+        return value.to(torch.float64).frexp().mantissa.abs() == 0.5
     return isinstance(value, (int, float)) and value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
+
+
+def _exact_where(exact: Any, value: Tensor, noisy: Tensor) -> Tensor:
+    if not isinstance(exact, Tensor):
+        return value if exact else noisy
+    return torch.where(exact, value, noisy) if bool(exact.any()) else noisy
 
 
 @computed("div", "true_divide")
 def _div(op: Op, a: Tensor, b: Any) -> Tensor:
     a, b = (as_float(v) for v in aligned(op, (a, b)))
     value = a / b
-    return value if _power_of_two(b) else op.relative(value, 2)
+    return _exact_where(_power_of_two(b), value, op.relative(value, 2))
 
 
 @computed("addcdiv")
@@ -83,7 +92,8 @@ def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tenso
 
 @computed("reciprocal")
 def _reciprocal(op: Op, x: Tensor) -> Tensor:
-    return op.relative(1 / as_float(x), 2)
+    x = as_float(x)
+    return _exact_where(_power_of_two(x), 1 / x, op.relative(1 / x, 2))
 
 
 def _noisy(function: Callable[[Tensor], Tensor], units: float, absolute: float = 0.0, argument: float = 0.0) -> Rule:
@@ -97,7 +107,6 @@ def _noisy(function: Callable[[Tensor], Tensor], units: float, absolute: float =
 
 computed("sqrt")(_noisy(torch.sqrt, 2))
 computed("rsqrt")(_noisy(torch.rsqrt, 3))
-computed("exp2")(_noisy(torch.exp2, 3, argument=1))
 computed("exp")(_noisy(torch.exp, 3, argument=2))
 computed("expm1")(_noisy(torch.expm1, 4))
 computed("log1p")(_noisy(torch.log1p, 4))
@@ -114,6 +123,13 @@ for _name, _units in (("tan", 6), ("asin", 6), ("acos", 6), ("atan", 6), ("sinh"
 for _name in ("acosh", "atanh", "lgamma", "digamma", "erfinv", "special_i0", "special_i0e", "special_i1e", "sinc"):
     if hasattr(torch, _name):
         computed(_name)(_noisy(getattr(torch, _name), 8, absolute=2))
+
+
+@computed("exp2")
+def _exp2(op: Op, x: Tensor) -> Tensor:
+    """A power of two is exact wherever it is computed, and what it scales (microscaling formats) keeps its ties."""
+    x = as_float(x)
+    return _exact_where(x == x.round(), torch.exp2(x), op.relative(torch.exp2(op.relative(x, 1)), 3))
 
 
 @computed("atan2")
@@ -211,7 +227,8 @@ def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
     units = (4 + 2 * scale) * op.unit
     units = units[1:] if units.shape[0] > 1 else units
     out[1:].mul_(1 + units * op.noise.uniform(tuple(out.shape[1:]), out.device))
-    return out
+    whole = exponent == exponent.round() if isinstance(exponent, Tensor) else float(exponent).is_integer()
+    return _exact_where(_power_of_two(base) & whole, value, out)
 
 
 def over(lanes: Tensor, shape: Sequence[int]) -> Tensor:

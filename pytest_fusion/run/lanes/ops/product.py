@@ -32,6 +32,7 @@ _CUT, _SCATTERED = 6.2e-4, 4e-4
 def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
     known = op.low.get(id(a)), op.low.get(id(b))
+    sizes = op.sizes.get(id(a)), op.sizes.get(id(b))
     a, b = as_float(a), as_float(b)
     low_a, low_b = known[0] or _narrow(a), known[1] or _narrow(b)
     if op.noise.kind == "E" and not op.wide:
@@ -47,7 +48,22 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     if op.eighths:
         value = added_coarsely(op, value, squares, terms)
     value = op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
+    if sizes != (None, None):
+        size_a, size_b = (f.abs() if s is None else s for f, s in zip((first_a, first_b), sizes, strict=True))
+        value = _distributed(op, value, torch.matmul(size_a, size_b))
     return drifted(op.noise, value, product_drift(first_a, first_b, value[0], op.unit))
+
+
+def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
+    """A product with a factor that is a sum, as ``x @ (q * s + m)``: ``s * (x @ q) + m * sum(x)`` is the same.
+
+    Kernels for 4-bit weights have it so (llama.cpp's q4_1). Both parts, of ``size`` (*shape) together at most, are
+    rounded when they are scaled and when they are added.
+    """
+    out = op.noise.spread(value)
+    off = torch.where(torch.isfinite(size), size, 0.0) * op.unit
+    out[1:].addcmul_(off, op.noise.normal(tuple(value.shape[1:]), value.device))
+    return out
 
 
 def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.cancellation import at_operands_size
 from pytest_fusion.run.lanes.drift import drift, drifted, running_drift
 from pytest_fusion.run.lanes.ops.registry import (
     Op,
@@ -76,7 +77,8 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
 def moments(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
     mean = _updated(op, average(op, x, dims, True), x, dims, True)
-    centred = op.relative((op.unrounded(x) if unrounded is None else unrounded) - mean, 1)
+    read = op.unrounded(x) if unrounded is None else unrounded
+    centred = at_operands_size(op.noise, op.relative(read - mean, 1), x[0].abs(), op.unit)
     return mean, centred, average(op, centred.square(), dims, True)
 
 

@@ -39,7 +39,8 @@ class Op:
     has the 16-bit dtype of a product's factors, or what they were converted from. A product of 16-bit
     factors leaves in ``spread`` (*shape) what it costs to round the factors to that once more, which ``spreads`` has of
     operands that are such products, and in ``made`` what ``Lanes.terms`` is of it where tensor cores truncate.
-    ``eighths``: both factors may go to a GPU's tensor cores as float8.
+    ``eighths``: both factors may go to a GPU's tensor cores as float8. A factor that is a sum has in ``sizes``, by its
+    ``id``, the root of its terms' squares (*shape).
     """
 
     noise: Noise
@@ -54,6 +55,7 @@ class Op:
     spread: Tensor | None = None
     made: int = 0
     eighths: bool = False
+    sizes: Mapping[int, Tensor] = field(default_factory=dict)
 
     def unrounded(self, value: Tensor) -> Tensor:
         """An operand as a difference with a reduction of itself may read it: in half of the lanes not yet rounded."""

@@ -35,7 +35,7 @@ from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import may_index
 from pytest_fusion.spec.policy import Tolerance
-from pytest_fusion.verdict import configs, further, gradients
+from pytest_fusion.verdict import configs, declared, further, gradients
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict
 
@@ -349,6 +349,8 @@ class Campaign:
             for verdict in further.summaries(self.bench):
                 entry = tally.checks.setdefault(verdict.check, {"cases": 0})
                 entry.update(verdict=verdict.status, reason=verdict.reason)
+        if shrink:
+            tally.notes += declared.notes(self.bench, 0 if self.failing is not None else tally.judged)
         if self.failing is not None:
             tally.failure = self._minimum(self.failing, shrink=shrink)
         elif tally.judged == 0 and self.profile.large:

@@ -175,6 +175,10 @@ class FusionSpec:
             self._check_inputs_named(attribute, getattr(self, attribute))
         if not isinstance(self.grad, bool):
             self._check_inputs_named("grad", _names(self.grad))
+            for name in _names(self.grad):
+                mine = unwrap(self.inputs[name])
+                if isinstance(mine, TensorSpec) and not mine.may_float():
+                    raise SpecError(f"{self.name}: grad={name!r} names an input of dtype {', '.join(mine.dtypes)}")
         for name in self.mutates:
             if not isinstance(unwrap(self.inputs[name]), TensorSpec | DerivedSpec):
                 raise SpecError(f"{self.name}: mutates={name!r} names an input that is not a tensor")
@@ -310,6 +314,8 @@ class FusionSpec:
     def _check_policies(self) -> None:
         if self.tolerance != "auto" and not isinstance(self.tolerance, Tolerance):
             raise SpecError(f"{self.name}: tolerance={self.tolerance!r}; expected 'auto' or Tolerance(rtol=, atol=)")
+        if not isinstance(self.deterministic, bool):
+            self._check_deterministic(self.deterministic)
         if self.distribution and self.random is None:
             raise SpecError(
                 f"{self.name}: distribution= needs rng=, the name of the input that seeds the kernel, to draw again"
@@ -328,6 +334,18 @@ class FusionSpec:
             raise SpecError(f"{self.name}: max_launches={self.max_launches}; expected 0 or more")
         if self.max_recompiles is not None and self.max_recompiles < 0:
             raise SpecError(f"{self.name}: max_recompiles={self.max_recompiles}; expected 0 or more")
+
+    def _check_deterministic(self, given: Any) -> None:
+        """What is no dict from names to bools. Whether outputs have these names is known once the reference has run."""
+        if not isinstance(given, Mapping):
+            raise SpecError(
+                f"{self.name}: deterministic={given!r}; expected True, False or a dict such as {{'out': False}}"
+            )
+        for name, value in given.items():
+            if not isinstance(name, str) or not isinstance(value, bool):
+                raise SpecError(
+                    f"{self.name}: deterministic={{{name!r}: {value!r}}}; expected a name and True or False"
+                )
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -54,6 +54,8 @@ def test_arguments_of_the_reference_with_defaults_are_fine() -> None:
         ({"mutates": "y"}, ["mutates='y' names no input"]),
         ({"clobbers": ["y"]}, ["clobbers='y' names no input"]),
         ({"grad": ["y"]}, ["grad='y' names no input"]),
+        ({"deterministic": "out"}, ["deterministic='out'", "expected True, False or a dict"]),
+        ({"deterministic": {"out": "no"}}, ["deterministic={'out': 'no'}"]),
         ({"invariant": "row"}, ["did you mean 'rows'"]),
         ({"tolerance": "loose"}, ["expected 'auto' or Tolerance"]),
         ({"rejects": [3]}, ["is not an exception type"]),
@@ -72,6 +74,13 @@ def test_only_tensors_are_written_in_place() -> None:
     """``mutates`` of a constant is refused."""
     with pytest.raises(SpecError, match="not a tensor"):
         make(fused=lambda x, eps: x, reference=lambda x, eps: x, inputs={"x": tensor("n"), "eps": 1}, mutates="eps")
+
+
+def test_only_floating_inputs_have_gradients() -> None:
+    """``grad`` of indices would silently ask for nothing."""
+    inputs = {"x": tensor("n"), "i": tensor("n", dtype=torch.int64)}
+    with pytest.raises(SpecError, match="grad='i' names an input of dtype int64"):
+        make(fused=lambda x, i: x, reference=lambda x, i: x, inputs=inputs, grad=["x", "i"])
 
 
 def test_dims_in_a_circle_are_refused() -> None:

@@ -100,6 +100,7 @@ class FusionSpec:
         self._check_names()
         self._check_dims()
         self._check_derived()
+        self._check_ambiguous()
         put("dims", self._narrowed())
         own = as_rng(self.rng, self.name)
         known, parameters = (*self.inputs, *self.fixtures), _parameters(self.reference)
@@ -240,6 +241,28 @@ class FusionSpec:
                 raise SpecError(f"{self.name}: the derived inputs {sorted(waiting)} need each other in a circle")
             for name in ready:
                 del waiting[name]
+
+    def _check_ambiguous(self) -> None:
+        """A name that is a dim's and an input's, where anybody may take the one for the other.
+
+        A tensor that is called as an axis of some shape string confuses nobody, nor does an input derived from its dim.
+        """
+        for name in self.dim_names:
+            if name not in self.inputs:
+                continue
+            mine = unwrap(self.inputs[name])
+            asking = [
+                other
+                for other, spec in ((n, unwrap(s)) for n, s in self.inputs.items())
+                if isinstance(spec, DerivedSpec) and name in spec.needs
+            ]
+            if asking:
+                why = f", and derived input {asking[0]!r} asks for it"
+            elif isinstance(mine, DerivedSpec) or (isinstance(mine, TensorSpec) and name not in self.dims):
+                continue
+            else:
+                why = "; their sizes and values are drawn apart"
+            raise SpecError(f"{self.name}: {name!r} is the name of a dim and of an input{why}. Rename the dim")
 
     def _narrowed(self) -> dict[str, Dim]:
         """The bounds, those of a dim narrowed by the dims that are multiples of it; raises where no size is left.

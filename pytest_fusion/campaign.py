@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pytest_fusion import unjudged
 from pytest_fusion.case import covering, large, numbers
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
@@ -34,9 +35,9 @@ from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import may_index
 from pytest_fusion.spec.policy import Tolerance
-from pytest_fusion.verdict import configs, further, gradients
+from pytest_fusion.verdict import configs, declared, further, gradients
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
-from pytest_fusion.verdict.model import Verdict, failed
+from pytest_fusion.verdict.model import Verdict
 
 # A launch constant below this is a flag or a count of warps, not a block size.
 _SMALLEST_BLOCK = 8
@@ -48,8 +49,6 @@ _PROBE_SIZES = (5, 40)
 # Of the layouts of an upstream gradient, so many seeds draw two or three.
 _FEW_SEEDS = 7
 _WORSE = {"pass": 0, "unknown": 1, "fail": 2}
-# The identity of the failure that is none on a single case: nothing was asked of the kernel.
-NOTHING_JUDGED = "error:nothing-judged"
 
 _Noted = TypeVar("_Noted", str, tuple[str, str])
 
@@ -350,12 +349,16 @@ class Campaign:
             for verdict in further.summaries(self.bench):
                 entry = tally.checks.setdefault(verdict.check, {"cases": 0})
                 entry.update(verdict=verdict.status, reason=verdict.reason)
+        if shrink:
+            tally.notes += declared.notes(self.bench, 0 if self.failing is not None else tally.judged)
         if self.failing is not None:
             tally.failure = self._minimum(self.failing, shrink=shrink)
         elif tally.judged == 0 and self.profile.large:
-            tally.notes.append(_no_far_case(tally, self.bench.refusals))
+            tally.notes.append(unjudged.no_far_case(tally.cases, tally.rejected, self.bench.refusals))
         elif tally.judged == 0:
-            tally.failure = Failure(_nothing_judged(tally, self.bench.refusals), None)
+            if shrink:
+                unjudged.must_be_made(self.spec, tally.rejected, self.bench.refusals)
+            tally.failure = Failure(unjudged.nothing_judged(tally.rejected, self.bench.refusals), None)
         elif shrink and self.bench.on("vacuity"):
             verdict = self.bench.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
             tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
@@ -460,30 +463,3 @@ def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted
 
 def _programs(profile: Profile, device: torch.device) -> int:
     return profile.programs if device.type == "cpu" else 2**62
-
-
-def _no_far_case(tally: Tally, refusals: Mapping[str, str]) -> str:
-    """Why the profile `large` judged nothing, which says nothing against a kernel that asks for dense inputs."""
-    if not tally.cases:
-        return "no case has offsets beyond 2^31: no input takes a layout with gaps, or dims= leaves no axis of 3 slices"
-    kinds = ", ".join(f"{count} x {kind} ({refusals.get(kind, '')})" for kind, count in sorted(tally.rejected.items()))
-    return f"no case with offsets beyond 2^31 could be judged: {kinds}"
-
-
-def _nothing_judged(tally: Tally, refusals: Mapping[str, str]) -> Verdict:
-    kinds = ", ".join(
-        f"{count} x {kind}" + (f", as in {refusals[kind]!r}" if refusals.get(kind) else "")
-        for kind, count in sorted(tally.rejected.items())
-    )
-    advice = "a kernel that refuses everything is not right: check rejects=, dims= and that the reference accepts"
-    if tally.rejected and all(kind.startswith("reference ") for kind in tally.rejected):
-        advice = (
-            "the reference itself raises, so that nothing says what is right: mend it, or bound by dims= and values="
-        )
-    return failed(
-        "error",
-        f"no case could be judged ({kinds or 'none could be drawn'}); {advice} these inputs",
-        identity=NOTHING_JUDGED,
-        rejected=dict(tally.rejected),
-        kinds=kinds,
-    )

@@ -19,7 +19,7 @@ from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench, call, reference_of
 from pytest_fusion.verdict.golden import GoldenOutput, apart, golden_of
-from pytest_fusion.verdict.outputs import collect
+from pytest_fusion.verdict.outputs import collect, varies
 
 # Neither sizes of tiles nor all equal, and powers of two; a kernel takes another path for either.
 _SIZES = ((33, 65, 17, 5), (64, 128, 16, 4))
@@ -71,10 +71,6 @@ def _outputs(bench: Bench, case: Case) -> tuple[GoldenOutput, ...]:
     reference, _ = reference_of(bench, case, logical)
     # Of lanes there are none where the spec insists on a tolerance of its own.
     allowed = dict(zip(ours, map(apart, reference.lanes), strict=False))
-    return tuple(golden_of(name, one, allowed.get(name)) for name, one in ours.items() if not _varies(spec, name))
-
-
-def _varies(spec: FusionSpec, name: str) -> bool:
-    if isinstance(spec.deterministic, bool):
-        return not spec.deterministic
-    return not spec.deterministic.get(name, True)
+    return tuple(
+        golden_of(name, one, allowed.get(name)) for name, one in ours.items() if not varies(spec.deterministic, name)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,8 +78,22 @@ def _constant_rows(f: Field) -> torch.Tensor:
 
 
 def _zero_rows(f: Field) -> torch.Tensor:
-    """Every other row zero, beginning with the first; the rest small, so that an epsilon matters there."""
-    return torch.where(f.row() % 2 == 0, 0.0, f.normal() * 2.0**-8)
+    """Every other row zero, beginning with the first; the rest small, so that an epsilon matters there.
+
+    Of those every other one is at 2^-8, and one in four each has a norm of about 2^-40, just below an epsilon of 1e-12,
+    or lies at a power of two between, which the seed decides, as it does which of them comes first.
+    """
+    row, width = f.row(), f.shape[-1] if f.shape else 1
+    small = f.normal() * 2.0**-8
+    if f.dtype.itemsize > 1:
+        # No number of these is far below the others: the cube of such a row's reciprocal norm stays finite in float32.
+        even = torch.where(f.normal() < 0, -1.0, 1.0) * (f.uniform(1) * 0.5 + 0.5)
+        least = math.log2(float(f.info.smallest_normal)) + 2
+        lowest = max(-40 - math.ceil(math.log2(max(width, 1)) / 2), least)
+        between = max(-9 - numbers.mix(f.seed, 10) % 31, least)
+        turn = (row // 2 + numbers.mix(f.seed, 11) % 4) % 4
+        small = torch.where(turn == 1, even * 2.0**lowest, torch.where(turn == 3, even * 2.0**between, small))
+    return torch.where(row % 2 == 0, 0.0, small)
 
 
 def _outlier(f: Field) -> torch.Tensor:
@@ -97,7 +112,9 @@ def _wide(f: Field) -> torch.Tensor:
 
 
 def _ties(f: Field) -> torch.Tensor:
-    return numbers.integers(f.shape, -2, 2, f.seed, f.device).to(torch.float64) * 0.5
+    """Five different values and no more, and zeros of both signs, which are equal and do not look it in their bits."""
+    v = numbers.integers(f.shape, -2, 2, f.seed, f.device).to(torch.float64) * 0.5
+    return torch.where((v == 0) & (f.uniform(1) < 0.5), -0.0, v)
 
 
 def _signed_zeros(f: Field) -> torch.Tensor:
@@ -110,10 +127,12 @@ def _huge(f: Field) -> torch.Tensor:
 
     In float32 and bfloat16 about 2^60, whose squares and their sums are still finite: above, kernels that square first
     or normalise last (Welford, online softmax) overflow where their reference does not, and are no less right for it.
+    For one seed in three all are negative: a maximum that starts at a finite number, or is padded with one, shows then.
     """
     limit = float(f.info.max)
     top = limit if limit < 2.0**64 else 2.0**60
-    return torch.where(f.normal() < 0, -1.0, 1.0) * (f.uniform(1) * 0.4 + 0.5) * top
+    negative = f.normal() < (math.inf if numbers.mix(f.seed, 12) % 3 == 0 else 0)
+    return torch.where(negative, -1.0, 1.0) * (f.uniform(1) * 0.4 + 0.5) * top
 
 
 def _subnormal(f: Field) -> torch.Tensor:

@@ -82,7 +82,7 @@ def likely_cause(verdict: Verdict) -> str | None:
             return "hang" if verdict.evidence.get("kind") == "timeout" else "crash"
         case "error":
             rejected = verdict.evidence.get("rejected")
-            return None if rejected and all(kind.startswith("reference ") for kind in rejected) else "raises"
+            return None if rejected and all(map(_before_kernel, rejected)) else "raises"
         case "structure":
             if verdict.identity.endswith(":dtype"):
                 return "wrong-dtype"
@@ -110,6 +110,11 @@ def likely_cause(verdict: Verdict) -> str | None:
         case "vacuity":
             return "vacuous-test"
     return None
+
+
+def _before_kernel(rejection: str) -> bool:
+    """Whether a case was refused by something else than the kernel."""
+    return rejection == "impossible" or rejection.startswith(("reference ", "inputs "))
 
 
 def _of_access(verdict: Verdict) -> str | None:

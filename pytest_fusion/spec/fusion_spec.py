@@ -100,6 +100,7 @@ class FusionSpec:
         self._check_names()
         self._check_dims()
         self._check_derived()
+        self._check_ambiguous()
         put("dims", self._narrowed())
         own = as_rng(self.rng, self.name)
         known, parameters = (*self.inputs, *self.fixtures), _parameters(self.reference)
@@ -175,6 +176,10 @@ class FusionSpec:
             self._check_inputs_named(attribute, getattr(self, attribute))
         if not isinstance(self.grad, bool):
             self._check_inputs_named("grad", _names(self.grad))
+            for name in _names(self.grad):
+                mine = unwrap(self.inputs[name])
+                if isinstance(mine, TensorSpec) and not mine.may_float():
+                    raise SpecError(f"{self.name}: grad={name!r} names an input of dtype {', '.join(mine.dtypes)}")
         for name in self.mutates:
             if not isinstance(unwrap(self.inputs[name]), TensorSpec | DerivedSpec):
                 raise SpecError(f"{self.name}: mutates={name!r} names an input that is not a tensor")
@@ -236,6 +241,28 @@ class FusionSpec:
                 raise SpecError(f"{self.name}: the derived inputs {sorted(waiting)} need each other in a circle")
             for name in ready:
                 del waiting[name]
+
+    def _check_ambiguous(self) -> None:
+        """A name that is a dim's and an input's, where anybody may take the one for the other.
+
+        A tensor that is called as an axis of some shape string confuses nobody, nor does an input derived from its dim.
+        """
+        for name in self.dim_names:
+            if name not in self.inputs:
+                continue
+            mine = unwrap(self.inputs[name])
+            asking = [
+                other
+                for other, spec in ((n, unwrap(s)) for n, s in self.inputs.items())
+                if isinstance(spec, DerivedSpec) and name in spec.needs
+            ]
+            if asking:
+                why = f", and derived input {asking[0]!r} asks for it"
+            elif isinstance(mine, DerivedSpec) or (isinstance(mine, TensorSpec) and name not in self.dims):
+                continue
+            else:
+                why = "; their sizes and values are drawn apart"
+            raise SpecError(f"{self.name}: {name!r} is the name of a dim and of an input{why}. Rename the dim")
 
     def _narrowed(self) -> dict[str, Dim]:
         """The bounds, those of a dim narrowed by the dims that are multiples of it; raises where no size is left.
@@ -310,6 +337,8 @@ class FusionSpec:
     def _check_policies(self) -> None:
         if self.tolerance != "auto" and not isinstance(self.tolerance, Tolerance):
             raise SpecError(f"{self.name}: tolerance={self.tolerance!r}; expected 'auto' or Tolerance(rtol=, atol=)")
+        if not isinstance(self.deterministic, bool):
+            self._check_deterministic(self.deterministic)
         if self.distribution and self.random is None:
             raise SpecError(
                 f"{self.name}: distribution= needs rng=, the name of the input that seeds the kernel, to draw again"
@@ -328,6 +357,18 @@ class FusionSpec:
             raise SpecError(f"{self.name}: max_launches={self.max_launches}; expected 0 or more")
         if self.max_recompiles is not None and self.max_recompiles < 0:
             raise SpecError(f"{self.name}: max_recompiles={self.max_recompiles}; expected 0 or more")
+
+    def _check_deterministic(self, given: Any) -> None:
+        """What is no dict from names to bools. Whether outputs have these names is known once the reference has run."""
+        if not isinstance(given, Mapping):
+            raise SpecError(
+                f"{self.name}: deterministic={given!r}; expected True, False or a dict such as {{'out': False}}"
+            )
+        for name, value in given.items():
+            if not isinstance(name, str) or not isinstance(value, bool):
+                raise SpecError(
+                    f"{self.name}: deterministic={{{name!r}: {value!r}}}; expected a name and True or False"
+                )
 
 
 def _names(value: Any) -> tuple[str, ...]:

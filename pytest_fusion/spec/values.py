@@ -32,7 +32,7 @@ def _check_order(kind: str, low: Bound, high: Bound) -> None:
 
 
 def default() -> ValueProfile:
-    """Every regime: scales, offsets, cancelling pairs, outliers, zero rows, ties, NaN, infinities, subnormals."""
+    """Every regime: scales, offsets, cancelling pairs, outliers, tiny rows, ties, NaN, infinities, subnormals."""
     return ValueProfile("default")
 
 

@@ -15,7 +15,7 @@ from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.memory import FILLS, room
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
-from pytest_fusion.verdict import configs, gradients, memory
+from pytest_fusion.verdict import configs, declared, gradients, memory
 from pytest_fusion.verdict.calls import (
     Bench,
     CaseResult,
@@ -152,6 +152,7 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
     try:
         bench = told(bench, case, logical, first, placed)
         reference, expected = reference_of(bench, case, logical)
+        declared.note(bench, expected)
     except LookFailed as look:
         return _raised(bench, result, look.outcome)
     except ReferenceFailed as error:

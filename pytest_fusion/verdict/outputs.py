@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,3 +37,16 @@ def collect(result: Any, arguments: Mapping[str, Any], mutates: Iterable[str], *
         if isinstance(value, torch.Tensor):
             tensors[f"{name} (in place)"] = value
     return Outputs(tensors, plain, nesting(result) if returned else "")
+
+
+def spellings(output: str) -> tuple[str, ...]:
+    """What ``deterministic=`` may call an output: ``out[1]``, ``out['dq']`` or plain ``dq``, the name of an input."""
+    last = re.search(r"(?:\.|\[')(\w+)(?:'\])?$", output)
+    return (output, output.removesuffix(" (in place)"), last[1] if last else output)
+
+
+def varies(declared: bool | Mapping[str, bool], output: str) -> bool:
+    """Whether ``deterministic=`` lets this output, or gradient, vary."""
+    if isinstance(declared, bool):
+        return not declared
+    return not next((declared[name] for name in spellings(output) if name in declared), True)

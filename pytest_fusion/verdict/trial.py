@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -34,7 +33,7 @@ from pytest_fusion.verdict.calls import (
 )
 from pytest_fusion.verdict.masks import retold
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
-from pytest_fusion.verdict.outputs import Outputs, collect
+from pytest_fusion.verdict.outputs import Outputs, collect, varies
 from pytest_fusion.verdict.tolerance import ValuesVerdict
 
 # Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md).
@@ -239,13 +238,8 @@ class Trial:
         )
 
     def tolerates(self, output: str) -> bool:
-        """Whether ``deterministic=`` lets this output vary: ``out[1]``, ``out['dq']`` or plain ``dq``."""
-        declared = self.spec.deterministic
-        if isinstance(declared, bool):
-            return not declared
-        last = re.search(r"(?:\.|\[')(\w+)(?:'\])?$", output)
-        names = (output, output.removesuffix(" (in place)"), last[1] if last else output)
-        return not next((declared[name] for name in names if name in declared), True)
+        """Whether ``deterministic=`` lets this output, or gradient, vary."""
+        return varies(self.spec.deterministic, output)
 
     def steady(self, outputs: Outputs) -> dict[str, torch.Tensor]:
         """The outputs that may not vary."""

@@ -49,6 +49,49 @@ def test_ordinary_regimes_are_what_kernels_get_wrong() -> None:
     assert bool(((outlier > 100).sum(-1) == 1).all())
 
 
+@pytest.mark.parametrize("rows", [2, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_small_rows_straddle_epsilons(rows: int, dtype: torch.dtype) -> None:
+    """Some seeds give a row whose norm is above an epsilon, some one below it, and never far below the dtype's range;
+    1e-12 is out of reach of float16. Nine rows have both kinds in every tensor."""
+    least = 4 * float(torch.finfo(dtype).smallest_normal)
+    norms, tiny = [], 0
+    for seed in range(40):
+        v = regimes.make("zero-rows", (rows, 12), dtype, seed, CPU).double()
+        assert not bool(v[::2].any())
+        found = v[1::2].norm(dim=-1)
+        assert float(found.min()) > least / 2
+        tiny += bool((found < 2.0**-9).any()) and bool((found > 2.0**-9).any())
+        norms += found.tolist()
+    for epsilon in (1e-3,) if dtype is torch.float16 else (1e-12, 1e-6, 1e-3):
+        assert min(norms) < epsilon < max(norms)
+        # Far below, what an epsilon does to a gradient no longer shows.
+        assert any(epsilon / 32 < norm < epsilon for norm in norms)
+    assert rows < 9 or tiny == 40
+
+
+def test_float8_rows_stay_in_its_range() -> None:
+    """Nothing is so small that a float8 would lose it: its small rows are all at 2^-8."""
+    rows = regimes.make("zero-rows", (9, 64), torch.float8_e5m2, 3, CPU).double()[1::2]
+    assert bool((rows.abs().amax(-1) > 2.0**-8).all())
+
+
+def test_some_huge_tensors_are_negative_throughout() -> None:
+    """One in three has no positive element, so that a maximum cannot hide what it started from; none is all positive
+    of enough elements."""
+    shares = [float((regimes.make("huge", (64,), torch.bfloat16, seed, CPU) < 0).double().mean()) for seed in range(60)]
+    assert 10 <= shares.count(1.0) <= 30
+    assert all(share == 1.0 or 0.2 < share < 0.8 for share in shares)
+
+
+def test_ties_have_zeros_of_both_signs() -> None:
+    """Equal numbers whose bits differ: a sort by bits is not stable on them."""
+    v = regimes.make("ties", (8, 64), torch.float32, 3, CPU)
+    zeros = v[v == 0]
+    assert 0.3 < float(zeros.signbit().double().mean()) < 0.7
+    assert set(v.flatten().tolist()) == {-1.0, -0.5, 0.0, 0.5, 1.0}
+
+
 def test_finite_names_leave_out_the_special_ones() -> None:
     """A finite profile never meets NaN, infinity, subnormal or huge values."""
     assert set(regimes.names(finite=False)) - set(regimes.names(finite=True)) == {"nan", "inf", "huge", "subnormal"}

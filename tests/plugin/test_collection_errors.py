@@ -110,3 +110,29 @@ def test_it(x):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*the reference consumes random numbers*pass the noise*"])
     result.stdout.no_fnmatch_line("*decorator.py*")
+
+
+def test_a_name_of_an_output_of_another_parametrization_is_fine(project: Project) -> None:
+    """One spec serves all parameters: where the reference is told of them, a name that no output of this one
+    has is only noted; where it is not, the name is wrong in all."""
+    project.write("""
+@few
+@pytest.mark.parametrize("both", [True, False])
+@fused_equivalent(lambda x, both: {"y": x, "z": x} if both else {"y": x}, inputs=X, deterministic={"z": False})
+def test_told(x, both):
+    return {"y": x.clone(), "z": x.clone()} if both else {"y": x.clone()}
+
+
+@few
+@pytest.mark.parametrize("block", [16])
+@fused_equivalent(lambda x: x * 2, inputs=X, deterministic={"outt": False})
+def test_untold(x, block):
+    return x * 2
+""")
+
+    result = project.run()
+
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*'outt': ...} names neither an output nor a gradient; did you mean 'out'[?]*"])
+    noted = ["'z'" in str(project.tests[f"test_told[{both}]"]["notes"]) for both in (True, False)]
+    assert noted == [False, True]

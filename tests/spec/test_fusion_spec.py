@@ -54,6 +54,8 @@ def test_arguments_of_the_reference_with_defaults_are_fine() -> None:
         ({"mutates": "y"}, ["mutates='y' names no input"]),
         ({"clobbers": ["y"]}, ["clobbers='y' names no input"]),
         ({"grad": ["y"]}, ["grad='y' names no input"]),
+        ({"deterministic": "out"}, ["deterministic='out'", "expected True, False or a dict"]),
+        ({"deterministic": {"out": "no"}}, ["deterministic={'out': 'no'}"]),
         ({"invariant": "row"}, ["did you mean 'rows'"]),
         ({"tolerance": "loose"}, ["expected 'auto' or Tolerance"]),
         ({"rejects": [3]}, ["is not an exception type"]),
@@ -72,6 +74,37 @@ def test_only_tensors_are_written_in_place() -> None:
     """``mutates`` of a constant is refused."""
     with pytest.raises(SpecError, match="not a tensor"):
         make(fused=lambda x, eps: x, reference=lambda x, eps: x, inputs={"x": tensor("n"), "eps": 1}, mutates="eps")
+
+
+def test_only_floating_inputs_have_gradients() -> None:
+    """``grad`` of indices would silently ask for nothing."""
+    inputs = {"x": tensor("n"), "i": tensor("n", dtype=torch.int64)}
+    with pytest.raises(SpecError, match="grad='i' names an input of dtype int64"):
+        make(fused=lambda x, i: x, reference=lambda x, i: x, inputs=inputs, grad=["x", "i"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dims"),
+    [
+        ({"x": tensor("n k"), "k": st.integers(1, 4)}, {"k": dim(1, 4)}),
+        ({"x": tensor("n k"), "k": st.integers(1, 4)}, {}),
+        ({"x": tensor("n k"), "k": 4}, {}),
+        ({"x": tensor("n k"), "k": tensor("n")}, {"k": dim(1, 4)}),
+        ({"x": derived(lambda k: k), "k": tensor("n k")}, {}),
+        ({"x": derived(lambda b, k: (b, k)), "k": optional(st.integers(1, 4)), "b": 1}, {"k": 3}),
+    ],
+)
+def test_a_dim_and_an_input_of_one_name_are_refused(inputs: dict[str, Any], dims: dict[str, Any]) -> None:
+    """Whoever asks for the name gets one of them, and not always the one that is meant; the message names both."""
+    with pytest.raises(SpecError, match="'k' is the name of a dim and of an input") as caught:
+        make(fused=lambda **k: k, reference=lambda **k: k, inputs=inputs, dims=dims)
+    assert ("derived input 'x' asks for it" in str(caught.value)) == (not isinstance(inputs["x"], type(tensor("n"))))
+
+
+def test_a_tensor_may_be_called_as_an_axis_is() -> None:
+    """Nobody takes ``bias`` for the length of ``bias``, nor a size that is derived for another one."""
+    inputs = {"x": tensor("rows bias"), "bias": tensor("bias"), "rows": derived(lambda x: x.shape[0])}
+    make(fused=lambda **k: k, reference=lambda **k: k, inputs=inputs, dims={"rows": dim(1)})
 
 
 def test_dims_in_a_circle_are_refused() -> None:

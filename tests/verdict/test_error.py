@@ -106,6 +106,37 @@ def test_an_input_function_that_raises_on_some_sizes_rejects_those(examine: Any)
     assert record.rejected["inputs RuntimeError"] > 0
 
 
+@pytest.mark.parametrize("where", ["derived", "values"])
+def test_an_input_function_that_always_raises_is_an_error_of_the_spec(examine: Any, where: str) -> None:
+    """The kernel was never called and is not accused: the function is, with what it says."""
+
+    def raises(*_: Any) -> Any:
+        raise IndexError("no such row")
+
+    called: list[Any] = []
+    inputs: dict[str, Any]
+    if where == "derived":
+        inputs = {"x": tensor("n", values=values.positive()), "top": derived(lambda x: [].pop())}
+    else:
+        inputs = {"x": tensor("n"), "top": tensor("n", values=raises)}
+    with pytest.raises(SpecError, match=r"the kernel was never called.*'top' raised IndexError") as caught:
+        examine(lambda x, top: called.append(x), lambda x, top: x, inputs, cases=20)
+    assert not called
+    assert "the kernel raises" not in str(caught.value)
+
+
+def test_a_kernel_is_not_accused_of_what_comes_before_it(examine: Any) -> None:
+    """Where an input's function refuses some cases and the reference all others, neither was the kernel."""
+
+    def reference(x: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+        raise ValueError("never")
+
+    inputs = {"x": tensor("n", values=values.positive()), "top": derived(lambda x: x.max())}
+    record = examine(lambda x, top: x / top, reference, inputs, cases=20)
+    assert set(record.rejected) == {"inputs RuntimeError", "reference ValueError"}
+    assert (record.verdict, record.cause) == ("fail", "unexplained")
+
+
 @pytest.mark.parametrize(
     ("reference", "keywords", "part"),
     [

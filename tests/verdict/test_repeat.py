@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.spec.inputs import derived, tensor
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.inputs import derived, optional, tensor
 from pytest_fusion.verdict import repeat
 from pytest_fusion.verdict.repeat import check_repeat, differing, first_difference, variations
 
@@ -244,6 +245,46 @@ def test_an_output_in_a_container_is_declared_by_its_key(judge_one: Any, name: s
     fused = lambda x: {"dq": unsteady(x), "dk": double(x)}  # noqa: E731
     assert judge_one(fused, both, deterministic={name: False}).failure is None
     assert judge_one(fused, both, deterministic={"dk": False}).failure.identity == "repeat:out['dq']"
+
+
+@pytest.mark.parametrize(
+    ("name", "grad", "parts"),
+    [
+        ("nonsense", False, ["neither an output nor a gradient (outputs: out['y'], out['n']; gradients: none"]),
+        ("x", True, ["did you mean 'dx'?", "gradients: dx, db)"]),
+        ("dxx", True, ["did you mean 'dx'?"]),
+        ("dx", False, ["names neither"]),
+        ("di", True, ["gradients: dx, db)"]),
+        ("dx", "b", ["gradients: db)"]),
+    ],
+)
+def test_a_name_that_nothing_has_is_an_error(examine: Any, name: str, grad: Any, parts: list[str]) -> None:
+    """``deterministic=`` of neither an output nor a gradient would say nothing, silently."""
+
+    def reference(x: T, b: T | None, i: T) -> dict[str, Any]:
+        return {"y": x * 2 if b is None else x + b, "n": len(x)}
+
+    inputs = {"x": tensor("n"), "b": optional(tensor("n")), "i": tensor("n", dtype=torch.int64)}
+    with pytest.raises(SpecError) as caught:
+        examine(reference, reference, inputs, cases=70, grad=grad, deterministic={name: False})
+    assert all(part in str(caught.value) for part in (f"deterministic={{{name!r}: ...}}", *parts)), str(caught.value)
+
+
+def test_a_name_of_an_output_that_some_cases_have_is_fine(examine: Any) -> None:
+    """What an optional input brings along counts; of few cases, or beside a failure, a wrong name is only noted."""
+    inputs = {"x": tensor("n"), "b": optional(tensor("n"))}
+
+    def reference(x: T, b: T | None) -> dict[str, T]:
+        return {"y": x} if b is None else {"y": x, "z": b}
+
+    right = examine(reference, reference, inputs, cases=20, deterministic={"z": False, "out['y']": True})
+    assert not any("deterministic" in note for note in right.notes)
+    few = examine(reference, reference, inputs, cases=2, deterministic={"zz": False})
+    assert few.verdict == "pass"
+    assert any("deterministic={'zz': ...}" in note for note in few.notes)
+    wrong = examine(lambda x, b: {**reference(x, b), "y": x + 1}, reference, inputs, deterministic={"zz": False})
+    assert wrong.failed_check == "values"
+    assert any("deterministic={'zz': ...}" in note for note in wrong.notes)
 
 
 def test_an_input_written_in_place_is_declared_by_its_name(judge_one: Any) -> None:

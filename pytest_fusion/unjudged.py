@@ -1,0 +1,53 @@
+"""What is said of a test of which no case was judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.model import Verdict, failed
+
+# The identity of the failure that is none on a single case: nothing was asked of the kernel.
+NOTHING_JUDGED = "error:nothing-judged"
+
+
+def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
+    """Why the profile `large` judged nothing, which says nothing against a kernel that asks for dense inputs."""
+    if not cases:
+        return "no case has offsets beyond 2^31: no input takes a layout with gaps, or dims= leaves no axis of 3 slices"
+    kinds = ", ".join(f"{count} x {kind} ({refusals.get(kind, '')})" for kind, count in sorted(rejected.items()))
+    return f"no case with offsets beyond 2^31 could be judged: {kinds}"
+
+
+def _kinds(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
+    return ", ".join(
+        f"{count} x {kind}" + (f", as in {refusals[kind]!r}" if refusals.get(kind) else "")
+        for kind, count in sorted(rejected.items())
+    )
+
+
+def must_be_made(spec: FusionSpec, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> None:
+    """Raise ``SpecError`` where a function of the spec let no case come to be: the kernel was never called."""
+    raised = any(kind.startswith("inputs ") for kind in rejected)
+    if raised and all(kind == "impossible" or kind.startswith("inputs ") for kind in rejected):
+        raise SpecError(
+            f"{spec.name}: no case could be made, so the kernel was never called ({_kinds(rejected, refusals)}); mend "
+            "the function, or bound what it is given by dims= and values="
+        )
+
+
+def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> Verdict:
+    kinds = _kinds(rejected, refusals)
+    advice = "a kernel that refuses everything is not right: check rejects=, dims= and that the reference accepts"
+    if rejected and all(kind.startswith("reference ") for kind in rejected):
+        advice = (
+            "the reference itself raises, so that nothing says what is right: mend it, or bound by dims= and values="
+        )
+    return failed(
+        "error",
+        f"no case could be judged ({kinds or 'none could be drawn'}); {advice} these inputs",
+        identity=NOTHING_JUDGED,
+        rejected=dict(rejected),
+        kinds=kinds,
+    )

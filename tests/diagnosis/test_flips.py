@@ -146,35 +146,3 @@ def test_a_key_that_a_softmax_ignores_is_no_padding(lab_of: Any) -> None:
     choice = {"dim rows": 1, "dim hidden": 4, "dim keys": 17, "dtype": "float32"}
     found = diagnose(lab_of(left_out_last, attention, inputs, choice, blocks=(16,), dtypes="float32"))
     assert found.cause in ("tail-mask", "off-by-one-mask"), found
-
-
-def last_of_ties(how: str) -> Any:
-    class Largest(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: T) -> T:
-            ctx.save_for_backward(x)
-            return x.amax(-1)
-
-        @staticmethod
-        def backward(ctx: Any, g: T) -> T:
-            (x,) = ctx.saved_tensors
-            at = x.argmax(-1) if how == "first" else x.shape[-1] - 1 - x.flip(-1).argmax(-1)
-            return torch.zeros_like(x).scatter(-1, at[..., None], g[..., None])
-
-    return Largest.apply
-
-
-def test_a_tie_is_no_lost_digit(lab_of: Any) -> None:
-    """An error of the elements' own size stays where values are larger by a factor that keeps ties."""
-
-    def change(case: Case) -> Case:
-        return asking_plainly(case.with_tensor("x", regime="offset"))
-
-    choice = {"dim rows": 3, "dim hidden": 40, "dtype": "float16"}
-    try:
-        lab = lab_of(
-            last_of_ties("last"), last_of_ties("first"), ROWS, choice, dtypes="float16", grad=True, change=change
-        )
-    except AssertionError:
-        pytest.skip("no tie was drawn")
-    assert diagnose(lab).cause not in ("low-precision-accumulation", "eps-misplaced")

@@ -12,6 +12,7 @@ from pytest_fusion.diagnosis import (
     numerics,
     order,
     roundings,
+    slices,
     sources,
     strides,
     tuning,
@@ -47,7 +48,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     extents.limit,
     indices.mixed,
     roundings.digits,
-    indices.indifferent,
+    slices.indifferent,
 )
 _OF_HOLES: tuple[Rule, ...] = (extents.zero, strides.layout, extents.last_index, indices.moved, extents.limit)
 _OF_BOUNDS: tuple[Rule, ...] = (machine_code.miscompiled, extents.zero, strides.layout, extents.one_past)

@@ -127,6 +127,27 @@ def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
     return Edit(f"{index} repeated " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
 
 
+def repeated_but(places: Iterable[tuple[str, int]], other: tuple[str, int]) -> Edit:
+    """The same, and the last index in place of the first for one of them."""
+    chosen = tuple(places)
+    last = Edit("", lambda logical: repeated([other], logical[other[0]].shape[other[1]] - 1).apply(logical))
+    first = repeated([place for place in chosen if place != other])
+    return Edit(f"{repeated(chosen).name} but the last of {other}", lambda logical: first.apply(last.apply(logical)))
+
+
+def alone(name: str, axis: int, index: int, then: Edit | None = None) -> Edit:
+    """The first slice at one index of an axis, and 0 at all others; ``then`` another edit."""
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        t = logical[name]
+        changed = torch.zeros_like(t)
+        changed.select(axis, index).copy_(t.select(axis, 0))
+        made = {**logical, name: changed}
+        return made if then is None else then.apply(made)
+
+    return Edit(f"only the first of {name}:{axis}, at {index}" + (f", {then.name}" if then else ""), apply)
+
+
 def upcast() -> Edit:
     """The same numbers, 16-bit tensors as float32."""
 

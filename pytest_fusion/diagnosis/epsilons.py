@@ -14,6 +14,7 @@ from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
 from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.verdict import gradients
 from pytest_fusion.verdict import probe as probing
 
 Outputs = Mapping[str, torch.Tensor]
@@ -31,6 +32,8 @@ _MOST_SCALED = 4
 _NEARLY, _EXACTLY = 5e-3, 1e-4
 # So many times the allowed error: 1e-6 beside the mean square of ordinary values is some 8 roundings of float32.
 _HARDLY = 64
+# What float16 makes of ordinary values times 2^-10, and not of those times 2^-16.
+_DIGITS = 1e-3
 # Less is a rounding, and no sign of a constant in the reference.
 _SEEN = 1e-6
 
@@ -86,12 +89,27 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
             return None
     for power in (-10, -16, -24, -40):
         tiny = edits.scaled(names, power)
+        if not _keeps_digits(lab, larger, names, power):
+            return None
         if lab.mostly_wrong(case, edit=tiny):
             if lab.mostly_wrong(larger, edit=tiny) and not _scales(lab, case, names, power):
                 told = f"right for {usual}, wrong for 2^{power} times ordinary ones"
                 return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])
             return None
     return None
+
+
+def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:
+    """Whether the dtype holds values that are scaled so: among those that it rounds to few, many are equal."""
+    found = lab.ask(case).probe
+    if found is None:
+        return False
+    scaled = edits.scaled(names, power).apply(dict(found.logical))
+    for name in names:
+        before, after = found.logical[name].double(), scaled[name].double() * 2.0**-power
+        if float((after - before).norm()) > _DIGITS * float(before.norm()):
+            return False
+    return True
 
 
 def _hardly_wrong(answer: Answer) -> bool:
@@ -103,10 +121,11 @@ def _hardly_wrong(answer: Answer) -> bool:
 def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
     """Whether the reference goes with a power of the values' scale around there, as it does far from an epsilon."""
     steps = [lab.ask(case, edit=edits.scaled(names, power + shift)).probe for shift in (0, 2, 4)]
-    if None in steps:
+    outputs = [_rights(lab, step) for step in steps if step is not None]
+    if len(outputs) < len(steps) or not outputs[0].keys() == outputs[1].keys() == outputs[2].keys():
         return True
-    for output in steps[0].expected if steps[0] is not None else ():
-        a, b, c = (step.expected[output].double() for step in steps if step is not None)
+    for output in outputs[0]:
+        a, b, c = (each[output].double() for each in outputs)
         if not a.is_floating_point() or not a.numel():
             continue
         first, second = (b / a).nan_to_num(0.0), (c / b).nan_to_num(0.0)
@@ -115,6 +134,15 @@ def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
         if bool((first == 1).all()) and bool((a != 0).any()) and output != "out":
             return False
     return True
+
+
+def _rights(lab: Lab, found: probing.Probe) -> Outputs:
+    """The right results, or the gradient that fails, which a probe has only where it is wrong."""
+    name = str(lab.verdict.evidence.get("output", ""))
+    if lab.check != gradients.NAME or not name.startswith("d"):
+        return found.expected
+    pair = probing.gradient(found, name[1:])
+    return {} if pair is None else {name: pair[1]}
 
 
 def _constant(lab: Lab, case: Case, larger: Case) -> Found | None:

@@ -17,7 +17,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.run.compiled import around_compilations
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.dims import Size
-from pytest_fusion.verdict import gradients
+from pytest_fusion.verdict import blame, gradients
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.probe import Probe, probe
@@ -33,8 +33,8 @@ MAX_SECONDS = 8.0
 # not found within the limit above, nor 30 of them with 20 s more. Then the CPU lane is asked (`second_opinion`).
 MAX_COMPILING_S = 8.0
 _SEEDS = 3
-# Roundings are far below this share of the largest element, another element's value is of its size.
-_FAR = 0.02
+# So many times the allowed error is none that comes and goes by chance.
+_PLAINLY = 32.0
 
 Status = Literal["right", "alike", "otherwise", "impossible"]
 
@@ -51,10 +51,7 @@ class Wrong:
     @property
     def far_off(self) -> bool:
         """Whether an error is of the elements' own size, which no rounding is; integers are always far off."""
-        if not self.got.is_floating_point():
-            return True
-        got, right = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (self.got, self.right))
-        return float((got - right).abs().max()) > _FAR * float(right.abs().max())
+        return blame.far_off(self.got, self.right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +193,25 @@ class Lab:
             if right > min(wrong + 1, _SEEDS):
                 return False
         return False
+
+    def plainly_wrong(self, case: Case, *, edit: Edit | None = None) -> bool:
+        """Wrong for some seed by far more than is allowed.
+
+        An average over few elements is allowed more, and below 16 there is none: an error near the limit shows in one
+        size and not in the next, which says nothing of either.
+        """
+        return any(self._is_plain(self.ask(case.with_(seed=seed), edit=edit)) for seed in self.seeds(case, 2 * _SEEDS))
+
+    def _is_plain(self, answer: Answer) -> bool:
+        failure = answer.probe.failure if answer.probe is not None else None
+        if failure is None:
+            return False
+        wrong = self.wrong_of(answer)
+        return (
+            failure.check not in ("values", gradients.NAME)
+            or (wrong is not None and wrong.far_off)
+            or float(failure.evidence.get("ratio") or 0.0) > _PLAINLY
+        )
 
     def resized(self, sizes: Mapping[str, Size], case: Case | None = None) -> Case | None:
         """The case with just these sizes; ``None`` where bounds or limits forbid them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.spec.dims import Size
-from pytest_fusion.spec.inputs import may_index
+from pytest_fusion.spec.inputs import TensorSpec, may_index, unwrap
 from pytest_fusion.verdict import gradients
 from pytest_fusion.verdict import probe as probing
 
@@ -23,6 +23,8 @@ _SMALLEST_LIMIT = 8
 # A shift by this makes a padded 0 weigh nothing in a softmax of float32, with scores scaled down tenfold too.
 _SHIFT = 1000.0
 _SEEDS, _MANY_SEEDS = 4, 6
+# Less of the largest element is no change.
+_CHANGED = 1e-3
 # 16 bytes of a 16-bit dtype, and a multiple of the two or four parts into which work is often split.
 _VECTOR = 8
 
@@ -129,9 +131,11 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
             continue
         if not all(lab.always_right(case, edit=edit) for case in whole):
             return None
+        if not lab.plainly_wrong(past, edit=edit):
+            continue
         sizes = " and ".join(str(case.sizes[name]) for case in whole)
         evidence = [f"right at {name}={sizes}, wrong at {tile + 1}" + (f", given {edit.name}" if edit else "")]
-        return _neutral(lab, past, evidence) or Found("tail-mask", evidence)
+        return _neutral(lab, past, name, evidence) or Found("tail-mask", evidence)
     return None
 
 
@@ -140,7 +144,7 @@ def _tiles(lab: Lab, size: int) -> Iterator[int]:
     yield from dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
 
 
-def _neutral(lab: Lab, past: Case, evidence: list[str]) -> Found | None:
+def _neutral(lab: Lab, past: Case, dim: str, evidence: list[str]) -> Found | None:
     """The partial tile is right once the values make what pads it weigh nothing."""
     names = edits.free(lab.spec, past)
     for chosen in ([name] for name in names):
@@ -152,22 +156,52 @@ def _neutral(lab: Lab, past: Case, evidence: list[str]) -> Found | None:
             (edits.centred(chosen), "where rows have a mean of 0"),
         ]
         for edit, when in changes:
-            if lab.always_right(past, edit=edit) and _still_tells(lab, past, edit):
+            if lab.always_right(past, edit=edit) and _still_tells(lab, past, edit, dim):
                 return Found("wrong-neutral-element", [*evidence, f"right there too {when} ({chosen[0]})"])
     return None
 
 
-def _still_tells(lab: Lab, case: Case, edit: Edit) -> bool:
-    """Whether the changed values leave a result in which an error could be seen: not all zero, equal or non-finite."""
+def _still_tells(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
+    """Whether an error could be seen with the changed values: the result is not all zero or non-finite.
+
+    Also that the last index of the dim still counts, in every tensor that has it: where a softmax gives all to another
+    one, a loop that leaves it out is right as well.
+    """
     found = lab.ask(case, edit=edit).probe
-    if found is None:
+    if found is None or not _of_use(found.expected):
         return False
-    for right in found.expected.values():
+    before = probing.right_of(lab.bench, found.logical)
+    for name in edits.free(lab.spec, case):
+        inner, t = unwrap(lab.spec.inputs[name]), found.logical[name]
+        axis = inner.shape.axis_of(dim, case.sizes) if isinstance(inner, TensorSpec) else None
+        if axis is None:
+            continue
+        others = []
+        for factor in (3.0, 1 / 3):
+            changed = t.clone()
+            changed.select(axis, -1).mul_(factor)
+            others.append(probing.right_of(lab.bench, {**found.logical, name: changed}))
+        if before is None or not any(other is not None and _differ(before, other) for other in others):
+            return False
+    return True
+
+
+def _of_use(expected: Mapping[str, torch.Tensor]) -> bool:
+    for right in expected.values():
         if right.numel() and right.is_floating_point():
             values = right.double()
             if bool(torch.isfinite(values).all()) and bool((values != 0).any()):
                 return True
     return False
+
+
+def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
+    return any(
+        t.shape != after[name].shape
+        or bool(((t.double() - after[name].double()).abs() > _CHANGED * t.double().abs().max()).any())
+        for name, t in before.items()
+        if t.numel()
+    )
 
 
 def limit(lab: Lab) -> Found | None:
@@ -193,9 +227,9 @@ def limit(lab: Lab) -> Found | None:
 
 
 def _fails(lab: Lab, case: Case, edit: Edit | None, most: int) -> bool:
-    """Wrong mostly; past a block's size it is enough to be far off at times, which no rounding is."""
+    """Wrong mostly, and plainly; past a block's size it is enough to be far off at times, which no rounding is."""
     if lab.mostly_wrong(case, edit=edit):
-        return True
+        return lab.plainly_wrong(case, edit=edit)
     if most not in lab.blocks:
         return False
     wrongs = [lab.wrong_of(lab.ask(case.with_(seed=seed), edit=edit)) for seed in lab.seeds(case, _MANY_SEEDS)]

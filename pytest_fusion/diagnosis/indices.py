@@ -28,12 +28,11 @@ _SHARE = 0.9
 _MOST_REFERENCES = 150
 _SEEDS = 2
 _MOST_CASES = 2
-_MOST_REPEATED = 8
 
 
 def moved(lab: Lab) -> Found | None:
     """Wrong elements are right ones of other indices, in every one of two inputs."""
-    for case in _cases(lab):
+    for case in failing(lab):
         wrongs = [_wrong(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _SEEDS)]
         if any(wrong is None for wrong in wrongs):
             continue
@@ -47,7 +46,7 @@ def moved(lab: Lab) -> Found | None:
     return None
 
 
-def _cases(lab: Lab) -> Iterator[Case]:
+def failing(lab: Lab) -> Iterator[Case]:
     """Plain float32 cases that fail whatever the seed, with enough elements to tell them apart."""
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     sizes = [lab.grown(plain), lab.grown(plain, (9, 18, 8, 12))]
@@ -122,7 +121,7 @@ def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
 def misread(lab: Lab) -> Found | None:
     """The result is the reference's for an input read at other indices, or without its last one."""
     budget = _MOST_REFERENCES
-    for case in _cases(lab):
+    for case in failing(lab):
         seeds = lab.seeds(case, _SEEDS)
         answers = [lab.ask(case.with_(seed=seed)) for seed in seeds]
         first = answers[0].probe
@@ -138,12 +137,29 @@ def misread(lab: Lab) -> Found | None:
                 if all(_equals(lab, answer, name, change, back) for answer in answers):
                     if cause == "off-by-one-mask" and not _at_other_sizes(lab, case, name, what):
                         continue
+                    if _any_place_does(lab, answers, name, what):
+                        continue
                     return Found(cause, [f"equals the reference with {name} {what}, for {len(seeds)} seeds"])
     lab.ruled_out.append("inputs read elsewhere: not the reference of any input turned, shifted, repeated or cut")
     return None
 
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _any_place_does(lab: Lab, answers: list[Answer], name: str, what: str) -> bool:
+    """Whether one index read again and again explains no more than another: equal shares do it, as of a mean."""
+    first, last = " the first index ", " the last index "
+    other = what.replace(first, last) if first in what else what.replace(last, first)
+    if other == what:
+        return False
+    for answer in answers:
+        if answer.probe is None:
+            return False
+        readings = {text: (change, back) for _, text, change, back in _readings(lab, answer.probe.logical[name])}
+        if other not in readings or not _equals(lab, answer, name, *readings[other]):
+            return False
+    return True
 
 
 def _at_other_sizes(lab: Lab, case: Case, name: str, what: str) -> bool:
@@ -251,7 +267,7 @@ def _equals(lab: Lab, answer: Answer, name: str, change: Change, back: Change | 
 
 def mixed(lab: Lab) -> Found | None:
     """Slices along a dim are right alone and wrong together, though the reference's do not know each other."""
-    for case in _cases(lab):
+    for case in failing(lab):
         for dim, size in ((name, n) for name, n in case.sizes.items() if isinstance(n, int) and n >= 2):
             edits_of = slices_of(lab, case, dim)
             if edits_of is None:
@@ -261,6 +277,8 @@ def mixed(lab: Lab) -> Found | None:
                 wrong = _wrong_along(lab, whole, size)
                 if wrong is None and lab.check != gradients.NAME:
                     break  # no element is far off: it is all of them together that are
+                if wrong is None and not lab.plainly_wrong(case):
+                    break
                 asked = dict.fromkeys((0, 1, size - 1) if wrong is None else (0, *wrong[1]))
                 alone = [(i, lab.ask(case.with_(seed=seed), edit=edits_of([i]))) for i in asked]
                 if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
@@ -351,67 +369,6 @@ def _forward_of(lab: Lab, answer: Answer) -> Mapping[str, torch.Tensor] | None:
     if answer.probe is None:
         return None
     return probing.right_of(lab.bench, answer.probe.logical) if lab.check == gradients.NAME else answer.probe.expected
-
-
-def indifferent(lab: Lab) -> Found | None:
-    """Far off, and right once all slices along an axis are equal: it is the choice of slices that is wrong."""
-    for case in _cases(lab):
-        answer = lab.ask(case)
-        wrong = lab.wrong_of(answer)
-        if wrong is None or answer.probe is None or not wrong.far_off:
-            continue
-        for what, places in _axes(lab, case, answer.probe.logical):
-            # What is right for a few slices chooses well; it is something that they add up to that goes wrong.
-            if what in case.sizes and not any(lab.mostly_wrong(lab.resized({what: n}, case)) for n in (2, 3)):
-                continue
-            edit = edits.repeated(places)
-            if (
-                lab.always_right(case, edit=edit)
-                and _tells(lab.ask(case, edit=edit))
-                and _any_is_as_good(lab, case, answer.probe.logical, places)
-            ):
-                return Found("wrong-index-map", [f"right once all slices of {what} are equal: others are taken"])
-    lab.ruled_out.append("which slice: wrong too with equal slices along any axis")
-    return None
-
-
-def _any_is_as_good(lab: Lab, case: Case, logical: Mapping[str, Any], places: list[tuple[str, int]]) -> bool:
-    """Whether it is right to repeat any other slice too, where some of what is repeated are indices themselves.
-
-    An index that a kernel treats wrongly by its value is gone where another one is repeated.
-    """
-    if not any(not logical[name].is_floating_point() for name, _ in places):
-        return True
-    lengths = {logical[name].shape[axis] for name, axis in places}
-    return all(
-        lab.ask(case, edit=edits.repeated(places, index)).right for index in range(1, min(*lengths, _MOST_REPEATED))
-    )
-
-
-def _axes(lab: Lab, case: Case, logical: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Axes to make indifferent: those of one dim at a time in all tensors, then single ones of what is computed."""
-    for dim, size in case.sizes.items():
-        if not isinstance(size, int) or size < 2:
-            continue
-        places = [
-            (name, axis)
-            for name in case.tensors
-            if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
-            and isinstance(logical.get(name), torch.Tensor)
-            and (axis := inner.shape.axis_of(dim, case.sizes)) is not None
-        ]
-        if places:
-            yield dim, places
-    for name, value in logical.items():
-        if name not in case.tensors and isinstance(value, torch.Tensor):
-            yield from ((f"{name}, axis {axis}", [(name, axis)]) for axis, n in enumerate(value.shape) if n > 1)
-
-
-def _tells(answer: Answer) -> bool:
-    """Whether the right result still has different elements."""
-    if answer.probe is None:
-        return False
-    return any(t.numel() and bool((t != t.flatten()[0]).any()) for t in answer.probe.expected.values())
 
 
 def cached(lab: Lab) -> Found | None:

@@ -35,6 +35,10 @@ _SEEDS, _GROWTH_SEEDS = 4, 3
 _ONE_ROUNDING = 0.2
 # So many roundings have their mean square to a third.
 _SAMPLES = 36
+# An error that is this much like the one of values that are so much larger, in so many elements, is of no rounding:
+# those that all go one way, as in truncation, are alike by three quarters. Few must be the same.
+_PERCENTS, _ALIKE, _SAME = 1.03, 0.9, 0.999
+_FEWEST_ERRORS, _ENOUGH_ERRORS = 3, 8
 # Another order changes a sum in few bits by about its own error, and one in float32 by less than a thousandth of that.
 _OTHER_ORDER = 0.2
 
@@ -257,6 +261,9 @@ def digits(lab: Lab) -> Found | None:
     if _mean_dominates(lab, names) and all(
         lab.ask(lab.base.with_(seed=seed), edit=centred).right for seed in lab.seeds(count=_SEEDS)
     ):
+        if _stays(lab, names):
+            lab.ruled_out.append("lost digits: the error stays where other digits are lost")
+            return None
         evidence = ["right once each row's mean is taken away first: the digits are lost in a difference of large sums"]
         return Found("low-precision-accumulation", evidence)
     if lost_values(wrong):
@@ -267,6 +274,9 @@ def digits(lab: Lab) -> Found | None:
     if not all(lab.ask(case, edit=edits.whole(names)).right for case in cases):
         lab.ruled_out.append("lost digits: small whole numbers are wrong too")
         return None
+    if _stays(lab, names):
+        lab.ruled_out.append("lost digits: the error stays where other digits are lost")
+        return None
     evidence = [
         "right for small whole numbers, whose products and sums need few bits",
         f"for others off by at most {error / max(scale, inputs):.2g} of the largest",
@@ -275,6 +285,31 @@ def digits(lab: Lab) -> Found | None:
         evidence.append("each wrong element is next to the right one in the output's dtype: it was rounded before")
         return Found("cast-order", evidence)
     return Found("low-precision-accumulation", evidence) if small else None
+
+
+def _stays(lab: Lab, names: list[str]) -> bool:
+    """Whether the error is nearly the same where all values are some percents larger.
+
+    So is that of an epsilon, a bound or an element taken elsewhere; each rounding on the way is another one.
+    """
+    larger = edits.on(names, f"{_PERCENTS:g} times", lambda t: t * _PERCENTS)
+    both: tuple[Edit | None, Edit] = None, larger
+    if is_coarse(lab.base):
+        # In 16 bits other values would be equal.
+        first = edits.upcast()
+        both = first, Edit(f"{first.name}, {larger.name}", lambda logical: larger.apply(first.apply(logical)))
+    samples, product, power = 0, 0.0, [0.0, 0.0]
+    for case in (lab.base, lab.grown(lab.base, (4, 4, 4, 4))):
+        for seed in lab.seeds(case, _SEEDS):
+            pairs = [_pair(lab, lab.ask(case.with_(seed=seed), edit=edit)) for edit in both]
+            errors = [(pair[0] - pair[1]).nan_to_num(0.0, 0.0, 0.0) for pair in pairs if pair is not None]
+            if len(errors) < len(pairs) or errors[0].shape != errors[1].shape:
+                continue
+            samples += int((errors[0] != 0).sum())
+            product += float((errors[0] * errors[1]).sum())
+            power = [sum_ + float(error.square().sum()) for sum_, error in zip(power, errors, strict=True)]
+    alike = _ALIKE if samples >= _ENOUGH_ERRORS else _SAME
+    return samples >= _FEWEST_ERRORS and product > alike * (power[0] * power[1]) ** 0.5
 
 
 def _next_to_right(lab: Lab, answer: Answer) -> bool:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.verdict import repeat
 from pytest_fusion.verdict.backward import Attempt
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.trial import Trial
-from pytest_fusion.verdict.upstream import Upstream
+from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
 # A gradient that is the right one times a constant: how constant, and how far from 1.
 _SAME_RATIO, _OTHER_RATIO = 0.02, 0.05
 # Upstream gradients that are the same everywhere; what only takes them for 1 is right with the first alone.
 _ONE, _OTHER = 1.0, 3.0
+# Roundings are far below this share of the largest element, another element's value is of its size.
+_FAR = 0.02
 # A gradient of less than this share of the case's own has cancelled.
 _TELLING = 0.01
+# Upstream gradients of so many elements are asked about one by one: all of the reference, so many of the kernel.
+_MOST_ELEMENTS, _MOST_ASKED = 128, 6
+# In shares of the largest part: what is another one, and what is the same. So many of the wrong ones tell.
+_MOVED, _SAME_PART, _MOST_PARTS = 1e-3, 1e-4, 0.9
 
 # Whether a backward is right in every gradient, given its attempt and the upstream gradients; ``None`` where it ended.
 Right = Callable[[Attempt, Upstream], bool | None]
@@ -38,7 +46,8 @@ def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict
     gross = not verdict.statistical
     found = _of_layout(trial, upstream, right) if gross else None
     found = found or _of_memory(trial, upstream, first, output)
-    if found is None and gross:
+    # A rounding is right as well where nothing cancels, as among equal numbers.
+    if found is None and gross and _is_far_off(trial):
         found = _of_upstream(trial, upstream, output.removeprefix("d"), right)
     reason = verdict.reason
     if found is not None:
@@ -49,6 +58,21 @@ def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict
         evidence["cause"] = "gradient-scale"
     statistical = verdict.statistical and found is None
     return failed("gradients", reason, identity=verdict.identity, statistical=statistical, **evidence)
+
+
+def far_off(got: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether an error is of the elements' own size, which no rounding is; integers are always far off."""
+    if not got.is_floating_point():
+        return True
+    a, b = (t.detach().double().nan_to_num(0.0, 0.0, 0.0) for t in (got, right))
+    return float((a - b).abs().max()) > _FAR * float(b.abs().max())
+
+
+def _is_far_off(trial: Trial) -> bool:
+    if trial.result.evidence is None:
+        return True
+    _, got, against = trial.result.evidence
+    return far_off(got, against.oracle if isinstance(against, OutputLanes) else against)
 
 
 def _of_memory(trial: Trial, upstream: Upstream, first: Attempt, name: str) -> tuple[str, str] | None:
@@ -103,12 +127,65 @@ def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> t
         exact = upstream.native[name].dtype.itemsize >= 4
         if not (several and exact) or upstream.kind in ("expanded", "zero"):
             return None
+        if not _moves(trial, upstream, name):
+            return None
         return (
             "wrong-index-map",
             "it is right when all elements of the upstream gradient are equal: they are taken from wrong places",
         )
     said = "it is right for an upstream gradient of ones and for no other: the factor is left out or applied wrongly"
     return "gradient-scale", said
+
+
+def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
+    """Whether the kernel gives single elements of the upstream gradient parts that the reference gives to others.
+
+    What is right of equal numbers may lack a part of which a difference leaves nothing there, as a norm's gradient of
+    its mean: then the parts are such as no element gets.
+    """
+    sizes = {output: upstream.upstream[output].numel() for output in upstream.used}
+    places = [(output, at) for output, size in sizes.items() for at in range(size)]
+    if not 1 < len(places) <= _MOST_ELEMENTS:
+        return False
+    chosen = sorted({i * (len(places) - 1) // (_MOST_ASKED - 1) for i in range(_MOST_ASKED)})
+    got, right = [], []
+    for i, (output, at) in enumerate(places):
+        alone = upstream.constant(0.0)
+        alone.upstream[output].view(-1)[at] = 1.0
+        try:
+            alone.lanes(1)
+        except (NoGraph, ReferenceFailed):
+            return False
+        if name not in alone.native:
+            return False
+        right.append(alone.native[name].detach().double().flatten())
+        if i in chosen:
+            backward = Attempt(trial, alone, FILLS[0], contiguous=True).backward
+            gradient = backward.gradients.get(name) if backward is not None else None
+            if gradient is None or gradient.numel() != right[-1].numel():
+                return False
+            got.append(gradient.detach().double().flatten())
+    shape = tuple(upstream.upstream[upstream.used[0]].shape) if len(sizes) == 1 else (len(places),)
+    return rearranged(torch.stack(got), torch.stack(right), shape, chosen) is not False
+
+
+def rearranged(got: torch.Tensor, right: torch.Tensor, shape: Sequence[int], chosen: Sequence[int]) -> bool | None:
+    """Whether wrong parts are none at all, those of another place, or of all places along an axis; ``None`` if none is.
+
+    ``right`` (N, M) are the parts of M results that N places of ``shape`` have in the reference, ``got`` those of
+    ``chosen`` places in the kernel.
+    """
+    table = right.reshape(*shape, right.shape[-1])
+    sums = [table.sum(axis).reshape(-1, right.shape[-1]) for axis in range(len(shape))]
+    allowed = torch.cat([torch.zeros_like(right[:1]), right, *sums])
+    largest = float(right.abs().nan_to_num().max()) if right.numel() else 0.0
+    off = (got - right[list(chosen)]).abs() > _MOVED * largest
+    if not bool(off.any()):
+        return None
+    near = torch.zeros_like(off)
+    for candidate in allowed:
+        near |= (got - candidate).abs() <= _SAME_PART * largest
+    return float(near[off].double().mean()) >= _MOST_PARTS
 
 
 def constant_ratio(got: torch.Tensor, right: torch.Tensor) -> float | None:

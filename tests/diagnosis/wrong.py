@@ -275,3 +275,22 @@ def multiplies_mask(x: T, keep: T) -> T:
 def second_and_third(rows: int, hidden: int) -> T:
     """Where the NaN of a case is not: those are in the first lane and in the last two."""
     return ((torch.arange(hidden) == 1) | (torch.arange(hidden) == 2)).expand(rows, hidden).contiguous()
+
+
+def scaled(how: str) -> Callable[[T, T], T]:
+    """``x * (1 + w)``; its backward may lack all but the upstream gradient's mean in the 1, or take it backwards."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T, w: T) -> T:
+            ctx.save_for_backward(w)
+            return x * (1 + w)
+
+        @staticmethod
+        def backward(ctx: Any, g: T) -> tuple[T, None]:
+            (w,) = ctx.saved_tensors
+            if how == "backwards":
+                g = g.flip(-1)
+            return (g * w + g.mean(-1, keepdim=True) if how == "mean" else g * (1 + w)), None
+
+    return Scaled.apply

@@ -1,0 +1,148 @@
+"""What a size, equal slices or lost digits seem to explain, beside the kernels of which they are true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.verdict import blame, gradients
+from tests.diagnosis.wrong import ROWS, scaled
+
+T = torch.Tensor
+MERGED = {"o": tensor("parts hidden"), "lse": tensor("parts")}
+
+
+def double(x: T) -> T:
+    return x * 2
+
+
+def coarse_everywhere(x: T) -> T:
+    """An error that only the average over 16 elements and more shows."""
+    exact = x.double() * 2
+    return (exact * (1 + 1.4 * 2.0**-24 * torch.sign(torch.sin(1e6 * exact)))).to(x.dtype)
+
+
+def stops_at_fifteen(x: T) -> T:
+    return torch.cat([x[:15] * 2, torch.zeros_like(x[15:])])
+
+
+@pytest.mark.parametrize(("fused", "cause"), [(coarse_everywhere, "unexplained"), (stops_at_fifteen, "block-limit")])
+def test_a_size_from_which_an_average_is_taken_is_no_limit(lab_of: Any, fused: Any, cause: str) -> None:
+    """Below 16 elements there is no average to be wrong; what is not stored past 15 is a limit all the same."""
+    lab = lab_of(fused, double, {"x": tensor("n")}, {"dim n": 16, "dtype": "float32"}, dtypes="float32")
+    assert diagnose(lab).cause == cause
+
+
+def merged(o: T, lse: T) -> T:
+    return (torch.softmax(lse, 0)[:, None] * o).sum(0)
+
+
+def merged_by_mean(o: T, lse: T) -> T:
+    return o.sum(0) / max(len(lse), 1)
+
+
+def merged_in_turn(o: T, lse: T) -> T:
+    """Each part with the share of the next one, but for the first two columns."""
+    turned = merged(o.roll(1, 0), lse)
+    return torch.cat([merged(o, lse)[:2], turned[2:]])
+
+
+def unbiased(x: T) -> T:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) * (x.shape[1] - 1) / x.shape[1] + 0.1).sqrt()
+
+
+def biased(x: T) -> T:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 0.1).sqrt()
+
+
+def test_equal_slices_tell_places_from_shares(lab_of: Any) -> None:
+    """Of equal parts any mean is right; a part with another one's share is a matter of places."""
+    choice = {"dim parts": 4, "dim hidden": 6, "dtype": "float32"}
+    for fused, causes in ((merged_by_mean, {"unexplained"}), (merged_in_turn, {"wrong-index-map"})):
+        found = diagnose(lab_of(fused, merged, MERGED, choice, dtypes="float32"))
+        assert found.cause in causes, found
+
+
+def test_equal_slices_without_variance_tell_nothing(lab_of: Any) -> None:
+    """Where all elements of a row are equal a norm is 0, whatever it divides by."""
+    choice = {"dim rows": 3, "dim hidden": 6, "dtype": "float32"}
+    found = diagnose(lab_of(biased, unbiased, ROWS, choice, dtypes="float32"))
+    assert found.cause == "unexplained", found
+
+
+def misplaced_floor(x: T) -> T:
+    """Off by about a millionth, by a smooth function of the values."""
+    return (x.double() * (1 + 3e-6 * torch.cos(x.double()) * (x != x.round()))).to(x.dtype)
+
+
+def test_an_error_that_stays_is_no_lost_digit(lab_of: Any) -> None:
+    """The error of a formula is nearly the same for values that are a little larger."""
+    choice = {"dim rows": 3, "dim hidden": 6, "dtype": "float32"}
+    found = diagnose(lab_of(misplaced_floor, lambda x: x * 1, ROWS, choice, dtypes="float32"))
+    assert found.cause != "low-precision-accumulation", found
+
+
+def test_parts_of_other_places_are_told_from_other_parts() -> None:
+    """What a kernel gives single elements is another one's, a sum along an axis, or neither."""
+    right = torch.rand(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert blame.rearranged(right.flip(0)[[0, 2]], right, (6,), [0, 2]) is True
+    assert blame.rearranged(right.reshape(2, 3, 5).sum(1)[[0]], right, (2, 3), [0]) is True
+    assert blame.rearranged(right[[0, 2]] * 0.9 + 0.01, right, (6,), [0, 2]) is False
+    assert blame.rearranged(right[[0, 2]], right, (6,), [0, 2]) is None
+
+
+def asking_plainly(case: Case) -> Case:
+    return case.with_(seed=next(filter(gradients.asks_plainly, range(100))))
+
+
+@pytest.mark.parametrize(("how", "places"), [("mean", False), ("backwards", True)])
+def test_an_upstream_of_equal_numbers_tells_places_from_parts(lab_of: Any, how: str, places: bool) -> None:
+    """Of equal numbers nothing is lost but the mean, and their order is none; only one of them is a wrong place."""
+    inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
+    choice = {"dim rows": 1, "dim hidden": 6, "dtype": "float32"}
+    more: dict[str, Any] = {"dtypes": "float32", "grad": ("x",), "change": asking_plainly}
+    lab = lab_of(scaled(how), scaled("right"), inputs, choice, **more)
+    assert lab.verdict.check == "gradients"
+    assert (lab.verdict.evidence.get("cause") == "wrong-index-map") == places, lab.verdict
+
+
+def test_a_rounding_of_a_gradient_is_no_wrong_place(lab_of: Any) -> None:
+    """What is right of ones and of threes, and off by a thousandth elsewhere, was rounded on the way."""
+
+    class Rounded(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: T) -> T:
+            return x * 2
+
+        @staticmethod
+        def backward(_: Any, g: T) -> T:
+            return g.bfloat16().to(g.dtype) * 2
+
+    choice = {"dim rows": 2, "dim hidden": 6, "dtype": "float32"}
+    more: dict[str, Any] = {"dtypes": "float32", "grad": True, "change": asking_plainly}
+    lab = lab_of(Rounded.apply, double, ROWS, choice, **more)
+    assert lab.verdict.check == "gradients"
+    assert "cause" not in lab.verdict.evidence, lab.verdict
+
+
+def left_out_last(q: T, k: T, v: T) -> T:
+    """One key short where keys do not fill a tile of 16."""
+    n = k.shape[0] - (k.shape[0] % 16 != 0)
+    return attention(q, k[:n], v[:n])
+
+
+def attention(q: T, k: T, v: T) -> T:
+    return torch.softmax(q @ k.T, -1) @ v
+
+
+def test_a_key_that_a_softmax_ignores_is_no_padding(lab_of: Any) -> None:
+    """Far queries give all to one key; a loop that ends one short is right then, and has no neutral element."""
+    inputs = {"q": tensor("rows hidden"), "k": tensor("keys hidden"), "v": tensor("keys hidden")}
+    choice = {"dim rows": 1, "dim hidden": 4, "dim keys": 17, "dtype": "float32"}
+    found = diagnose(lab_of(left_out_last, attention, inputs, choice, blocks=(16,), dtypes="float32"))
+    assert found.cause in ("tail-mask", "off-by-one-mask"), found

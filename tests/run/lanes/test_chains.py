@@ -52,7 +52,7 @@ def test_taps_may_be_added_in_any_order(seed: int, in_place: bool) -> None:
 @SEEDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_three_numbers_may_be_added_in_any_order(seed: int, dtype: torch.dtype) -> None:
-    """Both orders, and what a difference of differences makes of them; a number two hundredths too large is an error."""
+    """Both orders, and what differences make of them; a number two hundredths too large is an error."""
     x, y, z = (normal(seed + 10 * k, 4000).to(dtype).float() for k in range(3))
     assert judged((x + (y + z)).to(dtype), lambda: (x + y + z).to(dtype), seed)
     assert judged((x - (y - z)).to(dtype), lambda: (x - y + z).to(dtype), seed)

@@ -238,7 +238,7 @@ class LaneMode(DispatchMode):
         # (Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``): each step then rounds at the size of the whole.
         made = terms if plan.name in CASTS | SUMS else op.made or _product_terms(plan.name, args)
         every = [
-            self.finished(value, native, made) if isinstance(value, Tensor) else None
+            self.finished(value, native, made, op.exact) if isinstance(value, Tensor) else None
             for value, native in zip(rounded, natives, strict=False)
         ]
         if plan.name in CASTS and every[0] is not None:
@@ -278,8 +278,11 @@ class LaneMode(DispatchMode):
             found[id(t)] = reread(self.noise, seen[id(t)], t.dtype, self._readers)
         return found
 
-    def finished(self, value: Tensor, native: Any, terms: int = 1) -> Lanes:
-        """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most)."""
+    def finished(self, value: Tensor, native: Any, terms: int = 1, exact: Tensor | bool = False) -> Lanes:
+        """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most).
+
+        Where it is ``exact`` float64 holds it.
+        """
         dtype = native.dtype
         if dtype.is_complex:
             pairs = torch.view_as_real(value.resolve_conj())
@@ -293,6 +296,8 @@ class LaneMode(DispatchMode):
             return Lanes(value, value)
         if dtype == D:
             noisy = self.noise.rounded(value, dtype)
+            if exact is not False:
+                noisy = torch.where(torch.as_tensor(exact, device=value.device), value, noisy)
             return Lanes(noisy, noisy, terms)
         grid = torch.float32 if self.noise.kind == "F" else dtype
         return Lanes(value, self.noise.rounded(value, grid), terms)

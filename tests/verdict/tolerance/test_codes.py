@@ -63,9 +63,10 @@ def test_fp8_quantisation_with_exact_ties() -> None:
 @pytest.mark.parametrize(
     "power", [torch.exp2, lambda e: 2.0**e, lambda e: 1 / torch.exp2(-e)], ids=["exp2", "pow", "divided"]
 )
-def test_powers_of_two_keep_ties(power: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_powers_of_two_keep_ties(power: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
     """Scaled by a power of two a tie is a tie in every honest kernel: half up is not half to even."""
-    x = torch.tensor([[2.5, -2.5, 0.5, 1.5, 3.5, 6.0]]).repeat(8, 1)
+    x = torch.tensor([[2.5, -2.5, 0.5, 1.5, 3.5, 6.0]], dtype=dtype).repeat(8, 1)
 
     def scaled() -> Tensor:
         return x * power(2 - torch.floor(torch.log2(x.abs().amax(-1, keepdim=True))))

@@ -40,7 +40,8 @@ class Op:
     factors leaves in ``spread`` (*shape) what it costs to round the factors to that once more, which ``spreads`` has of
     operands that are such products, and in ``made`` what ``Lanes.terms`` is of it where tensor cores truncate.
     ``eighths``: both factors may go to a GPU's tensor cores as float8. A factor that is a sum has in ``sizes``, by its
-    ``id``, the root of its terms' squares (*shape).
+    ``id``, the root of its terms' squares (*shape). ``exact`` (bool, as the result or broadcast to it) is where no
+    kernel rounds the result: of float64 there is no finer number that would tell.
     """
 
     noise: Noise
@@ -56,6 +57,7 @@ class Op:
     made: int = 0
     eighths: bool = False
     sizes: Mapping[int, Tensor] = field(default_factory=dict)
+    exact: Tensor | bool = False
 
     def unrounded(self, value: Tensor) -> Tensor:
         """An operand as a difference with a reduction of itself may read it: in half of the lanes not yet rounded."""

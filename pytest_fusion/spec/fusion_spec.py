@@ -245,7 +245,7 @@ class FusionSpec:
     def _check_ambiguous(self) -> None:
         """A name that is a dim's and an input's, where anybody may take the one for the other.
 
-        A tensor that is called as an axis of some shape string confuses nobody, nor does an input derived from its dim.
+        A tensor that is called as an axis, often its own, confuses nobody, nor does an input derived from its dim.
         """
         for name in self.dim_names:
             if name not in self.inputs:
@@ -258,7 +258,7 @@ class FusionSpec:
             ]
             if asking:
                 why = f", and derived input {asking[0]!r} asks for it"
-            elif isinstance(mine, DerivedSpec) or (isinstance(mine, TensorSpec) and name not in self.dims):
+            elif isinstance(mine, DerivedSpec | TensorSpec):
                 continue
             else:
                 why = "; their sizes and values are drawn apart"

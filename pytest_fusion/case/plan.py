@@ -84,7 +84,7 @@ def _size_levels(spec: FusionSpec, name: str, size_classes: Mapping[str, tuple[i
         if isinstance(bound.multiple_of, str):
             levels[wanted] = label
             continue
-        fitted = tuple(sorted({sizes.fit(size, bound, {}) for size in wanted}))
+        fitted = tuple(sorted({sizes.fit(size, bound, {}) for size in sizes.of_class(wanted, bound)}))
         levels.setdefault(fitted, label)
     return tuple(levels.values())
 
@@ -143,7 +143,7 @@ def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
     for name in spec.dim_order:
         wanted = level(f"dim {name}")
         if isinstance(wanted, str):
-            ladder = plan.size_classes[wanted]
+            ladder = sizes.of_class(plan.size_classes[wanted], spec.bound(name))
             wanted = ladder[numbers.mix(seed, "size", name) % len(ladder)]
         chosen[name] = sizes.fit(wanted, spec.bound(name), chosen)
     dtype = level("dtype") if "dtype" in plan.factors else spec.dtypes[0]

@@ -143,7 +143,8 @@ def choices(draw: st.DrawFn, plan: Plan) -> tuple[dict[str, Any], int]:
         if alike and kind in ("layout", "offset"):
             continue
         if kind == "dim" and name not in plan.spec.batch_names:
-            choice[factor] = draw(st.one_of(labels, st.integers(1, 100)))
+            least = max(1, plan.spec.bound(name).min)
+            choice[factor] = draw(st.one_of(labels, st.integers(least, least + 99)))
         elif kind == "offset":
             choice[factor] = draw(st.integers(0, 7))
         elif kind == "values":

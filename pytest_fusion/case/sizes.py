@@ -37,6 +37,20 @@ def classes(blocks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+# Dims of at least so many, and what their classes are then moved by multiples of: a tail of up to 32 stays as it was.
+_LARGE, _MOVED = 17, 32
+
+
+def of_class(wanted: tuple[int, ...], bound: Dim) -> tuple[int, ...]:
+    """The sizes of a class for a dim: of one that is never small, beyond its least size by what they are otherwise.
+
+    Fitted to a least size of 64 they would all be 64.
+    """
+    if bound.min < _LARGE:
+        return wanted
+    return tuple(n if n < 2 or n >= bound.min else n + -(-bound.min // _MOVED) * _MOVED for n in wanted)
+
+
 def step_of(bound: Dim, sizes: Mapping[str, Size]) -> int:
     """What a size must be a multiple of, given the sizes it refers to."""
     if isinstance(bound.multiple_of, str):

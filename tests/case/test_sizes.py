@@ -71,6 +71,18 @@ def test_the_classes_hold_zero_one_and_the_neighbours_of_the_kernels_blocks() ->
     assert {63, 64, 65, 129} <= around
 
 
+def test_a_dim_that_is_never_small_has_many_sizes_too() -> None:
+    """Fitted to a least size of 64 every class would be 64; beyond it tails of up to 32 are what they are elsewhere."""
+    bound = dim(64, 200)
+    fitted = {label: sizes.of_class(found, bound) for label, found in sizes.classes((64,)).items()}
+    assert fitted["power+1"] == (67, 69, 73, 81, 97)
+    assert fitted["power"] == (66, 68, 72, 80, 96)
+    assert fitted["one"] == (1,)
+    assert sizes.fit(1, bound, {}) == 64
+    assert fitted["block+1"] == (65,)
+    assert sizes.of_class(sizes.CLASSES["power"], dim(2)) == sizes.CLASSES["power"]
+
+
 def test_the_ladder_ascends_and_has_every_power_with_its_neighbours() -> None:
     """Shrinking walks the boundaries from 0 up."""
     ladder = list(sizes.LADDER)

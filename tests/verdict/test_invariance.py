@@ -164,22 +164,42 @@ def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
 
 
 def test_cases_of_wider_slices_are_asked_besides() -> None:
-    """Once the first cases had their turn, a case counts whose slices are twice as wide as any before it."""
-    effort, asked = Effort(any_case=2, thorough=3, wide=1, calls=9), Asked()
-    spec = FusionSpec(fused=in_order, reference=reference, inputs=INPUTS, invariant="rows")
-    bench = Bench(spec, torch.device("cpu"))
-    plain: Any = SimpleNamespace(thorough=False, bench=bench)
-    thorough: Any = SimpleNamespace(thorough=True, bench=bench)
-    for trial, wide in ((plain, 40), (plain, 3), (thorough, 5)):
-        assert effort.due(asked, trial, wide)
-        effort.note(asked, trial, wide)
-    assert [effort.due(asked, thorough, wide) for wide in (40, 79, 80)] == [False, False, True]
+    """Once the first cases had their turn, a case counts whose slices are twice as wide as any before it; one such
+    case is asked even where the seconds are spent."""
+    effort, asked = Effort(any_case=2, thorough=3, wide=2, calls=9), Asked()
+    bench, trial = effort_of("float32")
+    for thorough, wide in ((False, 40), (False, 3), (True, 5)):
+        assert effort.due(asked, trial(thorough), wide)
+        effort.note(asked, trial(thorough), wide)
+    assert [effort.due(asked, trial(True), wide) for wide in (40, 79, 80)] == [False, False, True]
     bench.clock.checks["invariance"] = Share(seconds=60.0)
-    assert not effort.due(asked, thorough, 80)
-    effort.note(asked, plain, 80)
-    assert not effort.due(asked, thorough, 10_000)
+    assert effort.due(asked, trial(True), 80)
+    effort.note(asked, trial(True), 80)
+    assert not effort.due(asked, trial(True), 10_000)
     asked.found = True
-    assert effort.due(asked, plain, 1)
+    assert effort.due(asked, trial(False), 1)
+
+
+def test_cases_of_16_bits_take_no_turn_of_those_of_32() -> None:
+    """They round away most of what other sums show; once the seconds are spent, all have their turns together."""
+    effort, asked = Effort(any_case=2, thorough=3, wide=0, calls=9), Asked()
+    _, trial = effort_of("float16")
+    for _ in range(2):
+        assert effort.due(asked, trial(False), 9)
+        effort.note(asked, trial(False), 9)
+    assert not effort.due(asked, trial(False), 9)
+    _, exact = effort_of("float32")
+    assert effort.due(asked, exact(False), 9)
+    late, slow = effort_of("float32")
+    late.clock.checks["invariance"] = Share(seconds=60.0)
+    asked.wide[False] = 1
+    assert not effort.due(asked, slow(False), 9)
+
+
+def effort_of(dtype: str) -> tuple[Bench, Callable[[bool], Any]]:
+    spec = FusionSpec(fused=in_order, reference=reference, inputs=INPUTS, invariant="rows")
+    bench, result = Bench(spec, torch.device("cpu")), SimpleNamespace(case=SimpleNamespace(dtype=dtype))
+    return bench, lambda thorough: SimpleNamespace(thorough=thorough, bench=bench, result=result)
 
 
 def test_a_size_of_the_kernels_own_is_learnt() -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.lanes.rounding import U32, D, Noise
+from pytest_fusion.run.lanes.rounding import U32, Noise
 from pytest_fusion.run.lanes.store import Lanes
 
+# What may leave a chain as it is, element by element.
+CARRYING = frozenset({"where", "mul"})
 _SPARE = 2.0**8
-_OPERANDS = {"where": 3, "mul": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,7 @@ def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: 
 
 def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
     """What ``where``, and ``mul`` by zeros and ones, leave of the chains among their operands: sums of segments,
-    ``where(begins, 0, sum) + x``. ``like`` (*shape) is the exact result; None for other operations."""
-    if name not in ("where", "mul") or len(operands) != _OPERANDS[name] or like.dtype != D:
-        return None
+    ``where(begins, 0, sum) + x``. ``like`` (*shape) is the exact result; None where there is none."""
     chains = [isinstance(v, Lanes) and v.chain is not None for v in operands]
     if not any(chains):
         return None

@@ -21,7 +21,7 @@ from pytest_fusion.run.lanes.cancellation import (
     reread,
     widened,
 )
-from pytest_fusion.run.lanes.chains import Terms, carried, in_any_order, noted, terms_of
+from pytest_fusion.run.lanes.chains import CARRYING, Terms, carried, in_any_order, noted, terms_of
 from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -256,8 +256,10 @@ class LaneMode(DispatchMode):
     ) -> Terms | None:
         """What chain of additions the result is, if any. A sum's lanes, in place in ``results``, are given what they
         lack of the roundings of other orders."""
-        total = results[0] if results else None
-        if not isinstance(total, Tensor) or total.dtype != D or not total.numel():
+        if plan.name not in SUMS | CARRYING:
+            return None
+        total = results[0]
+        if total.dtype != D or not total.numel():
             return None
         operands = [seen[id(v)] if isinstance(v, Tensor) else v for v in args]
         if plan.name not in SUMS:

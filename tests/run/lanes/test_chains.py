@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -10,14 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pytest_fusion.run.lanes import run_lanes
-from pytest_fusion.verdict.tolerance import judge_output
+from tests.run.lanes.judging import judged
 
 SEEDS = pytest.mark.parametrize("seed", range(8))
-
-
-def judged(got: Tensor, reference: Callable[[], Tensor], seed: int) -> bool:
-    few = run_lanes(lambda: [reference()], seed=seed).outputs[0]
-    return judge_output(got, few, lambda: run_lanes(lambda: [reference()], lanes=24, seed=seed + 100).outputs[0]).ok
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -69,11 +69,11 @@ def _power_of_two(value: Any) -> Any:
     return isinstance(value, (int, float)) and value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
 
 
-def _exact_where(op: Op, exact: Any, value: Tensor, noisy: Tensor) -> Tensor:
+def _exact_where(op: Op, exact: Any, value: Tensor, noisy: Callable[[], Tensor]) -> Tensor:
     op.exact = exact
     if not isinstance(exact, Tensor):
-        return value if exact else noisy
-    return torch.where(exact, value, noisy) if bool(exact.any()) else noisy
+        return value if exact else noisy()
+    return torch.where(exact, value, noisy()) if bool(exact.any()) else noisy()
 
 
 @computed("mul")
@@ -81,14 +81,15 @@ def _mul(op: Op, a: Any, b: Any) -> Tensor:
     a, b = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b)]))
     if op.wide:
         op.exact = _power_of_two(a) | _power_of_two(b)
-    return a * b  # type: ignore[no-any-return]
+    value: Tensor = a * b
+    return value
 
 
 @computed("div", "true_divide")
 def _div(op: Op, a: Tensor, b: Any) -> Tensor:
     a, b = (as_float(v) for v in aligned(op, (a, b)))
     value = a / b
-    return _exact_where(op, _power_of_two(b), value, op.relative(value, 2))
+    return _exact_where(op, _power_of_two(b), value, lambda: op.relative(value, 2))
 
 
 @computed("addcdiv")
@@ -102,7 +103,8 @@ def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tenso
 @computed("reciprocal")
 def _reciprocal(op: Op, x: Tensor) -> Tensor:
     x = as_float(x)
-    return _exact_where(op, _power_of_two(x), 1 / x, op.relative(1 / x, 2))
+    value = 1 / x
+    return _exact_where(op, _power_of_two(x), value, lambda: op.relative(value, 2))
 
 
 def _noisy(function: Callable[[Tensor], Tensor], units: float, absolute: float = 0.0, argument: float = 0.0) -> Rule:
@@ -138,7 +140,7 @@ for _name in ("acosh", "atanh", "lgamma", "digamma", "erfinv", "special_i0", "sp
 def _exp2(op: Op, x: Tensor) -> Tensor:
     """A power of two is exact wherever it is computed, and what it scales (microscaling formats) keeps its ties."""
     x = as_float(x)
-    return _exact_where(op, x == x.round(), torch.exp2(x), op.relative(torch.exp2(op.relative(x, 1)), 3))
+    return _exact_where(op, x == x.round(), torch.exp2(x), lambda: op.relative(torch.exp2(op.relative(x, 1)), 3))
 
 
 @computed("atan2")
@@ -237,7 +239,7 @@ def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
     units = units[1:] if units.shape[0] > 1 else units
     out[1:].mul_(1 + units * op.noise.uniform(tuple(out.shape[1:]), out.device))
     whole = exponent == exponent.round() if isinstance(exponent, Tensor) else float(exponent).is_integer()
-    return _exact_where(op, _power_of_two(base) & whole, value, out)
+    return _exact_where(op, _power_of_two(base) & whole, value, lambda: out)
 
 
 def over(lanes: Tensor, shape: Sequence[int]) -> Tensor:

@@ -48,7 +48,7 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     if op.eighths:
         value = added_coarsely(op, value, squares, terms)
     value = op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
-    if sizes != (None, None):
+    if any(size is not None for size in sizes):
         size_a, size_b = (f.abs() if s is None else s for f, s in zip((first_a, first_b), sizes, strict=True))
         value = _distributed(op, value, torch.matmul(size_a, size_b))
     return drifted(op.noise, value, product_drift(first_a, first_b, value[0], op.unit))

@@ -1,0 +1,15 @@
+"""Whether a result is as near to a reference as its lanes allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pytest_fusion.run.lanes import run_lanes
+from pytest_fusion.verdict.tolerance import judge_output
+
+
+def judged(got: Tensor, reference: Callable[[], Tensor], seed: int) -> bool:
+    few = run_lanes(lambda: [reference()], seed=seed).outputs[0]
+    return judge_output(got, few, lambda: run_lanes(lambda: [reference()], lanes=24, seed=seed + 100).outputs[0]).ok

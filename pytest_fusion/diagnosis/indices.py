@@ -28,6 +28,7 @@ _SHARE = 0.9
 _MOST_REFERENCES = 150
 _SEEDS = 2
 _MOST_CASES = 2
+_LOUDER = 64.0
 
 
 def moved(lab: Lab) -> Found | None:
@@ -349,19 +350,42 @@ def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit]
 
 
 def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> bool:
-    """Whether the reference's slices by themselves are what they are among the others."""
+    """Whether the reference's slices by themselves are what they are among the others, and among far larger ones."""
     together, single = _forward_of(lab, whole), _forward_of(lab, one)
-    if together is None or single is None:
+    louder = _with_louder_others(whole, one, chosen, size)
+    after = probing.right_of(lab.bench, louder) if louder is not None else None
+    if together is None or single is None or after is None:
         return False
     for name, right in together.items():
-        alone = single.get(name)
+        alone, among = single.get(name), after.get(name)
         axis = axis_of(right, size)
-        if alone is None or axis is None or alone.dim() != right.dim():
+        if alone is None or among is None or axis is None or not alone.dim() == among.dim() == right.dim():
             return False
-        a, b = selected(right, axis, list(chosen)).double(), alone.double()
-        if a.shape != b.shape or not torch.allclose(a, b, 1e-3, 1e-5, equal_nan=True):
-            return False
+        kept = selected(right, axis, list(chosen)).double()
+        for other in (alone, selected(among, axis, list(chosen))):
+            if kept.shape != other.shape or not torch.allclose(kept, other.double(), 1e-3, 1e-5, equal_nan=True):
+                return False
     return True
+
+
+def _with_louder_others(whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> dict[str, Any] | None:
+    """The inputs with all but the chosen slices far larger: a maximum is the same without an element that is not it."""
+    if whole.probe is None or one.probe is None:
+        return None
+    louder = dict(whole.probe.logical)
+    for name, value in whole.probe.logical.items():
+        less = one.probe.logical.get(name)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not isinstance(less, torch.Tensor):
+            continue
+        if value.shape == less.shape:
+            continue
+        axis = next(i for i, (n, m) in enumerate(zip(value.shape, less.shape, strict=True)) if n != m)
+        if value.shape[axis] == size:
+            others = [i for i in range(size) if i not in chosen]
+            factors = torch.ones(size, dtype=value.dtype, device=value.device)
+            factors[others] = _LOUDER
+            louder[name] = value * factors.reshape(-1, *(1,) * (value.dim() - axis - 1))
+    return louder
 
 
 def _forward_of(lab: Lab, answer: Answer) -> Mapping[str, torch.Tensor] | None:

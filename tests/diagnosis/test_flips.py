@@ -146,3 +146,19 @@ def test_a_key_that_a_softmax_ignores_is_no_padding(lab_of: Any) -> None:
     choice = {"dim rows": 1, "dim hidden": 4, "dim keys": 17, "dtype": "float32"}
     found = diagnose(lab_of(left_out_last, attention, inputs, choice, blocks=(16,), dtypes="float32"))
     assert found.cause in ("tail-mask", "off-by-one-mask"), found
+
+
+def by_largest(x: T) -> T:
+    return x / (x.abs().amax(-1, keepdim=True) + 0.1)
+
+
+def by_largest_of_the_last_tile(x: T) -> T:
+    last = (x.shape[1] - 1) // 32 * 32
+    return x / (x[:, last:].abs().amax(-1, keepdim=True) + 0.1)
+
+
+def test_slices_that_share_a_maximum_are_not_apart(lab_of: Any) -> None:
+    """The largest of 33 is mostly one of the first 32, which look right by themselves; what is lost is the carry."""
+    choice = {"dim rows": 1, "dim hidden": 33, "dtype": "float32"}
+    lab = lab_of(by_largest_of_the_last_tile, by_largest, ROWS, choice, blocks=(32,), dtypes="float32")
+    assert diagnose(lab).cause == "block-limit"

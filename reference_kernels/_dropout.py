@@ -13,6 +13,8 @@ from reference_kernels._common import jit
 
 # The upper 24 bits of a word are compared: p = 0 and p = 1 both have a threshold, and p is met to 3e-8.
 LEVELS = 2**24
+# The fewest rounds of Philox 4x32 that pass BigCrush (Salmon et al., table 2); flash-attention's dropout takes as many.
+ROUNDS = tl.constexpr(7)
 
 
 def seeded_jit(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
@@ -23,7 +25,7 @@ def seeded_jit(*numbers: str) -> Callable[[Callable[..., Any]], Any]:
 
 @jit
 def philox(seed: tl.tensor, call: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The four words of `tl.randint4x` for the int64 ``call``, to the bit: Philox 4x32 of 10 rounds (Salmon et al.).
+    """The four words of ``tl.randint4x(seed, call, n_rounds=7)`` for the int64 ``call``, to the bit.
 
     Triton takes the halves of a product by two multiplications, which ptxas does not make one again.
     """
@@ -31,7 +33,7 @@ def philox(seed: tl.tensor, call: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.t
     key1 = (seed.to(tl.uint64) >> 32).to(tl.uint32)
     word0, word1 = call.to(tl.uint32), (call >> 32).to(tl.uint32)
     word2, word3 = word0 * 0, word0 * 0
-    for _ in tl.static_range(10):
+    for _ in tl.static_range(ROUNDS):
         even = word0.to(tl.uint64) * 0xD2511F53
         odd = word2.to(tl.uint64) * 0xCD9E8D57
         word0 = (odd >> 32).to(tl.uint32) ^ word1 ^ key0

@@ -40,7 +40,7 @@ def _kept(count: int, seed: int, p: float) -> torch.Tensor:
     element = np.arange(count)
     counter, word = np.divmod(element, 4)
     zeros = np.zeros(count)
-    words = np.stack(philox((counter, zeros, zeros, zeros), (seed % 2**32, seed >> 32)))
+    words = np.stack(philox((counter, zeros, zeros, zeros), (seed % 2**32, seed >> 32), rounds=7))
     return torch.from_numpy((words[word, element] >> np.uint32(8)) >= round(p * 2**24))
 
 

@@ -30,7 +30,9 @@ def _kept(shape: tuple[int, ...], seed: int, p: float) -> torch.Tensor:
     width = shape[-1]
     row, column = np.divmod(np.arange(np.prod(shape)), width)
     zeros = np.zeros(len(row))
-    words = np.stack(philox((row * -(-width // 4) + column // 4, zeros, zeros, zeros), (seed % 2**32, seed >> 32)))
+    words = np.stack(
+        philox((row * -(-width // 4) + column // 4, zeros, zeros, zeros), (seed % 2**32, seed >> 32), rounds=7)
+    )
     return torch.from_numpy((words[column % 4, np.arange(len(row))] >> np.uint32(8)) >= round(p * 2**24)).view(shape)
 
 

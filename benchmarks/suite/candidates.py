@@ -155,12 +155,14 @@ def decode_tiles(current: Any, _: int) -> Iterator[Any]:
 
 
 def dequant_tiles(current: Any) -> Iterator[Any]:
-    """Rows of the weight, steps of products, stages, and parts of the sum; ``k`` of int4 is its group and stays."""
-    for n, warps, stages in itertools.product((32, 64, 128, 256), (2, 4, 8), (2, 3, 4, 5, 6)):
+    """Rows of the weight, steps of as many products or twice as many, stages, and parts of the sum."""
+    for n, k, warps, stages in itertools.product(
+        (32, 64, 128, 256), (current.k, 2 * current.k), (2, 4, 8), (2, 3, 4, 5, 6)
+    ):
         for m in {current.m} if current.m < 128 else {64, 128}:
             held = n * m // (32 * warps)
-            if held <= _ACCUMULATORS // 2 and (n + 2 * m) * current.k * stages <= SHARED:
-                yield dataclasses.replace(current, n=n, m=m, warps=warps, stages=stages)
+            if held <= _ACCUMULATORS // 2 and (n + 2 * m) * k * stages <= SHARED and (k == current.k or n == current.n):
+                yield dataclasses.replace(current, n=n, m=m, k=k, warps=warps, stages=stages)
     for splits in (1, 2, 3, 4, 6, 8):
         yield dataclasses.replace(current, splits=splits)
 

@@ -6,49 +6,36 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, check_tensor, jit, placed, row_offset
+from reference_kernels._common import FLOATS, INTERPRETED, Rows, check_tensor, jit, placed, row_offset
 from reference_kernels.dequant_matmul.codes import FP8, GROUPS
 from reference_kernels.dequant_matmul.float8 import fp8_by_tiles
-from reference_kernels.dequant_matmul.tiles import Kind, config
+from reference_kernels.dequant_matmul.numbers import eight_bits, four_bits, settled
+from reference_kernels.dequant_matmul.tiles import FEW, Kind, config
 from reference_kernels.linear.products import grouped
 
 HALVES = (torch.float16, torch.bfloat16)
 COMBINE_BLOCK, COMBINE_WARPS = 1024, 4
+DEAL_BLOCK, DEAL_WARPS = 1024, 4
+MANY = 16 if INTERPRETED else FEW  # rows beyond which int8 codes are read as words
 
 
 @jit
-def _codes(words: tl.tensor, PLACE: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
-    """The codes, -8 to 7, in bits ``PLACE`` to ``PLACE + 3`` of both halves of int32 ``words``, side by side.
-
-    A code becomes a number without a conversion, of which a multiprocessor does few: as the low bits of 128 in
-    bfloat16, of 1024 in float16, less 136 or 1032, which is exact. Two codes take a shift, two masks and a difference.
-    """
-    exponents: tl.constexpr = 0x43004300 if dtype == tl.bfloat16 else 0x64006400
-    middle: tl.constexpr = 136.0 if dtype == tl.bfloat16 else 1032.0
-    both = ((words >> PLACE) & 0x000F000F) | exponents
-    pair = tl.join((both & 0xFFFF).to(tl.int16), (both >> 16).to(tl.int16))
-    return tl.reshape(pair, [words.shape[0], 2 * words.shape[1]]).to(dtype, bitcast=True) - middle
-
-
-@jit
-def _words(codes_rows: tl.tensor, first: tl.tensor, stride: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """``SIZE`` int32 words of each row, from the ``first`` on: as they are, or of two int16 each, ``stride`` apart."""
-    at = (first + tl.arange(0, SIZE).to(tl.int64))[None, :]
-    if codes_rows.dtype.element_ty == tl.int32:
-        words = tl.load(codes_rows + at)
-    else:
-        low = tl.load(codes_rows + 2 * at * stride).to(tl.int32)
-        high = tl.load(codes_rows + (2 * at + 1) * stride).to(tl.int32)
-        words = (low & 0xFFFF) | (high << 16)
-    return words
-
-
-@jit
-def _quarter(x_rows: tl.tensor, k: tl.tensor, K: tl.tensor, x_step: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+def _columns(
+    x_rows: tl.tensor,
+    k: tl.tensor,
+    K: tl.tensor,
+    x_step: tl.tensor,
+    inside: tl.tensor,
+    EVEN: tl.constexpr,
+    MASK: tl.constexpr,
+) -> tl.tensor:
+    """Columns ``k`` of rows of ``x``, as columns; 0 beyond ``K``, and with ``MASK`` in rows that are not ``inside``."""
+    at = x_rows + (k * x_step)[None, :]
     if EVEN:
-        x = tl.load(x_rows + (k * x_step)[None, :])
+        x = tl.load(at, mask=inside, other=0.0) if MASK else tl.load(at)
     else:
-        x = tl.load(x_rows + (k * x_step)[None, :], mask=(k < K)[None, :], other=0.0)
+        k_inside = (k < K)[None, :]
+        x = tl.load(at, mask=inside & k_inside if MASK else k_inside, other=0.0)
     return tl.trans(x)
 
 
@@ -82,13 +69,17 @@ def _dequant_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SIZE: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
     """One tile of the result, or of one of its ``splits`` parts of ``steps`` blocks of ``k``: contiguous ``(splits, M,
-    N)``. ``KIND`` "int4": ``BLOCK_K`` is the group that has a scale. ``EVEN``: it divides ``K``.
+    N)``. ``SIZE`` columns of int4 have a scale, and ``BLOCK_K`` is one such group or several. ``EVEN``: it divides
+    ``K``. "int8 words" are two codes each, and ``x`` is what `_deal_kernel` makes of it.
 
-    Rows beyond the last, of either operand, are read as the last again, which takes no masks, and are not stored.
+    Rows beyond the last, of either operand, are read as the last again, which takes no masks, and are not stored. But
+    where a tile has few rows of ``x`` they are masked: most loads would wait for the same line (int8, one row: 96 us).
     """
+    MASK: tl.constexpr = BLOCK_M <= 16
     split = tl.program_id(0) % splits
     tile = tl.program_id(0) // splits
     block_n, block_m = grouped(tile, tl.cdiv(N, BLOCK_N), tl.cdiv(M, BLOCK_M), GROUP)
@@ -97,38 +88,53 @@ def _dequant_kernel(
     n_last, m_last = tl.minimum(n, N - 1), tl.minimum(m, M - 1)
     x_rows = x_ptr + row_offset(m_last, size1, size2, x_stride0, x_stride1, x_stride2)[:, None]
     codes_rows = codes_ptr + (n_last * codes_stride_n)[:, None]
-    QUARTER: tl.constexpr = BLOCK_K // 4
-    lane = tl.arange(0, QUARTER if KIND == "int4" else BLOCK_K).to(tl.int64)
+    lane = tl.arange(0, SIZE // 4 if KIND == "int4" else BLOCK_K).to(tl.int64)
+    m_inside = (m < M)[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    last = tl.minimum((split + 1) * steps, tl.cdiv(K, BLOCK_K))
-    for step in range(split * steps, last):
-        k = step * BLOCK_K + lane
-        if KIND == "int4":
-            words = _words(codes_rows, step * (QUARTER // 2), codes_stride_k, QUARTER // 2)
-            first = _quarter(x_rows, k, K, x_step, EVEN)
-            second = _quarter(x_rows, k + QUARTER, K, x_step, EVEN)
-            third = _quarter(x_rows, k + 2 * QUARTER, K, x_step, EVEN)
-            fourth = _quarter(x_rows, k + 3 * QUARTER, K, x_step, EVEN)
-            scale = tl.load(scales_ptr + n_last * scales_stride_n + step * scales_stride_k)
-            part = tl.dot(_codes(words, 0, first.dtype), first)
-            part = tl.dot(_codes(words, 4, first.dtype), second, part)
-            part = tl.dot(_codes(words, 8, first.dtype), third, part)
-            part = tl.dot(_codes(words, 12, first.dtype), fourth, part)
-            total += part * scale.to(tl.float32)[:, None]
-        else:
-            x_at = x_rows + (k * x_step)[None, :]
+    begin = split * steps
+    last = tl.minimum(begin + steps, tl.cdiv(K, BLOCK_K))
+    if KIND == "int4":
+        QUARTER: tl.constexpr = SIZE // 4
+        COUNT: tl.constexpr = BLOCK_K // SIZE
+        groups = tl.cdiv(K, SIZE)
+        scales_at = scales_ptr + n_last * scales_stride_n
+        # A scale is loaded a step before its group: a load that is waited for in each step took as long as the codes.
+        next_scale = tl.load(scales_at + begin * COUNT * scales_stride_k, mask=begin < last, other=0.0)
+        for step in range(begin, last):
+            for index in tl.static_range(COUNT):
+                group = step * COUNT + index
+                scale = next_scale.to(tl.float32)
+                next_scale = tl.load(scales_at + tl.minimum(group + 1, groups - 1) * scales_stride_k)
+                k = group * SIZE + lane
+                within = group if EVEN else tl.minimum(group, groups - 1)
+                words = tl.load(codes_rows + ((within * QUARTER + lane) * codes_stride_k)[None, :])
+                first = _columns(x_rows, k, K, x_step, m_inside, EVEN, MASK)
+                second = _columns(x_rows, k + QUARTER, K, x_step, m_inside, EVEN, MASK)
+                third = _columns(x_rows, k + 2 * QUARTER, K, x_step, m_inside, EVEN, MASK)
+                fourth = _columns(x_rows, k + 3 * QUARTER, K, x_step, m_inside, EVEN, MASK)
+                part = tl.dot(four_bits(words, 0, first.dtype), first)
+                part = tl.dot(four_bits(words, 4, first.dtype), second, part)
+                part = tl.dot(four_bits(words, 8, first.dtype), third, part)
+                part = tl.dot(four_bits(words, 12, first.dtype), fourth, part)
+                total += part * scale[:, None]
+    else:
+        for step in range(begin, last):
+            k = step * BLOCK_K + lane
             codes_at = codes_rows + (k * codes_stride_k)[None, :]
             if EVEN:
-                x, codes = tl.load(x_at), tl.load(codes_at)
+                codes = tl.load(codes_at)
             else:
-                inside = (k < K)[None, :]
-                x = tl.load(x_at, mask=inside, other=0.0)
-                codes = tl.load(codes_at, mask=inside, other=0.0 if KIND == "fp8" else 0)
+                codes = tl.load(codes_at, mask=(k < K)[None, :], other=0.0 if KIND == "fp8" else 0)
+            x = _columns(x_rows, k, K, x_step, m_inside, EVEN, MASK)
             if KIND == "fp8":
                 # Hopper's tensor cores keep some 14 bits of a float8 sum: every 128 products it is taken out of them.
-                total = tl.dot(codes, tl.trans(x), total, max_num_imprecise_acc=BLOCK_K)
+                total = tl.dot(codes, x, total, max_num_imprecise_acc=BLOCK_K)
+            elif KIND == "int8 words":
+                odd = _columns(x_rows + K, k, K, x_step, m_inside, EVEN, MASK)
+                total = tl.dot(eight_bits(codes, 0, x.dtype), x, total)
+                total = settled(tl.dot(eight_bits(codes, 8, x.dtype), odd, total))
             else:
-                total = tl.dot(codes.to(x.dtype), tl.trans(x), total)
+                total = tl.dot(codes.to(x.dtype), x, total)
     if KIND != "int4":
         scale = tl.load(scales_ptr + n_last * scales_stride_n).to(tl.float32)
         total *= scale[:, None]
@@ -137,6 +143,31 @@ def _dequant_kernel(
         total *= tl.load(x_scales_ptr + at)[None, :]
     y_at = (split.to(tl.int64) * M + m)[:, None] * N + n[None, :]
     tl.store(out_ptr + y_at, tl.trans(total), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@jit
+def _deal_kernel(
+    y_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    size1: tl.tensor,
+    size2: tl.tensor,
+    x_stride0: tl.tensor,
+    x_stride1: tl.tensor,
+    x_stride2: tl.tensor,
+    x_step: tl.tensor,
+    K: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Columns of even number of ``x``, then those of odd number, of each row: contiguous ``(rows, 2, K / 2)``."""
+    row, half = tl.program_id(0).to(tl.int64), K // 2
+    column = tl.program_id(1).to(tl.int64) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
+    x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
+    pairs = tl.load(x_row + column * x_step, mask=column < K, other=0.0)
+    even, odd = tl.split(tl.reshape(pairs, [BLOCK, 2]))
+    at = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y_row = y_ptr + row * K
+    tl.store(y_row + at, even, mask=at < half)
+    tl.store(y_row + half + at, odd, mask=at < half)
 
 
 @jit
@@ -194,6 +225,7 @@ def _launch(
             BLOCK_N=tile.n,
             BLOCK_M=tile.m,
             BLOCK_K=tile.k,
+            SIZE=group,
             GROUP=tile.group,
             num_warps=tile.warps,
             num_stages=tile.stages,
@@ -209,8 +241,33 @@ def _result(x: torch.Tensor, codes: torch.Tensor, dtype: torch.dtype) -> torch.T
     return torch.empty((*x.shape[:-1], codes.shape[0]), dtype=dtype, device=x.device)
 
 
+def _in_words(codes: torch.Tensor) -> torch.Tensor | None:
+    """int8 codes ``(n, k)`` as int16 ``(n, k / 2)``, where neighbours lie next to each other and pairs aligned."""
+    if codes.numel() == 0 or codes.stride(1) != 1 or codes.data_ptr() % 2:
+        return None
+    if codes.shape[1] % 2 or codes.stride(0) % 2 or codes.storage_offset() % 2:
+        return None
+    return codes.view(torch.int16)
+
+
+def _dealt(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with its columns of even number first: a product takes the codes of a word's low and high bytes as they
+    come, with the columns that they meet next to each other."""
+    rows = Rows.of(x)
+    y = torch.empty((rows.count, x.shape[-1]), dtype=x.dtype, device=x.device)
+    with placed(x.device):
+        _deal_kernel[(rows.count, triton.cdiv(x.shape[-1], 2 * DEAL_BLOCK))](
+            y, x, *rows.layout, x.shape[-1], BLOCK=DEAL_BLOCK, num_warps=DEAL_WARPS
+        )
+    return y
+
+
 @torch.library.custom_op("reference_kernels::int8_linear", mutates_args=())
 def _int8_linear(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    words = _in_words(codes) if x.numel() > MANY * x.shape[-1] else None
+    if words is not None:
+        even = _dealt(x)[:, : x.shape[-1] // 2]
+        return _launch(_result(x, codes, x.dtype), even, even, words, scales, "int8 words")
     return _launch(_result(x, codes, x.dtype), x, x, codes, scales, "int8")
 
 
@@ -219,17 +276,9 @@ def _(x: torch.Tensor, codes: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return _result(x, codes, x.dtype)
 
 
-def _in_pairs(packed: torch.Tensor) -> torch.Tensor:
-    """int16 words ``(n, size)`` as int32 ``(n, size / 2)``, where neighbours lie next to each other and pairs aligned;
-    others as they are."""
-    if packed.numel() == 0 or packed.stride(1) != 1 or packed.stride(0) % 2 or packed.data_ptr() % 4:
-        return packed
-    return packed.view(torch.int32)
-
-
 @torch.library.custom_op("reference_kernels::int4_linear", mutates_args=())
 def _int4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
-    return _launch(_result(x, packed, x.dtype), x, x, _in_pairs(packed), scales, "int4", group)
+    return _launch(_result(x, packed, x.dtype), x, x, packed, scales, "int4", group)
 
 
 @_int4_linear.register_fake

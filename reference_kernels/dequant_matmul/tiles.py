@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import triton
@@ -10,11 +10,10 @@ import triton
 from reference_kernels._common import INTERPRETED
 from reference_kernels.linear.products import MatmulTile
 
-Kind = Literal["int8", "int4", "fp8"]
+Kind = Literal["int8", "int8 words", "int4", "fp8"]
 FEW = 64  # rows up to which memory bounds the product: a weight is then read faster than it is multiplied
-FEWEST = 16  # rows that fill the narrow side of an instruction
-PROGRAMS = {"int8": 3 * 132, "int4": 13 * 132}  # at the least, of an H200's 132 multiprocessors
-LEAST = 8  # steps of a part, so that a part costs more to compute than to add
+FEWEST = 16  # rows that fill the narrow side of an instruction; half as many fill that of half its width
+LEAST = 1024  # products of a part at the least, so that a part costs more to compute than to add
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +34,39 @@ class Tile:
 def config(
     rows: int, columns: int, depth: int, kind: Kind, group: int = 128, *, interpreted: bool = INTERPRETED
 ) -> Tile:
-    """The tile for ``rows`` times a weight of ``columns x depth`` codes of ``kind``; int4's steps are its groups.
+    """The tile for ``rows`` times a weight of ``columns x depth`` codes of ``kind``; int4's steps are whole groups.
 
     The weight is the first operand, so that few rows fill the narrow side of a tensor-core instruction and not an
-    eighth of its wide one, and codes become its operand without leaving the registers. Up to 16 rows take 64 rows of
-    codes and two warps, which multiply by ``mma.sync``: for 8192 x 28672 on an H200 64 us in int8 (four warps, by
-    wgmma: 106) and 57 us in int4 (61 to 70). Where the weight has too few rows to fill the GPU, its columns are shared
-    out too; more parts of int4 are as fast (8: 56 us), of int8 slower (3: 80 us). Up to 64 rows are not timed. Many
-    rows take 128 x 128: the sum of a group of int4 codes is kept beside the whole sum, which takes as many registers
-    again. int8 of 128 x 256 gives wrong results under Triton 3.6.0, and is not used.
+    eighth of its wide one, and codes become its operand without leaving the registers. Up to 16 rows take two warps,
+    which multiply by ``mma.sync``. Where the weight has too few rows to fill the GPU, its columns are shared out too.
+    Tiles for 1, 16 and 512 rows and 8192 x 28672 codes were timed, on an H200 (see the card), and none for 17 to 64
+    rows. A weight of other sizes has the same tiles, in parts until there are as many programs for each multiprocessor.
+    Many rows of int4 keep the sum of a group beside the whole sum, which takes as many registers again.
     """
     if interpreted:
-        k = group if kind == "int4" else 16 if depth <= 128 else 128
-        steps = triton.cdiv(depth, k)
-        return Tile(32, 16, k, warps=4, stages=1, splits=max(1, min(3, steps)))
-    step = group if kind == "int4" else 128
+        k = group * (2 if rows <= FEWEST // 2 else 1) if kind == "int4" else 16 if depth <= 128 else 128
+        m = 16 if rows <= FEWEST else 32
+        splits = 1 if kind == "int8 words" else max(1, min(3, triton.cdiv(depth, k)))
+        return Tile(32, m, k, warps=4, stages=1, splits=splits)
     if rows > FEW:
-        return Tile(128, 128, 64 if kind == "int8" else step, warps=8, stages=4 if kind == "fp8" else 3)
-    m = max(16, triton.next_power_of_2(rows))
-    few = rows <= FEWEST and kind != "fp8"
-    wanted = triton.cdiv(PROGRAMS[kind] if few else 4 * 132, max(1, triton.cdiv(columns, 64)))
-    splits = max(1, min(wanted, triton.cdiv(depth, step) // LEAST))
-    return Tile(64, m, step, warps=2 if few else 4, stages=3 if few else 5, splits=splits)
+        return {
+            "int8": Tile(128, 128, 64, warps=8, stages=3),
+            "int8 words": Tile(128, 128, 32, warps=8, stages=3),
+            "int4": Tile(64, 128, group, warps=4, stages=3),
+            "fp8": Tile(128, 128, 128, warps=8, stages=4),
+        }[kind]
+    m = max(8 if kind != "fp8" else 16, triton.next_power_of_2(rows))
+    # Programs for each of 132 multiprocessors, at the least.
+    if rows > FEWEST or kind == "fp8":
+        tile, programs = Tile(64, m, group if kind == "int4" else 128, warps=4, stages=5), 4
+    elif kind != "int4":
+        tile, programs = Tile(64, m, 256, warps=2, stages=3), 3
+    elif m == FEWEST:
+        tile, programs = Tile(64, m, group, warps=2, stages=3), 27
+    else:
+        tile, programs = Tile(32, m, 2 * group, warps=2, stages=3), 6
+    wanted = triton.cdiv(programs * 132, max(1, triton.cdiv(columns, tile.n)))
+    return replace(tile, splits=max(1, min(wanted, depth // LEAST)))
 
 
 def config_float8(rows: int, depth: int, *, interpreted: bool = INTERPRETED) -> MatmulTile | None:

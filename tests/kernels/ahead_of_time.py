@@ -94,6 +94,7 @@ KERNELS = (
     decode_attention._decode_kernel,
     decode_attention._combine_kernel,
     dequant_matmul._dequant_kernel,
+    dequant_matmul._deal_kernel,
     dequant_matmul._combine_kernel,
     dequant_float8._float8_tiles_kernel,
     embedding._bags_kernel,

@@ -125,8 +125,8 @@ def test_quantised_weights_are_near() -> None:
 
 def test_parts_of_a_sum_are_added_in_order() -> None:
     """Interpreted, 300 products are three parts, whose sum is the same bits every time and near the whole."""
-    assert config(17, 33, 300, "int8").splits == 3
-    (x,) = _normal((17, 300))
+    assert config(16, 33, 300, "int8").splits == 3
+    (x,) = _normal((16, 300))
     codes, scales = quantise_int8(torch.ones(33, 300))
 
     first, again = (int8_linear(x, codes, scales) for _ in range(2))
@@ -136,16 +136,38 @@ def test_parts_of_a_sum_are_added_in_order() -> None:
 
 
 def test_tiles_of_a_gpu() -> None:
-    """Few rows take 64 rows of the weight a program, whose columns are shared out until every multiprocessor has
-    several, 13 of int4; short sums are not; many rows take square tiles."""
-    wide = config(1, 28672, 8192, "int4", interpreted=False)
-    assert (wide.n, wide.m, wide.k, wide.splits) == (64, 16, 128, 4)
+    """A weight of many rows is whole sums in one wave up to eight rows of int4 and parts up to 16; one of few rows is
+    parts until every multiprocessor has several programs; short sums are not; many rows take tiles 128 wide."""
+    for rows, kind, wanted in (
+        (1, "int4", (32, 8, 256, 1)),
+        (9, "int4", (64, 16, 128, 8)),
+        (1, "int8", (64, 8, 256, 1)),
+        (16, "int8", (64, 16, 256, 1)),
+        (512, "int8 words", (128, 128, 32, 1)),
+        (512, "int4", (64, 128, 128, 1)),
+    ):
+        wide = config(rows, 28672, 8192, kind, interpreted=False)
+        assert (wide.n, wide.m, wide.k, wide.splits) == wanted
     assert config(1, 4096, 8192, "int8", interpreted=False).splits == 7
     assert config(1, 4096, 512, "int8", interpreted=False).splits == 1
-    assert (config(512, 28672, 8192, "int8", interpreted=False).m, config(65, 1, 1, "fp8", interpreted=False).n) == (
-        128,
-        128,
-    )
+    assert config(65, 1, 1, "fp8", interpreted=False).n == 128
+
+
+@pytest.mark.parametrize("k", [34, 300])
+def test_words_are_their_codes(k: int) -> None:
+    """Codes read two at a time, beside the even and the odd columns of a strided input, and those that cannot be, of
+    an odd row stride or address, give the same to one rounding."""
+    (x,) = _normal((k, 2, 20))
+    x = x.transpose(0, 2)
+    codes = torch.randint(-128, 128, (9, k), generator=torch.Generator().manual_seed(3), dtype=torch.int8)
+    shifted = torch.empty(9 * k + 1, dtype=torch.int8)[1:].view(9, k).copy_(codes)
+    odd = torch.empty(9, k + 1, dtype=torch.int8)[:, :k].copy_(codes)
+    scales = torch.ones(9)
+
+    assert kernel._in_words(codes) is not None
+    for each in (codes, shifted, odd, codes.t().contiguous().t()):
+        assert (each is codes) == (kernel._in_words(each) is not None)
+        _close(int8_linear(x, each, scales), F.linear(x.double(), codes.double()))
 
 
 def test_zero_codes_give_zero() -> None:

@@ -104,7 +104,7 @@ TUNABLES = (
     Tunable("linear", "linear.kernel:config", ("linear: bias, gelu, 8192^3", "linear: bias, gelu, 16384")),
     Tunable("qkv", "linear.qkv:config", ("linear: queries, keys, values, 1x", "linear: queries, keys, values, 64x")),
     Tunable("gate_up", "linear.gate_up:config_gate_up, linear.gated:config_gated", ("linear: gate and up, 8192",)),
-    Tunable("lora", "linear.lora:config", ("linear: LoRA, r 16, 4096",)),
+    Tunable("lora", "linear.lora:config_described", ("linear: LoRA, r 16, 4096",)),
     Tunable(
         "flash_attention",
         "flash_attention.kernel:config",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton.language as tl
 
@@ -62,16 +64,21 @@ def _float8_tiles_kernel(
 ) -> None:
     """Every ``programs``-th tile of ``y = (x * x_scales) @ (codes * scales).T``."""
     blocks_m, blocks_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    HALF: tl.constexpr = BLOCK_M // 2
     for tile in tl.range(tl.program_id(0), blocks_m * blocks_n, programs, flatten=True):
         block_m, block_n = grouped(tile, blocks_m, blocks_n, GROUP)
         m, n = block_m * BLOCK_M, block_n * BLOCK_N
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        upper = tl.zeros([HALF, BLOCK_N], tl.float32)
+        lower = tl.zeros([HALF, BLOCK_N], tl.float32)
         for k in range(0, K, BLOCK_K):
-            rows = block_of(x, m, k, X_TURNED)
+            # Hopper's tensor cores keep some 14 bits of a float8 sum: every 128 products it is taken out of them. By
+            # halves, whose sums fit into registers beside the whole; not by max_num_imprecise_acc, whose instructions
+            # wait for each other.
             weight = tl.trans(block_of(codes, n, k, CODES_TURNED))
-            # Hopper's tensor cores keep some 14 bits of a float8 sum: every 128 products it is taken out of them.
-            total = tl.dot(rows, weight, total, max_num_imprecise_acc=BLOCK_K)
-        _finish(total, y, x_scales_ptr, x_scales_stride, scales_ptr, scales_stride, M, N, m, n, PARTS)
+            upper += tl.dot(block_of(x, m, k, X_TURNED), weight)
+            lower += tl.dot(block_of(x, m + HALF, k, X_TURNED), weight)
+        _finish(upper, y, x_scales_ptr, x_scales_stride, scales_ptr, scales_stride, M, N, m, n, PARTS)
+        _finish(lower, y, x_scales_ptr, x_scales_stride, scales_ptr, scales_stride, M, N, m + HALF, n, PARTS)
 
 
 def fp8_by_tiles(
@@ -84,9 +91,10 @@ def fp8_by_tiles(
     tile = config_float8(rows.count, K)
     if tile is None:
         return False
+    half = replace(tile, m=tile.m // 2)
     operands = {
-        "y": result_of(y, rows.count, N, tile),
-        "x": by_rows(rows, tile),
+        "y": result_of(y, rows.count, N, half),
+        "x": by_rows(rows, half),
         "codes": matrix_of(codes, (tile.n, tile.k)),
     }
     # The tensor cores take float8 of either side along k alone.

@@ -44,7 +44,7 @@ def _glu_kernel(
     up_at = row_offset(row, size1, size2, up_stride0, up_stride1, up_stride2) + column * up_step
     gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * width + column, activated(gate, ACTIVATION) * up, mask=inside)
+    tl.store(y_ptr + row * width + column, activated(gate, ACTIVATION, y_ptr.dtype.element_ty) * up, mask=inside)
 
 
 @jit
@@ -90,7 +90,8 @@ def _glu_backward_kernel(
     gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
     d_at = row * d_stride + column
-    active = activated(gate, ACTIVATION)
+    DTYPE: tl.constexpr = dgate_ptr.dtype.element_ty
+    active = activated(gate, ACTIVATION, DTYPE)
     tl.store(dgate_ptr + d_at, dy * up * slope(gate, ACTIVATION), mask=inside)
     tl.store(dup_ptr + d_at, dy * active, mask=inside)
     if AGAIN:

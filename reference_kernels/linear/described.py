@@ -78,7 +78,7 @@ def _finish_linear(
             at = n + tl.arange(0, total.shape[1])
             bias = tl.load(bias_ptr + at.to(tl.int64) * bias_step, mask=at < N, other=0.0)
             total += bias.to(tl.float32)[None, :]
-        y.store([m, n], activated(total, ACTIVATION).to(y.dtype))
+        y.store([m, n], activated(total, ACTIVATION, y.dtype).to(y.dtype))
 
 
 @jit
@@ -140,12 +140,12 @@ def _finish_gated(
         if BACKWARD:
             dy = y.load([m, n]).to(tl.float32)
             gate_out.store([m, n], (dy * up * slope(gate, ACTIVATION)).to(y.dtype))
-            up_out.store([m, n], (dy * activated(gate, ACTIVATION)).to(y.dtype))
+            up_out.store([m, n], (dy * activated(gate, ACTIVATION, y.dtype)).to(y.dtype))
         else:
             if KEEP:
                 gate_out.store([m, n], gate.to(y.dtype))
                 up_out.store([m, n], up.to(y.dtype))
-            y.store([m, n], (activated(gate, ACTIVATION) * up).to(y.dtype))
+            y.store([m, n], (activated(gate, ACTIVATION, y.dtype) * up).to(y.dtype))
 
 
 @jit

@@ -88,12 +88,12 @@ def _gated_kernel(
     if BACKWARD:
         dy = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(gate_out_ptr + at, dy * up * slope(gate, ACTIVATION), mask=inside)
-        tl.store(up_out_ptr + at, dy * activated(gate, ACTIVATION), mask=inside)
+        tl.store(up_out_ptr + at, dy * activated(gate, ACTIVATION, y_ptr.dtype.element_ty), mask=inside)
     else:
         if KEEP:
             tl.store(gate_out_ptr + at, gate, mask=inside)
             tl.store(up_out_ptr + at, up, mask=inside)
-        tl.store(y_ptr + at, activated(gate, ACTIVATION) * up, mask=inside)
+        tl.store(y_ptr + at, activated(gate, ACTIVATION, y_ptr.dtype.element_ty) * up, mask=inside)
 
 
 def gated(

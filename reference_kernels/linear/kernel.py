@@ -63,7 +63,7 @@ def _linear_kernel(
     )
     if HAS_BIAS:
         total += tl.load(bias_ptr + n * bias_step, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    total = activated(total, ACTIVATION)
+    total = activated(total, ACTIVATION, y_ptr.dtype.element_ty)
     tl.store(y_ptr + m[:, None] * N + n[None, :], total, mask=m_inside & n_inside)
 
 

@@ -1,4 +1,4 @@
-"""Fused low-rank adaptation: a product and the product of its two thin factors in one launch; with all gradients."""
+"""Fused low-rank adaptation: a product and the product of its two thin factors in one sum; with all gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import INTERPRETED, Rows, check_tensor, jit, placed, row_offset
+from reference_kernels.linear.described import matrix_of, summed_by_tiles
 from reference_kernels.linear.gradients import as_matrix, weight_gradient
-from reference_kernels.linear.kernel import _linear
-from reference_kernels.linear.products import MatmulTile, by_pointers, check_operands, config, grouped, two_products
+from reference_kernels.linear.products import (
+    MatmulTile,
+    by_pointers,
+    check_operands,
+    config,
+    grouped,
+    two_products,
+    wide,
+)
+from reference_kernels.linear.thin import room_of, thin_rows, thin_sums
 
 MOST = 128  # ranks: every program multiplies its rows by all of ``down``, whose tile is that wide
 
@@ -20,13 +29,10 @@ MOST = 128  # ranks: every program multiplies its rows by all of ``down``, whose
 def config_lora(
     rows: int, columns: int, depth: int, rank: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED
 ) -> tuple[MatmulTile, int]:
-    """The tile of the plain product by pointers, and the rank that it is given room for; past 32 narrower for few rows,
-    since the tile of ``down`` takes shared memory beside the weight's, and for 8 warps or, on ordinary cores past 64,
-    half as high, for the registers.
-
-    By descriptors it took 262 us at 4096**3 where pointers took 258, on an H200; eager torch 268.
-    """
-    room = max(16, triton.next_power_of_2(rank))
+    """For operands without descriptors: the tile of the plain product by pointers, and the rank that it is given room
+    for; past 32 narrower for few rows, since the tile of ``down`` takes shared memory beside the weight's, and for 8
+    warps or, on ordinary cores past 64, half as high, for the registers."""
+    room = room_of(rank)
     tile = by_pointers(config(rows, columns, depth, dtype, interpreted=interpreted), warps=4 if room <= 32 else 8)
     if room > 32:
         few = rows <= 64 and dtype != torch.float32 and not interpreted
@@ -34,6 +40,17 @@ def config_lora(
     if room > 64 and dtype == torch.float32:
         tile = replace(tile, m=min(tile.m, 32))
     return tile, room
+
+
+def config_described(rows: int, columns: int, depth: int, dtype: torch.dtype) -> MatmulTile | None:
+    """The tile by descriptors, ``None`` where the result is small or of float32.
+
+    128 x 256 took 448 us at 8192 x 4096 x 4096 on an H200, 128 x 128 461. 19 of them are for what ``up`` is multiplied
+    by, in a launch that reads ``x`` once: beside every step of the large product, that narrow one, whose operands take
+    longer to read than to multiply, made it 518 us; the product with ``up`` after a persistent program's loop, 504.
+    """
+    tile = wide(config(rows, columns, depth, dtype))
+    return tile if tile.resident else None
 
 
 @jit
@@ -102,15 +119,27 @@ def _lora_kernel(
     tl.store(y_ptr + m[:, None] * N + n[None, :], total, mask=m_inside & n_inside)
 
 
-@torch.library.custom_op("reference_kernels::lora_linear", mutates_args=())
-def _lora_linear(
-    x: torch.Tensor, weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
-) -> torch.Tensor:
-    N, K = weight.shape
-    y = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)
+def _fill(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    low: torch.Tensor | None = None,
+) -> None:
+    """``y`` of `lora_linear`; ``low`` is ``scale * x @ down.T`` as `thin_rows` has it, where that is known already."""
     if y.numel() == 0:
-        return y
+        return
+    N, K = weight.shape
     rows = Rows.of(x)
+    tile = config_described(rows.count, N, K, x.dtype)
+    if tile is not None and rows.sizes[1:] == (1, 1):
+        out, matrix = y.view(rows.count, N), as_matrix(x)
+        if all(matrix_of(each, (tile.n, tile.k)) for each in (out, matrix, weight, up)):
+            low = thin_rows(x, down, scale) if low is None else low
+            if summed_by_tiles(out, [matrix, low[:, : len(down)]], [weight.t(), up.t()], tile):
+                return
     tile, room = config_lora(rows.count, N, K, len(down), x.dtype)
     with placed(x.device):
         _lora_kernel[(triton.cdiv(rows.count, tile.m) * triton.cdiv(N, tile.n),)](
@@ -136,6 +165,14 @@ def _lora_linear(
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
+
+
+@torch.library.custom_op("reference_kernels::lora_linear", mutates_args=())
+def _lora_linear(
+    x: torch.Tensor, weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
+    y = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+    _fill(y, x, weight, down, up, scale)
     return y
 
 
@@ -144,25 +181,61 @@ def _(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
 
 
+@torch.library.custom_op("reference_kernels::lora_linear_backward", mutates_args=())
+def _lora_linear_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    of_x: bool,
+    of_down: bool,
+    of_up: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients by ``x`` and by the factors, empty where nobody asks: that by ``x`` is a product with two thin
+    factors as well, on transposed views."""
+    dx, ddown, dup = _gradients(x, down, up, of_x, of_down, of_up)
+    low = thin_rows(dy, up.t(), scale) if of_down else None
+    if of_x:
+        _fill(dx, dy, weight.t(), up.t(), down.t(), scale, low)
+    if low is not None:
+        thin_sums(ddown, low, as_matrix(x))
+    if of_up:
+        thin_sums(dup.t(), thin_rows(x, down, scale), as_matrix(dy))
+    return dx, ddown, dup
+
+
+@_lora_linear_backward.register_fake
+def _(
+    _: torch.Tensor, x: torch.Tensor, __: torch.Tensor, down: torch.Tensor, up: torch.Tensor, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _gradients(x, down, up, *others[1:])
+
+
+def _gradients(
+    x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, *wanted: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dx, ddown, dup = (
+        torch.empty(t.shape if asked else (0,), dtype=t.dtype, device=t.device)
+        for t, asked in zip((x, down, up), wanted, strict=True)
+    )
+    return dx, ddown, dup
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001 -- passed by name
     *tensors, ctx.scale = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    """By the same kernels, on transposed views: the gradient by ``x`` is a product with two thin factors as well."""
     x, weight, down, up = ctx.saved_tensors
     of_x, of_weight, of_down, of_up, _ = ctx.needs_input_grad
-    rows, upstream = as_matrix(x), as_matrix(dy)
-    dx = dweight = ddown = dup = None
-    if of_x:
-        dx = _lora_linear(dy, weight.t(), up.t(), down.t(), ctx.scale)
-    if of_weight:
-        dweight = weight_gradient(upstream, rows)
-    if of_down:
-        ddown = weight_gradient(_linear(upstream, up.t(), None, None) * ctx.scale, rows)
-    if of_up:
-        dup = weight_gradient(upstream, _linear(rows, down, None, None) * ctx.scale)
+    wanted, found = (of_x, of_down, of_up), (None, None, None)
+    if any(wanted):
+        found = _lora_linear_backward(dy, x, weight, down, up, ctx.scale, *wanted)
+    dx, ddown, dup = (each if asked else None for each, asked in zip(found, wanted, strict=True))
+    dweight = weight_gradient(as_matrix(dy), as_matrix(x)) if of_weight else None
     return dx, dweight, ddown, dup, None
 
 

@@ -72,7 +72,7 @@ LORA = FusionSpec(
     },
     dims={"r": dim(0, 40)},
     grad=True,
-    max_launches=1,
+    max_launches=2,
     bench=[{"batch": (rows,), "n": 4096, "k": 4096, "r": 16, "scale": 2.0} for rows in (4096, 8192)],
 )
 
@@ -96,6 +96,9 @@ LARGE = FusionSpec(
 EIGHTS = {"k": dim(8, 200, multiple_of=8), "n": dim(8, 136, multiple_of=8)}
 HALVES = (torch.float16, torch.bfloat16)
 DESCRIBED = SPEC.with_(name="linear_described", dims=EIGHTS, dtypes=HALVES, bench=())
+DESCRIBED_LORA = LORA.with_(
+    name="lora_linear_described", dims={**EIGHTS, "r": dim(8, 40, multiple_of=8)}, dtypes=HALVES, bench=()
+)
 DESCRIBED_GATE_UP = GATE_UP.with_(name="gate_up_linear_described", dims=EIGHTS, dtypes=HALVES, bench=())
 LARGE_DESCRIBED = LARGE.with_(
     name="linear_large_described",
@@ -103,4 +106,4 @@ LARGE_DESCRIBED = LARGE.with_(
     dtypes=HALVES,
 )
 
-SPECS = [SPEC, QKV, GATE_UP, LORA, LARGE, DESCRIBED, DESCRIBED_GATE_UP, LARGE_DESCRIBED]
+SPECS = [SPEC, QKV, GATE_UP, LORA, LARGE, DESCRIBED, DESCRIBED_LORA, DESCRIBED_GATE_UP, LARGE_DESCRIBED]

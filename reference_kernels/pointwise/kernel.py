@@ -75,7 +75,7 @@ def _relu_scale_bias_kernel(
     x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(scale_ptr + column * scale_step, mask=known, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + column * bias_step, mask=known, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * width + column, activated(x, "relu") * scale + bias, mask=inside)
+    tl.store(y_ptr + row * width + column, activated(x, "relu", tl.float32) * scale + bias, mask=inside)
 
 
 @jit
@@ -125,7 +125,7 @@ def _relu_scale_bias_backward_kernel(
         x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
         # A choice, not a product with the slope: torch too gives 0 where relu is closed, whatever dy is.
         tl.store(dx_ptr + row * width + column, tl.where(x <= 0, 0.0, dy * scale), mask=inside)
-        dscale += dy * activated(x, "relu")
+        dscale += dy * activated(x, "relu", tl.float32)
         dbias += dy
     sums_at = group * width + column
     tl.store(dscale_ptr + sums_at, tl.sum(dscale, axis=0, keep_dims=True), mask=known)
@@ -169,7 +169,7 @@ def _add_mul_act_kernel(
     x = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + y_at, mask=inside, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + z_at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + column, activated((x + y) * z, ACTIVATION), mask=inside)
+    tl.store(out_ptr + row * width + column, activated((x + y) * z, ACTIVATION, out_ptr.dtype.element_ty), mask=inside)
 
 
 @jit

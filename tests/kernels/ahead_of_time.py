@@ -37,7 +37,7 @@ from reference_kernels.flash_attention import kernel as flash_attention
 from reference_kernels.glu import block as feed_forward
 from reference_kernels.glu import kernel as glu
 from reference_kernels.layer_norm import kernel as layer_norm
-from reference_kernels.linear import described, gate_up, gated, gradients, lora, qkv
+from reference_kernels.linear import described, gate_up, gated, gradients, lora, qkv, thin
 from reference_kernels.linear import kernel as linear
 from reference_kernels.linear_cross_entropy import kernel as linear_cross_entropy
 from reference_kernels.moe_gate import kernel as moe_gate
@@ -61,6 +61,9 @@ KERNELS = (
     gated._gated_kernel,
     gradients._summed_products_kernel,
     lora._lora_kernel,
+    thin._thin_rows_kernel,
+    thin._thin_sums_kernel,
+    thin._added_parts_kernel,
     described._linear_tiles_kernel,
     described._gated_tiles_kernel,
     described._summed_tiles_kernel,
@@ -144,9 +147,8 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     plain, every = (-100, 0.0, 0.0, 0.0), (-100, 0.1, 0.1, 30.0)
     known = labels, statistics, losses[0]
 
-    def thin(rank: int, swapped: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        factors = empty(rank, 4096), empty(4096, rank)
-        return empty(4096, 4096), *(factors[::-1] if swapped else factors)
+    def thin_factors(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return empty(4096, 4096), empty(rank, 4096), empty(4096, rank)
 
     projections, wide = (
         (empty(4096, 4096), empty(1024, 4096), empty(1024, 4096)),
@@ -178,12 +180,17 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "linear gate_up": lambda: gate_up._gate_up_linear(empty(8192, 4096), *wide),
         "linear gate_up medium": lambda: gate_up._gate_up_linear(empty(256, 4096), *(w[:1024] for w in wide)),
         **linear_gradients(empty),
-        "linear lora few rows": lambda: lora._lora_linear(empty(16, 4096), *thin(16), 2.0),
-        "linear lora": lambda: lora._lora_linear(empty(4096, 4096), *thin(16), 2.0),
-        "linear lora 32": lambda: lora._lora_linear(empty(4096, 4096), *thin(32), 2.0),
-        "linear lora 64": lambda: lora._lora_linear(empty(4096, 4096), *thin(64), 2.0),
-        "linear lora 128": lambda: lora._lora_linear(empty(4096, 4096), *thin(128), 2.0),
-        "linear lora backward": lambda: lora._lora_linear(empty(4096, 4096), *(w.t() for w in thin(16, True)), 2.0),
+        "linear lora few rows": lambda: lora._lora_linear(empty(16, 4096), *thin_factors(16), 2.0),
+        "linear lora": lambda: lora._lora_linear(empty(4096, 4096), *thin_factors(16), 2.0),
+        "linear lora 32": lambda: lora._lora_linear(empty(4096, 4096), *thin_factors(32), 2.0),
+        "linear lora 64": lambda: lora._lora_linear(empty(4096, 4096), *thin_factors(64), 2.0),
+        "linear lora 128": lambda: lora._lora_linear(empty(4096, 4096), *thin_factors(128), 2.0),
+        "linear lora backward": lambda: lora._lora_linear_backward(
+            empty(4096, 4096), empty(4096, 4096), *thin_factors(16), 2.0, True, True, True
+        ),
+        "linear lora backward 128": lambda: lora._lora_linear_backward(
+            empty(4096, 4096), empty(4096, 4096), *thin_factors(128), 2.0, True, True, True
+        ),
         "glu silu": lambda: glu._glu(*halves, "silu"),
         "glu gelu": lambda: glu._glu(*halves, "gelu"),
         "glu gelu_tanh": lambda: glu._glu(*halves, "gelu_tanh"),

@@ -108,15 +108,16 @@ def test_with_dropout_four_neighbours_are_loaded_at_once(dtype: str) -> None:
 def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     """Large products are wgmma instructions fed by asynchronous copies, of tiles where rows have descriptors."""
     plain = ("linear medium", "linear large", "linear large gelu")
-    wide = ("linear qkv", "linear gate_up", "linear lora", "linear lora 128", "linear lora backward")
+    wide = ("linear qkv", "linear gate_up")
     back = ("linear qkv input", "linear qkv weight", "linear gate_up backward", "linear gate_up input medium")
+    low = ("linear lora 1", "linear lora 128 1", "linear lora backward 1")
     blocks = ("feed_forward", "feed_forward 1", "feed_forward kept gelu")
     sizes = (64, 96, 128)
     heads = [f"attention{name}" for name in ("", " window", " packed", " 256", *(f" {n}" for n in sizes))]
     codes = [f"dequant {kind}{rows}" for kind in ("int8", "int4", "float8") for rows in ("", " 16", " 64", " many")]
     codes[codes.index("dequant int8 many")] += " 1"  # after the launch that deals out the input's columns
     gradients = [f"attention backward {n} {launch}" for n in sizes for launch in (1, 2)]
-    for name in (*plain, *wide, *back, *blocks, *codes, *heads, *gradients):
+    for name in (*plain, *wide, *back, *low, *blocks, *codes, *heads, *gradients):
         facts = compiled(dtype)[name]
         # Two warps, which few rows of codes take, are no group of four.
         assert facts["wgmma"] + facts["mma"] * (name in codes) > 0, (name, facts)

@@ -23,7 +23,7 @@ from reference_kernels.linear import (
 )
 from reference_kernels.linear.gate_up import _gate_up_linear
 from reference_kernels.linear.kernel import _linear
-from reference_kernels.linear.lora import _lora_linear
+from reference_kernels.linear.lora import _lora_linear, _lora_linear_backward
 from reference_kernels.linear.qkv import _qkv_linear
 
 SIZES = [(3, 5, 7), (40, 100, 70), (33, 600, 5)]  # rows, k, n: in one tile, in several, and many steps of k
@@ -211,6 +211,8 @@ def test_opcheck() -> None:
     torch.library.opcheck(_qkv_linear, (x, weight, weight, weight, bias, bias, bias.clone().requires_grad_()))
     torch.library.opcheck(_gate_up_linear, (x, weight, weight))
     torch.library.opcheck(_lora_linear, (x, weight, down, up, 0.5))
+    leaves = [t.detach() for t in (x, weight, down, up)]
+    torch.library.opcheck(_lora_linear_backward, (linear(leaves[0], leaves[1]), *leaves, 0.5, True, False, True))
 
 
 def test_one_graph() -> None:

@@ -4,8 +4,9 @@ The sums use no atomics: each program keeps those of its own rows, and a last la
 order on the same device.
 
 A row that fits into one program's registers is read once, and its program walks on to others with the sums for weight
-and bias in registers (`_rows_backward_kernel`). A longer one is cut: what a whole row decides, two sums, is found first
-(`_tilts_kernel`), then all gradients at once by blocks of columns (`_columns_kernel`), which reads everything again.
+and bias in registers (`_rows_backward_kernel`), where these leave room for it with the next two on their way. A longer
+one is cut: what a whole row decides, two sums, is found first (`_tilts_kernel`), then all gradients at once by blocks
+of columns (`_columns_kernel`), which reads everything again.
 """
 
 from __future__ import annotations
@@ -16,40 +17,61 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_sums, row_tile
+from reference_kernels._common import (
+    INTERPRETED,
+    Rows,
+    RowTile,
+    covered,
+    jit,
+    placed,
+    row_offset,
+    row_sums,
+    row_tile,
+    widened,
+)
 
 PROCESSORS = 132  # of an H200, where there is no device to ask: kernels compiled without one
 
 
 def config_backward(
-    width: int,
-    rows: int,
-    itemsize: int,
-    device: torch.device,
-    crowded: bool = False,
-    *,
-    interpreted: bool = INTERPRETED,
+    width: int, rows: int, itemsize: int, device: torch.device, stages: int, *, interpreted: bool = INTERPRETED
 ) -> tuple[RowTile, int]:
     """Backward tile, and how many programs share ``rows`` rows of ``width`` elements on ``device``.
 
     Up to 32 KiB a row stays in registers, and so do a program's sums for weight and bias while it walks through its
-    rows. Programs fill the registers of a multiprocessor, by 128 a thread or, from 8 warps on, by 64
-    (`config_registers`): of two or more, some load while others add up. More would wait for those to end, and leave
-    more sums to add up. ``crowded``: a layer norm's gradient with another one added to it fits into 64 registers only
-    at 8 elements a thread, of which one program is faster than two that spill (16384x8192: 351 instead of 373 us).
+    rows. Programs fill the registers of a multiprocessor, by 128 a thread or, from 8 warps on in one of ``stages``, by
+    64 (`config_registers`): of two or more, some load while others add up. More would wait for those to end, and leave
+    more sums to add up.
     """
     tile = row_tile(width, whole=32768 // itemsize, step=8192, interpreted=interpreted)
     if tile.columns in (1024, 2048) and width % 16 == 0 and not interpreted:
         tile = replace(tile, rows=4096 // tile.columns)
     else:
-        each = 256 if crowded and tile.columns == 8192 else 512
-        tile = replace(tile, warps=max(4, tile.rows * tile.columns // each))
-    return tile, min(triton.cdiv(rows, tile.rows), min(4, 32 // tile.warps) * _processors(device))
+        tile = replace(tile, warps=max(4, tile.rows * tile.columns // 512))
+    together = min(4, (32 if stages == 1 else 16) // tile.warps)
+    return tile, min(triton.cdiv(rows, tile.rows), together * _processors(device))
 
 
-def config_registers(width: int, warps: int, itemsize: int) -> int | None:
-    """Registers of a thread that the compiler must do with, so that 1024 threads run: a bfloat16 row read in vectors
-    does, with both sums, but would take some more."""
+def config_stages(rows: Rows, itemsize: int, *, interpreted: bool = INTERPRETED) -> int:
+    """In how many stages a program goes through its rows: in three, two are on their way to shared memory, by copies
+    that leave registers alone, while one is worked at.
+
+    A thread then has 128 registers, enough for a row, its sums and the weight, of which nothing is read twice. Wider
+    rows leave no room for that (16384 elements at 64 registers), narrow ones have more programs to load meanwhile, and
+    only what is read in vectors can be copied so.
+    """
+    if interpreted:
+        return 3 if 64 < rows.width <= 128 else 1
+    fits = itemsize == 2 and 2048 < rows.width <= 8192 and rows.width % 16 == 0
+    even = all(step == 1 and not any(n % 16 for n in strides) for *strides, step in rows.strides)
+    return 3 if fits and even and not any(tensor.data_ptr() % 16 for tensor in rows.tensors) else 1
+
+
+def config_registers(width: int, warps: int, itemsize: int, stages: int) -> int | None:
+    """Registers of a thread that the compiler must do with, so that 1024 threads run, or 512 in several ``stages``: a
+    bfloat16 row read in vectors does, with both sums, but would take some more."""
+    if stages > 1:
+        return min(128, 2048 // warps)
     return 64 if warps >= 8 and width % 16 == 0 and itemsize == 2 else None
 
 
@@ -84,10 +106,10 @@ def _upstream(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Upstream gradient and normalised input of one tile in float32; the former is 0 outside, the latter finite unless
     the row's is not anywhere."""
-    dy = tl.load(dy_row + column * dy_step, mask=inside, other=0.0, eviction_policy=EVICT).to(tl.float32)
-    wide = tl.load(x_row + column * x_step, mask=inside, other=0.0, eviction_policy=EVICT).to(tl.float32)
+    dy = widened(tl.load(dy_row + column * dy_step, mask=inside, other=0.0, eviction_policy=EVICT))
+    wide = widened(tl.load(x_row + column * x_step, mask=inside, other=0.0, eviction_policy=EVICT))
     if CENTRED:
-        return dy, ((wide - mean) - rest) * scale
+        return dy, (wide - mean) * scale - rest * scale
     else:  # noqa: RET505 -- compiled alone, or not at all
         return dy, wide * scale
 
@@ -163,6 +185,8 @@ def _rows_backward_kernel(
     ONE_MORE: tl.constexpr,
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
@@ -172,11 +196,14 @@ def _rows_backward_kernel(
     column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
     dweight = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     dbias = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
-    for first in range(program * BLOCK_ROWS, rows, programs * BLOCK_ROWS):
+    share = 1.0 / width
+    if STAGES > 1:
+        weight = _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "")
+    for first in tl.range(program * BLOCK_ROWS, rows, programs * BLOCK_ROWS, num_stages=STAGES):
         lane = first + tl.arange(0, BLOCK_ROWS)
         mean, rest, scale = _statistics(statistics_ptr, lane, rows, CENTRED)
         row = lane[:, None]
-        inside = (row < rows) & (column < width)
+        inside = covered(row, rows, column, width, EVEN)
         dy_row = dy_ptr + row_offset(row, size1, size2, dy_stride0, dy_stride1, dy_stride2)
         x_row = x_ptr + row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2)
         dy, normalised = _upstream(dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED, "")
@@ -184,22 +211,26 @@ def _rows_backward_kernel(
             dweight += dy * normalised
         if SUM_BIAS:
             dbias += dy
-        dy *= _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "")
+        if STAGES > 1:
+            dy *= weight
+        else:
+            dy *= _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "")
         if CENTRED:
             tilt, shift = row_sums(dy * normalised, dy)
-            # Read again, from L1, rather than kept: beside both sums, that takes 77 instead of 121 registers (bfloat16,
-            # 8192 columns). The policy also keeps the compiler from taking the two readings for one.
-            dy, normalised = _upstream(
-                dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED, "evict_first"
-            )
-            dy *= _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "evict_last")
-            dy -= shift / width
+            if STAGES == 1:
+                # Read again, from L1, rather than kept: beside both sums, that takes 77 instead of 121 registers
+                # (bfloat16, 8192 columns). The policy also keeps the compiler from taking the two readings for one.
+                dy, normalised = _upstream(
+                    dy_row, x_row, mean, rest, scale, column, inside, dy_step, x_step, CENTRED, "evict_first"
+                )
+                dy *= _weights(weight_ptr, column, width, weight_step, HAS_WEIGHT, ONE_MORE, "evict_last")
+            dx = dy * scale - (normalised * (tilt * share * scale) + shift * share * scale)
         else:
             tilt = tl.sum(dy * normalised, axis=1, keep_dims=True)
-        dx = (dy - normalised * (tilt / width)) * scale
+            dx = dy * scale - normalised * (tilt * share * scale)
         if HAS_DTOTAL:
             dtotal_row = dtotal_ptr + row_offset(row, size1, size2, dtotal_stride0, dtotal_stride1, dtotal_stride2)
-            dx += tl.load(dtotal_row + column * dtotal_step, mask=inside, other=0.0).to(tl.float32)
+            dx += widened(tl.load(dtotal_row + column * dtotal_step, mask=inside, other=0.0))
         tl.store(dx_ptr + row * width + column, dx, mask=inside)
     kept = column < width
     if SUM_WEIGHT:
@@ -353,9 +384,8 @@ def input_gradient(
     width)``, of which those asked for by ``sums`` are written; nothing in them where none is.
     """
     rows = Rows.of(dy, x, dy if dtotal is None else dtotal)
-    centred = len(statistics) > 1
-    crowded = centred and dtotal is not None
-    tile, programs = config_backward(rows.width, rows.count, x.element_size(), x.device, crowded)
+    stages = config_stages(rows, x.element_size())
+    tile, programs = config_backward(rows.width, rows.count, x.element_size(), x.device, stages)
     if tile.loop:
         return _by_columns(dx, rows, tile, dtotal is not None, weight, statistics, sums, one_more)
     parts = _partial(programs if any(sums) else 0, rows.width, sums, x.device)
@@ -373,14 +403,16 @@ def input_gradient(
             1 if weight is None else weight.stride(0),
             HAS_DTOTAL=dtotal is not None,
             HAS_WEIGHT=weight is not None,
-            CENTRED=centred,
+            CENTRED=len(statistics) > 1,
             ONE_MORE=one_more,
             SUM_WEIGHT=sums[0],
             SUM_BIAS=sums[1],
+            STAGES=stages,
+            EVEN=rows.width % tile.columns == 0,
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
             num_warps=tile.warps,
-            maxnreg=config_registers(rows.width, tile.warps, x.element_size()),
+            maxnreg=config_registers(rows.width, tile.warps, x.element_size(), stages),
         )
     return parts
 

@@ -18,6 +18,7 @@ from reference_kernels._common import (
     placed,
     row_offset,
     row_tile,
+    widened,
 )
 from reference_kernels._elementwise import tile_of
 from reference_kernels.cross_entropy.rows import row_losses, slopes
@@ -190,7 +191,7 @@ def _gradient_kernel(
     target = tl.where((target >= 0) & (target < BLOCK_COLUMNS), target, -1).to(tl.int32)
     inside = (row < rows) & (column < width)
     logits_at = row_offset(row, size1, size2, logits_stride0, logits_stride1, logits_stride2) + column * logits_step
-    wide = tl.load(logits_ptr + logits_at, mask=inside & counts, other=0.0).to(tl.float32)
+    wide = widened(tl.load(logits_ptr + logits_at, mask=inside & counts, other=0.0))
     d = slopes(
         wide,
         within,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from reference_kernels._common import jit
-from reference_kernels._powers import grouped, joined, raised
+from reference_kernels._common import jit, widened
+from reference_kernels._powers import exponential, grouped, joined, raised
 
 
 @jit
@@ -16,7 +16,7 @@ def softcapped(x: tl.tensor, softcap: tl.tensor) -> tl.tensor:
     polynomial, fitted to the least relative error, stays within 0.8 units.
     """
     z = x / softcap
-    decay = tl.exp(-2.0 * tl.abs(z))
+    decay = exponential(-2.0 * tl.abs(z))
     far = tl.where(z < 0, decay - 1.0, 1.0 - decay) / (1.0 + decay)
     square = z * z
     series = -0.005704986397176981 * square + 0.02063908614218235
@@ -28,7 +28,7 @@ def softcapped(x: tl.tensor, softcap: tl.tensor) -> tl.tensor:
 @jit
 def cap_slope(x: tl.tensor, softcap: tl.tensor) -> tl.tensor:
     """The derivative of `softcapped`: ``1 - tanh**2`` in a form that keeps its digits where tanh is near 1."""
-    decay = tl.exp(-2.0 * tl.abs(x / softcap))
+    decay = exponential(-2.0 * tl.abs(x / softcap))
     share = 1.0 / (1.0 + decay)
     return 4.0 * decay * share * share
 
@@ -68,7 +68,7 @@ def row_losses(
     for start in range(0, width, BLOCK_COLUMNS):
         at = start + column
         inside = counts & (at < width)
-        wide = tl.load(logits_row + at * logits_step, mask=inside, other=float("-inf")).to(tl.float32)
+        wide = widened(tl.load(logits_row + at * logits_step, mask=inside, other=float("-inf")))
         if CAPPED:
             wide = tl.where(inside, softcapped(wide, softcap), float("-inf"))
         if SMOOTHED:
@@ -109,7 +109,7 @@ def slopes(
     capped = wide
     if CAPPED:
         capped = softcapped(wide, softcap)
-    d = tl.exp((capped - top) - log_total)
+    d = exponential((capped - top) - log_total)
     if HAS_Z:
         d *= 1.0 + 2.0 * z_loss * (top + log_total)
     if SMOOTHED:

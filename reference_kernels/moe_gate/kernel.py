@@ -10,6 +10,7 @@ import triton.language as tl
 
 from reference_kernels._common import FLOATS, INTERPRETED, Rows, RowTile, check_tensor, jit, placed, row_offset
 from reference_kernels._order import HIGHEST, of_order_key, order_key
+from reference_kernels._powers import exponential
 
 MOST_EXPERTS = 4096
 MOST_CHOSEN = 64  # one pass over the tile each, so a sort is the better choice for many more
@@ -124,11 +125,11 @@ def _moe_gate_kernel(
     key = tl.where(stored, best, 0)
     logit = tl.where(key == HIGHEST, float("nan"), of_order_key(key))
     peak = tl.sum(tl.where(slot == 0, logit, 0.0), axis=1, keep_dims=True)
-    power = tl.where(stored, tl.exp(logit - peak), 0.0)
+    power = tl.where(stored, exponential(logit - peak), 0.0)
     if RENORMALIZE:
         total = tl.sum(power, axis=1, keep_dims=True)
     else:
-        powers = tl.where(inside, tl.exp(x - peak[:, :, None]), 0.0)
+        powers = tl.where(inside, exponential(x - peak[:, :, None]), 0.0)
         total = tl.sum(tl.sum(powers, axis=2), axis=1, keep_dims=True)
     tl.store(weights_ptr + row * chosen + slot, power / total, mask=stored)
     tl.store(experts_ptr + row * chosen + slot, which.to(tl.int64), mask=stored)
@@ -176,7 +177,7 @@ def _moe_gate_backward_kernel(
         if RENORMALIZE:
             part = part | here
     power = tl.where(part, x, float("-inf"))
-    power = tl.where(part, tl.exp(power - tl.max(power, axis=1, keep_dims=True)), 0.0)
+    power = tl.where(part, exponential(power - tl.max(power, axis=1, keep_dims=True)), 0.0)
     p = power / tl.sum(power, axis=1, keep_dims=True)
     dx = tl.where(part, p * (dp - tl.sum(p * dp, axis=1, keep_dims=True)), 0.0)
     tl.store(dx_ptr + row * width + column, dx, mask=inside)

@@ -14,8 +14,19 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import INTERPRETED, Rows, RowTile, jit, placed, row_offset, row_sums, row_tile
-from reference_kernels._powers import finite, grouped, joined, raised
+from reference_kernels._common import (
+    INTERPRETED,
+    Rows,
+    RowTile,
+    covered,
+    jit,
+    placed,
+    row_offset,
+    row_sums,
+    row_tile,
+    widened,
+)
+from reference_kernels._powers import exponential, finite, grouped, joined, raised
 from reference_kernels._sums import summed_parts
 from reference_kernels.softmax.logits import Masking, masked_jit, masked_logits, surviving
 
@@ -65,7 +76,7 @@ def _upstream(
     BLOCK_COLUMNS: tl.constexpr,
 ) -> tl.tensor:
     """What comes back through dropout to one tile, in float32; 0 where nothing took part, whatever came."""
-    dy = tl.load(dy_at, mask=read, other=0.0).to(tl.float32)
+    dy = widened(tl.load(dy_at, mask=read, other=0.0))
     if DROPOUT:
         seen = seen & surviving(row, start, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
         dy = dy * factor
@@ -112,6 +123,7 @@ def _input_kernel(
     DROPOUT: tl.constexpr,
     STATISTICS: tl.constexpr,
     LOOP: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
@@ -145,7 +157,7 @@ def _input_kernel(
         dot = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
         for start in range(0, end, BLOCK_COLUMNS):
             at = start + column
-            inside = row_inside & (at < width)
+            inside = covered(row, rows, at, width, EVEN)
             logits, read, seen = masked_logits(
                 x_row,
                 keep_row,
@@ -188,7 +200,7 @@ def _input_kernel(
         for done in range(blocks):  # backwards: what was read last is nearest
             behind = (blocks - 1 - done) * BLOCK_COLUMNS
             at = behind + column
-            inside = row_inside & (at < width)
+            inside = covered(row, rows, at, width, EVEN)
             logits, read, seen = masked_logits(
                 x_row,
                 keep_row,
@@ -219,11 +231,11 @@ def _input_kernel(
                 BLOCK_ROWS,
                 BLOCK_COLUMNS,
             )
-            dlogits = tl.exp(logits - top) * share * (dy - mean)
+            dlogits = exponential(logits - top) * share * (dy - mean)
             # A choice: what is masked has no gradient, even in a row that is NaN.
             tl.store(dx_row + at, tl.where(seen, dlogits * scale, 0.0), mask=inside)
     else:
-        inside = row_inside & (column < width)
+        inside = covered(row, rows, column, width, EVEN)
         logits, read, seen = masked_logits(
             x_row,
             keep_row,
@@ -255,7 +267,7 @@ def _input_kernel(
             BLOCK_COLUMNS,
         )
         top = tl.max(logits, axis=1, keep_dims=True)
-        power = tl.exp(logits - top)
+        power = exponential(logits - top)
         total, dot = row_sums(power, power * dy)
         share = 1.0 / total
         mean = dot * share
@@ -375,7 +387,7 @@ def _bias_kernel(
             BLOCK_GROUPS * BLOCK_REPEATS,
             BLOCK_COLUMNS,
         )
-        dbias += tl.where(seen, tl.exp(logits - top) / total * (dy - mean), 0.0)
+        dbias += tl.where(seen, exponential(logits - top) / total * (dy - mean), 0.0)
     sums = tl.sum(tl.reshape(dbias, [BLOCK_GROUPS, BLOCK_REPEATS, BLOCK_COLUMNS]), axis=1)
     group = program // column_blocks // parts * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS)[:, None]
     tl.store(parts_ptr + (part * groups + group) * width + column, sums, mask=(group < groups) & (column < width))
@@ -406,6 +418,7 @@ def input_gradient(
             HAS_BIAS=masking.bias is not None,
             STATISTICS=statistics,
             LOOP=tile.loop,
+            EVEN=rows.width % tile.columns == 0,
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
             num_warps=tile.warps,

@@ -9,19 +9,29 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, Rows, RowTile, broadcasts, check_tensor, placed, row_offset, row_tile
+from reference_kernels._common import (
+    FLOATS,
+    Rows,
+    RowTile,
+    broadcasts,
+    check_tensor,
+    covered,
+    placed,
+    row_offset,
+    row_tile,
+)
 from reference_kernels._dropout import check_dropout
-from reference_kernels._powers import finite, joined, raised
+from reference_kernels._powers import exponential, finite, joined, raised
 from reference_kernels.softmax.backward import bias_gradient, input_gradient
 from reference_kernels.softmax.logits import Masking, masked_jit, masked_logits, surviving
 
 
 def config(width: int) -> RowTile:
     """Tile for rows of ``width`` elements. Up to 16384 a row stays in registers and is read once; beyond, it is read
-    twice, the second time from what L2 still holds: in steps of 8192, and 16384 past 32768. Wide tiles at 16 elements a
-    thread, up to 4096 at 32."""
+    twice, the second time from what L2 still holds: in steps of 8192, and 16384 past 32768. Steps and 8192 at 16
+    elements a thread, others at 32: of 16384, two programs share a multiprocessor."""
     tile = row_tile(width, whole=16384, step=8192 if width <= 32768 else 16384)
-    return replace(tile, warps=tile.columns // 512) if tile.columns >= 8192 else tile
+    return replace(tile, warps=max(4, tile.columns // 512)) if tile.loop or tile.columns == 8192 else tile
 
 
 @masked_jit
@@ -57,12 +67,12 @@ def _softmax_kernel(
     CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr,
     LOOP: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
     """One tile of ``BLOCK_ROWS`` rows. ``y`` is contiguous ``(rows, width)``; the inputs have strides of their own."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    row_inside = row < rows
     column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
     if DROPOUT:  # read by fours, as the words of Philox come: in vectors of more they would have to change threads
         column = tl.max_contiguous(column, [1, 4])
@@ -86,7 +96,7 @@ def _softmax_kernel(
         total = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS // group], tl.float32)
         for start in range(0, end, BLOCK_COLUMNS):
             at = start + column
-            inside = row_inside & (at < width)
+            inside = covered(row, rows, at, width, EVEN)
             logits, _, _ = masked_logits(
                 x_row,
                 keep_row,
@@ -112,7 +122,7 @@ def _softmax_kernel(
         for done in range(blocks):  # what was read last is nearest: backwards
             behind = (blocks - 1 - done) * BLOCK_COLUMNS
             at = behind + column
-            inside = row_inside & (at < width)
+            inside = covered(row, rows, at, width, EVEN)
             logits, _, _ = masked_logits(
                 x_row,
                 keep_row,
@@ -129,13 +139,13 @@ def _softmax_kernel(
                 CAUSAL,
                 "evict_first",
             )
-            y = tl.exp(logits - shift) * share
+            y = exponential(logits - shift) * share
             if DROPOUT:
                 kept = surviving(row, behind, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
                 y = tl.where(kept, y * factor, 0.0)
             tl.store(y_row + at, y, mask=inside, eviction_policy="evict_first")
     else:
-        inside = row_inside & (column < width)
+        inside = covered(row, rows, column, width, EVEN)
         logits, _, _ = masked_logits(
             x_row,
             keep_row,
@@ -152,7 +162,7 @@ def _softmax_kernel(
             CAUSAL,
             "",
         )
-        power = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
+        power = exponential(logits - tl.max(logits, axis=1, keep_dims=True))
         y = power * (1.0 / tl.sum(power, axis=1, keep_dims=True))
         if DROPOUT:
             kept = surviving(row, 0, width, seed, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
@@ -187,6 +197,7 @@ def _softmax(
             **masking.flags(),
             HAS_BIAS=bias is not None,
             LOOP=tile.loop,
+            EVEN=rows.width % tile.columns == 0,
             BLOCK_ROWS=tile.rows,
             BLOCK_COLUMNS=tile.columns,
             num_warps=tile.warps,

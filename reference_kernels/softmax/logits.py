@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from reference_kernels._common import jit
+from reference_kernels._common import jit, widened
 from reference_kernels._dropout import odds, philox, seeded_jit, survives
 
 # The diagonal of attention to a growing cache moves with every token.
@@ -36,9 +36,9 @@ def masked_logits(
     read = inside
     if CAUSAL:  # up to a multiple of 16 columns, so that vectors are read whole or not at all
         read = inside & (column < (last // 16 + 1) * 16)
-    logits = tl.load(x_row + column * x_step, mask=read, other=0.0, eviction_policy=EVICT).to(tl.float32) * scale
+    logits = widened(tl.load(x_row + column * x_step, mask=read, other=0.0, eviction_policy=EVICT)) * scale
     if HAS_BIAS:
-        logits += tl.load(bias_row + column * bias_step, mask=read, other=0.0).to(tl.float32)
+        logits += widened(tl.load(bias_row + column * bias_step, mask=read, other=0.0))
     seen = inside
     if HAS_KEEP:
         seen = seen & (tl.load(keep_row + column * keep_step, mask=read, other=0) != 0)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from reference_kernels._norm_gradients import config_backward, config_columns
+from reference_kernels._common import Rows
+from reference_kernels._norm_gradients import config_backward, config_columns, config_stages
 from reference_kernels.layer_norm import (
     add_layer_norm,
     add_layer_norm_reference,
@@ -132,10 +133,28 @@ def test_parts_follow_rows_and_processors() -> None:
     """Programs never outnumber tiles of rows; without a device the 132 multiprocessors of an H200 are assumed."""
     device = torch.device("cpu")
     for width, rows in ((100, 3), (100, 1000), (1000, 3), (1000, 1000)):
-        tile, programs = config_backward(width, rows, 4, device)
         columns, parts = config_columns(width, rows, device)
-        assert 1 <= programs <= -(-rows // tile.rows)
         assert 1 <= parts <= -(-rows // columns.rows)
+        for stages in (1, 3):
+            tile, programs = config_backward(width, rows, 4, device, stages)
+            assert 1 <= programs <= -(-rows // tile.rows)
+
+
+def test_only_what_is_read_in_vectors_goes_in_stages() -> None:
+    """Rows of 2 bytes an element, too wide for several to a program and narrow enough for its registers, as they lie in
+    memory; the widths of these tests do and do not."""
+    wide = torch.empty(4, 9000, dtype=torch.bfloat16)
+
+    def stages(*tensors: torch.Tensor, interpreted: bool = False) -> int:
+        return config_stages(Rows.of(*tensors), tensors[0].element_size(), interpreted=interpreted)
+
+    assert [stages(wide[:, :width].contiguous()) for width in (2048, 2064, 8192, 8200, 8208)] == [1, 3, 3, 1, 1]
+    assert stages(wide[:, :4096].float().contiguous()) == 1
+    even = wide[:, :4096].contiguous()
+    late = torch.empty(4 * 4096 + 1, dtype=torch.bfloat16)[1:].view(4, 4096)
+    assert stages(even, even) == 3
+    assert [stages(even, other) for other in (wide[:, 4:4100], wide.view(9000, 4)[:4096].t(), late)] == [1, 1, 1]
+    assert {stages(wide[:, :width], interpreted=True) for width in WIDTHS} == {1, 3}
 
 
 @pytest.mark.parametrize("width", [5, 300])

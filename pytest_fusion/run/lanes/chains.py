@@ -40,9 +40,10 @@ def terms_of(operand: Any, factor: float, like: Tensor) -> Terms:
     if not isinstance(operand, Lanes):
         value = torch.full_like(like, float(operand) * factor)
     else:
-        value = (operand.rounded[0].to(like.dtype) * factor).expand_as(like)
+        # To the device as well: a 0-d tensor of the CPU broadcasts with any.
+        value = (operand.rounded[0].to(like) * factor).expand_as(like)
         if operand.chain is not None:
-            squares, given, count = (part.expand_as(like) for part in operand.chain)
+            squares, given, count = (part.to(like.device).expand_as(like) for part in operand.chain)
             return Terms(value, squares * factor**2, given * factor**2, count)
     return Terms(value, value.square(), torch.zeros_like(like), torch.ones_like(like))
 
@@ -85,7 +86,7 @@ def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
             return None
         other = terms_of(0.0, 1, like)
     else:
-        chosen = operands[0].rounded[0].expand_as(like)
+        chosen = operands[0].rounded[0].to(like.device).expand_as(like)
     pairs = (one.squares, other.squares), (one.given, other.given), (one.count, other.count)
     return Terms(like, *(torch.where(chosen, *pair) for pair in pairs))
 

@@ -213,12 +213,9 @@ def _summed_tiles_kernel(
     first_K: tl.tensor,
     second_K: tl.tensor,
     third_K: tl.tensor,
+    programs: tl.tensor,
     FIRST_TURNED: tl.constexpr,
-    SECOND_TURNED: tl.constexpr,
-    THIRD_TURNED: tl.constexpr,
     FIRST_WEIGHT_TURNED: tl.constexpr,
-    SECOND_WEIGHT_TURNED: tl.constexpr,
-    THIRD_WEIGHT_TURNED: tl.constexpr,
     COUNT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -226,15 +223,30 @@ def _summed_tiles_kernel(
     GROUP: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """One tile of ``y``: the sum of two or three products, one after the other."""
-    block_m, block_n = grouped(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
-    m, n = block_m * BLOCK_M, block_n * BLOCK_N
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    total = _product(total, first, first_weight, m, n, first_K, FIRST_TURNED, FIRST_WEIGHT_TURNED, BLOCK_K)
-    total = _product(total, second, second_weight, m, n, second_K, SECOND_TURNED, SECOND_WEIGHT_TURNED, BLOCK_K)
+    """Every ``programs``-th tile of ``y``: the sum of two or three products, turned as the first, one after the other
+    in one loop. A step chooses between descriptors, so that the loads of a product are under way before the last one
+    has ended."""
+    blocks_m, blocks_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    one = tl.cdiv(first_K, BLOCK_K)
+    two = one + tl.cdiv(second_K, BLOCK_K)
+    steps = two
     if COUNT > 2:
-        total = _product(total, third, third_weight, m, n, third_K, THIRD_TURNED, THIRD_WEIGHT_TURNED, BLOCK_K)
-    _finish_plain(total, y, m, n, PARTS)
+        steps += tl.cdiv(third_K, BLOCK_K)
+    for tile in tl.range(tl.program_id(0), blocks_m * blocks_n, programs, flatten=True):
+        block_m, block_n = grouped(tile, blocks_m, blocks_n, GROUP)
+        m, n = block_m * BLOCK_M, block_n * BLOCK_N
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in range(steps):
+            x, weight, at = first, first_weight, step
+            if step >= one:
+                x, weight, at = second, second_weight, step - one
+            if COUNT > 2:
+                if step >= two:
+                    x, weight, at = third, third_weight, step - two
+            k = at * BLOCK_K
+            rows = block_of(x, m, k, FIRST_TURNED)
+            total = tl.dot(rows, tl.trans(block_of(weight, n, k, FIRST_WEIGHT_TURNED)), total)
+        _finish_plain(total, y, m, n, PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,22 +323,20 @@ def launched(
     sizes: dict[str, int],
     tile: MatmulTile,
     device: torch.device,
-    several: bool = True,
     **others: Any,
 ) -> bool:
-    """Launch, unless an operand has no descriptor: whether it was. ``several``: programs that take several tiles."""
+    """Launch, unless an operand has no descriptor: whether it was."""
     if None in operands.values():
         return False
     found = {name: each for name, each in operands.items() if each is not None}
-    programs = triton.cdiv(sizes["M"], tile.m) * triton.cdiv(sizes["N"], tile.n)
-    if several:
-        programs = others["programs"] = _programs(programs, tile, device)
+    programs = _programs(triton.cdiv(sizes["M"], tile.m) * triton.cdiv(sizes["N"], tile.n), tile, device)
     with placed(device):
         kernel[(programs,)](
             **{name: each.matrix for name, each in found.items()},
             **sizes,
             **{f"{name.upper()}_TURNED": each.turned for name, each in found.items() if not each.fixed},
             **others,
+            programs=programs,
             BLOCK_M=tile.m,
             BLOCK_N=tile.n,
             BLOCK_K=tile.k,
@@ -398,16 +408,19 @@ def summed_by_tiles(
     y: torch.Tensor, upstreams: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], tile: MatmulTile
 ) -> bool:
     """Fill contiguous ``y`` ``(m, n)`` with the sum of ``upstream @ weight`` over two or three pairs, ``(m, k)`` and
-    ``(k, n)``, where the layouts have descriptors: whether they have."""
+    ``(k, n)``, where the layouts have descriptors, all of them turned or none: whether they have."""
     names = "first", "second", "third"
     spare = 3 - len(weights)
     x = [matrix_of(each, (tile.m, tile.k)) for each in upstreams]
     turned = [matrix_of(each.t(), (tile.n, tile.k)) for each in weights]
-    operands = {
-        "y": result_of(y, y.shape[0], y.shape[1], tile),
-        **dict(zip(names, x + x[:1] * spare, strict=True)),
-        **{f"{name}_weight": each for name, each in zip(names, turned + turned[:1] * spare, strict=True)},
-    }
+    operands = {"y": result_of(y, y.shape[0], y.shape[1], tile)}
+    for kind, found in (("", x), ("_weight", turned)):
+        if len({None if each is None else each.turned for each in found}) > 1:
+            return False
+        first, *others = found + found[:1] * spare
+        operands[f"first{kind}"] = first
+        for name, each in zip(names[1:], others, strict=True):
+            operands[f"{name}{kind}"] = None if each is None else replace(each, fixed=True)
     depths = [len(weight) for weight in weights] + [0] * spare
     sizes = {"M": y.shape[0], "N": y.shape[1], **{f"{name}_K": each for name, each in zip(names, depths, strict=True)}}
-    return launched(_summed_tiles_kernel, operands, sizes, tile, y.device, several=False, COUNT=len(weights))
+    return launched(_summed_tiles_kernel, operands, sizes, tile, y.device, COUNT=len(weights))

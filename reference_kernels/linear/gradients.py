@@ -11,7 +11,7 @@ import triton.language as tl
 from reference_kernels._common import jit, placed
 from reference_kernels.linear.described import summed_by_tiles
 from reference_kernels.linear.kernel import _linear
-from reference_kernels.linear.products import by_pointers, config, grouped, product, wide
+from reference_kernels.linear.products import by_pointers, config, grouped, product
 
 
 @jit
@@ -102,7 +102,7 @@ def _summed_products(upstreams: list[torch.Tensor], weights: list[torch.Tensor])
     if dx.numel() == 0:
         return dx
     (rows, columns), depths = dx.shape, [len(weight) for weight in weights]
-    tile = wide(config(rows, columns, sum(depths), dx.dtype))
+    tile = config(rows, columns, sum(depths), dx.dtype)
     if tile.resident and summed_by_tiles(dx, upstreams, weights, tile):
         return dx
     tile = by_pointers(tile)

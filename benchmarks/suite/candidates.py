@@ -154,11 +154,14 @@ def decode_tiles(current: Any, _: int) -> Iterator[Any]:
             yield dataclasses.replace(current, keys=keys, chunk=chunk, warps=warps, stages=stages)
 
 
-def dequant_tiles(current: Any) -> Iterator[Any]:
+def dequant_tiles(current: Any, arguments: Sequence[Any]) -> list[Any]:
     """Rows of the weight, steps of as many products or twice as many, stages, and parts of the sum."""
-    for n, k, warps, stages in itertools.product(
-        (32, 64, 128, 256), (current.k, 2 * current.k), (2, 4, 8), (2, 3, 4, 5, 6)
-    ):
+    return _without(_dequant_tiles(current, arguments[3]), current)
+
+
+def _dequant_tiles(current: Any, kind: str) -> Iterator[Any]:
+    steps = (current.k,) if kind == "int4" else (current.k, 2 * current.k)  # int4: a group
+    for n, k, warps, stages in itertools.product((32, 64, 128, 256), steps, (2, 4, 8), (2, 3, 4, 5, 6)):
         for m in {current.m} if current.m < 128 else {64, 128}:
             held = n * m // (32 * warps)
             if held <= _ACCUMULATORS // 2 and (n + 2 * m) * k * stages <= SHARED and (k == current.k or n == current.n):

@@ -140,7 +140,7 @@ TUNABLES = (
             "dequant_matmul: int8, 512x",
             "dequant_matmul: int4, 512x",
         ),
-        vary=_by(candidates.dequant_tiles),
+        vary=candidates.dequant_tiles,
     ),
     Tunable("float8", "dequant_matmul.float8:config_float8", ("dequant_matmul: fl",)),
     Tunable(

@@ -6,17 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, INTERPRETED, Rows, check_tensor, jit, placed, row_offset
+from reference_kernels._common import FLOATS, Rows, check_tensor, jit, placed, row_offset
 from reference_kernels.dequant_matmul.codes import FP8, GROUPS
 from reference_kernels.dequant_matmul.float8 import fp8_by_tiles
-from reference_kernels.dequant_matmul.numbers import eight_bits, four_bits, settled
-from reference_kernels.dequant_matmul.tiles import FEW, Kind, config
+from reference_kernels.dequant_matmul.numbers import eight_bits, four_bits, four_bits_in_order, settled
+from reference_kernels.dequant_matmul.tiles import FEWEST, Kind, config
 from reference_kernels.linear.products import grouped
 
 HALVES = (torch.float16, torch.bfloat16)
 COMBINE_BLOCK, COMBINE_WARPS = 1024, 4
 DEAL_BLOCK, DEAL_WARPS = 1024, 4
-MANY = 16 if INTERPRETED else FEW  # rows beyond which int8 codes are read as words
 
 
 @jit
@@ -29,8 +28,11 @@ def _columns(
     EVEN: tl.constexpr,
     MASK: tl.constexpr,
 ) -> tl.tensor:
-    """Columns ``k`` of rows of ``x``, as columns; 0 beyond ``K``, and with ``MASK`` in rows that are not ``inside``."""
-    at = x_rows + (k * x_step)[None, :]
+    """Columns ``k`` of rows of ``x``, as columns; 0 beyond ``K``, and with ``MASK`` in rows that are not ``inside``.
+
+    ``k`` has 32 bits, so that an address takes one instruction where ``x_step`` is 1: 264 in a step of int4, for 284.
+    """
+    at = x_rows + (k.to(tl.int64) * x_step)[None, :]
     if EVEN:
         x = tl.load(at, mask=inside, other=0.0) if MASK else tl.load(at)
     else:
@@ -69,12 +71,11 @@ def _dequant_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SIZE: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
     """One tile of the result, or of one of its ``splits`` parts of ``steps`` blocks of ``k``: contiguous ``(splits, M,
-    N)``. ``SIZE`` columns of int4 have a scale, and ``BLOCK_K`` is one such group or several. ``EVEN``: it divides
-    ``K``. "int8 words" are two codes each, and ``x`` is what `_deal_kernel` makes of it.
+    N)``. ``BLOCK_K`` is a group of int4. ``EVEN``: it divides ``K``. "int8 words" are two codes each, and ``x`` is what
+    `_deal_kernel` makes of it.
 
     Rows beyond the last, of either operand, are read as the last again, which takes no masks, and are not stored. But
     where a tile has few rows of ``x`` they are masked: most loads would wait for the same line (int8, one row: 96 us).
@@ -88,26 +89,28 @@ def _dequant_kernel(
     n_last, m_last = tl.minimum(n, N - 1), tl.minimum(m, M - 1)
     x_rows = x_ptr + row_offset(m_last, size1, size2, x_stride0, x_stride1, x_stride2)[:, None]
     codes_rows = codes_ptr + (n_last * codes_stride_n)[:, None]
-    lane = tl.arange(0, SIZE // 4 if KIND == "int4" else BLOCK_K).to(tl.int64)
+    lane = tl.arange(0, BLOCK_K)
     m_inside = (m < M)[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     begin = split * steps
     last = tl.minimum(begin + steps, tl.cdiv(K, BLOCK_K))
     if KIND == "int4":
-        QUARTER: tl.constexpr = SIZE // 4
-        COUNT: tl.constexpr = BLOCK_K // SIZE
-        groups = tl.cdiv(K, SIZE)
+        QUARTER: tl.constexpr = BLOCK_K // 4
+        word = tl.arange(0, QUARTER)
+        groups = tl.cdiv(K, BLOCK_K)
         scales_at = scales_ptr + n_last * scales_stride_n
         # A scale is loaded a step before its group: a load that is waited for in each step took as long as the codes.
-        next_scale = tl.load(scales_at + begin * COUNT * scales_stride_k, mask=begin < last, other=0.0)
+        next_scale = tl.load(scales_at + begin * scales_stride_k, mask=begin < last, other=0.0)
         for step in range(begin, last):
-            for index in tl.static_range(COUNT):
-                group = step * COUNT + index
-                scale = next_scale.to(tl.float32)
-                next_scale = tl.load(scales_at + tl.minimum(group + 1, groups - 1) * scales_stride_k)
-                k = group * SIZE + lane
-                within = group if EVEN else tl.minimum(group, groups - 1)
-                words = tl.load(codes_rows + ((within * QUARTER + lane) * codes_stride_k)[None, :])
+            scale = next_scale.to(tl.float32)
+            next_scale = tl.load(scales_at + tl.minimum(step + 1, groups - 1) * scales_stride_k)
+            words = tl.load(codes_rows + ((step * QUARTER + word).to(tl.int64) * codes_stride_k)[None, :])
+            if BLOCK_M > 8:
+                x = _columns(x_rows, step * BLOCK_K + lane, K, x_step, m_inside, EVEN, MASK)
+                part = tl.dot(four_bits_in_order(words, x.dtype), x)
+            else:
+                # By mma.sync, for 16 rows, one product took 353 instructions a step where four took 307.
+                k = step * BLOCK_K + word
                 first = _columns(x_rows, k, K, x_step, m_inside, EVEN, MASK)
                 second = _columns(x_rows, k + QUARTER, K, x_step, m_inside, EVEN, MASK)
                 third = _columns(x_rows, k + 2 * QUARTER, K, x_step, m_inside, EVEN, MASK)
@@ -116,11 +119,11 @@ def _dequant_kernel(
                 part = tl.dot(four_bits(words, 4, first.dtype), second, part)
                 part = tl.dot(four_bits(words, 8, first.dtype), third, part)
                 part = tl.dot(four_bits(words, 12, first.dtype), fourth, part)
-                total += part * scale[:, None]
+            total += part * scale[:, None]
     else:
         for step in range(begin, last):
             k = step * BLOCK_K + lane
-            codes_at = codes_rows + (k * codes_stride_k)[None, :]
+            codes_at = codes_rows + (k.to(tl.int64) * codes_stride_k)[None, :]
             if EVEN:
                 codes = tl.load(codes_at)
             else:
@@ -225,7 +228,6 @@ def _launch(
             BLOCK_N=tile.n,
             BLOCK_M=tile.m,
             BLOCK_K=tile.k,
-            SIZE=group,
             GROUP=tile.group,
             num_warps=tile.warps,
             num_stages=tile.stages,
@@ -264,7 +266,7 @@ def _dealt(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("reference_kernels::int8_linear", mutates_args=())
 def _int8_linear(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    words = _in_words(codes) if x.numel() > MANY * x.shape[-1] else None
+    words = _in_words(codes) if x.numel() > FEWEST * x.shape[-1] else None
     if words is not None:
         even = _dealt(x)[:, : x.shape[-1] // 2]
         return _launch(_result(x, codes, x.dtype), even, even, words, scales, "int8 words")

@@ -47,6 +47,15 @@ def four_bits(words: tl.tensor, PLACE: tl.constexpr, dtype: tl.constexpr) -> tl.
 
 
 @jit
+def four_bits_in_order(words: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """The codes of int16 ``words``, the lowest bits of all of a row first: a group's columns in their order."""
+    low = tl.join(four_bits(words, 0, dtype), four_bits(words, 4, dtype))
+    high = tl.join(four_bits(words, 8, dtype), four_bits(words, 12, dtype))
+    four = tl.permute(tl.join(low, high), (0, 3, 2, 1))
+    return tl.reshape(four, (words.shape[0], 4 * words.shape[1]))
+
+
+@jit
 def eight_bits(words: tl.tensor, PLACE: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
     """The signed bytes in bits ``PLACE`` to ``PLACE + 7`` of int16 ``words``, as `four_bits`; in bfloat16, which has
     seven bits beside the exponent, as 128 with the lower seven, less 128 or, for the eighth, 256."""

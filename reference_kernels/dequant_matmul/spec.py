@@ -18,7 +18,7 @@ SCALE = (torch.float32, torch.bfloat16)
 SCALES = values.positive(0.01, 2.0)
 FP8 = torch.float8_e4m3fn
 ROWS = (1, 16, 512)
-# Interpreted tiles hold 32 rows of the weight, 16 or 32 of the input and 16 to 128 products.
+# Interpreted tiles hold 32 rows of the weight, 8 to 32 of the input and 16 to 128 products.
 DIMS = {"rows": dim(0, 70), "k": dim(0, 500), "n": dim(0, 70)}
 
 INT8 = FusionSpec(
@@ -32,7 +32,7 @@ INT8 = FusionSpec(
     },
     dims=DIMS,
     dtypes=HALVES,
-    max_launches=2,
+    max_launches=3,
 )
 
 # Every word is four codes.

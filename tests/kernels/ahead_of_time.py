@@ -456,6 +456,7 @@ def dequantised(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
     odd, group = empty(70, 33).t(), empty(50, 2)
     return found | {
         "dequant int8 odd": bind(dequant_matmul._int8_linear, odd, empty(50, 70, kind=torch.int8), group[:, 0]),
+        "dequant int8 turned": bind(dequant_matmul._int8_linear, odd, empty(70, 50, kind=torch.int8).t(), group[:, 0]),
         "dequant int4 odd": bind(dequant_matmul._int4_linear, odd, empty(50, 32, kind=torch.int16), group, 64),
     }
 

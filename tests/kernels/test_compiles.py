@@ -121,7 +121,8 @@ def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
     sizes = (64, 96, 128)
     heads = [f"attention{name}" for name in ("", " window", " packed", " 256", *(f" {n}" for n in sizes))]
     codes = [f"dequant {kind}{rows}" for kind in ("int8", "int4", "float8") for rows in ("", " 16", " 64", " many")]
-    codes[codes.index("dequant int8 many")] += " 1"  # after the launch that deals out the input's columns
+    # After the launch that deals out the input's columns.
+    codes = [name + " 1" * (name in ("dequant int8 64", "dequant int8 many")) for name in codes]
     gradients = [f"attention backward {n} {launch}" for n in sizes for launch in (1, 2)]
     for name in (*plain, *wide, *back, *low, *blocks, *codes, *heads, *gradients):
         facts = compiled(dtype)[name]

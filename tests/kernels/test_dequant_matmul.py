@@ -26,7 +26,7 @@ from reference_kernels.dequant_matmul import (
 )
 from reference_kernels.dequant_matmul.tiles import config
 
-SIZES = [(3, 5, 7), (40, 100, 70), (17, 300, 33)]  # rows, k, n: one tile; several; tails of everything
+SIZES = [(3, 5, 7), (40, 100, 70), (12, 200, 9), (17, 300, 33)]  # rows, k, n: one tile; several; tails of everything
 FP8 = torch.float8_e4m3fn
 
 
@@ -136,13 +136,16 @@ def test_parts_of_a_sum_are_added_in_order() -> None:
 
 
 def test_tiles_of_a_gpu() -> None:
-    """A weight of many rows is whole sums in one wave up to eight rows of int4 and parts up to 16; one of few rows is
-    parts until every multiprocessor has several programs; short sums are not; many rows take tiles 128 wide."""
+    """The tiles that were timed; a weight of few rows is parts until every multiprocessor has several programs; short
+    sums are not; many rows take tiles 128 wide."""
     for rows, kind, wanted in (
-        (1, "int4", (32, 8, 256, 1)),
-        (9, "int4", (64, 16, 128, 8)),
+        (1, "int4", (64, 8, 128, 8)),
+        (9, "int4", (128, 16, 128, 8)),
+        (17, "int4", (64, 32, 128, 2)),
+        (64, "int4", (64, 64, 128, 2)),
         (1, "int8", (64, 8, 256, 1)),
         (16, "int8", (64, 16, 256, 1)),
+        (33, "int8 words", (128, 64, 64, 1)),
         (512, "int8 words", (128, 128, 32, 1)),
         (512, "int4", (64, 128, 128, 1)),
     ):
@@ -150,6 +153,7 @@ def test_tiles_of_a_gpu() -> None:
         assert (wide.n, wide.m, wide.k, wide.splits) == wanted
     assert config(1, 4096, 8192, "int8", interpreted=False).splits == 7
     assert config(1, 4096, 512, "int8", interpreted=False).splits == 1
+    assert config(64, 4096, 4096, "int8 words", interpreted=False).splits == 4
     assert config(65, 1, 1, "fp8", interpreted=False).n == 128
 
 

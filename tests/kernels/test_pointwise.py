@@ -20,7 +20,7 @@ from reference_kernels.pointwise import (
 )
 from reference_kernels.pointwise.kernel import _add_mul_act, _relu_scale_bias, backward_config
 from reference_kernels.pointwise.seeded_dropout import _dropout
-from tests.tutorials.test_dropout import philox
+from tests.philox import philox
 
 # Each activation from its definition, with functions that the reference does not use.
 BY_DEFINITION: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from reference_kernels.softmax import softmax, softmax_reference
 from reference_kernels.softmax.backward import config_bias
 from reference_kernels.softmax.kernel import _softmax, _softmax_backward
-from tests.tutorials.test_dropout import philox
+from tests.philox import philox
 
 WIDTHS = (1, 5, 100, 300)  # in one tile, and in a loop of several
 

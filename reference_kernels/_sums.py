@@ -1,7 +1,7 @@
-"""Sums over rows for the gradients of weight and bias: the second of two steps, the same for every kernel.
+"""Sums in parts: the second of two steps, the same for gradients of weight and bias, and for products.
 
-The first step leaves float32 partial sums, one row for each program that walked through some of the rows; here they are
-added up, always in the same order: no atomics, the same bits every time.
+The first step leaves float32 partial sums, of each program that walked through some of the rows or columns; here they
+are added up, always in the same order: no atomics, the same bits every time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import triton.language as tl
 from reference_kernels._common import RowTile, jit, placed
 
 SUMMED = RowTile(32, 64, 4, loop=True)  # partial sums that a program adds up at a time
+ADDED, ADDED_WARPS = 1024, 4  # elements of a product that a program adds up
 
 
 @jit
@@ -61,4 +62,48 @@ def summed_parts(dweight: torch.Tensor, dbias: torch.Tensor, parts: torch.Tensor
             BLOCK_ROWS=SUMMED.rows,
             BLOCK_COLUMNS=SUMMED.columns,
             num_warps=SUMMED.warps,
+        )
+
+
+@jit
+def _added_kernel(
+    out_ptr: tl.tensor,
+    parts_ptr: tl.tensor,
+    parts: tl.tensor,
+    numel: tl.tensor,
+    width: tl.tensor,
+    apart: tl.tensor,
+    out_stride0: tl.tensor,
+    out_stride1: tl.tensor,
+    FLAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """``BLOCK`` elements of the sum of parts that are ``apart`` from each other. ``FLAT``: ``out`` is contiguous."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numel
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in range(parts):
+        total += tl.load(parts_ptr + tl.cast(part, tl.int64) * apart + at, mask=inside, other=0.0)
+    out_at = at
+    if not FLAT:
+        out_at = at // width * out_stride0 + at % width * out_stride1
+    tl.store(out_ptr + out_at, total, mask=inside)
+
+
+def added_parts(out: torch.Tensor, parts: torch.Tensor) -> None:
+    """Fill ``out`` ``(rows, width)``, of any strides and with elements, with the sum of contiguous float32 ``parts``
+    ``(count, rows or more, width)``."""
+    count, rows, width = parts.shape
+    with placed(out.device):
+        _added_kernel[(triton.cdiv(out.numel(), ADDED),)](
+            out,
+            parts,
+            count,
+            out.numel(),
+            width,
+            rows * width,
+            *out.stride(),
+            FLAT=out.is_contiguous(),
+            BLOCK=ADDED,
+            num_warps=ADDED_WARPS,
         )

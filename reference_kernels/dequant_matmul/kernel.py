@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import FLOATS, Rows, check_tensor, jit, placed, row_offset
+from reference_kernels._sums import added_parts
 from reference_kernels.dequant_matmul.codes import FP8, GROUPS
 from reference_kernels.dequant_matmul.float8 import fp8_by_tiles
 from reference_kernels.dequant_matmul.numbers import eight_bits, four_bits, four_bits_in_order, settled
@@ -14,7 +15,6 @@ from reference_kernels.dequant_matmul.tiles import FEWEST, Kind, config
 from reference_kernels.linear.products import grouped
 
 HALVES = (torch.float16, torch.bfloat16)
-COMBINE_BLOCK, COMBINE_WARPS = 1024, 4
 DEAL_BLOCK, DEAL_WARPS = 1024, 4
 
 
@@ -173,19 +173,6 @@ def _deal_kernel(
     tl.store(y_row + half + at, odd, mask=at < half)
 
 
-@jit
-def _combine_kernel(
-    y_ptr: tl.tensor, parts_ptr: tl.tensor, numel: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr
-) -> None:
-    """The sum of the parts ``(splits, numel)``, always in the same order."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for _ in range(splits):
-        total += tl.load(parts_ptr + at, mask=at < numel, other=0.0)
-        parts_ptr += numel
-    tl.store(y_ptr + at, total, mask=at < numel)
-
-
 def _launch(
     y: torch.Tensor,
     x: torch.Tensor,
@@ -232,10 +219,8 @@ def _launch(
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        if splits > 1:
-            _combine_kernel[(triton.cdiv(y.numel(), COMBINE_BLOCK),)](
-                y, out, y.numel(), splits, BLOCK=COMBINE_BLOCK, num_warps=COMBINE_WARPS
-            )
+    if splits > 1:
+        added_parts(y.view(1, -1), out.unsqueeze(1))
     return y
 
 

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import INTERPRETED, Rows, jit, placed, row_offset
+from reference_kernels._sums import added_parts
 from reference_kernels.linear.products import product
 
 PROGRAMS = 2 * 132  # of sums over rows, at the most: two for each multiprocessor of an H200
-SUMMED = 1024  # elements that a program adds up
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +125,6 @@ def _thin_sums_kernel(
     tl.store(parts_ptr + at, total, mask=n_inside)
 
 
-@jit
-def _added_parts_kernel(
-    out_ptr: tl.tensor,
-    parts_ptr: tl.tensor,
-    parts: tl.tensor,
-    numel: tl.tensor,
-    N: tl.tensor,
-    apart: tl.tensor,
-    out_stride_r: tl.tensor,
-    out_stride_n: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    """``BLOCK`` elements of the sum of all parts, ``apart`` from each other, rounded."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numel
-    total = tl.zeros([BLOCK], tl.float32)
-    for part in range(parts):
-        total += tl.load(parts_ptr + tl.cast(part, tl.int64) * apart + at, mask=inside, other=0.0)
-    tl.store(out_ptr + at // N * out_stride_r + at % N * out_stride_n, total, mask=inside)
-
-
 def thin_rows(x: torch.Tensor, factor: torch.Tensor, scale: float) -> torch.Tensor:
     """``scale * x @ factor.T``, ``(*batch, k)`` by ``(r, k)``, as rows of `room_of` ``r``; beyond ``r`` they hold
     nothing."""
@@ -199,6 +178,4 @@ def thin_sums(out: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> None:
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        _added_parts_kernel[(triton.cdiv(out.numel(), SUMMED),)](
-            out, parts, splits, out.numel(), N, room * N, *out.stride(), BLOCK=SUMMED, num_warps=4
-        )
+    added_parts(out, parts)

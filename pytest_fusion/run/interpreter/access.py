@@ -13,7 +13,7 @@ from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Finding, Kind, Site
 from pytest_fusion.run.interpreter.order import Order
 from pytest_fusion.run.interpreter.races import Conflict
-from pytest_fusion.run.interpreter.regions import Origin, Region, Regions, View
+from pytest_fusion.run.interpreter.regions import Origin, Region, Regions, View, nearest
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Access:
             if not lanes.any():
                 continue
             if region is None:
-                self._nowhere(lanes, next(iter(origin)) if origin else None)
+                self._nowhere(lanes, nearest(origin, int(at[lanes][0])) if origin else None)
                 continue
             first = region.views[0] if region.views else None
             elements, selected = self._inside(region, first, lanes)

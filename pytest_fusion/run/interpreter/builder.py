@@ -18,6 +18,7 @@ from pytest_fusion.run.interpreter.casts import convert
 from pytest_fusion.run.interpreter.dtypes import Array, numpy_dtype
 from pytest_fusion.run.interpreter.hints import WRAPPED, Unwrapped
 from pytest_fusion.run.interpreter.observers import note
+from pytest_fusion.run.interpreter.regions import joined
 from pytest_fusion.run.interpreter.scaled_dot import scaled_operand
 
 _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
@@ -207,8 +208,8 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
         which, left, right = aligned(condition.data, lhs.data, rhs.data)
         chosen = np.where(which, left.astype(dtype, copy=False), right.astype(dtype, copy=False))
         attributes: dict[str, Any] = {WRAPPED: Unwrapped((left, right))} if dtype.kind in "iu" else {}
-        if rhs.dtype.scalar.is_ptr() and "origin" in lhs.attr and "origin" in rhs.attr:
-            attributes = {"origin": lhs.attr["origin"] | rhs.attr["origin"]}
+        if rhs.dtype.scalar.is_ptr():
+            attributes = joined(lhs.attr, rhs.attr) or attributes
         return handle(chosen, rhs.dtype.scalar, attributes)
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_imprecise: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from pytest_fusion.run.interpreter import batch
 from pytest_fusion.run.interpreter.batch import NotBatchedError, WaitsForAnotherError, aligned
 from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.regions import joined
 
 # A loop whose memory and variables stay as they are is asked this often before it is called endless.
 _ROUNDS_WITHOUT_CHANGE = 3
@@ -99,7 +100,7 @@ class Merger:
         if held:
             suspect = type(mine if hasattr(mine, "held") else theirs)
             return self._tl.tensor(suspect(np.where(which, a, b), mine.dtype, held), new.type)
-        origin = mine.attr if mine.attr == theirs.attr else _joined(mine.attr, theirs.attr)
+        origin = mine.attr if mine.attr == theirs.attr else joined(mine.attr, theirs.attr)
         return self._tl.tensor(self._handle(np.where(which, a, b), mine.dtype, origin), new.type)
 
 
@@ -107,13 +108,6 @@ def _unused(handle: Any) -> Array:
     """A handle's array, without calling that a use of what was loaded."""
     array: Array = handle.values if hasattr(handle, "held") else handle.data
     return array
-
-
-def _joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Where a pointer may come from that is one or the other."""
-    if "origin" not in a or "origin" not in b:
-        return {}
-    return {"origin": a["origin"] | b["origin"]}
 
 
 class Branch:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_fusion.run.interpreter import batch
 from pytest_fusion.run.interpreter.dtypes import Array, numpy_dtype
+from pytest_fusion.run.interpreter.regions import joined
 
 _ALIGNMENT = 16
 
@@ -59,7 +60,9 @@ class Blocks:
 
     def _merged(self, chosen: Array, other: Blocks) -> dict[str, Any]:
         data = _pick(chosen, self.base.data, other.base.data)
-        base = self.base if data is self.base.data else type(self.base)(data, self.base.dtype, self.base.attr)
+        base = self.base
+        if data is not base.data:
+            base = type(base)(data, base.dtype, joined(base.attr, other.base.attr))
         return {
             "base": base,
             "shape": [_pick(chosen, a, b) for a, b in zip(self.shape, other.shape, strict=True)],

@@ -223,6 +223,24 @@ class View:
 Origin = frozenset[View]
 
 
+def nearest(origin: Origin, address: int) -> View:
+    """The tensor that an access at ``address``, outside of them all, most likely belongs to."""
+
+    def distance(view: View) -> tuple[int, str]:
+        first = view.region.address
+        return max(first - address, address - (first + view.region.nbytes - 1)), view.name
+
+    return min(origin, key=distance)
+
+
+def joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a pointer that has ``a`` in some programs or lanes, ``b`` in others: where it may come from,
+    unless that of either is unknown."""
+    if "origin" not in a or "origin" not in b:
+        return {}
+    return {"origin": a["origin"] | b["origin"]}
+
+
 class Regions:
     """The regions of one launch."""
 

@@ -271,6 +271,26 @@ def host_descriptors_of_padded_rows(memory: Memory) -> Pairs:
 
 
 @triton.jit
+def chosen_descriptor_kernel(first, second, third, first_out, second_out, third_out, R: tl.constexpr):
+    source, target = first, first_out
+    if tl.program_id(1) == 1:
+        source, target = second, second_out
+    if tl.program_id(1) == 2:
+        source, target = third, third_out
+    at = tl.program_id(0) * R
+    target.store([at, 0], source.load([at, 0]))
+
+
+@honest
+def programs_that_choose_between_descriptors(memory: Memory) -> Pairs:
+    """Of tensors that have nothing in common, not even how many rows they have."""
+    given = [memory.range(rows, 13, strides=(16, 1)) for rows in (5, 8, 3)]
+    outs = [memory.zeros(rows, 13, strides=(16, 1)) for rows in (5, 8, 3)]
+    chosen_descriptor_kernel[(2, 3)](*(TensorDescriptor.from_tensor(t, [4, 16]) for t in (*given, *outs)), R=4)
+    return list(zip(outs, given, strict=True))
+
+
+@triton.jit
 def block_pointer_kernel(x, out, rows, stride, R: tl.constexpr, C: tl.constexpr):
     source = tl.make_block_ptr(x, (rows, 13), (stride, 1), (0, 0), (R, C), (1, 0))
     target = tl.make_block_ptr(out, (rows, 13), (13, 1), (0, 0), (R, C), (1, 0))

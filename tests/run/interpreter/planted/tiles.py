@@ -159,6 +159,25 @@ def host_descriptor_of_a_larger_tensor(memory: Memory, bug: bool) -> Pairs:
 
 
 @triton.jit
+def chosen_descriptor_kernel(first, second, first_out, second_out, B: tl.constexpr):
+    source, target = first, first_out
+    if tl.program_id(0) >= 2:
+        source, target = second, second_out
+    at = tl.program_id(0) % 2 * B
+    target.store([at, 0], source.load([at, 0]))  # BUG
+
+
+@plant(chosen_descriptor_kernel, STORE, argument="second_out", program=(3, 0, 0))
+def one_of_two_descriptors_of_a_larger_tensor(memory: Memory, bug: bool) -> Pairs:
+    """The shape of the tensor that the last two programs choose is the padded one."""
+    x, y = memory.range(8, 16, dtype=torch.float16), memory.range(5, 16, dtype=torch.float16)
+    out, other = memory.zeros(8, 16, dtype=torch.float16), memory.zeros(5, 16, dtype=torch.float16)
+    shapes = (x, 8), (y, 5), (out, 8), (other, 8 if bug else 5)
+    chosen_descriptor_kernel[(4,)](*(TensorDescriptor(t, [rows, 16], [16, 1], [4, 16]) for t, rows in shapes), B=4)
+    return [(out, x), (other, y)]
+
+
+@triton.jit
 def block_pointer_kernel(x, out, rows, B: tl.constexpr, BUG: tl.constexpr):
     source = tl.make_block_ptr(x, (rows, 8), (8, 1), (tl.program_id(0) * B, 0), (B, 8), (1, 0))
     target = tl.make_block_ptr(out, (rows, 8), (8, 1), (tl.program_id(0) * B, 0), (B, 8), (1, 0))

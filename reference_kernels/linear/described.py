@@ -55,7 +55,7 @@ def _product(
 
 
 @jit
-def _finish_linear(
+def finish_linear(
     total: tl.tensor,
     y: tl.tensor,
     bias_ptr: tl.tensor,
@@ -70,9 +70,9 @@ def _finish_linear(
     if PARTS > 1:
         left, right = halves_of(total)
         more: tl.constexpr = PARTS // 2
-        _finish_linear(left, y, bias_ptr, bias_step, N, m, n, HAS_BIAS, ACTIVATION, more)
+        finish_linear(left, y, bias_ptr, bias_step, N, m, n, HAS_BIAS, ACTIVATION, more)
         n += left.shape[1]
-        _finish_linear(right, y, bias_ptr, bias_step, N, m, n, HAS_BIAS, ACTIVATION, more)
+        finish_linear(right, y, bias_ptr, bias_step, N, m, n, HAS_BIAS, ACTIVATION, more)
     else:
         if HAS_BIAS:
             at = n + tl.arange(0, total.shape[1])
@@ -109,7 +109,7 @@ def _linear_tiles_kernel(
         m, n = block_m * BLOCK_M, block_n * BLOCK_N
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         total = _product(total, x, weight, m, n, K, X_TURNED, WEIGHT_TURNED, BLOCK_K)
-        _finish_linear(total, y, bias_ptr, bias_step, N, m, n, HAS_BIAS, ACTIVATION, PARTS)
+        finish_linear(total, y, bias_ptr, bias_step, N, m, n, HAS_BIAS, ACTIVATION, PARTS)
 
 
 @jit
@@ -325,11 +325,12 @@ def launched(
     device: torch.device,
     **others: Any,
 ) -> bool:
-    """Launch, unless an operand has no descriptor: whether it was."""
+    """Launch, unless an operand has no descriptor: whether it was. ``sizes`` has ``M`` and each result's ``N``."""
     if None in operands.values():
         return False
     found = {name: each for name, each in operands.items() if each is not None}
-    programs = _programs(triton.cdiv(sizes["M"], tile.m) * triton.cdiv(sizes["N"], tile.n), tile, device)
+    blocks = sum(triton.cdiv(size, tile.n) for name, size in sizes.items() if name.endswith("N"))
+    programs = _programs(triton.cdiv(sizes["M"], tile.m) * blocks, tile, device)
     with placed(device):
         kernel[(programs,)](
             **{name: each.matrix for name, each in found.items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +11,9 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
+from reference_kernels.linear.described import block_of, by_rows, finish_linear, launched, matrix_of, result_of
 from reference_kernels.linear.gradients import as_matrix, bias_gradient, input_gradient, weight_gradient
-from reference_kernels.linear.products import check_operands, config, grouped, product, wide
+from reference_kernels.linear.products import MatmulTile, by_pointers, check_operands, config, grouped, product, wide
 
 
 @jit
@@ -94,6 +97,98 @@ def _qkv_kernel(
     tl.store(y_ptr + m[:, None] * N + n[None, :], total, mask=m_inside & n_inside)
 
 
+@jit
+def _qkv_tiles_kernel(
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    x: tl.tensor,
+    query_weight: tl.tensor,
+    key_weight: tl.tensor,
+    value_weight: tl.tensor,
+    query_bias_ptr: tl.tensor,
+    key_bias_ptr: tl.tensor,
+    value_bias_ptr: tl.tensor,
+    query_bias_step: tl.tensor,
+    key_bias_step: tl.tensor,
+    value_bias_step: tl.tensor,
+    M: tl.tensor,
+    query_N: tl.tensor,
+    key_N: tl.tensor,
+    value_N: tl.tensor,
+    K: tl.tensor,
+    programs: tl.tensor,
+    X_TURNED: tl.constexpr,
+    QUERY_WEIGHT_TURNED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> None:
+    """Every ``programs``-th tile of all three results, in the order of `_qkv_kernel`; the weights are all turned or
+    none. A tile and a step choose between descriptors."""
+    query_blocks = tl.cdiv(query_N, BLOCK_N)
+    key_blocks = tl.cdiv(key_N, BLOCK_N)
+    blocks_m, blocks = tl.cdiv(M, BLOCK_M), query_blocks + key_blocks + tl.cdiv(value_N, BLOCK_N)
+    for tile in tl.range(tl.program_id(0), blocks_m * blocks, programs, flatten=True):
+        block_m, block = grouped(tile, blocks_m, blocks, GROUP)
+        m = block_m * BLOCK_M
+        n = (block - _chosen(block, query_blocks, key_blocks, 0, query_blocks, query_blocks + key_blocks)) * BLOCK_N
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for k in range(0, K, BLOCK_K):
+            weight = query_weight
+            if block >= query_blocks:
+                weight = key_weight
+            if block >= query_blocks + key_blocks:
+                weight = value_weight
+            rows = block_of(x, m, k, X_TURNED)
+            total = tl.dot(rows, tl.trans(block_of(weight, n, k, QUERY_WEIGHT_TURNED)), total)
+        y = query
+        if block >= query_blocks:
+            y = key
+        if block >= query_blocks + key_blocks:
+            y = value
+        bias_ptr = _chosen(block, query_blocks, key_blocks, query_bias_ptr, key_bias_ptr, value_bias_ptr)
+        bias_step = _chosen(block, query_blocks, key_blocks, query_bias_step, key_bias_step, value_bias_step)
+        N = _chosen(block, query_blocks, key_blocks, query_N, key_N, value_N)
+        finish_linear(total, y, bias_ptr, bias_step, N, m, n, HAS_BIAS, None, PARTS)
+
+
+_NAMES = "query", "key", "value"
+
+
+def _by_tiles(
+    results: Sequence[torch.Tensor],
+    rows: Rows,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    tile: MatmulTile,
+) -> bool:
+    """Fill the contiguous ``results``, where the layouts have descriptors, weights all turned or none: whether they
+    have."""
+    widths = [len(weight) for weight in weights]
+    found = [matrix_of(weight, (tile.n, tile.k)) for weight in weights]
+    if len({None if each is None else each.turned for each in found}) > 1:
+        return False
+    operands = {"x": by_rows(rows, tile), "query_weight": found[0]}
+    for name, y, width, weight in zip(_NAMES, results, widths, found, strict=True):
+        operands[name] = result_of(y, rows.count, width, tile)
+        operands.setdefault(f"{name}_weight", None if weight is None else replace(weight, fixed=True))
+    given = {f"{name}_bias": y if bias is None else bias for name, y, bias in zip(_NAMES, results, biases, strict=True)}
+    return launched(
+        _qkv_tiles_kernel,
+        operands,
+        {"M": rows.count, **{f"{name}_N": width for name, width in zip(_NAMES, widths, strict=True)}, "K": rows.width},
+        tile,
+        results[0].device,
+        **{f"{name}_ptr": bias for name, bias in given.items()},
+        **{f"{name}_step": bias.stride(-1) for name, bias in given.items()},
+        HAS_BIAS=biases[0] is not None,
+    )
+
+
 @torch.library.custom_op("reference_kernels::qkv_linear", mutates_args=())
 def _qkv_linear(
     x: torch.Tensor,
@@ -111,6 +206,9 @@ def _qkv_linear(
     if rows.count == 0 or not any(widths):
         return results
     tile = wide(config(rows.count, sum(widths), x.shape[-1], x.dtype))
+    if tile.resident and _by_tiles(results, rows, weights, biases, tile):
+        return results
+    tile = by_pointers(tile)
     blocks = sum(triton.cdiv(width, tile.n) for width in widths)
     with placed(x.device):
         _qkv_kernel[(triton.cdiv(rows.count, tile.m) * blocks,)](

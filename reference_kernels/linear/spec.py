@@ -99,6 +99,9 @@ DESCRIBED = SPEC.with_(name="linear_described", dims=EIGHTS, dtypes=HALVES, benc
 DESCRIBED_LORA = LORA.with_(
     name="lora_linear_described", dims={**EIGHTS, "r": dim(8, 40, multiple_of=8)}, dtypes=HALVES, bench=()
 )
+DESCRIBED_QKV = QKV.with_(
+    name="qkv_linear_described", dims={**EIGHTS, "kv": dim(8, 72, multiple_of=8)}, dtypes=HALVES, bench=()
+)
 DESCRIBED_GATE_UP = GATE_UP.with_(name="gate_up_linear_described", dims=EIGHTS, dtypes=HALVES, bench=())
 LARGE_DESCRIBED = LARGE.with_(
     name="linear_large_described",
@@ -106,4 +109,5 @@ LARGE_DESCRIBED = LARGE.with_(
     dtypes=HALVES,
 )
 
-SPECS = [SPEC, QKV, GATE_UP, LORA, LARGE, DESCRIBED, DESCRIBED_LORA, DESCRIBED_GATE_UP, LARGE_DESCRIBED]
+PLAIN = [SPEC, QKV, GATE_UP, LORA, LARGE]
+SPECS = [*PLAIN, DESCRIBED, DESCRIBED_QKV, DESCRIBED_LORA, DESCRIBED_GATE_UP, LARGE_DESCRIBED]

@@ -58,6 +58,7 @@ KERNELS = (
     rms_norm._rms_norm_kernel,
     linear._linear_kernel,
     qkv._qkv_kernel,
+    qkv._qkv_tiles_kernel,
     gated._gated_kernel,
     gradients._summed_products_kernel,
     lora._lora_kernel,
@@ -167,6 +168,7 @@ def launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         "linear large gelu": lambda: linear._linear(empty(8192, 8192), empty(8192, 8192), None, "gelu"),
         # Rows that are no multiple of 16 bytes have no descriptors.
         "linear large odd": lambda: linear._linear(empty(8192, 8191), empty(8192, 8191), None, "gelu"),
+        "linear qkv odd": lambda: qkv._qkv_linear(empty(8192, 4095), *[empty(4096, 4095)] * 3, *[None] * 3),
         "linear gate_up odd": lambda: gate_up._gate_up_linear(empty(8192, 4095), *(empty(4096, 4095) for _ in "gu")),
         "linear lora odd": lambda: lora._lora_linear(
             empty(4096, 4095), empty(4096, 4095), empty(16, 4095), empty(4096, 16), 2.0

@@ -22,6 +22,7 @@ from pytest_fusion.run.lanes.cancellation import (
     widened,
 )
 from pytest_fusion.run.lanes.chains import CARRYING, Terms, carried, in_any_order, noted, terms_of
+from pytest_fusion.run.lanes.constants import FILLED, filled, mixed, narrowed, narrowed_lanes, rounds_to
 from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -114,7 +115,9 @@ class LaneMode(DispatchMode):
         if plan.draws and plan.rule is None:
             self.random_ops = True
             return
-        if plan.name in CONSTANTS:
+        if plan.name in FILLED and results and (lanes := filled(self.noise, results[0], args, kwargs)) is not None:
+            self.store.put(results[0], lanes)
+        if plan.name in CONSTANTS | FILLED:
             return
         if plan.name in CASTS and args[0].dtype in NARROW and results and results[0].dtype in (torch.float32, D):
             self.store.mark_widened(results[0], args[0].dtype)
@@ -145,7 +148,9 @@ class LaneMode(DispatchMode):
         floating = any(r.dtype.is_floating_point for r in results)
         if any(r.is_complex() for r in results):
             return not plan.exact and bool(operands)
-        if plan.exact or plan.semantic or not floating or not operands:
+        if plan.exact or plan.semantic:
+            return rounds_to(args, kwargs, operands) is not None
+        if not floating or not operands:
             # fp8 and integer conversions of exact values are exact too, except that the value before it is wanted.
             return False
         if plan.name in CASTS:
@@ -210,9 +215,16 @@ class LaneMode(DispatchMode):
         assert rule is not None
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}
 
+        low = rounds_to(args, kwargs, operands) if plan.exact or plan.semantic else None
+
         def apply(pick: Callable[[Lanes], Tensor]) -> list[Any]:
             wrapped = tree_map_only(Tensor, lambda t: pick(seen[id(t)]), (args, kwargs))
-            return results_of(rule(op, *wrapped[0], **wrapped[1]))
+            found = results_of(rule(op, *wrapped[0], **wrapped[1]))
+            if low is None:
+                return found
+            wrapped = tree_map_only(Tensor, lambda t: narrowed_lanes(t, pick(seen[id(t)]), low), (args, kwargs))
+            wrapped = narrowed(wrapped, low)
+            return mixed(self.noise, found, results_of(rule(op, *wrapped[0], **wrapped[1])))
 
         rounded = apply(lambda lanes: lanes.rounded)
         check_shapes(rounded, natives)
@@ -399,6 +411,7 @@ class LaneMode(DispatchMode):
             return out
         moves = plan.exact or plan.semantic or not any(t.dtype.is_floating_point or t.is_complex() for t in written)
         moves = moves or (plan.name == "copy" and _holds(written[0].dtype, args[1].dtype))
+        moves = moves and not ((plan.exact or plan.semantic) and rounds_to(args, kwargs, inputs))
         if not tracked and moves:
             for target in written:
                 self.store.mark_written(target)

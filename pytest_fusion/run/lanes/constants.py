@@ -76,12 +76,26 @@ def _mixed(noise: Noise, wide: Tensor, narrow: Tensor) -> Tensor:
     return torch.where(rounded, narrow, wide)
 
 
+def lifted(noise: Noise, native: Tensor) -> Lanes | None:
+    """Lanes of a number that became a tensor, as in ``y[0] = 0.3``: as it was written, taken to have as few digits as
+    give its value; ``None`` where that is its value."""
+    if native.dim() or native.dtype not in NARROW:
+        return None
+    value = float(native)
+    written = next((w for n in range(1, 5) if held(w := float(f"{value:.{n}g}"), native.dtype) == value), value)
+    return None if written == value else _either(noise, native, written)
+
+
 def filled(noise: Noise, native: Tensor, args: Any, kwargs: Any) -> Lanes | None:
     """Lanes of a tensor of ``FILLED``, whose number its dtype does not hold; ``None`` where it holds it."""
     lost = [v for v in tree_leaves((args, kwargs)) if isinstance(v, float) and _lost(v, native.dtype)]
     if native.dtype not in NARROW or not lost or not native.numel():
         return None
-    one = native.new_full((1, *(1,) * native.dim()), lost[0], dtype=D)
+    return _either(noise, native, lost[0])
+
+
+def _either(noise: Noise, native: Tensor, written: float) -> Lanes:
+    one = native.new_full((1, *(1,) * native.dim()), written, dtype=D)
     lanes = _mixed(noise, one, native.reshape(-1)[:1].to(D).reshape(one.shape))
     lanes = lanes.expand(lanes.shape[0], *native.shape)
     return Lanes(lanes, lanes)

@@ -22,7 +22,7 @@ from pytest_fusion.run.lanes.cancellation import (
     widened,
 )
 from pytest_fusion.run.lanes.chains import CARRYING, Terms, carried, in_any_order, noted, terms_of
-from pytest_fusion.run.lanes.constants import FILLED, filled, mixed, narrowed, narrowed_lanes, rounds_to
+from pytest_fusion.run.lanes.constants import FILLED, filled, lifted, mixed, narrowed, narrowed_lanes, rounds_to
 from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -98,7 +98,10 @@ class LaneMode(DispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         if plan.view:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            if plan.name == "lift_fresh" and (lanes := lifted(self.noise, out)) is not None:
+                self.store.put(out, lanes)
+            return out
         if plan.written:
             return self._mutating(func, plan, args, kwargs)
         out = func(*args, **kwargs)

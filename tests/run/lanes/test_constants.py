@@ -21,6 +21,18 @@ def _filled(x: Tensor) -> Tensor:
     return y
 
 
+def _in_part(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, ::3] = 0.3
+    return y
+
+
+def _where_asked(x: Tensor, z: Tensor) -> Tensor:
+    y = x.clone()
+    y[z > 0] = 0.1
+    return y
+
+
 # Each is its own kernel, given its operands in float32.
 PROGRAMS: dict[str, Function] = {
     "ge": lambda x, z: torch.where(x >= 0.1, x, z),
@@ -32,6 +44,11 @@ PROGRAMS: dict[str, Function] = {
     "where": lambda x, z: torch.where(x > 0, x, 0.3) * z,
     "masked_fill": lambda x, z: x.masked_fill(z > 0, 0.3) * z,
     "fill_": lambda x, z: _filled(x) * z,
+    "in part": lambda x, z: _in_part(x) * z,
+    "where asked": lambda x, z: _where_asked(x, z) * z,
+    "a tensor of its own": lambda x, z: torch.maximum(x, torch.tensor(0.3, dtype=x.dtype)) * z,
+    "alpha": lambda x, z: torch.add(x, z, alpha=0.3),
+    "minus alpha": lambda x, z: torch.sub(x, z, alpha=0.7),
     "threshold": lambda x, _: F.threshold(x, 0.1, 0.7),
     "hardshrink": lambda x, _: F.hardshrink(x, 0.3),
     "hardtanh": lambda x, z: F.hardtanh(x, -0.3, 0.3) * z,
@@ -75,6 +92,10 @@ def test_another_number_is_an_error(dtype: torch.dtype) -> None:
     """A bound, or a threshold, that is a hundredth off; and the wrong side of one that 16 bits hold."""
     x, z = operands(dtype, 0)
     assert not judging.judged((x.float().clamp(0.101, 0.9) * z.float()).to(dtype), lambda: x.clamp(0.1, 0.9) * z, 0)
+    few = torch.tensor(0.3, dtype=dtype)
+    assert not judging.judged(
+        (torch.maximum(x.float(), few.float() * 1.01)).to(dtype), lambda: torch.maximum(x, few), 0
+    )
     x[0, 3] = 0.3047
     assert not judging.judged(torch.where(x > 0.308, x, z), lambda: torch.where(x > 0.3, x, z), 0)
     x[0, 3] = 0.5

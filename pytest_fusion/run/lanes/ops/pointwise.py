@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.cancellation import NARROW
+from pytest_fusion.run.lanes.constants import held, mixed
 from pytest_fusion.run.lanes.ops.registry import Op, Rule, aligned, as_float, computed
 
 
@@ -53,8 +55,11 @@ def _lerp(op: Op, a: Tensor, b: Tensor, weight: Any) -> Tensor:
 
 @computed("add")
 def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
-    a, b, alpha = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
-    total: Tensor = a + (b if isinstance(alpha, int) and alpha == 1 else b * alpha)
+    a, b, factor = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
+    total: Tensor = a + (b if isinstance(factor, int) and factor == 1 else b * factor)
+    if isinstance(factor, Tensor) and op.outs[0].dtype in NARROW:
+        # ATen's code for the CPU takes it in 16 bits.
+        total = mixed(op.noise, [total], [a + b * held(alpha, op.outs[0].dtype)])[0]
     if op.terms > 1:
         size = torch.maximum(total[:1].abs(), a[:1].abs() if isinstance(a, Tensor) else total.new_tensor(abs(a)))
         size = torch.maximum(size, b[:1].abs() if isinstance(b, Tensor) else total.new_tensor(abs(b)))

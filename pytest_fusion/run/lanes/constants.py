@@ -79,7 +79,7 @@ def _mixed(noise: Noise, wide: Tensor, narrow: Tensor) -> Tensor:
 def lifted(noise: Noise, native: Tensor) -> Lanes | None:
     """Lanes of a number that became a tensor, as in ``y[0] = 0.3``: as it was written, taken to have as few digits as
     give its value; ``None`` where that is its value."""
-    if native.dim() or native.dtype not in NARROW:
+    if native.numel() != 1 or native.dtype not in NARROW:
         return None
     value = float(native)
     written = next((w for n in range(1, 5) if held(w := float(f"{value:.{n}g}"), native.dtype) == value), value)

@@ -104,7 +104,7 @@ class Access:
             if region is None:
                 self._nowhere(lanes, nearest(origin, int(at[lanes][0])) if origin else None)
                 continue
-            first = region.views[0] if region.views else None
+            first = next((view for view in region.views if not origin or view in origin), None)
             elements, selected = self._inside(region, first, lanes)
             yield region, first, elements, selected
 
@@ -123,7 +123,7 @@ class Access:
             if bad.any():
                 self.report(self._out_of_bounds, view, region, bad)
                 mask = ~bad if mask is None else mask & ~bad
-        if view is None or size > view.itemsize or view.start % size:
+        if self._origin is None or size > region.step:
             crooked = (offsets & np.uint64(size - 1)) != 0
             bad = crooked if mask is None else crooked & mask
             if bad.any():

@@ -176,6 +176,9 @@ def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
 
     def bitcast(self: Any, src: Any, dst_type: Any) -> Any:
         data = np.ascontiguousarray(src.data).view(numpy_dtype(dst_type))
+        if dst_type.scalar.is_ptr():
+            for view in src.attr.get("origin", ()):
+                view.region.counted_in(numpy_dtype(dst_type.scalar.element_ty).itemsize)
         # A pointer keeps knowing where it came from, as long as it stays one.
         return handle(data, dst_type.scalar, src.attr if dst_type.scalar.is_ptr() and src.dtype.is_ptr() else {})
 

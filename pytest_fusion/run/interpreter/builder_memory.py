@@ -118,22 +118,22 @@ def _mend_pointers(interpreter: Any) -> None:
 def _mend_blocks(interpreter: Any) -> None:
     builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
 
-    def padded(dtype: np.dtype[Any], padding: Any) -> Array:
-        """Out of a block's bounds: NaN when asked, else zero, which is what NVIDIA's code generator loads today.
+    def padded(dtype: np.dtype[Any], nan: Array) -> Array:
+        """Out of a block's bounds: NaN in the programs that ask, else zero, NVIDIA's code generator's choice today.
 
         Block pointers without padding are left at zero rather than poisoned: whole libraries (flash-linear-attention)
         load so and multiply at once.
         """
-        if padding == ir.PADDING_OPTION.PAD_NAN and is_float(dtype):
-            return np.full(1, poison(dtype), dtype)
-        return np.zeros(1, dtype)
+        zero = np.zeros(1, dtype)
+        return np.where(nan, np.full(1, poison(dtype), dtype), zero) if is_float(dtype) and nan.any() else zero
 
     load = loader(handle)
 
     def block_load(self: Any, ptr: Any, boundary_check: Any, padding: Any, *_: Any) -> Any:
         pointers, mask = ptr.block(boundary_check)
         pointee = ptr.base.get_element_ty()
-        return load(pointee, pointers, _origin(ptr.base), ptr.dtype, mask, padded(ptr.dtype, padding))
+        outside = padded(ptr.dtype, np.array([padding == ir.PADDING_OPTION.PAD_NAN]))
+        return load(pointee, pointers, _origin(ptr.base), ptr.dtype, mask, outside)
 
     def block_store(self: Any, ptr: Any, value: Any, boundary_check: Any, *_: Any) -> None:
         pointers, mask = ptr.block(boundary_check)
@@ -142,13 +142,14 @@ def _mend_blocks(interpreter: Any) -> None:
     def make_descriptor(
         self: Any, base: Any, shape: Any, strides: Any, tensor_shape: Any, is_signed: Any, padding: Any = None, *_: Any
     ) -> Descriptor:
-        return Descriptor.make(base, shape, strides, tensor_shape, padding)
+        return Descriptor.make(base, shape, strides, tensor_shape, nan=padding == ir.PADDING_OPTION.PAD_NAN)
 
     def loaded(desc: Descriptor, pointers: Array, mask: Array) -> Any:
         pointee = desc.base.get_element_ty()
-        values = load(pointee, pointers, _origin(desc.base), desc.dtype, mask, padded(desc.dtype, desc.padding))
-        if desc.round_f32_to_tf32 and desc.dtype == np.float32:
-            return handle(interpreter._round_f32_to_tf32(values.data), pointee)
+        values = load(pointee, pointers, _origin(desc.base), desc.dtype, mask, padded(desc.dtype, desc.nan))
+        if np.any(desc.round_f32_to_tf32) and desc.dtype == np.float32:
+            which, whole = aligned(np.atleast_1d(desc.round_f32_to_tf32), values.data)
+            return handle(np.where(which, interpreter._round_f32_to_tf32(whole), whole), pointee)
         return values
 
     def descriptor_load(self: Any, desc: Descriptor, indices: Any, *_: Any) -> Any:
@@ -165,6 +166,23 @@ def _mend_blocks(interpreter: Any) -> None:
         pointers, mask = desc.rows(x_offsets, y_offset)
         transfers.store(pointers, _origin(desc.base), value.data, mask)
 
+    kind = ir.DESCRIPTOR_REDUCE_KIND
+    functions: dict[Any, Any] = {
+        kind.ADD: np.add,
+        kind.MIN: np.fmin,
+        kind.MAX: np.fmax,
+        kind.AND: np.bitwise_and,
+        kind.OR: np.bitwise_or,
+        kind.XOR: np.bitwise_xor,
+    }
+
+    def descriptor_reduce(self: Any, kind: Any, desc: Descriptor, value: Any, indices: Any, *_: Any) -> None:
+        pointers, mask = desc.block(indices)
+        update = partial(atomics.fold, functions[kind])
+        values = np.ascontiguousarray(value.data)
+        transfers.atomic(pointers, _origin(desc.base), values, mask, update, acquire=False, release=False)
+
+    builder.create_descriptor_reduce = descriptor_reduce
     builder.create_make_tensor_descriptor = make_descriptor
     builder.create_descriptor_load = descriptor_load
     builder.create_descriptor_store = descriptor_store

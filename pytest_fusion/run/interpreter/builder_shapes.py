@@ -8,6 +8,7 @@ import numpy as np
 
 from pytest_fusion.run.interpreter.batch import lanes
 from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.regions import joined
 
 
 def _size(n: Any) -> int:
@@ -25,6 +26,10 @@ def mend_shapes(builder: Any, handle: Any) -> None:
 
     def like(data: Array, source: Any) -> Any:
         return handle(data, source.dtype.scalar, source.attr)
+
+    def of_both(data: Array, lhs: Any, rhs: Any) -> Any:
+        attributes = joined(lhs.attr, rhs.attr) if lhs.dtype.scalar.is_ptr() else lhs.attr
+        return handle(data, lhs.dtype.scalar, attributes)
 
     def reshape(self: Any, arg: Any, shape: Any, *_: Any) -> Any:
         return like(arg.data.reshape(arg.data.shape[0], *map(_size, shape)), arg)
@@ -48,10 +53,10 @@ def mend_shapes(builder: Any, handle: Any) -> None:
         return like(arg.data.reshape(arg.data.shape[0], -1)[:, 0], arg)
 
     def cat(self: Any, lhs: Any, rhs: Any) -> Any:
-        return like(np.concatenate(_together(lhs.data, rhs.data), axis=1), lhs)
+        return of_both(np.concatenate(_together(lhs.data, rhs.data), axis=1), lhs, rhs)
 
     def join(self: Any, lhs: Any, rhs: Any) -> Any:
-        return like(np.stack(_together(lhs.data, rhs.data), axis=-1), lhs)
+        return of_both(np.stack(_together(lhs.data, rhs.data), axis=-1), lhs, rhs)
 
     def split(self: Any, arg: Any) -> Any:
         return like(np.ascontiguousarray(arg.data[..., 0]), arg), like(np.ascontiguousarray(arg.data[..., 1]), arg)

@@ -90,6 +90,7 @@ _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "_ir.PADDING_OPTION.PAD_NAN": None,
     "_ir.INPUT_PRECISION.IEEE": None,
     "_ir.ATOMIC_OP.FADD": None,
+    "_ir.DESCRIPTOR_REDUCE_KIND.ADD": None,
     "_ir.ScaleDotElemTypeTY.E2M1": None,
     "tl.core.is_builtin": None,
     "tl.core.tensor_descriptor_base": None,

@@ -6,7 +6,7 @@ nothing, store nothing, and the variables they had are put back when the paths m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any
 
@@ -36,6 +36,23 @@ class _Missing:
 
 MISSING: Any = _Missing()
 
+
+class _Unlike:
+    """A variable that has another type or shape in some programs: compilers forget it, and whoever asks runs alone."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        return f"<{self._reason}>"
+
+    def _asked(self, *_: Any) -> Any:
+        raise NotBatchedError(self._reason)
+
+    __getattr__ = __bool__ = __eq__ = __ne__ = __index__ = __iter__ = __getitem__ = _asked
+    __hash__ = None  # type: ignore[assignment]
+
+
 Variables = tuple[Any, ...]
 
 
@@ -61,12 +78,15 @@ class Merger:
             return new
         if new is MISSING:
             return old
+        for value in (new, old):
+            if type(value) is _Unlike:
+                return value
         if isinstance(new, self._tl.tensor) and isinstance(old, self._tl.tensor):
             return self._tensors(chosen, new, old)
         if isinstance(new, tuple | list | self._tl.tuple) and isinstance(old, type(new)) and len(new) == len(old):
             merged = [self.one(chosen, n, o) for n, o in zip(new, old, strict=True)]
             return type(new)(*merged) if hasattr(new, "_fields") else type(new)(merged)
-        if hasattr(new, "handle") and hasattr(old, "handle") and hasattr(new.handle, "merged"):
+        if hasattr(new, "block_type") and hasattr(old, "block_type") and new.handle.alike(old.handle):
             return self._descriptors(chosen, new, old)
         plain = getattr(new, "value", new), getattr(old, "value", old)
         if type(plain[0]) is type(plain[1]) and not hasattr(new, "handle") and plain[0] == plain[1]:
@@ -74,7 +94,7 @@ class Merger:
         if all(isinstance(value, int | float | self._tl.tensor) for value in plain):
             tensors = [self._semantic.to_tensor(value) for value in plain]
             return self._tensors(chosen, *tensors)
-        raise NotBatchedError(f"a variable is a {type(new).__name__} in some programs, something else in others")
+        return _Unlike(f"a variable is a {type(new).__name__} in some programs, something else in others")
 
     def _descriptors(self, chosen: Array, new: Any, old: Any) -> Any:
         merged = copy(new)
@@ -88,10 +108,11 @@ class Merger:
         mine, theirs = new.handle, old.handle
         if mine is theirs:
             return new
-        if hasattr(mine, "merged"):
+        blocks = [hasattr(handle, "merged") for handle in (mine, theirs)]
+        if all(blocks) and mine.alike(theirs):
             return self._tl.tensor(mine.merged(chosen, theirs), new.type)
-        if tuple(new.shape) != tuple(old.shape) or new.dtype.name != old.dtype.name:
-            raise NotBatchedError(f"a variable is {new.type} in some programs and {old.type} in others")
+        if any(blocks) or tuple(new.shape) != tuple(old.shape) or new.dtype.name != old.dtype.name:
+            return _Unlike(f"a variable is {new.type} in some programs and {old.type} in others")
         a, b = aligned(_unused(mine), _unused(theirs))
         which = chosen.reshape(-1, *(1,) * (a.ndim - 1))
         if a.dtype != b.dtype:
@@ -259,7 +280,7 @@ def _equal(a: Variables, b: Variables) -> bool:
     for x, y in zip(a, b, strict=True):
         if x is y:
             continue
-        if x is MISSING or y is MISSING:
+        if x is MISSING or y is MISSING or _Unlike in (type(x), type(y)):
             return False
         left: Any = getattr(x, "handle", None)
         right: Any = getattr(y, "handle", None)
@@ -275,10 +296,14 @@ def _bits(array: Array) -> Array:
 
 
 class Frame:
-    """One call of a function with a ``return`` inside a branch or a loop."""
+    """One call of a function with a ``return`` inside a branch or a loop.
 
-    def __init__(self, merger: Merger) -> None:
-        self._merger = merger
+    ``decided``: whether a tensor chose among its returns; compiled, it returns tensors then, which ``made`` makes.
+    """
+
+    def __init__(self, merger: Merger, made: Callable[[Any], Any]) -> None:
+        self.decided = False
+        self._merger, self._made = merger, made
         self._entered = batch.current.active
         self._returned: Array | None = None
         self._value: Any = MISSING
@@ -286,6 +311,7 @@ class Frame:
     def leave(self, value: Any) -> bool:
         """The active programs return ``value``; whether nobody is left."""
         now = batch.current.active
+        value = self._made(value) if self.decided else value
         if self._returned is None:
             self._value, self._returned = value, now
             if now is None or self._everybody():
@@ -308,7 +334,7 @@ class Frame:
         if self._returned is not None and not batch.current.nobody():
             self.leave(value)
         elif self._returned is None:
-            self._value = value
+            self._value = self._made(value) if self.decided else value
         batch.current.active = self._entered
         return self._value
 

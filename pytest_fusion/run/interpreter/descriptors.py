@@ -58,6 +58,10 @@ class Blocks:
         block = (programs, *self.block_shape)
         return np.broadcast_to(at, block), np.broadcast_to(mask, block)
 
+    def alike(self, other: Blocks) -> bool:
+        """Whether the two could be one variable: of one kind, with blocks of one shape and type."""
+        return type(self) is type(other) and (self.block_shape, self.dtype) == (other.block_shape, other.dtype)
+
     def _merged(self, chosen: Array, other: Blocks) -> dict[str, Any]:
         data = _pick(chosen, self.base.data, other.base.data)
         base = self.base
@@ -72,16 +76,19 @@ class Blocks:
 
 @dataclass(slots=True)
 class Descriptor(Blocks):
-    """``tl.make_tensor_descriptor``, or a host ``TensorDescriptor``."""
+    """``tl.make_tensor_descriptor``, or a host ``TensorDescriptor``.
 
-    padding: Any = None
-    round_f32_to_tf32: bool = False
+    ``nan``: whether what is outside of the shape reads as NaN, bool (programs or 1,); ``round_f32_to_tf32`` likewise.
+    """
+
+    nan: Array = None  # type: ignore[assignment]
+    round_f32_to_tf32: bool | Array = False
 
     @classmethod
-    def make(cls, base: Any, shape: Any, strides: Any, block_shape: Any, padding: Any) -> Descriptor:
+    def make(cls, base: Any, shape: Any, strides: Any, block_shape: Any, *, nan: bool) -> Descriptor:
         """Raises ``AssertionError`` for what the hardware refuses: a base or stride that is no multiple of 16 bytes."""
         block = [int(getattr(n, "value", n)) for n in block_shape]
-        made = cls(base, [_scalar(s) for s in shape], [_scalar(s) for s in strides], block, padding)
+        made = cls(base, [_scalar(s) for s in shape], [_scalar(s) for s in strides], block, np.array([nan]))
         now = batch.current
         assert bool((now.of_active(base.data.reshape(-1)) % _ALIGNMENT == 0).all()), "base must be 16-byte aligned"
         for stride in made.strides[:-1]:
@@ -113,7 +120,9 @@ class Descriptor(Blocks):
 
     def merged(self, chosen: Array, other: Descriptor) -> Descriptor:
         """This one in the programs ``chosen``, ``other`` elsewhere."""
-        return replace(self, **self._merged(chosen, other))
+        rounded = _pick(chosen, np.atleast_1d(self.round_f32_to_tf32), np.atleast_1d(other.round_f32_to_tf32))
+        nan = _pick(chosen, self.nan, other.nan)
+        return replace(self, **self._merged(chosen, other), nan=nan, round_f32_to_tf32=rounded)
 
 
 @dataclass(slots=True)

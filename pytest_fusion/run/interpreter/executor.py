@@ -165,8 +165,7 @@ def run(program: Program) -> None:
         except Exception as error:  # noqa: BLE001
             # The serial run says which program it was; if none raises there, the fault is the batch's.
             reason = f"as one batch it raised {type(error).__name__}: {error}"
-        for region in program.regions:
-            region.restore()
+        program.regions.restore()
         findings.current().found[:] = before
     if reason:
         key = (program.kernel, reason)

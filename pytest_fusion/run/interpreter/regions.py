@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -99,6 +100,9 @@ def memory_at(address: int, nbytes: int) -> Array:
     return np.asarray(_Bytes(address, nbytes))
 
 
+_saves = itertools.count()
+
+
 @dataclass(slots=True, eq=False)
 class Region:
     """One storage. ``address`` and ``nbytes`` bound it; ``shadow`` is what ``races`` remembers of it."""
@@ -109,6 +113,9 @@ class Region:
     views: list[View] = field(default_factory=list)
     shadow: Any = None
     saved: tuple[list[Array], Array | None] | None = None
+    saved_as: int = -1
+    # Addresses computed from its pointers are multiples of it: no access of so many bytes or fewer is misaligned.
+    step: int = 1 << 30
     _typed: dict[int, Array] = field(default_factory=dict)
     _own: tuple[int, Array | Owned | None] | None = None
 
@@ -129,11 +136,16 @@ class Region:
             self._typed[itemsize] = found
         return found
 
+    def counted_in(self, itemsize: int) -> None:
+        """Told of a pointer into it to elements of that many bytes."""
+        self.step = min(self.step, itemsize)
+
     def save(self) -> None:
         """Keep the content as it is before the launch's first store."""
         if self.saved is None:
             written = self.facts.written.copy() if self.facts and self.facts.written is not None else None
             self.saved = [part.copy() for part in self._content()], written
+            self.saved_as = next(_saves)
 
     def restore(self) -> None:
         """Put back what ``save`` kept, and forget who accessed it."""
@@ -246,10 +258,17 @@ class Regions:
 
     def __init__(self) -> None:
         self._regions: dict[int, Region] = {}
+        # Those too that a larger storage at the same address has taken the place of.
+        self._every: list[Region] = []
         self._scanned = False
 
     def __iter__(self) -> Iterator[Region]:
-        return iter(self._regions.values())
+        return iter(self._every)
+
+    def restore(self) -> None:
+        """Put back what was there before the launch; the last saved first, since storages may overlap."""
+        for region in sorted(self._every, key=lambda region: region.saved_as, reverse=True):
+            region.restore()
 
     def add(self, name: str, tensor: Any) -> View | None:
         """The view of a tensor argument; ``None`` for one whose memory is unknown."""
@@ -273,6 +292,8 @@ class Regions:
             str(base.dtype).removeprefix("torch."),
         )
         region.views.append(view)
+        region.counted_in(view.start & -view.start or itemsize)
+        region.counted_in(itemsize)
         return view
 
     def region(self, address: int, nbytes: int) -> Region:
@@ -280,6 +301,7 @@ class Regions:
         found = self._regions.get(address)
         if found is None or found.nbytes < nbytes:
             found = self._regions[address] = Region(address, nbytes, _facts(address))
+            self._every.append(found)
         return found
 
     def containing(self, pointers: Array, among: Iterable[Region] | None = None) -> list[tuple[Region | None, Array]]:

@@ -49,6 +49,13 @@ class _Transformer(ast.NodeTransformer):
         node.value = _call("assign", [node.value])
         return node
 
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        constant = ast.unparse(node.annotation).strip("'\"").endswith("constexpr")
+        self.generic_visit(node)
+        if node.value is not None and not constant:
+            node.value = _call("assign", [node.value])
+        return node
+
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
         if _has(node, ast.NamedExpr):
@@ -111,9 +118,10 @@ class _Transformer(ast.NodeTransformer):
         self.generic_visit(node)
         branch, names = self._temporary("branch"), self._carry([*node.body, *node.orelse])
         divergent = _attribute(branch, "divergent")
+        returns = [_name(_FRAME)] if self._framed and _has(node, ast.Return) else []
         enter = ast.If(test=divergent, body=[ast.Expr(_method(branch, "enter", _tuple(names)))], orelse=[])
         statements: list[ast.stmt] = [
-            _set(branch, _call("branch", [node.test])),
+            _set(branch, _call("branch", [node.test, *returns])),
             ast.If(test=_attribute(branch, "first"), body=[enter, *node.body], orelse=[]),
             ast.If(test=divergent, body=[_unpack(names, _method(branch, "switch", _tuple(names)))], orelse=[]),
         ]

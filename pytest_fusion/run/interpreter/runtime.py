@@ -83,9 +83,11 @@ class KernelRuntime:
             warnings.simplefilter("ignore")
             return of_tensors(*values, **options)
 
-    def branch(self, test: Any) -> Branch:
-        """``if test``: which of the two paths the active programs take."""
+    def branch(self, test: Any, frame: Frame | None = None) -> Branch:
+        """``if test``: which of the two paths the active programs take; ``frame`` is of whom it lets return."""
         truth = self._truth(test)
+        if frame is not None and isinstance(test, self._tl.tensor):
+            frame.decided = True
         if isinstance(truth, bool):
             if batch.current.nobody():
                 return NOBODY
@@ -96,7 +98,10 @@ class KernelRuntime:
         """``first if test else second``."""
         branch = self.branch(test)
         if not branch.divergent:
-            return second() if branch.second else first()
+            value = second() if branch.second else first()
+            # Compiled, what a tensor decides between is a tensor: a number's `//` and `%` would round down.
+            decided = isinstance(self._unwrapped(test), self._tl.tensor)
+            return self._semantic.to_tensor(value, False) if decided else value
         branch.enter(())
         one = (self._semantic.to_tensor(first(), False),)
         branch.switch(one)
@@ -116,7 +121,7 @@ class KernelRuntime:
 
     def frame(self) -> Frame:
         """The call of a function that returns from inside a branch."""
-        return Frame(self._merger)
+        return Frame(self._merger, self.assign)
 
     def loop(self) -> Loop:
         """A ``for`` or ``while`` that is about to begin."""
@@ -129,8 +134,9 @@ class KernelRuntime:
 
     def test(self, loop: Loop, condition: Any, where: str) -> bool:
         """The condition of a ``while``."""
-        truth = self._truth(condition)
-        return loop.test(truth, where)
+        wrapper: Any = getattr(self._tl, "condition", ())
+        condition = condition.condition if isinstance(condition, wrapper) else condition
+        return loop.test(self._truth(condition), where)
 
     def iterate(self, loop: Loop, *bounds: Any, **options: Any) -> Iterator[Any]:
         """``range`` or ``tl.range`` of a ``for`` loop: yields scalar tensors of the bounds' common integer type."""

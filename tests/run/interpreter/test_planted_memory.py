@@ -22,7 +22,8 @@ if not interpreter.installed():
 
 PLANTED = "tests.run.interpreter.planted"
 model = importlib.import_module(f"{PLANTED}.model")
-for _name in ("bounds tiles control gaps races stale unwritten hints honest_layouts honest_order honest_alone").split():
+_honest = "honest_layouts honest_order honest_alone honest_control"
+for _name in f"bounds tiles control gaps races stale unwritten hints {_honest}".split():
     importlib.import_module(f"{PLANTED}.{_name}")
 PLANTS: list[Any] = model.PLANTS
 KINDS = {
@@ -39,6 +40,7 @@ KINDS = {
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated"),
+    pytest.mark.filterwarnings("ignore:tl.cat.*is deprecated"),
     pytest.mark.parametrize("executor", ["batched", "serial"]),
 ]
 each_plant = pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{Path(plant.file).stem}-{plant.name}")

@@ -65,6 +65,19 @@ def leaving_kernel(out):
         tl.store(out + pid, i)
 
 
+@triton.jit
+def one_name_kernel(x, out, USED: tl.constexpr):
+    pid = tl.program_id(0)
+    if pid % 2 == 0:
+        part = tl.load(x + tl.arange(0, 8))
+        tl.store(out + pid, tl.sum(part))
+    if pid % 3 == 1:
+        part = tl.load(x + tl.arange(0, 4))
+        tl.store(out + pid, tl.sum(part))
+    if USED and pid == 1:
+        tl.store(out + pid, tl.sum(part) + 1)
+
+
 def kinds(findings: list[Finding]) -> list[str]:
     return [finding.kind for finding in findings]
 
@@ -145,6 +158,18 @@ def test_a_launch_says_why_it_was_not_batched() -> None:
     with interpreted(executor="serial") as session:
         leaving_kernel[(3,)](torch.zeros(3))
     assert [(launch.executor, launch.reason) for launch in session.launches] == [("serial", "")]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_name_of_several_types_parts_the_batch_where_it_is_used(used: bool) -> None:
+    """A compiler forgets what a branch assigned; who asks for it all the same, which none compiles, runs alone."""
+    out = torch.zeros(3)
+    with interpreted() as session:
+        one_name_kernel[(3,)](torch.ones(8), out, USED=used)
+    (launch,) = session.launches
+    reason = "a variable is <['4'], fp32> in some programs and <['8'], fp32> in others"
+    assert (launch.executor, launch.reason) == (("serial", reason) if used else ("batched", ""))
+    assert out.tolist() == [8, 5 if used else 4, 8]
 
 
 @each_executor

@@ -287,3 +287,53 @@ def words_at_an_odd_byte(memory: Memory, bug: bool) -> Pairs:
     x, out = memory.range(24, dtype=torch.uint8), memory.zeros(4, dtype=torch.int32)
     words_kernel[(1,)](x, out, 3 if bug else 4, BLOCK=4)
     return [(out, x[4:20].view(torch.int32))]
+
+
+@triton.jit
+def counted_in_bytes_kernel(x, out, by, BLOCK: tl.constexpr):
+    first = (x.to(tl.pointer_type(tl.int8)) + by).to(tl.pointer_type(tl.float32))
+    i = tl.arange(0, BLOCK)
+    value = tl.load(first + i)  # BUG
+    tl.store(out + i, value)
+
+
+@plant(counted_in_bytes_kernel, "misaligned-access", argument="x", program=(0, 0, 0), count=4)
+def elements_counted_in_bytes(memory: Memory, bug: bool) -> Pairs:
+    """The cast to bytes and back hides nothing: the offset of an element was added as one of a byte."""
+    x, out = memory.range(8), memory.zeros(4)
+    counted_in_bytes_kernel[(1,)](x, out, 2 if bug else 8, BLOCK=4)
+    return [(out, x[2:6])]
+
+
+@triton.jit
+def address_kernel(x, out, by):
+    at = (x.to(tl.int64) + by).to(tl.pointer_type(tl.float32))
+    value = tl.load(at)  # BUG
+    tl.store(out, value)
+
+
+@plant(address_kernel, "misaligned-access", argument="x", program=(0, 0, 0), count=1)
+def address_that_is_no_multiple(memory: Memory, bug: bool) -> Pairs:
+    x, out = memory.range(8), memory.zeros(1)
+    address_kernel[(1,)](x, out, 3 if bug else 12)
+    return [(out, x[3:4])]
+
+
+@triton.jit
+def beside_kernel(wide, narrow, other, out, by):
+    pid = tl.program_id(0)
+    source = narrow
+    if pid == 1:
+        source = other
+    first = (source + by).to(tl.pointer_type(tl.float32))
+    value = tl.load(first)  # BUG
+    tl.store(out + pid, value + tl.load(wide))
+
+
+@plant(beside_kernel, "misaligned-access", argument="narrow", program=(0, 0, 0))
+def bytes_chosen_beside_a_wider_view(memory: Memory, bug: bool) -> Pairs:
+    """One storage as float32 and twice as bytes: what the programs choose between are the bytes."""
+    x, out = memory.range(16), memory.zeros(2)
+    narrow = x.view(torch.uint8)
+    beside_kernel[(2,)](x, narrow[:32], narrow[32:], out, 1 if bug else 4)
+    return [(out, x[[1, 9]] + x[0])]

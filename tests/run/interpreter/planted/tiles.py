@@ -178,6 +178,35 @@ def one_of_two_descriptors_of_a_larger_tensor(memory: Memory, bug: bool) -> Pair
 
 
 @triton.jit
+def descriptor_sum_kernel(x, sums, rows, B: tl.constexpr):
+    tile = tl.make_tensor_descriptor(x, [8, 16], [16, 1], [B, 16]).load([tl.program_id(0) * B, 0])
+    target = tl.make_tensor_descriptor(sums, [rows, 16], [16, 1], [B, 16])
+    target.atomic_add([tl.program_id(0) % 2 * B, 0], tile)  # BUG
+
+
+@plant(descriptor_sum_kernel, STORE, argument="sums", program=(1, 0, 0), offset=96)
+def sums_through_a_descriptor_of_more_rows(memory: Memory, bug: bool) -> Pairs:
+    x, sums = memory.range(8, 16), memory.zeros(6, 16)
+    descriptor_sum_kernel[(2,)](x, sums, 8 if bug else 6, B=4)
+    return [(sums, x[:6])]
+
+
+@triton.jit
+def joined_kernel(x, y, out, B: tl.constexpr):
+    i = tl.arange(0, B)
+    both = tl.join(x + i, y + i)
+    value = tl.load(both)  # BUG
+    tl.store(out + i[:, None] * 2 + tl.arange(0, 2)[None, :], value)
+
+
+@plant(joined_kernel, LOAD, argument="y", program=(0, 0, 0), offset=7, count=1)
+def second_of_two_joined_blocks_too_long(memory: Memory, bug: bool) -> Pairs:
+    x, y, out = memory.range(8), memory.range(7 if bug else 8), memory.zeros(8, 2)
+    joined_kernel[(1,)](x, y, out, B=8)
+    return [(out[:7], torch.stack([x, torch.arange(1.0, 9.0)], 1)[:7])]
+
+
+@triton.jit
 def block_pointer_kernel(x, out, rows, B: tl.constexpr, BUG: tl.constexpr):
     source = tl.make_block_ptr(x, (rows, 8), (8, 1), (tl.program_id(0) * B, 0), (B, 8), (1, 0))
     target = tl.make_block_ptr(out, (rows, 8), (8, 1), (tl.program_id(0) * B, 0), (B, 8), (1, 0))

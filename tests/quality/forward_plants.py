@@ -107,6 +107,10 @@ FORWARD: tuple[Plant, ...] = (
     *group("activation", partial(activation.make_spec, "negative_reciprocal"), "n", [
         ("zero-minus-x", "D7", 115, VALUES, "unexplained", [(1,)]),
     ]),
+    *group("activation", partial(activation.make_spec, "clipped"), "n", [
+        ("other-bound", "H1", None, VALUES, "unexplained", [(1,)]),
+        ("open-at-the-threshold", "H1", None, VALUES, "unexplained", [(1,)]),
+    ], slow="other-bound open-at-the-threshold"),
     *group("cross_entropy", cross_entropy.make_spec, "rows vocab", [
         ("floor-blocks", "B1", None, VALUES, "tail-mask", [(1, 1)]),
         ("leaves-ignored", "B5", 51, HOLES, "unwritten-output", [(1, 1)]),

@@ -89,6 +89,7 @@ HONEST: Mapping[str, Callable[[], FusionSpec]] = {
     "affine": partial(affine.make_spec, relu=False),
     "softplus": partial(activation.make_spec, "softplus"),
     "log_sigmoid": partial(activation.make_spec, "log_sigmoid"),
+    "clipped, numbers in float32": partial(activation.make_spec, "clipped"),
     "negative reciprocal": partial(activation.make_spec, "negative_reciprocal"),
     "cross_entropy, online": cross_entropy.make_spec,
     "cross_entropy, log-sum-exp kept": partial(cross_entropy.make_spec, kind="lse"),

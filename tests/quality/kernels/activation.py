@@ -29,10 +29,16 @@ def negative_reciprocal_reference(x: Tensor) -> Tensor:
     return torch.reciprocal(torch.neg(x.float())).to(x.dtype)
 
 
+def clipped_reference(x: Tensor) -> Tensor:
+    """In the dtype of ``x``, which holds none of these numbers but one half."""
+    return torch.where((x > 0.3) | (x <= -0.5), x.clamp(-1.7, 1.7) * 0.6, 0.1)
+
+
 REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": softplus_reference,
     "log_sigmoid": log_sigmoid_reference,
     "negative_reciprocal": negative_reciprocal_reference,
+    "clipped": clipped_reference,
 }
 
 
@@ -57,6 +63,11 @@ def activation_kernel(x, out, count, pitch, OP: tl.constexpr, BLOCK: tl.constexp
             result = tl.log(1.0 / (1.0 + tl.exp(-value)))
         else:
             result = tl.where(value > 0.0, 0.0, value) - log1p(tl.exp(-tl.abs(value)))
+    elif OP == "clipped":
+        bound = 1.75 if BUG == "other-bound" else 1.7
+        below = value < -0.5 if BUG == "open-at-the-threshold" else value <= -0.5
+        within = tl.clamp(value, -bound, bound, propagate_nan=tl.PropagateNan.ALL)
+        result = tl.where((value > 0.3) | below, within * 0.6, 0.1)
     else:
         if BUG == "zero-minus-x":
             result = 1.0 / (0.0 - value)

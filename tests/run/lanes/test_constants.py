@@ -53,7 +53,7 @@ PROGRAMS: dict[str, Function] = {
     "hardshrink": lambda x, _: F.hardshrink(x, 0.3),
     "hardtanh": lambda x, z: F.hardtanh(x, -0.3, 0.3) * z,
     "full_like": lambda x, z: torch.full_like(x, 0.3) * z + x,
-    "full": lambda x, z: torch.full(x.shape, 0.1, dtype=x.dtype) * z,
+    "full": lambda x, z: torch.full(x.shape, 0.1, dtype=x.dtype, device=x.device) * z,
 }
 
 

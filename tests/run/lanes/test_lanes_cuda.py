@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes import OutputLanes, run_lanes
 from pytest_fusion.verdict.tolerance import judge_output
+from tests.run.lanes import judging
+from tests.run.lanes.test_constants import PROGRAMS, operands
 
 pytestmark = pytest.mark.gpu
 
@@ -129,3 +131,13 @@ def test_a_cpu_scalar_among_device_tensors() -> None:
     out = _lanes(lambda: x * 1.1 + torch.tensor(0.3), 6, 1)
 
     assert torch.allclose(out.oracle, x.double() * 1.1 + torch.tensor(0.3).double(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers_that_16_bits_do_not_hold(name: str, dtype: torch.dtype) -> None:
+    """Those that came as tensors are on the CPU beside operands of the GPU."""
+    x, z = (t.cuda() for t in operands(dtype, 0))
+    program = PROGRAMS[name]
+    for got in (program(x, z), program(x.float(), z.float()).to(dtype)):
+        assert judging.judged(got, lambda: program(x, z), 0)

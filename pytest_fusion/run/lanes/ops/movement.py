@@ -71,7 +71,8 @@ def _clone(op: Op, x: Tensor, **_: Any) -> Tensor:
 @exact("fill")
 def _fill(op: Op, x: Tensor, value: Any) -> Tensor:
     filled = value if isinstance(value, Tensor) else x.new_full((1,), value)
-    filled = filled.reshape(filled.shape[0], *(1,) * rank(x)).to(x.dtype)
+    # A number that became a tensor is on the CPU, wherever it is written.
+    filled = filled.reshape(filled.shape[0], *(1,) * rank(x)).to(x)
     return filled.expand(max(filled.shape[0], 1), *x.shape[1:])
 
 

@@ -304,6 +304,15 @@ def pair_of(first: torch.Tensor, second: torch.Tensor, block: tuple[int, int]) -
     return Described(TensorDescriptor(base, shape, strides, [2, *block]), False, fixed=True)
 
 
+def alike(names: Sequence[str], found: Sequence[Described | None]) -> dict[str, Described | None]:
+    """Operands for which a kernel has one word for turned, the first's: ``None`` unless all are turned or none is."""
+    known = [each for each in found if each is not None]
+    if len(known) < len(found) or len({each.turned for each in known}) > 1:
+        return dict.fromkeys(names)
+    first, *others = known
+    return {names[0]: first} | {n: replace(each, fixed=True) for n, each in zip(names[1:], others, strict=True)}
+
+
 def result_of(y: torch.Tensor, rows: int, columns: int, tile: MatmulTile) -> Described | None:
     """Contiguous ``y`` as ``rows`` of ``columns``, which a kernel stores in parts."""
     found = described(y, (rows, columns), (columns, 1), (tile.m, tile.n // tile.parts))
@@ -416,12 +425,7 @@ def summed_by_tiles(
     turned = [matrix_of(each.t(), (tile.n, tile.k)) for each in weights]
     operands = {"y": result_of(y, y.shape[0], y.shape[1], tile)}
     for kind, found in (("", x), ("_weight", turned)):
-        if len({None if each is None else each.turned for each in found}) > 1:
-            return False
-        first, *others = found + found[:1] * spare
-        operands[f"first{kind}"] = first
-        for name, each in zip(names[1:], others, strict=True):
-            operands[f"{name}{kind}"] = None if each is None else replace(each, fixed=True)
+        operands |= alike([f"{name}{kind}" for name in names], found + found[:1] * spare)
     depths = [len(weight) for weight in weights] + [0] * spare
     sizes = {"M": y.shape[0], "N": y.shape[1], **{f"{name}_K": each for name, each in zip(names, depths, strict=True)}}
     return launched(_summed_tiles_kernel, operands, sizes, tile, y.device, COUNT=len(weights))

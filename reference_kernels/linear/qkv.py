@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.described import block_of, by_rows, finish_linear, launched, matrix_of, result_of
+from reference_kernels.linear.described import alike, block_of, by_rows, finish_linear, launched, matrix_of, result_of
 from reference_kernels.linear.gradients import as_matrix, bias_gradient, input_gradient, weight_gradient
 from reference_kernels.linear.products import MatmulTile, by_pointers, check_operands, config, grouped, product, wide
 
@@ -170,12 +169,9 @@ def _by_tiles(
     have."""
     widths = [len(weight) for weight in weights]
     found = [matrix_of(weight, (tile.n, tile.k)) for weight in weights]
-    if len({None if each is None else each.turned for each in found}) > 1:
-        return False
-    operands = {"x": by_rows(rows, tile), "query_weight": found[0]}
-    for name, y, width, weight in zip(_NAMES, results, widths, found, strict=True):
+    operands = {"x": by_rows(rows, tile), **alike([f"{name}_weight" for name in _NAMES], found)}
+    for name, y, width in zip(_NAMES, results, widths, strict=True):
         operands[name] = result_of(y, rows.count, width, tile)
-        operands.setdefault(f"{name}_weight", None if weight is None else replace(weight, fixed=True))
     given = {f"{name}_bias": y if bias is None else bias for name, y, bias in zip(_NAMES, results, biases, strict=True)}
     return launched(
         _qkv_tiles_kernel,

@@ -15,6 +15,16 @@ from pytest_fusion.run.interpreter.dtypes import Array, is_float, numpy_dtype, p
 from pytest_fusion.run.interpreter.regions import Origin
 from pytest_fusion.run.interpreter.rewrite import AHEAD
 
+# What atomics of pointers and reductions through descriptors have in common, by Triton's names.
+_FOLDS: dict[str, np.ufunc] = {
+    "ADD": np.add,
+    "MAX": np.fmax,
+    "MIN": np.fmin,
+    "AND": np.bitwise_and,
+    "OR": np.bitwise_or,
+    "XOR": np.bitwise_xor,
+}
+
 
 def _origin(handle: Any) -> Origin | None:
     found: Origin | None = handle.attr.get("origin")
@@ -166,15 +176,7 @@ def _mend_blocks(interpreter: Any) -> None:
         pointers, mask = desc.rows(x_offsets, y_offset)
         transfers.store(pointers, _origin(desc.base), value.data, mask)
 
-    kind = ir.DESCRIPTOR_REDUCE_KIND
-    functions: dict[Any, Any] = {
-        kind.ADD: np.add,
-        kind.MIN: np.fmin,
-        kind.MAX: np.fmax,
-        kind.AND: np.bitwise_and,
-        kind.OR: np.bitwise_or,
-        kind.XOR: np.bitwise_xor,
-    }
+    functions = {getattr(ir.DESCRIPTOR_REDUCE_KIND, name): function for name, function in _FOLDS.items()}
 
     def descriptor_reduce(self: Any, kind: Any, desc: Descriptor, value: Any, indices: Any, *_: Any) -> None:
         pointers, mask = desc.block(indices)
@@ -200,17 +202,8 @@ def _mend_blocks(interpreter: Any) -> None:
 def _mend_atomics(interpreter: Any) -> None:
     builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
     operation = ir.ATOMIC_OP
-    functions: dict[Any, Any] = {
-        operation.FADD: np.add,
-        operation.ADD: np.add,
-        operation.MAX: np.fmax,
-        operation.MIN: np.fmin,
-        operation.UMAX: np.maximum,
-        operation.UMIN: np.minimum,
-        operation.AND: np.bitwise_and,
-        operation.OR: np.bitwise_or,
-        operation.XOR: np.bitwise_xor,
-    }
+    functions = {getattr(operation, name): function for name, function in _FOLDS.items()}
+    functions |= {operation.FADD: np.add, operation.UMAX: np.maximum, operation.UMIN: np.minimum}
     for_floats = (operation.FADD, operation.MAX, operation.MIN)
     unsigned = (operation.UMAX, operation.UMIN)
     acquiring = {ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE}

@@ -50,7 +50,6 @@ class _Unlike:
         raise NotBatchedError(self._reason)
 
     __getattr__ = __bool__ = __eq__ = __ne__ = __index__ = __iter__ = __getitem__ = _asked
-    __hash__ = None  # type: ignore[assignment]
 
 
 Variables = tuple[Any, ...]

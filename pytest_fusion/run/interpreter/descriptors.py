@@ -81,7 +81,7 @@ class Descriptor(Blocks):
     ``nan``: whether what is outside of the shape reads as NaN, bool (programs or 1,); ``round_f32_to_tf32`` likewise.
     """
 
-    nan: Array = None  # type: ignore[assignment]
+    nan: Array
     round_f32_to_tf32: bool | Array = False
 
     @classmethod
@@ -129,7 +129,7 @@ class Descriptor(Blocks):
 class BlockPointer(Blocks):
     """``tl.make_block_ptr`` (Triton up to 3.7)."""
 
-    offsets: list[Array] = None  # type: ignore[assignment]
+    offsets: list[Array]
 
     @classmethod
     def make(cls, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any) -> BlockPointer:

@@ -20,9 +20,6 @@ from pytest_fusion.run.lanes.cancellation import NARROW
 from pytest_fusion.run.lanes.rounding import D, Noise
 from pytest_fusion.run.lanes.store import Lanes
 
-# What makes a tensor of nothing but a number.
-FILLED = frozenset({"full", "scalar_tensor", "full_like", "new_full"})
-
 
 @functools.lru_cache(maxsize=4096)
 def held(value: float, dtype: torch.dtype) -> float:
@@ -87,7 +84,7 @@ def lifted(noise: Noise, native: Tensor) -> Lanes | None:
 
 
 def filled(noise: Noise, native: Tensor, args: Any, kwargs: Any) -> Lanes | None:
-    """Lanes of a tensor of ``FILLED``, whose number its dtype does not hold; ``None`` where it holds it."""
+    """Lanes of a constant whose number its dtype does not hold; ``None`` where it holds it, or there is no number."""
     lost = [v for v in tree_leaves((args, kwargs)) if isinstance(v, float) and _lost(v, native.dtype)]
     if native.dtype not in NARROW or not lost or not native.numel():
         return None

@@ -22,7 +22,7 @@ from pytest_fusion.run.lanes.cancellation import (
     widened,
 )
 from pytest_fusion.run.lanes.chains import CARRYING, Terms, carried, in_any_order, noted, terms_of
-from pytest_fusion.run.lanes.constants import FILLED, filled, lifted, mixed, narrowed, narrowed_lanes, rounds_to
+from pytest_fusion.run.lanes.constants import filled, lifted, mixed, narrowed, narrowed_lanes, rounds_to
 from pytest_fusion.run.lanes.drift import steps
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
@@ -118,9 +118,9 @@ class LaneMode(DispatchMode):
         if plan.draws and plan.rule is None:
             self.random_ops = True
             return
-        if plan.name in FILLED and results and (lanes := filled(self.noise, results[0], args, kwargs)) is not None:
-            self.store.put(results[0], lanes)
-        if plan.name in CONSTANTS | FILLED:
+        if plan.name in CONSTANTS:
+            if (lanes := filled(self.noise, results[0], args, kwargs)) is not None:
+                self.store.put(results[0], lanes)
             return
         if plan.name in CASTS and args[0].dtype in NARROW and results and results[0].dtype in (torch.float32, D):
             self.store.mark_widened(results[0], args[0].dtype)

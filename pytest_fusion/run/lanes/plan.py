@@ -11,8 +11,10 @@ import torch
 from pytest_fusion.run.lanes.ops import COMPUTED, EXACT, SEMANTIC, VIEWS, Rule
 
 FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
-# Constants in the shape of their argument.
-CONSTANTS = frozenset({"full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"})
+# Constants, most in the shape of their argument.
+CONSTANTS = frozenset(
+    {"full", "scalar_tensor", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"}
+)
 
 
 @dataclass(frozen=True, slots=True)

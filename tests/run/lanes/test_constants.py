@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -66,25 +67,17 @@ def operands(dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
     return x.to(dtype), z.to(dtype)
 
 
+@pytest.mark.parametrize("inside", [torch.float32, None], ids=["float32 inside", "as written"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_number_in_float32_is_no_error(name: str, dtype: torch.dtype) -> None:
-    """A kernel that computes in float32 decides by the number as it was written, and multiplies by it."""
+def test_both_numbers_are_right(name: str, dtype: torch.dtype, inside: torch.dtype | None) -> None:
+    """A kernel that computes in float32 decides by the number as it was written, and multiplies by it; the reference
+    itself by the one that was rounded."""
     program = PROGRAMS[name]
     for seed in range(4):
         x, z = operands(dtype, seed)
-        got = program(x.float(), z.float()).to(dtype)
-        assert judging.judged(got, lambda x=x, z=z: program(x, z), seed), seed  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_nor_is_one_that_was_rounded(name: str, dtype: torch.dtype) -> None:
-    """The reference itself is right."""
-    program = PROGRAMS[name]
-    for seed in range(4):
-        x, z = operands(dtype, seed)
-        assert judging.judged(program(x, z), lambda x=x, z=z: program(x, z), seed), seed  # type: ignore[misc]
+        got = program(x.to(inside or dtype), z.to(inside or dtype)).to(dtype)
+        assert judging.judged(got, functools.partial(program, x, z), seed), seed
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

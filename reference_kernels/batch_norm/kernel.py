@@ -389,7 +389,7 @@ def _batch_norm(
     y = like(x)
     if x.numel() == 0:
         return y
-    plan = plan_of(y, x, x if residual is None else residual)
+    plan = plan_of(y, x, x if residual is None else residual, alone=rest is None)
     tile = plan.tile
     with placed(x.device):
         _batch_norm_kernel[(plan.blocks, plan.parts)](

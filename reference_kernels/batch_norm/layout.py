@@ -11,20 +11,27 @@ import triton
 from reference_kernels._common import INTERPRETED, Rows, RowTile
 
 PROGRAMS = 1056  # eight for each multiprocessor of an H200; a constant, so that sums have the same bits on every device
+MOST_PARTS = 65535  # of CUDA's second dimension of a grid
 
 
-def config(width: int, last: bool, backward: bool = False, *, interpreted: bool = INTERPRETED) -> RowTile:
+def config(
+    width: int, last: bool, backward: bool = False, alone: bool = False, *, interpreted: bool = INTERPRETED
+) -> RowTile:
     """Tile for rows of ``width`` elements: up to 1024 neighbours of a channel, 32 elements a thread, or 64 channels, 8
-    elements a thread. ``backward`` reads two or three tensors at once: half of that, and twice."""
+    elements a thread. ``backward`` reads two or three tensors at once: half of that, and twice. A tile ``alone`` in its
+    program has up to 4096 neighbours or 256 channels, 16 elements a thread."""
     # Small where interpreted, so that cases of few elements take several tiles.
     if interpreted:
         elements, widest = (512, 16) if width <= 256 else (2048, 64 if last else 512)
     elif backward:
         elements, widest = 2048, 64 if last else 512
+    elif alone:
+        elements, widest = (2048, 256) if last else (4096, 4096)
     else:
         elements, widest = (1024, 64) if last else (4096, 1024)
     columns = min(widest, max(16, triton.next_power_of_2(width)))
-    return RowTile(elements // columns, columns, 1 if interpreted else 4, loop=True)
+    warps = 1 if interpreted else max(4, elements // 512) if alone else 4
+    return RowTile(elements // columns, columns, warps, loop=True)
 
 
 def is_last(x: torch.Tensor) -> bool:
@@ -42,13 +49,15 @@ def like(x: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Tensors ``(batch, channels, *space)`` as rows, and who takes which tiles: program ``(block, part)`` has every
-    ``parts``-th tile of its channels, ``tile.columns`` of them if they are ``last``, else one."""
+    ``parts``-th tile of its channels, ``tile.columns`` of them if they are ``last``, else one. ``alone``: as far as it
+    can be one tile, since nothing is added up."""
 
     rows: Rows
     channel_strides: tuple[int, ...]
     channels: int
     last: bool
     tile: RowTile
+    alone: bool
 
     @property
     def blocks(self) -> int:
@@ -64,7 +73,11 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        return min(self.tiles, 3 if INTERPRETED else max(1, PROGRAMS // self.blocks))
+        if INTERPRETED:
+            most = 3
+        else:
+            most = MOST_PARTS if self.alone else max(1, PROGRAMS // self.blocks)
+        return min(self.tiles, most)
 
     def folded(self, itemsize: int) -> bool:
         """Whether a row of a tile is at least as wide as all threads with 16 bytes each, so that each holds its columns
@@ -78,14 +91,15 @@ class Plan:
         return self.parts, self.tiles, self.column_tiles, self.channels, rows.count, rows.width, *rows.sizes[1:]
 
 
-def plan_of(*tensors: torch.Tensor, backward: bool = False) -> Plan:
+def plan_of(*tensors: torch.Tensor, backward: bool = False, alone: bool = False) -> Plan:
     """The plan of tensors of one shape of 2 to 5 dimensions, with at least one element; the first one decides whose
-    neighbours are read together. Tensors are copied where their dimensions do not fold into three."""
+    neighbours are read together. Tensors are copied where their dimensions do not fold into three. ``backward`` and
+    ``alone`` as in `config`."""
     x = tensors[0]
     channels = x.shape[1]
     if is_last(x):
         rows = Rows.of(*(tensor.movedim(1, -1) for tensor in tensors))
-        return Plan(rows, (0,) * len(tensors), channels, True, config(channels, True, backward))
+        return Plan(rows, (0,) * len(tensors), channels, True, config(channels, True, backward, alone), alone)
     if x.ndim > 3:
         try:  # space in one piece, unless a tensor has gaps there
             shape = (*x.shape[:2], math.prod(x.shape[2:]))
@@ -95,4 +109,4 @@ def plan_of(*tensors: torch.Tensor, backward: bool = False) -> Plan:
     # Channel 0 alone: at most three dimensions before the last, which always fold, so nothing is copied here.
     rows = Rows.of(*(tensor.select(1, 0) for tensor in tensors))
     strides = tuple(tensor.stride(1) for tensor in tensors)
-    return Plan(rows, strides, channels, False, config(rows.width, False, backward))
+    return Plan(rows, strides, channels, False, config(rows.width, False, backward, alone), alone)

@@ -111,6 +111,22 @@ def test_dot_rounds_a_float16_accumulator_every_step() -> None:
     assert arith.dot(ones, ones.T, start.astype(np.float32))[0, 0] == 2.0**15 + 64
 
 
+@pytest.mark.parametrize("shape", [(16, 32, 32), (64, 32, 64), (128, 16, 16)], ids=str)
+def test_dot_has_the_same_bits_anywhere_in_a_tile(shape: tuple[int, int, int]) -> None:
+    """Equal rows and equal columns, among one program's or many's: BLAS has other kernels for a product's last ones."""
+    rows, inner, columns = shape
+    random = np.random.default_rng(0)
+    row, column = random.standard_normal((2, 5, 1, inner), np.float32)
+    a, b = random.standard_normal((5, rows, inner), np.float32), random.standard_normal((5, inner, columns), np.float32)
+    by_row = arith.dot(np.repeat(row, rows, axis=1), b, np.zeros((5, rows, columns), np.float32))
+    by_column = arith.dot(a, np.repeat(column, columns, axis=1).reshape(5, columns, inner).swapaxes(1, 2), by_row * 0)
+    alone = arith.dot(a[:1], b[:1], np.zeros((1, rows, columns), np.float32))
+
+    assert (by_row == by_row[:, :1]).all()
+    assert (by_column == by_column[:, :, :1]).all()
+    assert (alone[0] == arith.dot(a, b, by_row * 0)[0]).all()
+
+
 def test_integer_dot_is_exact() -> None:
     """int8 products sum to the integer itself, and the int32 accumulator wraps."""
     a = np.full((2, 64), -128, np.int8)

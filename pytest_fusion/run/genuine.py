@@ -178,7 +178,9 @@ class _Watch:
             f"{space.where}.{name}": function
             for space in self._own
             for name, value in vars(space.owner).items()
-            if (function := _function_in(value)) is not None and function.__module__.startswith("pytest_fusion")
+            if (function := _function_in(value)) is not None
+            # What Dynamo puts into a class has no module.
+            and (function.__module__ or "").startswith("pytest_fusion")
         }
         self._functions = list(functions.values())
         self._names = list(functions)

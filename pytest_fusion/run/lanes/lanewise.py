@@ -50,7 +50,7 @@ def on_copies(function: Any, names: Sequence[str]) -> Callable[..., tuple[Tensor
         args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
         function(*args, **kwargs)
         named = {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
-        return tuple(named[name] for name in names if isinstance(named.get(name), Tensor))
+        return tuple(tensors_of([named.get(name) for name in names]))
 
     return call
 

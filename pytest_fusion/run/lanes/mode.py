@@ -23,13 +23,16 @@ from pytest_fusion.run.lanes.cancellation import (
 )
 from pytest_fusion.run.lanes.chains import CARRYING, Terms, carried, in_any_order, noted, terms_of
 from pytest_fusion.run.lanes.constants import filled, lifted, mixed, narrowed, narrowed_lanes, rounds_to
-from pytest_fusion.run.lanes.drift import steps
+from pytest_fusion.run.lanes.drift import product_terms
+from pytest_fusion.run.lanes.finish import finished
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
+from pytest_fusion.run.lanes.lists import one_by_one, takes_lists
 from pytest_fusion.run.lanes.ops import Op
+from pytest_fusion.run.lanes.ops.order import UNORDERED
 from pytest_fusion.run.lanes.ops.pointwise import over
 from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, plan_of
-from pytest_fusion.run.lanes.rounding import GRIDS, D, Noise
+from pytest_fusion.run.lanes.rounding import GRIDS, D, Noise, holds
 from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
 
 # In-place operations that do not read what they write.
@@ -43,6 +46,8 @@ CASTS = frozenset({"_to_copy", "to", "copy"})
 # What leaves float8 numbers float8 numbers, but for a factor.
 SCALINGS = frozenset({"mul", "div", "clone", "neg"})
 KEEPING = CASTS | SCALINGS
+# Positions of the running statistics, which these write.
+UPDATES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4))
 _UNSURE = 2.0**-21
 _HOPPER = (9, 0)
 
@@ -66,6 +71,7 @@ class LaneMode(DispatchMode):
         self.store = Store(1 + noise.lanes)
         self.fallbacks: list[str] = []
         self.random_ops = False
+        self.taken: list[str] = []
         self._readers = 0
 
     def lanes_of(self, tensor: Tensor) -> Lanes:
@@ -76,7 +82,7 @@ class LaneMode(DispatchMode):
         if found is not None:
             return found
         lanes = exact_lanes(tensor)
-        if self.store.unwritten(tensor) and tensor.dtype in GRIDS:
+        if self.store.unwritten(tensor) and tensor.dtype in GRIDS and tensor.numel():
             # Memory from empty() that no ATen operation wrote: a kernel launched outside the dispatcher did.
             self._fallback("memory written outside ATen")
             noisy = self.noise.relative(lanes.raw, 2.0 ** (1 - GRIDS[tensor.dtype].bits))
@@ -102,15 +108,25 @@ class LaneMode(DispatchMode):
             if plan.name == "lift_fresh" and (lanes := lifted(self.noise, out)) is not None:
                 self.store.put(out, lanes)
             return out
+        if takes_lists(plan.name):
+            with self:
+                return one_by_one(func, args, kwargs)
         if plan.written:
             return self._mutating(func, plan, args, kwargs)
+        if plan.name in UPDATES:
+            return self._updating(func, plan, args, kwargs)
         out = func(*args, **kwargs)
         self._follow(func, plan, args, kwargs, out)
         return out
 
     def _follow(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Gives the results of a functional operation their lanes."""
+        given = tensors_of((args, kwargs))
         results = [o for o in results_of(out) if isinstance(o, Tensor)]
+        # A view, whatever its schema says (unsafe_split): its lanes are those of what it is a view of.
+        results = [o for o in results if not any(self.store.shares(o, t) for t in given)]
+        if plan.name == "_local_scalar_dense" and args[0].is_floating_point() and self.store.tracks(args[0]):
+            self.taken.append("item")
         if plan.name in FACTORIES:
             for result in results:
                 self.store.mark_unwritten(result)
@@ -122,8 +138,9 @@ class LaneMode(DispatchMode):
             if (lanes := filled(self.noise, results[0], args, kwargs)) is not None:
                 self.store.put(results[0], lanes)
             return
-        if plan.name in CASTS and args[0].dtype in NARROW and results and results[0].dtype in (torch.float32, D):
-            self.store.mark_widened(results[0], args[0].dtype)
+        narrow = plan.name in CASTS and bool(results) and bool(given) and given[0].dtype in NARROW
+        if narrow and results[0].dtype in (torch.float32, D):
+            self.store.mark_widened(results[0], given[0].dtype)
         self._note_eighths(plan, args, results)
         if not results or not self._matters(plan, args, kwargs, results):
             return
@@ -131,7 +148,7 @@ class LaneMode(DispatchMode):
         if every is None:
             return
         for native, lanes in zip(results_of(out), every, strict=False):
-            if isinstance(native, Tensor) and lanes is not None:
+            if lanes is not None and any(native is result for result in results):
                 lanes = split(lanes)
                 self.store.put(parts(native), lanes)
 
@@ -152,13 +169,13 @@ class LaneMode(DispatchMode):
         if any(r.is_complex() for r in results):
             return not plan.exact and bool(operands)
         if plan.exact or plan.semantic:
-            return rounds_to(args, kwargs, operands) is not None
+            return plan.name in UNORDERED or rounds_to(args, kwargs, operands) is not None
         if not floating or not operands:
             # fp8 and integer conversions of exact values are exact too, except that the value before it is wanted.
             return False
         if plan.name in CASTS:
             source, target = operands[0].dtype, results[0].dtype
-            return source.is_floating_point and source != target and not _holds(target, source)
+            return source.is_floating_point and source != target and not holds(target, source)
         return True
 
     def _evaluate(
@@ -251,9 +268,9 @@ class LaneMode(DispatchMode):
             return [Lanes(wide, stored, moved.terms)]
         # A sum too, since a compiler lets a product begin with what is added to it, and with what is added to that
         # (Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``): each step then rounds at the size of the whole.
-        made = terms if plan.name in CASTS | SUMS else op.made or _product_terms(plan.name, args)
+        made = terms if plan.name in CASTS | SUMS else op.made or product_terms(plan.name, args)
         every = [
-            self.finished(value, native, made, op.exact) if isinstance(value, Tensor) else None
+            finished(self.noise, value, native, made, op.exact) if isinstance(value, Tensor) else None
             for value, native in zip(rounded, natives, strict=False)
         ]
         if plan.name in CASTS and every[0] is not None:
@@ -295,30 +312,6 @@ class LaneMode(DispatchMode):
             found[id(t)] = reread(self.noise, seen[id(t)], t.dtype, self._readers)
         return found
 
-    def finished(self, value: Tensor, native: Any, terms: int = 1, exact: Tensor | bool = False) -> Lanes:
-        """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most).
-
-        Where it is ``exact`` float64 holds it.
-        """
-        dtype = native.dtype
-        if dtype.is_complex:
-            pairs = torch.view_as_real(value.resolve_conj())
-            stored = self.noise.rounded(pairs, torch.float32 if dtype == torch.complex64 else D)
-            return Lanes(value, torch.view_as_complex(stored), terms)
-        if dtype not in GRIDS:
-            if dtype.is_floating_point:
-                return Lanes(value, value.float().to(dtype).to(D), terms)
-            # isfinite is a product of two bools, which the rule of products has in float64.
-            value = value.to(dtype)
-            return Lanes(value, value)
-        if dtype == D:
-            noisy = self.noise.rounded(value, dtype)
-            if exact is not False:
-                noisy = torch.where(torch.as_tensor(exact, device=value.device), value, noisy)
-            return Lanes(noisy, noisy, terms)
-        grid = torch.float32 if self.noise.kind == "F" else dtype
-        return Lanes(value, self.noise.rounded(value, grid), terms)
-
     def _by_decomposition(self, func: Any, args: Any, kwargs: Any, out: Any) -> list[Lanes | None] | None:
         """Runs ATen's decomposition of an operation under this mode and takes over the lanes of its results."""
         table = decompositions()
@@ -332,6 +325,8 @@ class LaneMode(DispatchMode):
         except torch.OutOfMemoryError:
             raise
         except REFUSED:
+            made = NotImplemented
+        if made is NotImplemented:
             del self.fallbacks[before:]
             return None
         taken: list[Lanes | None] = []
@@ -357,7 +352,7 @@ class LaneMode(DispatchMode):
             made = [m if isinstance(m, Tensor) and m.dtype == D else p for m, p in zip(made, plain, strict=True)]
         if made is not None:
             return [
-                self.finished(self._unsure(value, func, args) if noisy else value, native)
+                finished(self.noise, self._unsure(value, func, args) if noisy else value, native)
                 if isinstance(value, Tensor) and isinstance(native, Tensor)
                 else None
                 for value, native in zip(made, natives, strict=False)
@@ -398,7 +393,7 @@ class LaneMode(DispatchMode):
     def _mutating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An in-place or ``out=`` operation: the functional lanes are computed first, from the values before it."""
         arguments = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
-        written = [arguments[name] for _, name in plan.written if isinstance(arguments.get(name), Tensor)]
+        written = tensors_of([arguments.get(name) for _, name in plan.written])
         inputs = tensors_of(
             {k: v for k, v in arguments.items() if not plan.outs or k not in dict(plan.written).values()}
         )
@@ -413,7 +408,7 @@ class LaneMode(DispatchMode):
                 self._rewrite(target)
             return out
         moves = plan.exact or plan.semantic or not any(t.dtype.is_floating_point or t.is_complex() for t in written)
-        moves = moves or (plan.name == "copy" and _holds(written[0].dtype, args[1].dtype))
+        moves = moves or (plan.name == "copy" and holds(written[0].dtype, args[1].dtype))
         moves = moves and not ((plan.exact or plan.semantic) and rounds_to(args, kwargs, inputs))
         if not tracked and moves:
             for target in written:
@@ -430,6 +425,21 @@ class LaneMode(DispatchMode):
         out = func(*args, **kwargs)
         for target, value in zip(written, lanes or [], strict=False):
             self._store_written(target, value)
+        return out
+
+    def _updating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that writes arguments of which its schema says nothing; its decomposition is given copies."""
+        written = {at: args[at] for at in UPDATES[plan.name] if isinstance(args[at], Tensor)}
+        with self:
+            copies = {at: target.clone() for at, target in written.items()}
+        before = tuple(copies.get(at, value) for at, value in enumerate(args))
+        for target in written.values():
+            if not self.store.covers(target):
+                self.store.capture(target)
+        out = func(*args, **kwargs)
+        self._follow(func, plan, before, kwargs, out)
+        for at, target in written.items():
+            self._store_written(target, self.store.read(copies[at]))
         return out
 
     def _store_written(self, target: Tensor, value: Lanes | None) -> None:
@@ -463,11 +473,11 @@ class LaneMode(DispatchMode):
         for target in written:
             if not self.store.covers(parts(target)):
                 self.store.capture(parts(target))
-        made = run_on_lanes(on_copies(func, names), args, kwargs, seen, written)
+        made = run_on_lanes(on_copies(func, names), args, kwargs, self._shaken(seen), written)
         out = func(*args, **kwargs)
         for target, value in zip(written, made or [None] * len(written), strict=False):
             if isinstance(value, Tensor):
-                self._store_written(target, self.finished(self._unsure(value), target))
+                self._store_written(target, finished(self.noise, self._unsure(value), target))
             else:
                 self._rewrite(target)
         return out
@@ -477,24 +487,6 @@ class LaneMode(DispatchMode):
             self.fallbacks.append(name)
 
 
-def _holds(target: torch.dtype, source: torch.dtype) -> bool:
-    """True when every value of ``source`` is a value of ``target``."""
-    if target == source:
-        return True
-    if target in GRIDS and source in GRIDS:
-        wide, narrow = GRIDS[target], GRIDS[source]
-        return wide.bits >= narrow.bits and wide.largest >= narrow.largest and wide.step <= narrow.step
-    return target in GRIDS and source.is_floating_point and source.itemsize == 1
-
-
 def _same_dtype(args: Sequence[Any], natives: Sequence[Any]) -> bool:
     source = args[-1] if len(args) > 1 and isinstance(args[1], Tensor) else args[0]
     return isinstance(source, Tensor) and source.dtype == natives[0].dtype
-
-
-def _product_terms(name: str, args: Sequence[Any]) -> int:
-    if name in ("mm", "bmm"):
-        return steps(args[0], args[1])
-    if name in ("addmm", "baddbmm"):
-        return steps(args[1], args[2])
-    return 1

@@ -58,6 +58,16 @@ def quantum(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(value == 0, grid.step, size)
 
 
+def holds(target: torch.dtype, source: torch.dtype) -> bool:
+    """True when every value of ``source`` is a value of ``target``."""
+    if target == source:
+        return True
+    if target in GRIDS and source in GRIDS:
+        wide, narrow = GRIDS[target], GRIDS[source]
+        return wide.bits >= narrow.bits and wide.largest >= narrow.largest and wide.step <= narrow.step
+    return target in GRIDS and source.is_floating_point and source.itemsize == 1
+
+
 @functools.lru_cache(maxsize=32)
 def _pool(what: str, drop: int, device: str) -> Tensor:
     generator = torch.Generator(device=device).manual_seed(0x5EED + drop)

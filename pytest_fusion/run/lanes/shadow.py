@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes.mode import LaneMode
 from pytest_fusion.run.lanes.model import Kind, LaneRun, OutputLanes
+from pytest_fusion.run.lanes.outside import noting, priced
 from pytest_fusion.run.lanes.precision import full_precision
 from pytest_fusion.run.lanes.rounding import Noise
 from pytest_fusion.run.lanes.store import Lanes
@@ -24,15 +25,18 @@ def run_lanes(call: Callable[[], Sequence[Tensor]], *, lanes: int = 6, kind: Kin
     """
     noise = Noise(lanes, kind, seed)
     mode = LaneMode(noise)
-    with full_precision(), mode:
+    with full_precision(), noting(mode.taken, mode), mode:
         results = list(call())
     outputs = [_output(mode, result.detach(), lanes) for result in results]
-    return LaneRun(outputs, tuple(mode.fallbacks), mode.random_ops, seed, lanes, kind)
+    outside = tuple(f"what became of numbers outside of torch, by {name}" for name in sorted(set(mode.taken)))
+    return LaneRun(outputs, (*mode.fallbacks, *outside), mode.random_ops, seed, lanes, kind)
 
 
 def _output(mode: LaneMode, native: Tensor, count: int) -> OutputLanes:
     with torch.no_grad():
         lanes: Lanes = mode.lanes_of(native)
+        if mode.taken:
+            lanes = priced(mode.noise, lanes, native, mode.store.tracks(native))
     # Integers come out as their codes; floating results as they were before their last rounding.
     value = lanes.raw
     noisy = value[1:] if value.shape[0] > 1 else value.expand(count, *value.shape[1:])

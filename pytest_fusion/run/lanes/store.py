@@ -73,6 +73,10 @@ class Store:
     def _key(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
+    def shares(self, one: Tensor, other: Tensor) -> bool:
+        """Whether both lie in one storage."""
+        return self._key(one) == self._key(other)
+
     def tracks(self, tensor: Tensor) -> bool:
         return self._key(tensor) in self._entries
 

@@ -163,10 +163,10 @@ def _gather(op: Op, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
 @exact(
     *"""
     take_along_dim take masked_select index_copy index_fill scatter slice_scatter select_scatter
-    diagonal_scatter masked_scatter put kthvalue mode median nanmedian unfold_copy replication_pad1d
+    diagonal_scatter masked_scatter put unfold_copy replication_pad1d
     replication_pad2d reflection_pad1d reflection_pad2d max_pool2d_with_indices tril_indices diag_embed
     repeat_interleave pixel_shuffle pixel_unshuffle view_copy as_strided_scatter _unsafe_masked_index
-    channel_shuffle as_strided_copy unsafe_split split_copy upsample_nearest2d upsample_nearest1d rot90
+    channel_shuffle as_strided_copy split_copy upsample_nearest2d upsample_nearest1d rot90
     block_diag split_with_sizes_copy permute_copy
 """.split()
 )
@@ -224,18 +224,6 @@ def _cummax(op: Op, x: Tensor, dim: int) -> Any:
     return _along(op, getattr(torch, op.name), x, dim)
 
 
-@exact("sort", "msort")
-def _sort(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return each(op.function, x, *args, **kwargs)
-
-
-@exact("topk")
-def _topk(op: Op, x: Tensor, k: int, dim: int = -1, largest: bool = True, is_sorted: bool = True) -> Any:
-    if rank(x) == 0:
-        return each(torch.topk, x, k, dim, largest, is_sorted)
-    return torch.topk(x, k, from_end(dim, rank(x)), largest, is_sorted)
-
-
 @semantic("argmax", "argmin")
 def _argmax(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     function = getattr(torch, op.name)
@@ -249,7 +237,7 @@ def _argmax(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) ->
 
 @semantic(
     *"""
-    any all count_nonzero argsort searchsorted bucketize histc bincount equal isin nonzero unique
+    any all count_nonzero searchsorted bucketize histc equal isin nonzero unique
     unique_consecutive _unique2
 """.split()
 )

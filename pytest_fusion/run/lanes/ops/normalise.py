@@ -136,7 +136,7 @@ def _group_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = as_float(x)
-    grouped = x.reshape(x.shape[0], batch, groups, -1)
+    grouped = x.reshape(x.shape[0], batch, groups, channels // groups * inner)
     mean, centred, variance = moments(op, grouped, [-1], op.unrounded(x).reshape(-1, *grouped.shape[1:]))
     root = op.relative(torch.rsqrt(variance + eps), 3)
     value = op.relative(centred * root, 1)

@@ -254,7 +254,24 @@ def _embedding_backward(op: Op, grad: Tensor, index: Tensor, rows: int, padding:
     into = grad.new_zeros((1, rows, grad.shape[-1]))
 
     def add(a: Tensor, b: Tensor) -> Tensor:
-        summed: Tensor = each(aten.embedding_dense_backward, b, index, rows, padding, by_frequency)
+        summed: Tensor = each(aten.embedding_dense_backward, b, index, rows, padding, False)
         return a + summed
 
-    return _scattered(op, add, into, grad)
+    value = _scattered(op, add, into, grad)
+    if not by_frequency:
+        return value
+    # ATen scales every term by a reciprocal that it rounds; one division at the end is as good.
+    return op.relative(value / add(into, torch.ones_like(single(grad))).clamp_min(1), 2)
+
+
+@computed("bincount")
+def _bincount(op: Op, index: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    if weights is None:
+        return each(aten.bincount, index, None, minlength)  # type: ignore[no-any-return]
+
+    def add(a: Tensor, b: Tensor) -> Tensor:
+        summed: Tensor = each(aten.bincount, index, b, minlength)
+        return a + summed
+
+    weights = as_float(weights)
+    return _scattered(op, add, weights.new_zeros((1, *op.outs[0].shape)), weights)

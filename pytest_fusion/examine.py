@@ -26,6 +26,7 @@ from pytest_fusion.diagnosis import script as scripts
 from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
 from pytest_fusion.errors import FusionError, FusionFailure, NeedsCudaError, ReplayError
+from pytest_fusion.first_call import with_first_call
 from pytest_fusion.job import Job
 from pytest_fusion.report import environment
 from pytest_fusion.report.phrases import plural
@@ -157,7 +158,8 @@ def _isolated(job: Job) -> Tally:
         slow = f"a case took more than {seconds:g} s but ended when it was given more time"
         outcome = job.in_child(_PATIENCE * seconds)
         outcome = crash.without_shrinking(job, outcome) or outcome
-    tally = with_second_opinion(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome))
+    tally = with_first_call(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome))
+    tally = with_second_opinion(job, tally)
     preload.learn(tally.imported)
     tally.notes += [slow] if slow else []
     return tally
@@ -213,6 +215,8 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         notes=list(tally.notes),
     )
     if failure is None:
+        if request.replay is not None and request.cause == "cached-answer":
+            record.notes.append(f"it failed after other calls in one process: {replays.AFTER_OTHERS}")
         return record
     verdict = failure.verdict
     if verdict.identity == NOTHING_JUDGED and request.replay is not None and request.given is None:

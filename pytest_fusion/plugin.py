@@ -246,6 +246,7 @@ def _request(item: pytest.Item) -> Request:
         start=config.invocation_params.dir,
         replay=None if replay is None else replay.case,
         made={} if replay is None else replay.made,
+        cause=None if replay is None else replay.cause,
         pinned=_pinned(item),
         shown=_from_start(config, item.nodeid),
         sanitize=options.sanitize,

@@ -30,7 +30,7 @@ class Request:
 
     Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder
     that pytest was started in. ``given`` describes the caller's own arguments where there is nothing to generate.
-    ``made`` tells where the case ``replay`` failed; ``pinned`` cases run before all others.
+    ``made`` tells where the case ``replay`` failed, ``cause`` why; ``pinned`` cases run before all others.
     """
 
     nodeid: str
@@ -43,6 +43,7 @@ class Request:
     max_cases: int | None = None
     replay: Case | None = None
     made: Mapping[str, Any] = field(default_factory=dict)
+    cause: str | None = None
     pinned: tuple[Pinned, ...] = ()
     known: tuple[Case, ...] = ()
     shown: str = ""

@@ -229,6 +229,9 @@ def test_a_name_that_fits_no_row_is_refused() -> None:
     found, _ = rows(["softmax", "8192x128256"])
     assert {row.family for row in found} == {"softmax", "cross_entropy"}
     assert not fits(found[0], "rms_norm")
+    assert [row.name for row in rows(["batch_norm: eval"])[0]] == [
+        row.name for row in rows(["batch_norm"])[0] if "evaluation" in row.name
+    ]
 
 
 def test_names_of_rows_are_their_own() -> None:

@@ -54,5 +54,6 @@ def rows(only: Sequence[str] = ()) -> tuple[list[Row], dict[str, str]]:
 
 
 def fits(row: Row, name: str) -> bool:
-    """Whether ``name`` means this row: its family, or a part of its name."""
-    return name == row.family or name.lower() in row.name.partition(": ")[2].lower() or name == row.name
+    """Whether ``name`` means this row: its family, a part of its text, or ``family: `` and how its text begins."""
+    wanted = name.lower()
+    return name == row.family or wanted in row.text.lower() or (": " in name and row.name.lower().startswith(wanted))

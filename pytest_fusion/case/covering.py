@@ -34,6 +34,8 @@ _MOST_COMBINATIONS = 32
 _ONE_ROW = 5
 # Met the second time: fewer of those lie past any block. Whole vectors, and half a block or one of 1024 left over.
 _EVEN = {1025: 1536, 4097: 6144, 65537: 66560}
+# What is left of those where a dim is bounded below: whole blocks of all sizes up to this.
+_WHOLE = 256
 # Past most blocks there are few cases: one kind of values that saturates nothing, and one where a later block matters.
 _BLOCKS = 4000
 _PAST_BLOCKS = "unit", "outlier"
@@ -141,6 +143,8 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
             continue
         choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}
         choice[f"dim {name}"] = long
+        if round_ and bound.max is not None and bound.max < long:
+            choice[f"dim {name}"] = bound.max // _WHOLE * _WHOLE
         choice["dtype"] = dtypes[turn % len(dtypes)]
         for other in others:
             levels = plan.factors[other]

@@ -33,7 +33,8 @@ def classes(blocks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         found["block"] = blocks
         found["block+1"] = tuple(b + 1 for b in blocks)
         found["block-1"] = tuple(b - 1 for b in blocks)
-        found["blocks+"] = tuple(2 * b + 1 for b in blocks)
+        # A path for whole blocks may forget which one it is in: the second shows it; the third, an odd number.
+        found["blocks"] = tuple(n for b in blocks for n in (2 * b + 1, 2 * b, 3 * b))
     return found
 
 

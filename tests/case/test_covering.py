@@ -154,6 +154,14 @@ def test_each_dim_is_long_in_turn(plan_of: PlanOf) -> None:
     assert all(row["dim hidden"] <= 64 or row["dim hidden"] // 2 <= 64 for row in covering.long_rows(plan))
 
 
+@pytest.mark.parametrize(("most", "even"), [(1024, 1024), (1200, 1024), (800, 768), (5000, 4864), (100_000, 66560)])
+def test_a_long_even_size_is_whole_blocks_where_a_dim_is_bounded(plan_of: PlanOf, most: int, even: int) -> None:
+    """1200 is no whole number of blocks, 1024 is: of 256 and, if it may, of 512 elements."""
+    plan = replace(plan_of({"x": tensor("rows n")}, dims={"n": dim(1, most)}), limits=Limits())
+    contiguous = [row for row in covering.long_rows(plan) if "layout x" not in row]
+    assert max(build(plan, row, 1).sizes["n"] for row in contiguous) == even
+
+
 def test_long_rows_meet_flags_both_ways(plan_of: PlanOf) -> None:
     """Each of the largest sizes is met with an optional tensor and without, with a drawn flag and without."""
     inputs = {"x": tensor("rows n"), "bias": optional(tensor("n")), "flag": st.booleans()}

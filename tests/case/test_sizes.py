@@ -64,11 +64,11 @@ def test_a_multiple_may_be_an_expression() -> None:
 
 
 def test_the_classes_hold_zero_one_and_the_neighbours_of_the_kernels_blocks() -> None:
-    """Zero and one are sizes like any other; a block of 64 brings 63, 64, 65 and 129."""
+    """Zero and one are sizes like any other; a block of 64 brings 63, 64, 65, 129 and whole blocks."""
     plain = {size for found in sizes.classes(()).values() for size in found}
     assert {0, 1} <= plain
     around = {size for found in sizes.classes((64,)).values() for size in found}
-    assert {63, 64, 65, 129} <= around
+    assert {63, 64, 65, 128, 129, 192} <= around
 
 
 def test_a_dim_that_is_never_small_has_many_sizes_too() -> None:

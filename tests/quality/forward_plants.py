@@ -24,6 +24,7 @@ from tests.quality.kernels import (
     rope,
     scan,
     softmax,
+    whole_blocks,
 )
 from tests.quality.plant import HOLES, RAISES, READS, VALUES, WRITES, Plant, group
 
@@ -67,6 +68,9 @@ FORWARD: tuple[Plant, ...] = (
     *group("softmax_online", softmax.make_spec, "rows cols", [
         ("no-rescale", "D2", None, VALUES, "block-limit", [(1, 65)]),
     ], online=True),
+    *group("whole_blocks", whole_blocks.make_spec, "rows cols", [
+        ("first-block-again", "A3", 17, READS, "wrong-index-map block-limit", [(1, 512)]),
+    ]),
     *group("swiglu", glu.make_swiglu_spec, "rows cols", [
         ("up-pitch", "A3", None, READS, "ignores-strides", [(2, 1)]),
         ("output-row", "A3", 24, HOLES, "wrong-index-map racing-stores unwritten-output", [(2, 1)]),

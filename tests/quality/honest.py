@@ -54,6 +54,7 @@ from tests.quality.kernels import (
     tuned,
     turned,
     varlen,
+    whole_blocks,
     wide,
 )
 
@@ -157,6 +158,7 @@ HONEST: Mapping[str, Callable[[], FusionSpec]] = {
     "sampling by noise": sampling.make_spec,
     "sampling from cumulated probabilities": partial(sampling.make_spec, cumulated=True),
     "doubled, 64-bit offsets": wide.make_spec,
+    "doubled, without a mask where rows are whole blocks": whole_blocks.make_spec,
     "custom op, permuted result": custom_op.make_spec,
     "custom op, declared mutation": custom_op.make_bias_spec,
     "custom op, a second one in its backward": custom_op.make_square_spec,

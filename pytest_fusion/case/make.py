@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import blank, numbers, recorded, regimes
+from pytest_fusion.case import blank, numbers, patterns, recorded, regimes
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import map_tensors
@@ -94,8 +94,7 @@ def _from_profile(
         case "permutation":
             v = numbers.uniform(shape, seed, device).argsort(dim=-1) if shape else torch.zeros((), device=device)
         case "probabilities":
-            v = numbers.uniform(shape, seed, device) + 2.0**-10
-            v = v / v.sum(-1, keepdim=True) if shape else v / v
+            v = patterns.probabilities(shape, dtype, seed, device)
         case other:
             raise SpecError(f"unknown value profile {other!r}")
     return _narrow(v, dtype)

@@ -7,13 +7,14 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from pytest_fusion.case import make, numbers, regimes
+from pytest_fusion.case import make, numbers, patterns, regimes
 from pytest_fusion.diagnosis.standalone import failure, project, tensors
 
 # What the copied functions find elsewhere at home.
 _GLUE = '''
 ImpossibleCase = SpecError = Impossible
 numbers = types.SimpleNamespace(mix=mix, uniform=uniform, normal=normal, integers=integers)
+patterns = types.SimpleNamespace(probabilities=probabilities)
 regimes = types.SimpleNamespace(make=make)
 
 
@@ -35,7 +36,7 @@ def machinery(*, generator: bool) -> str:
     """
     parts: list[Any] = [project, tensors, failure]
     if generator:
-        parts += [numbers, regimes, make._narrow, make._default, make._from_profile]
+        parts += [numbers, patterns, regimes, make._narrow, make._default, make._from_profile]
     imports: dict[str, set[str]] = {"": {"torch", "types"}}
     bodies = [_body(inspect.getsource(part), imports, whole=isinstance(part, ModuleType)) for part in parts]
     plain = [f"import {module}" for module in sorted(imports.pop(""))]

@@ -63,7 +63,7 @@ def positive(low: float = 1e-3, high: float = 8.0) -> ValueProfile:
 
 
 def probabilities() -> ValueProfile:
-    """Non-negative rows that add up to one along the last axis."""
+    """Non-negative rows that add up to one along the last axis; some have zeros, tiny elements, or one element of 1."""
     return ValueProfile("probabilities")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pytest_fusion import values
+from pytest_fusion.case import patterns
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs, shape_of
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.errors import SpecError
@@ -72,11 +74,31 @@ def test_a_permutation_holds_every_index_once(make_spec: Make) -> None:
     assert torch.equal(x.sort(-1).values, torch.arange(9).expand(3, 9))
 
 
-def test_probabilities_add_up_to_one(make_spec: Make) -> None:
-    """Rows of probabilities are positive and sum to one within rounding."""
-    x = made(make_spec, tensor("rows n", values=values.probabilities()), TensorCase("float32"), rows=3, n=9)
-    assert bool((x > 0).all())
-    assert torch.allclose(x.sum(-1), torch.ones(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_probabilities_add_up_to_one(dtype: torch.dtype) -> None:
+    """Rows of probabilities are never negative and sum to one within rounding, whatever their pattern."""
+    for seed, shape in itertools.product(range(8), [(1,), (1, 1), (3, 9), (2, 5, 2), (4, 33)]):
+        x = patterns.probabilities(shape, dtype, seed, CPU).to(dtype)
+        assert bool((x >= 0).all())
+        assert torch.allclose(x.double().sum(-1), torch.ones((), dtype=torch.float64), atol=0.02)
+
+
+def test_probabilities_have_certainties_zeros_and_tiny_elements_in_every_other_tensor() -> None:
+    """Over some seeds a single row is one-hot, has a few zeros, is below a clamp at 1e-12; half of them are neither."""
+    plain, found = 0, set()
+    for seed in range(64):
+        x = patterns.probabilities((1, 300), torch.float32, seed, CPU)[0]
+        positive = x[x > 0]
+        plain += len(positive) == 300 and float(x.min()) > 2.0**-20
+        if len(positive) == 1:
+            found.add("certain")
+        elif len(positive) < 300:
+            found.add("zeros")
+        elif float(positive.min()) < 1e-12:
+            found.add("tiny")
+        assert float(positive.min()) > 2.0**-60
+    assert 20 <= plain <= 52
+    assert found == {"certain", "zeros", "tiny"}
 
 
 def test_values_stay_inside_the_dtype(make_spec: Make) -> None:

@@ -137,7 +137,14 @@ def test_empty_tensors_are_written(sizes: dict[str, int]) -> None:
     assert tuple(made["x"].shape) == tuple(sizes.values())
 
 
-PROFILES = [None, values.normal(1, 3), values.uniform(0, "n"), values.indices("2*n"), values.one_of(values.positive())]
+PROFILES = [
+    None,
+    values.normal(1, 3),
+    values.uniform(0, "n"),
+    values.probabilities(),
+    values.indices("2*n"),
+    values.one_of(values.positive()),
+]
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=str)

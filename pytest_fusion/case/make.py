@@ -79,7 +79,7 @@ def _from_profile(
         case "constant":
             v = torch.full(shape, params["value"], dtype=torch.float64, device=device)
         case "booleans":
-            v = numbers.uniform(shape, seed, device) < params["share"]
+            v = patterns.booleans(shape, params["share"], seed, device)
         case "integers":
             if params["high"] < params["low"] and not empty:
                 raise ImpossibleCase(f"no integer lies from {params['low']} to {params['high']}")
@@ -118,19 +118,9 @@ def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int,
     if dtype.is_complex:
         return torch.complex(numbers.normal(shape, seed, device), numbers.normal(shape, seed + 1, device)).to(dtype)
     if dtype is torch.bool:
-        return _bits(shape, seed, device)
+        return patterns.flags(shape, seed, device)
     low = 0 if torch.iinfo(dtype).min == 0 else -100
     return numbers.integers(shape, low, 100, seed, device).to(dtype)
-
-
-def _bits(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
-    """Half of them are true; in every other tensor some rows have one value throughout, as of a mask that keeps nothing
-    of a sequence: of 128 elements drawn alone that never happens."""
-    found = numbers.uniform(shape, seed, device) < 0.5
-    if not shape or numbers.mix(seed, "whole rows") % 2:
-        return found
-    row = numbers.uniform((*shape[:-1], 1), numbers.mix(seed, "rows"), device)
-    return (found & (row > 0.15)) | (row > 0.9)
 
 
 def _recorded(

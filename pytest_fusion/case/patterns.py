@@ -1,4 +1,4 @@
-"""What independent draws never hold and callers pass: certainties. Each in some tensors, as the seed decides."""
+"""What independent draws never hold and callers pass: runs, certainties. Each in some tensors, as the seed decides."""
 
 from __future__ import annotations
 
@@ -12,6 +12,43 @@ from pytest_fusion.case import numbers
 def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """One element for each row of a tensor of at least one dimension."""
     return (*shape[:-1], 1)
+
+
+def runs(shape: tuple[int, ...], seed: int, device: torch.device, most: int) -> torch.Tensor:
+    """One run of at most ``most`` elements in each row, as a mask; in one tensor of three the same in all of them.
+
+    Half of the runs are as long as they may be; half begin with the row, half of the others end with it.
+    """
+    rows = rows_of(shape) if numbers.mix(seed, "shared") % 3 else (1,) * len(shape)
+    share, side, place = (numbers.uniform(rows, numbers.mix(seed, "run", salt), device) for salt in range(3))
+    length = (share * 2 * (most + 1)).floor().clamp(max=most)
+    room = shape[-1] - length
+    start = torch.where(side < 0.5, 0.0, torch.where(side < 0.75, room, (place * (room + 1)).floor()))
+    column = torch.arange(shape[-1], device=device)
+    return ((column >= start) & (column < start + length)).expand(shape)
+
+
+def booleans(shape: tuple[int, ...], share: float, seed: int, device: torch.device) -> torch.Tensor:
+    """True with probability ``share``; in every other tensor a run of up to half of each row has one value.
+
+    So begins a row that is padded on its left, and nothing of its first tile is kept. A longer run would leave nothing
+    of rows of which, drawn alone, something always is.
+    """
+    found = numbers.uniform(shape, seed, device) < share
+    if not shape or numbers.mix(seed, "runs") % 2:
+        return found
+    value = numbers.uniform(rows_of(shape), numbers.mix(seed, "value"), device) < share
+    return torch.where(runs(shape, seed, device, (shape[-1] + 1) // 2), value, found)
+
+
+def flags(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
+    """Half of them are true, in runs at times; in every other tensor some rows have one value throughout, as of a mask
+    that keeps nothing of a sequence: of 128 elements drawn alone that never happens."""
+    found = booleans(shape, 0.5, seed, device)
+    if not shape or numbers.mix(seed, "whole rows") % 2:
+        return found
+    row = numbers.uniform(rows_of(shape), numbers.mix(seed, "rows"), device)
+    return (found & (row > 0.15)) | (row > 0.9)
 
 
 def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:

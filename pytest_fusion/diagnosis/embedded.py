@@ -14,7 +14,7 @@ from pytest_fusion.diagnosis.standalone import failure, project, tensors
 _GLUE = '''
 ImpossibleCase = SpecError = Impossible
 numbers = types.SimpleNamespace(mix=mix, uniform=uniform, normal=normal, integers=integers)
-patterns = types.SimpleNamespace(probabilities=probabilities)
+patterns = types.SimpleNamespace(booleans=booleans, flags=flags, probabilities=probabilities, runs=runs)
 regimes = types.SimpleNamespace(make=make)
 
 

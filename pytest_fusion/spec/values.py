@@ -68,7 +68,7 @@ def probabilities() -> ValueProfile:
 
 
 def booleans(share: float = 0.5) -> ValueProfile:
-    """True with probability ``share``."""
+    """True with probability ``share``, in some tensors half of each row at once."""
     if not 0 <= share <= 1:
         raise SpecError(f"values.booleans(share={share}): expected 0 to 1")
     return ValueProfile("booleans", (("share", share),))

@@ -101,6 +101,26 @@ def test_probabilities_have_certainties_zeros_and_tiny_elements_in_every_other_t
     assert found == {"certain", "zeros", "tiny"}
 
 
+@pytest.mark.parametrize("profile", [None, values.booleans(), values.booleans(0.9)], ids=str)
+def test_masks_have_leading_runs(make_spec: Make, profile: Any) -> None:
+    """Some rows keep nothing of their first 32 elements and something after; of 130 drawn alone that never happens."""
+    masked = 0
+    for seed in range(120):
+        spec = make_spec({"x": tensor("rows n", dtype=torch.bool, values=profile)})
+        x = make_inputs(spec, Case({"rows": 2, "n": 130}, "float32", {"x": TensorCase("bool")}, seed=seed), CPU)["x"]
+        masked += bool((~x[:, :32].any(-1) & x.any(-1)).any())
+        assert profile is None or bool(x.any(-1).all())
+    assert 3 <= masked <= 60
+
+
+def test_the_share_of_a_mask_is_what_was_asked_for() -> None:
+    """Runs or none, each element is true with the same probability; 0 and 1 mean never and always."""
+    for share in (0.0, 0.3, 1.0):
+        drawn = torch.stack([patterns.booleans((5, 40), share, seed, CPU) for seed in range(400)])
+        assert bool(((drawn.double().mean((0, 1)) - share).abs() < 0.09).all())
+    assert patterns.booleans((3, 0), 0.5, 0, CPU).shape == (3, 0)
+
+
 def test_values_stay_inside_the_dtype(make_spec: Make) -> None:
     """Numbers beyond the dtype are cut off at its ends instead of wrapping or becoming infinite."""
     big = made(make_spec, tensor("n", dtype="int8", values=values.integers(500, 600)), TensorCase("int8"), n=5)

@@ -28,12 +28,24 @@ def test_the_special_regimes_hold_what_they_are_named_after() -> None:
     assert bool(nan.isnan().any())
     assert bool(nan[:, -1].isnan().any())
     assert bool((~nan.isnan().any(-1)).any()), "one row in four stays clean"
-    inf = regimes.make("inf", (8, 5), torch.float32, 3, CPU)
-    assert {float("inf"), -float("inf")} <= set(inf.flatten().tolist())
+    infinite = [regimes.make("inf", (8, 5), torch.float32, seed, CPU) for seed in range(6)]
+    assert any({float("inf"), -float("inf")} <= set(v.flatten().tolist()) for v in infinite)
     small = regimes.make("subnormal", (64,), torch.float32, 3, CPU)
     assert bool((small.abs() < torch.finfo(torch.float32).smallest_normal).any())
     huge = regimes.make("huge", (64,), torch.float16, 3, CPU)
     assert float(huge.abs().min()) > 0.4 * 65504
+
+
+def test_minus_infinity_comes_in_runs_too() -> None:
+    """For some seeds all of the first 32 elements of a row are -inf, and something finite follows in every row."""
+    masked = 0
+    for seed in range(60):
+        v = regimes.make("inf", (4, 100), torch.float32, seed, CPU)
+        leading = v[:, :32].isneginf().all(-1)
+        masked += bool(leading.any())
+        assert bool(v.isfinite().any(-1).all())
+        assert not bool(leading.all())
+    assert 6 <= masked <= 30
 
 
 def test_ordinary_regimes_are_what_kernels_get_wrong() -> None:

@@ -67,6 +67,7 @@ FORWARD: tuple[Plant, ...] = (
     ], slow="mask-pitch"),
     *group("softmax_online", softmax.make_spec, "rows cols", [
         ("no-rescale", "D2", None, VALUES, "block-limit", [(1, 65)]),
+        ("empty-first-block", "D3", 96, VALUES, "unexplained nan-swallowed block-limit", [(1, 65)]),
     ], online=True),
     *group("whole_blocks", whole_blocks.make_spec, "rows cols", [
         ("first-block-again", "A3", 17, READS, "wrong-index-map block-limit", [(1, 512)]),

@@ -76,7 +76,7 @@ def online_kernel(
             seen = tl.maximum(seen, tl.max(visible.to(tl.int32), axis=0))
         higher = tl.maximum(top, tl.max(score, axis=0))
         # exp(-inf - -inf) is NaN: until something finite was seen, zero stands in for the maximum.
-        shift = tl.where(higher == -float("inf"), 0.0, higher)
+        shift = higher if BUG == "empty-first-block" else tl.where(higher == -float("inf"), 0.0, higher)
         fresh = tl.sum(tl.exp2((score - shift) * 1.4426950408889634), axis=0)
         if BUG == "no-rescale":
             total = total + fresh

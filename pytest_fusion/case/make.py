@@ -119,8 +119,12 @@ def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int,
         return torch.complex(numbers.normal(shape, seed, device), numbers.normal(shape, seed + 1, device)).to(dtype)
     if dtype is torch.bool:
         return patterns.flags(shape, seed, device)
-    low = 0 if torch.iinfo(dtype).min == 0 else -100
-    return numbers.integers(shape, low, 100, seed, device).to(dtype)
+    info = torch.iinfo(dtype)
+    low, high = 0 if info.min == 0 else -100, 100
+    # Bytes are data, often packed, whose upper bits count. Wider numbers may be indices or counts, which stay small.
+    if info.bits == 8 and numbers.mix(seed, "all bits") % 2:
+        low, high = info.min, info.max
+    return numbers.integers(shape, low, high, seed, device).to(dtype)
 
 
 def _recorded(

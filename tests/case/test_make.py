@@ -101,6 +101,26 @@ def test_probabilities_have_certainties_zeros_and_tiny_elements_in_every_other_t
     assert found == {"certain", "zeros", "tiny"}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "few", "all_of_them"),
+    [("int8", (-100, 100), (-128, 127)), ("uint8", (0, 100), (0, 255)), ("int32", (-100, 100), (-100, 100))],
+)
+def test_bytes_have_all_their_bits_in_every_other_tensor(
+    make_spec: Make, dtype: str, few: tuple[int, int], all_of_them: tuple[int, int]
+) -> None:
+    """Without ``values=`` integers are small, but for bytes, whose ends occur; what is declared stays as declared."""
+    ends = set()
+    for seed in range(12):
+        spec = make_spec(
+            {"x": tensor("4000", dtype=dtype), "i": tensor("9", dtype=dtype, values=values.integers(0, 3))}
+        )
+        tensors = {"x": TensorCase(dtype), "i": TensorCase(dtype)}
+        found = make_inputs(spec, Case({}, "float32", tensors, seed=seed), CPU)
+        ends.add((int(found["x"].min()), int(found["x"].max())))
+        assert 0 <= int(found["i"].min()) <= int(found["i"].max()) <= 3
+    assert ends == {few, all_of_them}
+
+
 @pytest.mark.parametrize("profile", [None, values.booleans(), values.booleans(0.9)], ids=str)
 def test_masks_have_leading_runs(make_spec: Make, profile: Any) -> None:
     """Some rows keep nothing of their first 32 elements and something after; of 130 drawn alone that never happens."""

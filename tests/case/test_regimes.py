@@ -51,7 +51,7 @@ def test_minus_infinity_comes_in_runs_too() -> None:
 def test_ordinary_regimes_are_what_kernels_get_wrong() -> None:
     """Offset rows sit far from zero, cancelling rows nearly sum to it, zero rows are zero, an outlier stands out."""
     offset = regimes.make("offset", (4, 64), torch.float32, 3, CPU)
-    assert float(offset.mean()) > 20
+    assert abs(float(offset.mean())) > 20
     cancelling = regimes.make("cancelling", (4, 64), torch.float64, 3, CPU)
     assert bool((cancelling.sum(-1).abs() < 0.02 * cancelling.abs().sum(-1)).all())
     rows = regimes.make("zero-rows", (4, 64), torch.float32, 3, CPU)
@@ -59,6 +59,14 @@ def test_ordinary_regimes_are_what_kernels_get_wrong() -> None:
     assert bool(rows[1].any())
     outlier = regimes.make("outlier", (4, 64), torch.float32, 3, CPU).abs()
     assert bool(((outlier > 100).sum(-1) == 1).all())
+
+
+def test_offsets_are_of_both_signs() -> None:
+    """Every tensor lies on one side of zero as a whole, about half of them below."""
+    below = [bool((regimes.make("offset", (4, 64), torch.float16, seed, CPU) < -15).all()) for seed in range(200)]
+    above = [bool((regimes.make("offset", (4, 64), torch.float16, seed, CPU) > 15).all()) for seed in range(200)]
+    assert 70 <= sum(below) <= 130
+    assert [not one for one in below] == above
 
 
 @pytest.mark.parametrize("rows", [2, 3, 9])

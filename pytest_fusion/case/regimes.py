@@ -164,6 +164,25 @@ def _special(*values: float) -> Callable[[Field], torch.Tensor]:
     return make
 
 
+# So many elements torch.sort on CUDA sorts without a radix, by which NaN with a sign bit come first: 32 in torch 2.10.
+_SORTED, _SORTED_FLAT = 32, 128
+
+
+def _signed(v: torch.Tensor, f: Field) -> torch.Tensor:
+    """Half of the NaN of a small tensor with their sign bit set: a key made of bits sorts those below all numbers.
+
+    By their bits, since a conversion to bfloat16 sets all of them where it is vectorised. No NaN of a longer tensor has
+    one, as torch.sort is wrong about them on CUDA (pytorch#190781); of float8 all stay: some have one NaN.
+    """
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(v.itemsize)
+    if word is None:
+        return v
+    bits, sign = v.view(word), torch.iinfo(word).min
+    small = v.numel() <= _SORTED_FLAT and max(f.shape, default=1) <= _SORTED
+    negative = (f.uniform(16) < 0.5) & small
+    return torch.where(v.isnan(), torch.where(negative, bits | sign, bits & ~sign), bits).view(v.dtype)
+
+
 def _infinite(f: Field) -> torch.Tensor:
     """Both infinities in places of their own; for one seed in three -inf in runs, as a mask leaves it in logits.
 
@@ -232,4 +251,5 @@ def make(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, dev
     limit = float(f.info.max)
     if not special or regime == "huge":
         v = v.clamp(-limit, limit)
-    return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
+    v = v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
+    return _signed(v, f) if regime == "nan" else v

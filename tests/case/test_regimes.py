@@ -36,6 +36,23 @@ def test_the_special_regimes_hold_what_they_are_named_after() -> None:
     assert float(huge.abs().min()) > 0.4 * 65504
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_nan_has_either_sign(dtype: torch.dtype) -> None:
+    """About half of them have a sign bit, numbers keep theirs; none where torch.sort on CUDA would sort them first."""
+    signs = []
+    for seed in range(60):
+        v = regimes.make("nan", (6, 5), dtype, seed, CPU)
+        signs += v[v.isnan()].signbit().tolist()
+        numbers = v[~v.isnan()].double()
+        assert 0 < int((numbers < 0).sum()) == int(numbers.signbit().sum())
+    assert 0.3 < sum(signs) / len(signs) < 0.7
+    assert regimes.make("nan", (), dtype, 1, CPU).shape == ()
+    for shape in ((33, 1), (12, 12)):
+        large = regimes.make("nan", shape, dtype, 3, CPU)
+        assert bool(large.isnan().any())
+        assert not bool(large[large.isnan()].signbit().any())
+
+
 def test_minus_infinity_comes_in_runs_too() -> None:
     """For some seeds all of the first 32 elements of a row are -inf, and something finite follows in every row."""
     masked = 0

@@ -73,9 +73,12 @@ def _from_profile(
             chosen = profile.choices[int(index)]
             return _from_profile(chosen, inner or "unit", shape, dtype, seed, device, sizes)
         case "normal":
-            v = numbers.normal(shape, seed, device) * params["std"] + params["mean"]
+            mean, reach = params["mean"], 5 * params["std"]
+            v = numbers.normal(shape, seed, device) * params["std"] + mean
+            v = patterns.rounded(v, mean - reach, mean + reach, seed)
         case "uniform":
-            v = numbers.uniform(shape, seed, device) * (params["high"] - params["low"]) + params["low"]
+            low, high = params["low"], params["high"]
+            v = patterns.rounded(numbers.uniform(shape, seed, device) * (high - low) + low, low, high, seed)
         case "constant":
             v = torch.full(shape, params["value"], dtype=torch.float64, device=device)
         case "booleans":

@@ -1,4 +1,7 @@
-"""What independent draws never hold and callers pass: runs, certainties. Each in some tensors, as the seed decides."""
+"""What independent draws never hold and callers pass: runs, certainties, round numbers.
+
+Each in some tensors, as the seed decides.
+"""
 
 from __future__ import annotations
 
@@ -74,3 +77,18 @@ def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device:
         v = torch.where((row % 4 == 2) & some, 0.0, v)
         v = torch.where((row % 4 == 3) & some, v * small, v)
     return v / v.sum(-1, keepdim=True)
+
+
+def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor:
+    """``v``, float64, in which, for one seed in four, every other number is the power of two next to it towards zero.
+
+    What is divided by such a scale lies half-way between two codes, and how a kernel rounds that shows nowhere else. A
+    number stays as it is where that power is not in ``[low, high)``.
+    """
+    if numbers.mix(seed, "round") % 4:
+        return v
+    shape = tuple(v.shape)
+    mantissa = torch.frexp(v).mantissa.abs()
+    power = torch.where(v == 0, v, v / (2 * mantissa))
+    chosen = numbers.uniform(shape, numbers.mix(seed, "rounded"), v.device) < 0.5
+    return torch.where(chosen & (power >= low) & (power < high), power, v)

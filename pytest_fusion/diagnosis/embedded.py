@@ -14,7 +14,9 @@ from pytest_fusion.diagnosis.standalone import failure, project, tensors
 _GLUE = '''
 ImpossibleCase = SpecError = Impossible
 numbers = types.SimpleNamespace(mix=mix, uniform=uniform, normal=normal, integers=integers)
-patterns = types.SimpleNamespace(booleans=booleans, flags=flags, probabilities=probabilities, runs=runs)
+patterns = types.SimpleNamespace(
+    booleans=booleans, flags=flags, probabilities=probabilities, rounded=rounded, runs=runs
+)
 regimes = types.SimpleNamespace(make=make)
 
 

@@ -42,20 +42,20 @@ def finite() -> ValueProfile:
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> ValueProfile:
-    """Bell-shaped, within five standard deviations of ``mean``."""
+    """Bell-shaped, within five standard deviations of ``mean``, with powers of two in some tensors."""
     if std < 0:
         raise SpecError(f"values.normal(std={std}): expected 0 or more")
     return ValueProfile("normal", (("mean", mean), ("std", std)))
 
 
 def uniform(low: Bound = 0.0, high: Bound = 1.0) -> ValueProfile:
-    """Evenly from ``[low, high)``."""
+    """Evenly from ``[low, high)``, with powers of two in some tensors."""
     _check_order("uniform", low, high)
     return ValueProfile("uniform", (("low", low), ("high", high)))
 
 
 def positive(low: float = 1e-3, high: float = 8.0) -> ValueProfile:
-    """Strictly positive, evenly from ``[low, high)``."""
+    """Strictly positive, otherwise as :func:`uniform`."""
     if low <= 0:
         raise SpecError(f"values.positive(low={low}): expected more than 0")
     _check_order("positive", low, high)

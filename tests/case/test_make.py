@@ -121,6 +121,35 @@ def test_bytes_have_all_their_bits_in_every_other_tensor(
     assert ends == {few, all_of_them}
 
 
+@pytest.mark.parametrize(
+    ("profile", "low", "high", "powers"),
+    [
+        (values.positive(0.25, 4.0), 0.25, 4.0, {0.25, 0.5, 1.0, 2.0}),
+        (values.uniform(-3, 3), -3, 3, {-2.0, -1.0, -0.5, 0.5, 1.0, 2.0}),
+        (values.uniform(5, 7), 5, 7, set()),
+        (values.normal(0, 2), -10, 10, {-2.0, -1.0, 1.0, 2.0}),
+        (values.normal(100, 1), 95, 105, set()),
+        (values.normal(3, 0), 3, 3.1, set()),
+        (values.uniform(0, 0), 0, 0.1, set()),
+    ],
+    ids=str,
+)
+def test_some_numbers_of_a_range_are_powers_of_two(
+    make_spec: Make, profile: Any, low: float, high: float, powers: set[float]
+) -> None:
+    """Every other number of some tensors; all stay inside their bounds, and where no power does, none is made."""
+    round_ones, found = 0, set()
+    for seed in range(40):
+        spec = make_spec({"x": tensor("64", values=profile)})
+        x = make_inputs(spec, Case({}, "float64", {"x": TensorCase("float64")}, seed=seed), CPU)["x"]
+        assert low <= float(x.min()) <= float(x.max()) < high
+        exact = x[(x.frexp().mantissa.abs() == 0.5)]
+        found |= set(exact.tolist())
+        round_ones += 16 <= len(exact) <= 48
+    assert found >= powers
+    assert 4 <= round_ones <= 18 if powers else not found
+
+
 @pytest.mark.parametrize("profile", [None, values.booleans(), values.booleans(0.9)], ids=str)
 def test_masks_have_leading_runs(make_spec: Make, profile: Any) -> None:
     """Some rows keep nothing of their first 32 elements and something after; of 130 drawn alone that never happens."""

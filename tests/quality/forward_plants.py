@@ -12,11 +12,13 @@ from tests.quality.kernels import (
     cache_write,
     column_sum,
     cross_entropy,
+    entropy,
     fast_path,
     gate,
     glu,
     layer_norm,
     linear,
+    nibbles,
     order,
     paged,
     quant,
@@ -193,6 +195,14 @@ FORWARD: tuple[Plant, ...] = (
     ], fp8=True, slow="rounds-twice no-floor"),
     *group("quant_static", quant.make_static_spec, "n", [
         ("no-clamp", "D5", None, VALUES, "overflow", [(1,)]),
+        # A scale that is a power of two, and beside it a number that makes a tie: larger sizes have both sooner.
+        ("ties-away", "D1", None, VALUES, "unexplained", [(31,)]),
+    ]),
+    *group("nibbles", nibbles.make_spec, "n", [
+        ("keeps-the-sign", "D1", None, VALUES, "unexplained overflow", [(1,)]),
+    ]),
+    *group("entropy", entropy.make_spec, "rows classes", [
+        ("zero-times-infinity", "D7", None, VALUES, "unexplained", [(1, 2)]),
     ]),
     *group("gate", gate.make_spec, "tokens experts", [
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 3)]),
@@ -203,6 +213,7 @@ FORWARD: tuple[Plant, ...] = (
     *group("argmax", order.make_argmax_spec, "rows cols", [
         ("tile-local-index", "A3", 25, VALUES, "wrong-index-map block-limit", [(1, 65)]),
         ("ignores-nan", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
+        ("nan-of-one-sign", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
         ("last-of-equals", "H6", None, VALUES, "unexplained", [(1, 2)]),
     ], slow="tile-local-index last-of-equals"),
     *group("cummax", order.make_cummax_spec, "rows cols", [

@@ -39,8 +39,11 @@ def argmax_kernel(x, out, cols, row_pitch, col_pitch, BLOCK: tl.constexpr, BUG: 
         number = c
         if BUG == "tile-local-index":
             number = lane
+        bad = value != value
+        if BUG == "nan-of-one-sign":
+            bad = value.to(tl.int32, bitcast=True) > 0x7F800000
         if BUG != "ignores-nan":
-            first_nan = tl.minimum(first_nan, tl.min(tl.where(value != value, number, NEVER), axis=0))
+            first_nan = tl.minimum(first_nan, tl.min(tl.where(bad, number, NEVER), axis=0))
         value = tl.where(value != value, -float("inf"), value)
         highest = tl.max(value, axis=0)
         if BUG == "last-of-equals":

@@ -96,7 +96,10 @@ def static_kernel(x, scale, codes, count, pitch, BLOCK: tl.constexpr, BUG: tl.co
     if BUG == "no-clamp":
         limit = 1048576.0
     value = tl.where(value > limit, limit, tl.where(value < -limit, -limit, value))
-    value = (value + ROUNDER) - ROUNDER
+    if BUG == "ties-away":
+        value = tl.where(value < 0, tl.ceil(value - 0.5), tl.floor(value + 0.5))
+    else:
+        value = (value + ROUNDER) - ROUNDER
     tl.store(codes + at, value.to(tl.int32).to(tl.int8), mask=at < count)
 
 

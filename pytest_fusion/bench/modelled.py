@@ -50,7 +50,7 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
         counts = with_stand_in(counted)
     except Exception as error:
         raise NotMeasuredError(f"the call raises {said(error)}") from error
-    written = [arguments[name] for name in spec.mutates if isinstance(arguments.get(name), torch.Tensor)]
+    written = [arguments[name] for name in spec.mutates]
     moved = algorithmic_bytes(logical.values(), [results[0], *written])
     told = {**extra, **full_mask(spec, entry.case.sizes, results[0])}
     return Figures(counts, moved, *of_reference(spec, logical, told))

@@ -128,7 +128,7 @@ def measure(
         counts = _counted(fused, logical, here.device)
         roomy = _fits(reference, logical)
         reference_counts = _counted(reference, logical, here.device) if roomy else Uncounted(_NO_ROOM)
-        written = [logical[name] for name in spec.mutates if isinstance(logical.get(name), torch.Tensor)]
+        written = [logical[name] for name in spec.mutates]
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
         traffic = traffic_of_reference(spec, logical, told)
         with alone(here.device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,3 +34,23 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
             object.__setattr__(twin, f.name, map_tensors(getattr(value, f.name), function))
         return twin
     return value
+
+
+def rebuilt(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same tensors in containers of the callee's own: one that it puts into a list in place of another is no write
+    to the caller's memory."""
+    return {name: map_tensors(value, lambda t: t) for name, value in arguments.items()}
+
+
+def tensors_in(name: str, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors of the input ``name`` by the names of their memory: ``x``, or ``x[0]``, ``x[1]``... in a list."""
+    if isinstance(value, torch.Tensor):
+        return {name: value}
+    found: dict[str, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found[f"{name}[{len(found)}]"] = tensor
+        return tensor
+
+    map_tensors(value, note)
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.nested import tensors_in
 from pytest_fusion.errors import first_line
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.fused import ContextLost
@@ -31,7 +32,9 @@ def called(
     fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> tuple[Any, Exception | None]:
     """What one call returned, or raised. Raises ``ContextLost`` where it destroyed the CUDA context."""
-    device = next((t.device for t in arguments.values() if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    device = next(
+        (t.device for name, value in arguments.items() for t in tensors_in(name, value).values()), torch.device("cpu")
+    )
 
     def once() -> Any:
         with bare():

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.nested import rebuilt
 from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError, first_line
 from pytest_fusion.run import genuine, interpreter
 from pytest_fusion.run.compiled import observe_compiled
@@ -113,7 +114,7 @@ def _called(
     try:
         with _launches(outcome.launches, programs), _accesses(outcome.findings, placed.arena, watch), watch:
             with genuine.watched():
-                outcome.result = fused(**placed.arguments, **extra)
+                outcome.result = fused(**rebuilt(placed.arguments), **extra)
             if placed.arena.device.type == "cuda":
                 genuine.synchronize(placed.arena.device)
     except UnsupportedTritonError:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.nested import map_tensors, rebuilt, tensors_in
 from pytest_fusion.errors import SpecError, first_line
 from pytest_fusion.run import genuine
 from pytest_fusion.run.bits import as_bytes
@@ -98,12 +98,14 @@ def run_reference(
     """
     arguments = copies(logical)
     run = ReferenceRun(None, arguments, [])
+    own = rebuilt(arguments)
 
     def call() -> Sequence[torch.Tensor]:
         try:
-            run.result = spec.reference(**arguments, **takes(spec.reference, extra))
+            run.result = spec.reference(**own, **takes(spec.reference, extra))
         except Exception as error:
             raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
+        _forbid_exchanges(spec, arguments, own)
         return read(run.result, arguments)
 
     before = torch.get_rng_state()
@@ -127,13 +129,25 @@ def run_reference(
     return run
 
 
-def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    for name, before in logical.items():
-        after = arguments[name]
-        if name in spec.mutates or name in spec.clobbers or not isinstance(before, torch.Tensor):
-            continue
-        if before.numel() and not genuine.equal(as_bytes(before), as_bytes(after)):
+def _forbid_exchanges(spec: FusionSpec, arguments: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """A list that holds other tensors afterwards is no write in place: who holds the old ones sees nothing of it."""
+    for name in spec.mutates:
+        before, after = (list(tensors_in(name, given[name]).values()) for given in (arguments, own))
+        if len(before) != len(after) or any(x is not y for x, y in zip(before, after, strict=True)):
             raise SpecError(
-                f"{spec.name}: the reference writes into its input {name!r}; clone it first, or declare "
-                f"mutates={name!r} if the kernel is meant to write it too"
+                f"{spec.name}: the reference puts other tensors into its input {name!r} instead of writing to those "
+                "that are there, as mutates= says; write with copy_() or mul_() and the like, or return the results"
             )
+
+
+def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    for name, value in logical.items():
+        if name in spec.mutates or name in spec.clobbers:
+            continue
+        after = tensors_in(name, arguments[name])
+        for inner, before in tensors_in(name, value).items():
+            if before.numel() and not genuine.equal(as_bytes(before), as_bytes(after[inner])):
+                raise SpecError(
+                    f"{spec.name}: the reference writes into its input {inner!r}; clone it first, or declare "
+                    f"mutates={name!r} if the kernel is meant to write it too"
+                )

@@ -26,7 +26,7 @@ from pytest_fusion.verdict import memory, repeat
 from pytest_fusion.verdict.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
 from pytest_fusion.verdict.calls import Bench, error_verdict, rejection
 from pytest_fusion.verdict.model import Verdict, failed
-from pytest_fusion.verdict.outputs import collect
+from pytest_fusion.verdict.outputs import IN_PLACE, collect
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
@@ -119,7 +119,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
             return broken, ""
     results = trial.collect(outcome, placed).tensors
     for name, t in results.items():
-        if not t.requires_grad or name.endswith(" (in place)") or _given(t, placed.arguments, upstream.wanted):
+        if not t.requires_grad or name.endswith(IN_PLACE) or _given(t, placed.arguments, upstream.wanted):
             continue
         theirs = _of_reference(mode, trial, upstream)
         if theirs is None or (name in theirs and theirs[name].requires_grad):

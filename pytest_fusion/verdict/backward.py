@@ -14,7 +14,7 @@ from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import unwatched
 from pytest_fusion.run.place import Placed, place
 from pytest_fusion.verdict import memory, repeat, structure, values
-from pytest_fusion.verdict.calls import allows_chance, error_verdict, precision, rejection
+from pytest_fusion.verdict.calls import allows_chance, error_verdict, precision, rejection, tensors_of
 from pytest_fusion.verdict.model import Verdict, failed, passed
 from pytest_fusion.verdict.outputs import Outputs, collect
 from pytest_fusion.verdict.trial import Trial
@@ -106,7 +106,7 @@ class Attempt:
     def _changed(self, outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Results that backward changed, but for those that lie in an input that it may overwrite."""
         spec = self._trial.spec
-        given_up = [t for name in (*spec.mutates, *spec.clobbers) if isinstance(t := arguments.get(name), torch.Tensor)]
+        given_up = tensors_of({name: arguments[name] for name in (*spec.mutates, *spec.clobbers)}).values()
         masks = {
             name: repeat.differing(t.detach(), self.forward[name])
             for name, t in outputs.items()

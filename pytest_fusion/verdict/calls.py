@@ -11,6 +11,7 @@ import torch
 
 from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.nested import tensors_in
 from pytest_fusion.errors import TooManyProgramsError, first_line
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
@@ -156,7 +157,8 @@ def error_verdict(outcome: Outcome) -> Verdict:
 
 
 def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    """Every tensor by the name of its memory, those inside lists and the like too."""
+    return {inner: t for name, value in arguments.items() for inner, t in tensors_in(name, value).items()}
 
 
 def reference_of(
@@ -191,7 +193,8 @@ def precision(logical: Mapping[str, Any]) -> float:
 
 
 def shapes(logical: Mapping[str, Any]) -> list[Any]:
-    return [(name, tuple(v.shape), v.dtype) for name, v in logical.items() if isinstance(v, torch.Tensor)]
+    """Equal where the values of one case fit the memory of another."""
+    return [(name, tuple(t.shape), t.dtype) for name, t in tensors_of(logical).items()]
 
 
 def same_draws(spec: FusionSpec, logical: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, rewrite
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.calls import Bench
+from pytest_fusion.verdict.calls import Bench, tensors_of
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.surplus import listed, surplus
 from pytest_fusion.verdict.trial import Trial
@@ -78,7 +78,7 @@ def due(trial: Trial) -> bool:
     if state.found:
         state.steps += 1
         return state.steps <= _STEPS
-    if not any(isinstance(t, torch.Tensor) and t.numel() for t in trial.logical.values()):
+    if not any(t.numel() for t in tensors_of(trial.logical).values()):
         return False
     if bench.device.type != "cuda" and not state.launched:
         return False

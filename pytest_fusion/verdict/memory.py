@@ -19,12 +19,13 @@ def check_inputs(changes: Iterable[Change], allowed: Iterable[str]) -> Verdict:
     """No input changed in any bit, but for those that the spec lets the kernel write."""
     tolerated = set(allowed)
     for change in changes:
-        if change.name.partition("[")[0] in tolerated:
+        declared = change.name.partition("[")[0]
+        if declared in tolerated:
             continue
         return failed(
             "inputs",
             f"the kernel changed {change.count} element(s) of its input {change.name}, the first at "
-            f"{list(change.first)}; declare mutates={change.name!r} if it is meant to",
+            f"{list(change.first)}; declare mutates={declared!r} if it is meant to",
             identity=f"inputs:{change.name}",
             input=change.name,
             count=change.count,

@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.nested import tensors_in
 from pytest_fusion.run.tree import leaves, nesting
+
+# What the name of an output ends in that is an input.
+IN_PLACE = " (in place)"
 
 
 @dataclass(slots=True)
@@ -22,7 +26,7 @@ class Outputs:
 
 
 def collect(result: Any, arguments: Mapping[str, Any], mutates: Iterable[str], *, returned: bool = True) -> Outputs:
-    """Name every leaf. The lone result is called ``out``; an input written in place keeps its name."""
+    """Name every leaf. The lone result is called ``out``; an input written in place keeps its name (``ps[0]``)."""
     tensors: dict[str, torch.Tensor] = {}
     plain: dict[str, Any] = {}
     if returned:
@@ -33,16 +37,17 @@ def collect(result: Any, arguments: Mapping[str, Any], mutates: Iterable[str], *
             else:
                 plain[name] = leaf.value
     for name in mutates:
-        value = arguments[name]
-        if isinstance(value, torch.Tensor):
-            tensors[f"{name} (in place)"] = value
+        tensors |= {f"{inner}{IN_PLACE}": t for inner, t in tensors_in(name, arguments[name]).items()}
     return Outputs(tensors, plain, nesting(result) if returned else "")
 
 
 def spellings(output: str) -> tuple[str, ...]:
     """What ``deterministic=`` may call an output: ``out[1]``, ``out['dq']`` or plain ``dq``, the name of an input."""
+    if output.endswith(IN_PLACE):
+        inner = output.removesuffix(IN_PLACE)
+        return (output, inner, inner.partition("[")[0])
     last = re.search(r"(?:\.|\[')(\w+)(?:'\])?$", output)
-    return (output, output.removesuffix(" (in place)"), last[1] if last else output)
+    return (output, last[1] if last else output)
 
 
 def varies(declared: bool | Mapping[str, bool], output: str) -> bool:

@@ -10,12 +10,14 @@ import torch
 from pytest_fusion.case import numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.nested import tensors_in
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, rewrite
 from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, MOST_LANES, ReferenceFailed, ReferenceRun, run_reference
+from pytest_fusion.run.tree import leaves
 from pytest_fusion.verdict import memory, repeat, structure, values
 from pytest_fusion.verdict.calls import (
     Bench,
@@ -33,7 +35,7 @@ from pytest_fusion.verdict.calls import (
 )
 from pytest_fusion.verdict.masks import retold
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
-from pytest_fusion.verdict.outputs import Outputs, collect, varies
+from pytest_fusion.verdict.outputs import IN_PLACE, Outputs, collect, varies
 from pytest_fusion.verdict.tolerance import ValuesVerdict
 
 # Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md).
@@ -145,10 +147,21 @@ class Trial:
         return self.note(error_verdict(outcome))
 
     def forbid_nothing(self) -> None:
+        """Raise ``SpecError`` where the spec names nothing to compare; a list that is empty in this case is no such."""
+        written = {name: leaves(self.logical[name]) for name in self.spec.mutates}
+        for name, found in written.items():
+            if not tensors_in(name, self.logical[name]) and any(leaf.value is not None for leaf in found):
+                kind = type(self.logical[name]).__name__
+                raise SpecError(
+                    f"{self.spec.name}: mutates={name!r} names an input that holds no tensor ({kind}); what is written "
+                    "in place is a tensor, or tensors in lists, tuples, dicts and dataclasses"
+                )
         if (
             not self.expected.tensors
             and not self.spec.distribution
+            and self.expected.plain
             and all(value is None for value in self.expected.plain.values())
+            and all(written.values())
         ):
             raise SpecError(
                 f"{self.spec.name}: the reference returned nothing to compare with; return the output, from the test "
@@ -162,11 +175,11 @@ class Trial:
 
     def returned(self, outputs: Outputs) -> dict[str, torch.Tensor]:
         """Outputs that the call returned, without inputs written in place, which are their own memory."""
-        own = {name: t for name, t in outputs.tensors.items() if not name.endswith(" (in place)")}
+        own = {name: t for name, t in outputs.tensors.items() if not name.endswith(IN_PLACE)}
         return {name: t for name, t in own.items() if not self.is_mutated(t, outputs)}
 
     def is_mutated(self, t: torch.Tensor, outputs: Outputs) -> bool:
-        return any(t is other for name, other in outputs.tensors.items() if name.endswith(" (in place)"))
+        return any(t is other for name, other in outputs.tensors.items() if name.endswith(IN_PLACE))
 
     def collect(self, outcome: Outcome, placed: Placed) -> Outputs:
         """The kernel's outputs; what one of an in-place kernel and its reference returns alone is left out."""

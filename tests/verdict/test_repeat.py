@@ -142,6 +142,29 @@ def test_numbers_derived_from_the_values_change_with_them(examine: Any) -> None:
     assert record.verdict == "pass", record.message
 
 
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_list_of_tensors_of_drawn_shapes_is_judged(examine: Any, drawn: bool) -> None:
+    """Where other values have other shapes or numbers of tensors the call is not repeated; where not, it is."""
+
+    def parts(rows: int, generator: torch.Generator) -> list[T]:
+        lengths = torch.randint(0, 9, (rows,), generator=generator).tolist() if drawn else [4] * rows
+        return [torch.randn(n, generator=generator) for n in lengths]
+
+    inputs = {"x": tensor("rows hidden"), "parts": derived(parts)}
+    reference = lambda x, parts: [p * 2 for p in parts]  # noqa: E731
+    record = examine(reference, reference, inputs)
+    assert record.verdict == "pass", record.message
+
+    seen: dict[tuple[int, ...], list[T]] = {}
+
+    def cached(x: T, parts: list[T]) -> list[T]:
+        return seen.setdefault(tuple(p.data_ptr() for p in parts), [p * 2 for p in parts])
+
+    if not drawn:
+        record = examine(cached, reference, inputs)
+        assert record.cause == "cached-answer", record.message
+
+
 def test_a_bug_of_the_changed_values_alone_is_not_taken_for_state(judge_one: Any) -> None:
     """A kernel that is wrong for the second values in a first call as well fails ``values`` on that case."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.diagnosis.standalone.project import Impossible, describe_gpu
-from pytest_fusion.diagnosis.standalone.tensors import Maker, Placed, copied, leaves, same_bits
+from pytest_fusion.diagnosis.standalone.tensors import Maker, Placed, copied, in_place, leaves, same_bits
 
 
 def difference(name: str, got: torch.Tensor, want: torch.Tensor) -> str:
@@ -117,10 +117,10 @@ def _compare(fused: Any, reference: Any, inputs: Inputs, failure: Failure, devic
     """What is wrong with the kernel's results, after printing them beside the reference's."""
     given, extra = inputs(Maker(device, 0))
     given = copied(given)
-    grad = failure.gradient
+    grad, written = failure.gradient, in_place(given, failure.mutates)
     try:
         returned = reference(**_leaf(given, grad), **_taken(reference, extra))
-        right = {**leaves(returned), **{f"{n} (in place)": given[n] for n in failure.mutates}}
+        right = {**leaves(returned), **written}
         right = _differentiated(right, given, grad) if grad else right
     except Exception as error:
         traceback.print_exc()
@@ -158,8 +158,9 @@ def _compare(fused: Any, reference: Any, inputs: Inputs, failure: Failure, devic
 def _call(fused: Any, inputs: Inputs, failure: Failure, device: str, fill: int) -> Call:
     maker = Maker(device, fill)
     given, extra = inputs(maker)
+    written = in_place(given, failure.mutates)  # asked before: a list may hold other tensors afterwards
     result = fused(**_leaf(given, failure.gradient), **extra)
-    results = {**leaves(result), **{f"{name} (in place)": given[name] for name in failure.mutates}}
+    results = {**leaves(result), **written}
     if failure.gradient:
         results = _differentiated(results, given, failure.gradient)
     if device != "cpu":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,15 @@ def leaves(value: Any, path: str = "out") -> dict[str, torch.Tensor]:
     else:
         items = [(f"{path}[{i}]", item) for i, item in enumerate(value)] if isinstance(value, tuple | list) else []
     return {name: tensor for inner, item in items for name, tensor in leaves(item, inner).items()}
+
+
+def in_place(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The tensors of inputs that are written, by name: ``x (in place)``, or ``x[0] (in place)`` in a list."""
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        inner = leaves(given[name], "")
+        found |= {f"{name}{f'[{i}]' if at else ''} (in place)": t for i, (at, t) in enumerate(inner.items())}
+    return found
 
 
 def copied(value: Any) -> Any:

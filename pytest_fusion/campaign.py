@@ -36,6 +36,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import may_index
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict import configs, declared, further, gradients
+from pytest_fusion.verdict.calls import NOT_MODELLED
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict
 
@@ -345,6 +346,9 @@ class Campaign:
         tally.notes += further.notes(self.bench)
         for name, reason in further.missing(self.spec, self.bench.device).items():
             tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
+        if tally.judged and NOT_MODELLED in tally.rejected and self.failing is None:
+            said = unjudged.not_modelled(tally.cases, tally.rejected, self.bench.refusals)
+            tally.checks["error"] = {"verdict": "unknown", "reason": said, "cases": tally.judged}
         if self.failing is None:
             for verdict in further.summaries(self.bench):
                 entry = tally.checks.setdefault(verdict.check, {"cases": 0})

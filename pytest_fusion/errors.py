@@ -35,6 +35,10 @@ class NeedsCudaError(FusionError):
     """An interpreted kernel cannot do without a CUDA device, so nothing about it can be told on a machine without."""
 
 
+class NotModelledError(FusionError, NotImplementedError):
+    """The CPU lane has no model of what an interpreted kernel asks for, which says nothing about the kernel."""
+
+
 class TooManyProgramsError(FusionError):
     """A launch on the CPU lane asked for more programs than the case may cost."""
 
@@ -72,6 +76,17 @@ class FusionFailure(AssertionError):
         self.case = dict(case) if case is not None else None
         self.cause = cause
         self.replay = replay
+
+
+def not_modelled(error: BaseException | None) -> NotModelledError | None:
+    """The refusal of the CPU lane that an exception, or one of those it came from, is."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if isinstance(error, NotModelledError):
+            return error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def first_line(error: object) -> str:

@@ -38,6 +38,7 @@ from pytest_fusion.run.timing.alone import beside
 from pytest_fusion.second_opinion import with_second_opinion
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.unjudged import NOTHING_JUDGED
+from pytest_fusion.verdict.calls import NOT_MODELLED
 from pytest_fusion.verdict.model import CHECKS, Verdict
 from pytest_fusion.whole import replace_whole
 
@@ -219,6 +220,10 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
             record.notes.append(f"it failed after other calls in one process: {replays.AFTER_OTHERS}")
         return record
     verdict = failure.verdict
+    if verdict.identity == NOTHING_JUDGED and NOT_MODELLED in tally.rejected:
+        said = f"{spec.name}: no case can be judged in the CPU lane: {verdict.evidence['kinds']}"
+        checks["error"] = {"verdict": "unknown", "reason": said, "cases": 0}
+        return replace(record, verdict="unknown", message=said, checks=checks)
     if verdict.identity == NOTHING_JUDGED and request.replay is not None and request.given is None:
         checks["error"] = {"verdict": "unknown", "reason": verdict.reason, "cases": 0}
         said = f"the case cannot be judged here: {verdict.evidence['kinds']}" + (f" ({elsewhere})" if elsewhere else "")

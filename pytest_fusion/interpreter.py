@@ -16,13 +16,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_fusion.errors import FusionError, MemoryFinding
+from pytest_fusion.errors import FusionError, MemoryFinding, NotModelledError
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.interpreter.executor import Execution, Mode, executing, listening
 from pytest_fusion.run.interpreter.findings import Finding, Findings, into
 from pytest_fusion.run.interpreter.regions import described_by
 
-__all__ = ["Execution", "Finding", "MemoryFinding", "Session", "interpreted"]
+__all__ = ["Execution", "Finding", "MemoryFinding", "NotModelledError", "Session", "interpreted"]
 
 interpreter.enable()
 

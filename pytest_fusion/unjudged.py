@@ -6,10 +6,19 @@ from collections.abc import Mapping
 
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.verdict.calls import NOT_MODELLED
 from pytest_fusion.verdict.model import Verdict, failed
 
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
 NOTHING_JUDGED = "error:nothing-judged"
+
+
+def not_modelled(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
+    """What is said of the cases that ask for more than the CPU lane models, beside others that were judged."""
+    return (
+        f"{rejected[NOT_MODELLED]} of {cases} case(s) could not be judged in the CPU lane: "
+        f"{refusals.get(NOT_MODELLED, '')}"
+    )
 
 
 def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
@@ -38,7 +47,7 @@ def must_be_made(spec: FusionSpec, rejected: Mapping[str, int], refusals: Mappin
 
 
 def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> Verdict:
-    kinds = _kinds(rejected, refusals)
+    kinds = _kinds(rejected, refusals) or "none could be drawn"
     advice = "a kernel that refuses everything is not right: check rejects=, dims= and that the reference accepts"
     if rejected and all(kind.startswith("reference ") for kind in rejected):
         advice = (
@@ -46,7 +55,7 @@ def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> 
         )
     return failed(
         "error",
-        f"no case could be judged ({kinds or 'none could be drawn'}); {advice} these inputs",
+        f"no case could be judged ({kinds}); {advice} these inputs",
         identity=NOTHING_JUDGED,
         rejected=dict(rejected),
         kinds=kinds,

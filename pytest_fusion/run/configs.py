@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_fusion.errors import NotModelledError
+
 # Triton's own tuner passes over what raises these, as over a `static_assert` that fails.
 _NO_ROOM = frozenset({"OutOfResources", "PTXASError"})
 _REFUSED = "CompileTimeAssertionFailure"
@@ -64,8 +66,8 @@ class Tuned:
 
 
 def unable(error: BaseException) -> bool:
-    """Whether the device has no room for a config."""
-    return any(type(cause).__name__ in _NO_ROOM for cause in _causes(error))
+    """Whether the device has no room for a config, or the CPU lane no model of what it does."""
+    return any(type(cause).__name__ in _NO_ROOM or isinstance(cause, NotModelledError) for cause in _causes(error))
 
 
 def refused(error: BaseException) -> bool:

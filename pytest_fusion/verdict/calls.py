@@ -12,7 +12,7 @@ import torch
 from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import tensors_in
-from pytest_fusion.errors import TooManyProgramsError, first_line
+from pytest_fusion.errors import TooManyProgramsError, first_line, not_modelled
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -27,6 +27,9 @@ from pytest_fusion.verdict.outputs import Outputs, collect
 from pytest_fusion.verdict.vacuity import Vacuity
 
 State = TypeVar("State")
+
+# The rejection of a case in which the kernel asks for what the CPU lane has no model of.
+NOT_MODELLED = "not-modelled"
 
 # A plain RuntimeError: the driver had no room for the kernel itself beside what torch keeps of freed tensors.
 _NO_ROOM_FOR_KERNEL = "Triton Error [CUDA]: out of memory"
@@ -123,6 +126,8 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
     """The kind of a refusal that is no failure."""
     if isinstance(error, TooManyProgramsError):
         return "too-expensive"
+    if not_modelled(error) is not None:
+        return NOT_MODELLED
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or str(error).strip() == _NO_ROOM_FOR_KERNEL:
         return "out-of-memory"
     return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
@@ -130,7 +135,7 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
 
 def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
     """The case asks nothing of the kernel."""
-    bench.refusals.setdefault(kind, first_line(error)[:200])
+    bench.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200])
     result.rejected = kind
     return result
 

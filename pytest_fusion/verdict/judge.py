@@ -10,6 +10,7 @@ import torch
 from pytest_fusion.case import large, numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
+from pytest_fusion.errors import not_modelled
 from pytest_fusion.run.configs import noted
 from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.memory import FILLS, room
@@ -17,6 +18,7 @@ from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.verdict import configs, declared, gradients, memory
 from pytest_fusion.verdict.calls import (
+    NOT_MODELLED,
     Bench,
     CaseResult,
     allows_chance,
@@ -157,7 +159,8 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
         return _raised(bench, result, look.outcome)
     except ReferenceFailed as error:
         # A case outside the reference's own domain asks nothing of the kernel.
-        return reject(bench, result, f"reference {type(error.__cause__).__name__}", error)
+        lacking = not_modelled(error.__cause__) is not None
+        return reject(bench, result, NOT_MODELLED if lacking else f"reference {type(error.__cause__).__name__}", error)
     if first.error is not None:
         return _raised(bench, result, first)
     accessed = memory.check_access(first, chance=allows_chance(bench.spec))

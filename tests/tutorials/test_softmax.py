@@ -59,11 +59,16 @@ def softmax_by_row(x: Tensor) -> Tensor:
 
 def softmax(x: Tensor) -> Tensor:
     n_rows, n_cols = x.shape
-    # The tutorial also asks the compiled kernel for its registers, to fit several programs on a multiprocessor.
-    processors = triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"]
+    properties = triton.runtime.driver.active.utils.get_device_properties(0)
     y = torch.empty(n_rows, n_cols, dtype=x.dtype)
+    sizes = (x.stride(0), y.stride(0), n_rows, n_cols)
     block = triton.next_power_of_2(n_cols)
-    softmax_kernel[(min(processors, n_rows), 1, 1)](y, x, x.stride(0), y.stride(0), n_rows, n_cols, block, 4)
+    kernel = softmax_kernel.warmup(y, x, *sizes, BLOCK_SIZE=block, num_stages=4, num_warps=8, grid=(1,))
+    kernel._init_handles()
+    fitting = properties["max_num_regs"] // (kernel.n_regs * properties["warpSize"] * 8)
+    fitting = min(fitting, properties["max_shared_mem"] // kernel.metadata.shared)
+    programs = min(properties["multiprocessor_count"] * fitting, n_rows)
+    kernel[(programs, 1, 1)](y, x, *sizes, block, 4)
     return y
 
 

@@ -1,10 +1,8 @@
-"""Tutorials 01 and 07: vector addition, and a function of libdevice.
-
-Tutorial 11 is the addition of tutorial 01 between ``gdc_wait`` and ``gdc_launch_dependents``. Both are inline PTX that
-orders two kernels on one stream, which nothing but a GPU has, so it is left out.
-"""
+"""Tutorials 01, 07 and 11: vector addition, a function of libdevice, and programmatic dependent launch."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,12 +32,31 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return output
 
 
+@triton.jit
+def dependent_add_kernel(x_ptr, y_ptr, output_ptr, n_elements, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(axis=0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < n_elements
+    tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptr + offsets, mask=mask)
+    y = tl.load(y_ptr + offsets, mask=mask)
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.store(output_ptr + offsets, x + y, mask=mask)
+
+
+def dependent_add(x: Tensor, y: Tensor) -> Tensor:
+    output = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 128),)
+    dependent_add_kernel[grid](x, y, output, x.numel(), BLOCK_SIZE=128, launch_pdl=True)
+    return output
+
+
+@pytest.mark.parametrize("launch", [add, dependent_add])
 @pytest.mark.parametrize("size", [1, 128, 1000])
 @each_float
-def test_vector_add(dtype: torch.dtype, size: int) -> None:
+def test_vector_add(dtype: torch.dtype, size: int, launch: Callable[[Tensor, Tensor], Tensor]) -> None:
     """A sum is rounded once, in torch as in Triton: they are equal bit for bit."""
     x, y = normal(2, size, dtype=dtype)
-    assert torch.equal(add(x, y), x + y)
+    assert torch.equal(launch(x, y), x + y)
 
 
 @triton.jit

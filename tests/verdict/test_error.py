@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_fusion import values
-from pytest_fusion.errors import SpecError
+from pytest_fusion.errors import NotModelledError, SpecError
 from pytest_fusion.spec.inputs import derived, tensor
 from pytest_fusion.spec.policy import Tolerance
 
@@ -74,6 +74,40 @@ def test_refusing_everything_is_a_failure_that_quotes_the_refusal(examine: Any) 
     assert (record.verdict, record.failed_check) == ("fail", "error")
     assert "only on Tuesdays" in record.message
     assert "rejects=" in record.message
+
+
+def lacks_a_model(x: torch.Tensor) -> torch.Tensor:
+    """As a kernel in the CPU lane: the executor's error comes of the refusal, and the launcher's of that."""
+    try:
+        raise RuntimeError("InterpreterError") from NotModelledError("inline assembly at k.py:3 cannot run here")
+    except RuntimeError:
+        raise ValueError("the launch failed")  # noqa: B904
+
+
+def test_what_the_lane_has_no_model_of_is_unknown(examine: Any) -> None:
+    """No case was judged, which is no failure; the reason is told, and rejects= is not advised."""
+    record = examine(lacks_a_model, double, cases=5)
+    assert (record.verdict, record.failed_check) == ("unknown", None)
+    assert "inline assembly at k.py:3" in record.message
+    assert "rejects=" not in record.message
+    assert record.checks["error"]["verdict"] == "unknown"
+    assert record.rejected == {"not-modelled": 5}
+    assert examine(double, lacks_a_model, cases=5).verdict == "unknown"
+
+
+def test_cases_without_a_model_beside_others_are_told(examine: Any) -> None:
+    """The others decide; the check `error` is unknown with the reason and the number."""
+
+    def fused(x: torch.Tensor, times: int = 2) -> torch.Tensor:
+        return lacks_a_model(x) if x.shape[1] % 2 else x * times
+
+    record = examine(fused, double, cases=20)
+    assert record.verdict == "pass"
+    error = record.checks["error"]
+    assert error["verdict"] == "unknown"
+    assert f"{record.rejected['not-modelled']} of 20 case(s)" in error["reason"]
+    assert "inline assembly at k.py:3" in error["reason"]
+    assert examine(lambda x: fused(x, 3), double, cases=20).failed_check == "values"
 
 
 def test_a_reference_that_always_raises_is_a_failure_that_quotes_it(examine: Any) -> None:

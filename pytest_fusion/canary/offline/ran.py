@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from pytest_fusion.verdict.calls import CaseResult
+from pytest_fusion.verdict.calls import NOT_MODELLED, CaseResult
 
 # Rejections that say something of the lane or of the reference, and nothing of the kernel.
-_NOT_ASKED = ("impossible", "too-expensive", "out-of-memory", "dry run")
+_NOT_ASKED = ("impossible", "too-expensive", "out-of-memory", NOT_MODELLED, "dry run")
 # The rejection of a case that the incumbent's spec does not know.
 FOREIGN = "foreign"
 

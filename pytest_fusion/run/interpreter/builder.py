@@ -6,10 +6,12 @@ Arrays have the program axis first (``batch``); operands of one operation differ
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
+from pytest_fusion.errors import NotModelledError
 from pytest_fusion.run.interpreter import arith, batch, findings, libdevice
 from pytest_fusion.run.interpreter.batch import aligned, lanes
 from pytest_fusion.run.interpreter.builder_memory import mend_memory
@@ -65,6 +67,12 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "precise_divf": np.divide,
     "approx_divf": np.divide,
 }
+
+# Of a float32 input as tl.dot takes it: one piece of tf32, two of tf32 or two of bfloat16. Three of bfloat16 are whole.
+_MANTISSA_BITS = {"TF32": 10, "TF32x3": 21, "BF16x3": 15}
+
+# Programmatic dependent launch: a grid waits for the one before it, which has ended here before the next begins.
+_ORDER_OF_GRIDS = frozenset({"griddepcontrol.wait", "griddepcontrol.launch_dependents"})
 
 # What wraps or clamps indices, and which of its operands are the indices from before.
 _WRAPPING = {"srem": 1, "urem": 1, "minsi": 2, "minui": 2, "maxsi": 2, "maxui": 2}
@@ -130,7 +138,7 @@ def mend(interpreter: Any) -> None:
     _mend_programs(builder, handle, interpreter.tl)
     mend_shapes(builder, handle)
     mend_memory(interpreter)
-    _refuse(builder)
+    _refuse(builder, handle)
 
 
 def _mend_programs(builder: Any, handle: Any, tl: Any) -> None:
@@ -216,8 +224,10 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
         return handle(chosen, rhs.dtype.scalar, attributes)
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_imprecise: Any) -> Any:
-        if a.data.dtype == np.float32 and precision != ir.INPUT_PRECISION.IEEE:
-            note("tl.dot of float32 with tf32 inputs was computed in full float32: the GPU keeps 10 mantissa bits")
+        bits = _MANTISSA_BITS.get(precision.name)
+        if a.data.dtype == np.float32 and bits is not None:
+            how = f"tl.dot of float32 with {precision.name.lower()} inputs was computed in full float32"
+            note(f"{how}: the GPU keeps {bits} mantissa bits")
         return handle(arith.dot(a.data, b.data, d.data), d.dtype.scalar)
 
     def histogram(self: Any, data: Any, bins: int, mask: Any) -> Any:
@@ -279,12 +289,38 @@ def _accept_plain_formats(semantic: Any) -> None:
     semantic.dot_scaled = dot_scaled
 
 
-def _refuse(builder: Any) -> None:
-    def inline_asm(self: Any, assembly: str, *_: Any) -> Any:
+def _refuse(builder: Any, handle: Any) -> None:
+    def inline_asm(self: Any, assembly: str, _: str, values: Any, kinds: Any, *rest: Any) -> Any:
+        instruction = assembly.partition("//")[0].strip().removesuffix(";").rstrip()
+        if instruction in _ORDER_OF_GRIDS and not values:
+            return _Results([handle(np.zeros(1, numpy_dtype(kind)), kind.scalar) for kind in kinds])
         at = findings.site()
-        raise NotImplementedError(
-            f"inline assembly ({assembly.strip().splitlines()[0][:60]!r}) at {at.file}:{at.line} cannot run on the CPU "
-            "lane, which has no model of PTX. Test this kernel on a GPU (--fusion-device cuda)"
+        raise NotModelledError(
+            f"inline assembly ({assembly.strip().splitlines()[0][:60]!r}) at {PurePath(at.file).name}:{at.line} cannot "
+            "run on the CPU lane, which has no model of PTX. Test this kernel on a GPU (--fusion-device cuda)"
+        )
+
+    def missing(self: Any, name: str) -> Any:
+        if not name.startswith("create_"):
+            raise AttributeError(name)
+        at = findings.site()
+        raise _NoOperationError(
+            f"the operation {name.removeprefix('create_')!r} at {PurePath(at.file).name}:{at.line} has no model on the "
+            "CPU lane. Test this kernel on a GPU (--fusion-device cuda)"
         )
 
     builder.create_inline_asm = inline_asm
+    builder.__getattr__ = missing
+
+
+class _Results(list[Any]):
+    """What an operation with several results gives."""
+
+    __slots__ = ()
+
+    def get_result(self, index: int) -> Any:
+        return self[index]
+
+
+class _NoOperationError(NotModelledError, AttributeError):
+    """An operation that the interpreter does not have; who asks whether it is there hears no."""

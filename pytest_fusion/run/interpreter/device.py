@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from pytest_fusion.errors import NotModelledError
 from pytest_fusion.run.interpreter.named_device import on_the_cpu
 
 PROPERTIES: dict[str, Any] = {
@@ -93,10 +94,10 @@ class ModelledDriver:
         return torch.cuda
 
     def map_python_to_cpp_type(self, ty: str) -> str:
-        raise NotImplementedError("the modelled device compiles nothing")
+        raise NotModelledError("the modelled device compiles nothing")
 
     def get_benchmarker(self) -> Any:
-        raise NotImplementedError(
+        raise NotModelledError(
             "interpreted kernels have no latency worth measuring; benchmark on a GPU (--fusion-device cuda)"
         )
 

@@ -14,6 +14,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_fusion.errors import NotModelledError
+
 Array = NDArray[Any]
 
 UINT64 = np.dtype(np.uint64)
@@ -57,7 +59,7 @@ _POISON_BYTE = 0x7F
 def numpy_dtype(triton_type: Any) -> np.dtype[Any]:
     """The dtype of the array that holds values of a Triton scalar, pointer or block type.
 
-    Raises ``NotImplementedError`` for a type without a model here (``fp8e4b15``).
+    Raises ``NotModelledError`` for a type without a model here (``fp8e4b15``).
     """
     scalar = triton_type.scalar
     found = BY_NAME.get(scalar.name)
@@ -65,7 +67,7 @@ def numpy_dtype(triton_type: Any) -> np.dtype[Any]:
         return found
     if scalar.is_ptr():
         return UINT64
-    raise NotImplementedError(
+    raise NotModelledError(
         f"the CPU lane has no numbers of Triton type {scalar.name}; it has {', '.join(BY_NAME)}. "
         "Test this dtype on a GPU (--fusion-device cuda)"
     )

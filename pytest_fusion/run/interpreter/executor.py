@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_fusion.errors import MemoryFinding, TooManyProgramsError
+from pytest_fusion.errors import MemoryFinding, TooManyProgramsError, not_modelled
 from pytest_fusion.run.interpreter import access, batch, findings
 from pytest_fusion.run.interpreter.batch import Batch, NotBatchedError
 from pytest_fusion.run.interpreter.dtypes import Array
@@ -162,7 +162,9 @@ def run(program: Program) -> None:
             raise
         except NotBatchedError as error:
             reason = str(error)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if not_modelled(error) is not None:
+                raise  # one by one the programs would ask for it too
             # The serial run says which program it was; if none raises there, the fault is the batch's.
             reason = f"as one batch it raised {type(error).__name__}: {error}"
         program.regions.restore()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fusion.run.interpreter import batch, executor, observers
@@ -15,10 +15,13 @@ from pytest_fusion.run.interpreter.regions import Regions
 from pytest_fusion.run.interpreter.rewrite import rewritten
 from pytest_fusion.run.interpreter.runtime import KernelRuntime
 from pytest_fusion.run.interpreter.scalars import Arguments, annotation_names
+from pytest_fusion.run.interpreter.warmed import Warmed
 from pytest_fusion.run.launch import Constexpr, Launch
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _MOST_IN_Y_AND_Z = 65535
+# Of a launch that asks for none.
+_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Launcher:
         self._rewritten: dict[Any, Callable[..., Any]] = {}
         self._plain = interpreter.interpreter_builder.options
         self._debugging = interpreter.InterpreterOptions(debug=True)
+        self._precisions = tuple(name.lower() for name in interpreter._ir.INPUT_PRECISION.__members__)
+        self._options: dict[tuple[bool, int], Any] = {}
         interpreter._implicit_cvt = self._arguments.convert
 
     def patch(self) -> None:
@@ -59,9 +64,11 @@ class Launcher:
         function_class = self._interpreter.InterpretedFunction
         launcher = self
 
-        def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-            if not warmup:
-                launcher.launch(self, args, grid, kwargs)
+        def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            if warmup:
+                return launcher.warmed(self, args, kwargs)
+            launcher.launch(self, args, grid, kwargs)
+            return None
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             function = launcher.rewrite(self.fn)
@@ -92,9 +99,24 @@ class Launcher:
         program = self.bind(kernel, known, bound_args.arguments, grid)
         if observers.watched():
             observers.announce(self._described(kernel, known, bound_args.arguments, program))
-        self.run(program, debug=bool(kernel.kwargs.get("debug") or self._knobs.runtime.debug))
+        debug = bool(kernel.kwargs.get("debug") or self._knobs.runtime.debug)
+        self.run(program, debug=debug, warps=_warps(kwargs))
         if on_device is not None:
             on_device()
+
+    def warmed(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
+        """What ``kernel.warmup`` gives: its launches have the constants that were compiled in."""
+        known = self._signature(kernel.fn)
+        bound = known.signature.bind_partial(*args, **{k: v for k, v in kwargs.items() if k in known.names})
+        bound.apply_defaults()
+        constants = {name: value for name, value in bound.arguments.items() if name in known.constexprs}
+
+        def launch(grid: Any, given: tuple[Any, ...]) -> None:
+            named = dict(zip(known.signature.parameters, given, strict=False))
+            self.launch(kernel, (), grid, {**named, **constants, "num_warps": warps})
+
+        warps = _warps(kwargs)
+        return Warmed(kernel.fn.__name__, warps, launch)
 
     def bind(self, kernel: Any, known: Signature, values: dict[str, Any], grid: Any) -> Program:
         """Arguments as tensors, and the grid evaluated on the raw values, as on a GPU."""
@@ -124,11 +146,11 @@ class Launcher:
         reason = _sourceless(kernel.fn) if function is kernel.fn else ""
         return Program(kernel.fn.__name__, function, arguments, (x, y, z), regions, reason)
 
-    def run(self, program: Program, *, debug: bool = False) -> None:
+    def run(self, program: Program, *, debug: bool = False, warps: int = _WARPS) -> None:
         """Every program of the grid; raises ``InterpreterError`` for what one raises."""
         builder = self._interpreter.interpreter_builder
         before = builder.options
-        builder.options = self._debugging if debug else self._plain
+        builder.options = self._options_of(warps, debug=debug)
         builder.set_grid_dim(*program.grid)
         try:
             executor.run(program)
@@ -141,6 +163,16 @@ class Launcher:
             raise self._interpreter.InterpreterError(text) from error
         finally:
             builder.options = before
+
+    def _options_of(self, warps: int, *, debug: bool) -> Any:
+        """Of one launch; upstream's know neither warps nor the precisions that compilers take since bf16x3."""
+        found = self._options.get((debug, warps))
+        if found is None:
+            base = self._debugging if debug else self._plain
+            found = replace(base, allowed_dot_input_precisions=self._precisions)
+            object.__setattr__(found, "num_warps", warps)
+            self._options[debug, warps] = found
+        return found
 
     def _signature(self, function: Any) -> Signature:
         found = self._signatures.get(function)
@@ -165,6 +197,10 @@ class Launcher:
     def _described(self, kernel: Any, known: Signature, values: dict[str, Any], program: Program) -> Launch:
         constexprs = {n: _plain_constexpr(values[n]) for n in values if n in known.constexprs}
         return Launch(kernel.fn.__name__, program.grid, constexprs, known.source)
+
+
+def _warps(options: dict[str, Any]) -> int:
+    return int(getattr(given := options.get("num_warps", _WARPS), "value", given))
 
 
 def _unspecialised(kernel: Any, known: Signature) -> set[str]:

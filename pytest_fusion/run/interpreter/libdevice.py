@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_fusion.errors import NotModelledError
 from pytest_fusion.run.interpreter import special
 from pytest_fusion.run.interpreter.arith import elementwise, fused_multiply_add, multiply_high
 from pytest_fusion.run.interpreter.casts import convert
@@ -230,7 +231,7 @@ def _rounded(name: str, arguments: Sequence[Array], dtype: np.dtype[Any]) -> Arr
 def call(symbol: str, arguments: Sequence[Array], dtype: np.dtype[Any]) -> Array:
     """The value of libdevice function ``symbol`` (``"__nv_tanhf"``) as an array of ``dtype``.
 
-    Raises ``NotImplementedError`` for a symbol without a model here.
+    Raises ``NotModelledError`` for a symbol without a model here.
     """
     name = symbol.removeprefix("__nv_")
     if name != symbol:
@@ -244,7 +245,7 @@ def call(symbol: str, arguments: Sequence[Array], dtype: np.dtype[Any]) -> Array
             wide = _IN_FLOAT64.get(candidate)
             if wide is not None:
                 return np.asarray(wide(*(a.astype(_F64) for a in arguments))).astype(dtype)
-    raise NotImplementedError(
+    raise NotModelledError(
         f"external function {symbol!r} has no model on the CPU lane, which knows NVIDIA's libdevice (__nv_*) only, and "
         "of that everything but a few rarely used functions (Bessel, float64 directed rounding). "
         "Test this kernel on a GPU (--fusion-device cuda)"

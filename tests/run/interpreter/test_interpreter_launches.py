@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_fusion.errors import TooManyProgramsError
+from pytest_fusion.errors import NotModelledError, TooManyProgramsError, not_modelled
 from pytest_fusion.run import interpreter
+from pytest_fusion.run.interpreter.executor import most_alone
+from pytest_fusion.run.interpreter.observers import counted_notes
 from pytest_fusion.run.launch import Launch
 
 interpreter.enable()
@@ -305,6 +307,88 @@ def test_inline_assembly_is_refused_clearly() -> None:
     """Inline PTX raises, quoting it and saying where to test instead."""
     with pytest.raises(InterpreterError, match=r"inline assembly \('mov.b32.*--fusion-device cuda"):
         assembly_kernel[(1,)](torch.zeros(1))
+
+
+def test_what_has_no_model_is_not_asked_again_program_by_program() -> None:
+    """A grid that would be too large for it says what is lacking, and not that it is too large."""
+    with most_alone(3), pytest.raises(InterpreterError, match="inline assembly") as info:
+        assembly_kernel[(8,)](torch.zeros(1))
+    assert isinstance(not_modelled(info.value), NotModelledError)
+
+
+def test_operations_that_the_interpreter_lacks_are_refused_by_name() -> None:
+    """Whoever asks whether there is such an operation hears no; what is no operation is no attribute either."""
+    builder = triton.runtime.interpreter.interpreter_builder
+    assert not hasattr(builder, "create_of_tomorrow")
+    with pytest.raises(NotModelledError, match=r"'of_tomorrow'.*--fusion-device cuda"):
+        builder.create_of_tomorrow()
+    with pytest.raises(AttributeError) as info:
+        _ = builder.other
+    assert not isinstance(info.value, NotModelledError)
+
+
+@triton.jit
+def dependent_kernel(x):
+    tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0) * 4 + tl.arange(0, 4)
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.store(x + at, tl.load(x + at) + tl.extra.cuda.num_warps() + 100 * tl.extra.cuda.num_threads())
+
+
+def test_dependent_launches_and_warps_are_known() -> None:
+    """Programmatic dependent launch orders grids, which end here one by one; warps are those of the launch, or four."""
+    x = torch.zeros(8)
+    dependent_kernel[(2,)](x, num_warps=8, launch_pdl=True)
+    assert x.tolist() == [25608.0] * 8
+    dependent_kernel[(2,)](x)
+    assert x.tolist() == [25608.0 + 12804] * 8
+
+
+@triton.jit
+def dot_kernel(x, y, PRECISION: tl.constexpr):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(y + at, tl.dot(tl.load(x + at), tl.load(x + at), input_precision=PRECISION))
+
+
+@pytest.mark.parametrize(
+    ("precision", "bits"), [("ieee", None), ("bf16x6", None), ("tf32", 10), ("tf32x3", 21), ("bf16x3", 15)]
+)
+def test_every_precision_of_the_compiler_is_computed_in_float32(precision: str, bits: int | None) -> None:
+    """A GPU that keeps fewer bits is noted with how many; another name is refused as by the compiler."""
+    x = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    y, before = torch.empty(16, 16), dict(counted_notes())
+    dot_kernel[(1,)](x, y, PRECISION=precision)
+    torch.testing.assert_close(y, x @ x)
+    noted = [note for note, count in counted_notes().items() if count > before.get(note, 0)]
+    assert [f"keeps {bits} mantissa bits" in note for note in noted] == [True] * (bits is not None)
+    with pytest.raises(InterpreterError, match="input_precision must be one of"):
+        dot_kernel[(1,)](x, y, PRECISION="bf8x3")
+
+
+@triton.jit
+def looping_kernel(x, y, n, step, BLOCK: tl.constexpr):
+    for at in tl.range(tl.program_id(0) * BLOCK, n, tl.num_programs(0) * BLOCK):
+        c = at + tl.arange(0, BLOCK)
+        tl.store(y + c, tl.load(x + c, mask=c < n) + step, mask=c < n)
+
+
+@pytest.mark.parametrize("warps", [1, 4, 8, 16, 32])
+def test_a_warmed_kernel_sizes_a_grid_and_is_launched(warps: int) -> None:
+    """Registers and shared memory let at least one program fit; constants are those that were warmed."""
+    properties = triton.runtime.driver.active.utils.get_device_properties(0)
+    x, y = torch.arange(100.0), torch.zeros(100)
+    kernel = looping_kernel.warmup(x, y, 100, 3, BLOCK=16, num_warps=warps, grid=(1,))
+    kernel._init_handles()
+    assert kernel.n_regs * 32 * warps <= properties["max_num_regs"] < 2 * (kernel.n_regs + 1) * 32 * max(warps, 8)
+    assert 0 < kernel.metadata.shared <= properties["max_shared_mem"]
+    assert not hasattr(kernel, "asm")
+    with pytest.raises(NotModelledError, match="'asm' of the compiled kernel looping_kernel"):
+        _ = kernel.asm
+    seen: list[Launch] = []
+    with interpreter.observe(seen.append):
+        kernel[(2, 1, 1)](x, y, 100, 3, 64)
+    assert torch.equal(y, x + 3)
+    assert seen[0].constexprs == {"BLOCK": 16}
 
 
 def test_a_second_install_changes_nothing() -> None:

@@ -71,6 +71,8 @@ class Tally:
     statistics: dict[str, Any] | None = None
     failure: Failure | None = None
     imported: tuple[str, ...] = ()
+    # Why all that passed says nothing of the kernel.
+    empty: str = ""
     # The pinned replay that failed, as its file is shown.
     pinned: str | None = None
 
@@ -132,6 +134,8 @@ class Campaign:
         self.failing: CaseResult | None = None
         # The first case that passed: what checks leave for the end is asked of it.
         self._usual: Case | None = None
+        # A judged case had an element to compare.
+        self._compared = False
         self.dry = dry
 
     def _began(self, check: str) -> None:
@@ -189,6 +193,7 @@ class Campaign:
             tally.rejected[result.rejected] = tally.rejected.get(result.rejected, 0) + 1
             return result
         tally.judged += 1
+        self._compared = self._compared or result.compared
         if choice is not None and self._usual is None and result.failure is None:
             self._usual = case
         if choice is not None:
@@ -363,6 +368,10 @@ class Campaign:
             if shrink:
                 unjudged.must_be_made(self.spec, tally.rejected, self.bench.refusals)
             tally.failure = Failure(unjudged.nothing_judged(tally.rejected, self.bench.refusals), None)
+        elif shrink and not self._compared and tally.rejected:
+            tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, self.bench.refusals), None)
+        elif shrink and not self._compared:
+            tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
         elif shrink and self.bench.on("vacuity"):
             verdict = self.bench.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
             tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}

@@ -215,6 +215,10 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         phases=tally.phases,
         notes=list(tally.notes),
     )
+    if failure is None and tally.empty:
+        checks["values"] = {"verdict": "unknown", "reason": tally.empty, "cases": 0}
+        said = f"{spec.name}: {tally.empty}; let dims= have sizes of 1 and more"
+        return replace(record, verdict="unknown", message=said, checks=checks)
     if failure is None:
         if request.replay is not None and request.cause == "cached-answer":
             record.notes.append(f"it failed after other calls in one process: {replays.AFTER_OTHERS}")

@@ -12,6 +12,8 @@ from pytest_fusion.verdict.model import Verdict, failed
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
 NOTHING_JUDGED = "error:nothing-judged"
 
+ONLY_EMPTY = "{} case(s) were judged, of empty outputs alone"
+
 
 def not_modelled(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
     """What is said of the cases that ask for more than the CPU lane models, beside others that were judged."""
@@ -46,8 +48,13 @@ def must_be_made(spec: FusionSpec, rejected: Mapping[str, int], refusals: Mappin
         )
 
 
-def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> Verdict:
-    kinds = _kinds(rejected, refusals) or "none could be drawn"
+def only_empty(judged: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> Verdict:
+    """Nothing was judged but empty outputs, which any kernel gets right: the same as no case at all."""
+    return nothing_judged(rejected, refusals, beside=f"; {ONLY_EMPTY.format(judged)}")
+
+
+def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str], *, beside: str = "") -> Verdict:
+    kinds = (_kinds(rejected, refusals) or "none could be drawn") + beside
     advice = "a kernel that refuses everything is not right: check rejects=, dims= and that the reference accepts"
     if rejected and all(kind.startswith("reference ") for kind in rejected):
         advice = (

@@ -88,6 +88,8 @@ class CaseResult:
     verdicts: list[Verdict] = field(default_factory=list)
     rejected: str | None = None
     launches: list[Launch] = field(default_factory=list)
+    # The reference returned, or wrote, an element or a number to compare with.
+    compared: bool = False
     # Triton launches, and operators of torch that compute or copy, of the first call.
     work: int = 0
     # The autotuned kernels that any call of this case launched, by identity.

@@ -155,6 +155,9 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
         bench = told(bench, case, logical, first, placed)
         reference, expected = reference_of(bench, case, logical)
         declared.note(bench, expected)
+        result.compared = any(t.numel() for t in expected.tensors.values()) or any(
+            value is not None for value in expected.plain.values()
+        )
     except LookFailed as look:
         return _raised(bench, result, look.outcome)
     except ReferenceFailed as error:

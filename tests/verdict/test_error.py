@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import values
+from pytest_fusion import dim, values
 from pytest_fusion.errors import NotModelledError, SpecError
 from pytest_fusion.spec.inputs import derived, tensor
 from pytest_fusion.spec.policy import Tolerance
@@ -74,6 +74,37 @@ def test_refusing_everything_is_a_failure_that_quotes_the_refusal(examine: Any) 
     assert (record.verdict, record.failed_check) == ("fail", "error")
     assert "only on Tuesdays" in record.message
     assert "rejects=" in record.message
+
+
+def raises_unless_empty(x: torch.Tensor) -> torch.Tensor:
+    if x.numel():
+        raise ValueError("not these")
+    return x * 2
+
+
+def test_empty_outputs_alone_are_no_evidence(examine: Any) -> None:
+    """Where all else was rejected the test fails as if nothing had been judged: a wrong kernel would pass."""
+    record = examine(lambda x: x * 3, raises_unless_empty, cases=20)
+    assert (record.verdict, record.failed_check) == ("fail", "error")
+    assert "of empty outputs alone" in record.message
+    assert "reference ValueError" in record.message
+    assert examine(raises_unless_empty, double, cases=20, rejects=ValueError).failed_check == "error"
+    lane = examine(lambda x: lacks_a_model(x) if x.numel() else x * 2, double, cases=20)
+    assert lane.verdict == "unknown"
+    assert "inline assembly at k.py:3" in lane.message
+
+
+def counts(x: torch.Tensor) -> int:
+    return len(x)
+
+
+def test_a_test_of_empty_outputs_is_unknown(examine: Any) -> None:
+    """Sizes of nothing but 0 reject nothing; numbers that are no tensors are evidence."""
+    dims = {"rows": dim(0, 0)}
+    record = examine(lambda x: x * 3, double, cases=5, dims=dims)
+    assert (record.verdict, record.failed_check) == ("unknown", None)
+    assert "of empty outputs alone" in record.message
+    assert examine(counts, counts, cases=5, dims=dims).verdict == "pass"
 
 
 def lacks_a_model(x: torch.Tensor) -> torch.Tensor:

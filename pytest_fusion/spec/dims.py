@@ -8,6 +8,7 @@ import keyword
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from pytest_fusion.errors import SpecError
 
@@ -168,6 +169,14 @@ def dim(min: int = 0, max: int | None = None, *, multiple_of: int | str | None =
 
     Raises ``SpecError`` when no size satisfies the bounds.
     """
+    for name, bound in (("min", min), ("max", max)):
+        if not isinstance(bound, SupportsIndex) or isinstance(bound, bool):
+            if bound is None and name == "max":
+                continue
+            hint = "; another dim's size can be named in multiple_of= alone" if isinstance(bound, str) else ""
+            raise SpecError(f"dim({name}={bound!r}): expected an integer{hint}")
+    if multiple_of is not None and (not isinstance(multiple_of, SupportsIndex | str) or isinstance(multiple_of, bool)):
+        raise SpecError(f"dim(multiple_of={multiple_of!r}): expected an integer or the name of a dim")
     if min < 0:
         raise SpecError(f"dim(min={min}): a size cannot be negative; use min=0 or more")
     if max is not None and max < min:

@@ -74,6 +74,24 @@ def test_bounds_without_a_size_are_refused(arguments: dict) -> None:
         dim(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("batch", 20), r"dim\(min='batch'\): expected an integer; another dim's size can be named in multiple_of="),
+        ((1, "batch"), r"dim\(max='batch'\): expected an integer; another"),
+        ((1.0,), r"dim\(min=1.0\): expected an integer$"),
+        ((None,), r"dim\(min=None\): expected an integer$"),
+        ((True,), r"dim\(min=True\): expected an integer$"),
+    ],
+)
+def test_bounds_of_another_type_are_refused_by_name(arguments: tuple, said: str) -> None:
+    """The argument is named, and what may name another dim."""
+    with pytest.raises(SpecError, match=said):
+        dim(*arguments)
+    with pytest.raises(SpecError, match=r"multiple_of=2.5\): expected an integer or the name of a dim"):
+        dim(multiple_of=2.5)
+
+
 def test_bounds_hold_together() -> None:
     """The example of the contract gives the bounds that it names."""
     assert dim(1, 8192, multiple_of=8) == Dim(1, 8192, 8)

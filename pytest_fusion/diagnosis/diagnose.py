@@ -36,6 +36,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     order.racing,
     indices.cached,
     numerics.special,
+    numerics.wrapped,
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,

@@ -83,6 +83,17 @@ def _hidden(lab: Lab, names: list[str]) -> bool:
     )
 
 
+def wrapped(lab: Lab) -> Found | None:
+    """Wrong integers are off by multiples of 2^32: sums or products of 32 bits in results of 64."""
+    wrong = lab.wrong_of(lab.ask(lab.base))
+    if wrong is None or wrong.got.dtype not in (torch.int64, torch.uint64):
+        return None
+    off = (wrong.got.long() - wrong.right.long())[wrong.mask]
+    if not len(off) or bool((off % (1 << 32) != 0).any()):
+        return None
+    return Found("overflow", [f"{wrong.name}: every wrong element is off by a multiple of 2^32"])
+
+
 def overflow(lab: Lab) -> Found | None:
     """Wrong for large values, right once they are scaled down; by how much tells an exponential from a product."""
     names = edits.free(lab.spec, lab.base)
@@ -103,6 +114,9 @@ def overflow(lab: Lab) -> Found | None:
         return None
     limit = _limit(lab, names, most)
     evidence = [f"right once values are scaled below {limit:.3g}, wrong above {2 * limit:.3g}"]
+    if not _near_an_end(wrong, limit):
+        lab.ruled_out.append(f"overflow: {evidence[0]}, where no dtype ends")
+        return None
     if lost and _EXP_RANGE[0] <= limit <= _EXP_RANGE[1]:
         if not _non_finite(wrong) and not _ignores_shift(lab, names):
             lab.ruled_out.append(f"overflow: {evidence[0]}, yet neither to infinity nor where only differences count")
@@ -115,6 +129,17 @@ def overflow(lab: Lab) -> Found | None:
         evidence.append("so small a limit is an exponential's: its argument's maximum is not taken away first")
         return Found("missing-max-subtraction", evidence)
     return Found("overflow", evidence)
+
+
+def _near_an_end(wrong: Wrong, limit: float) -> bool:
+    """Whether a dtype may end there: a float's no nearer to 0 than an exponential's; an integer that wraps is off by
+    more than 1, or clamped at an end of its own."""
+    if wrong.got.is_floating_point():
+        return limit >= _EXP_RANGE[0]
+    if wrong.got.dtype is torch.bool:
+        return False
+    got, right, ends = wrong.got.long()[wrong.mask], wrong.right.long()[wrong.mask], torch.iinfo(wrong.got.dtype)
+    return bool((((got - right).abs() > 1) | (right <= ends.min + 1) | (right == ends.max)).any())
 
 
 def _masked_out(lab: Lab, names: list[str]) -> Found | None:

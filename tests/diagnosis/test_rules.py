@@ -243,6 +243,39 @@ def test_a_row_of_one_element_masks_nothing(lab_of: Any) -> None:
     assert found.cause == "missing-max-subtraction", found
 
 
+def _clamped(x: T) -> T:
+    return x.mul(50).round().clamp(-128, 127).to(torch.int8)
+
+
+def _code(x: T) -> T:
+    return x.mul(0.1).round().to(torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("fused", "reference", "cause"),
+    [
+        (lambda x: x.to(torch.int32).sum(-1, dtype=torch.int32).long(), lambda x: x.long().sum(-1), "overflow"),
+        (lambda x: x.mul(50).round().to(torch.int32).to(torch.int8), _clamped, "overflow"),
+        (lambda x: _code(x) + (x > 30), _code, None),
+        (lambda x: x.masked_fill(x > 1.3, -torch.inf), lambda x: x + 0, None),
+    ],
+    ids=["wraps", "not clamped", "code too high", "threshold"],
+)
+def test_overflow_is_where_a_dtype_ends(
+    lab_of: Any, fused: Callable[[T], T], reference: Callable[[T], T], cause: str | None
+) -> None:
+    """A sum that wraps and codes that are not clamped leave a dtype; codes too high by one, and a threshold, do not."""
+    whole = {"x": tensor("rows hidden", dtype=torch.int32, values=values.integers(2**29, 2**30))}
+    sizes = {"dim rows": 12, "dim hidden": 17, "dtype": "float32"}
+    if reference(torch.tensor([1.5])).dtype is torch.int64:
+        lab = lab_of(fused, reference, whole, sizes, blocks=(64,))
+    else:
+        lab = lab_of(fused, reference, {"x": tensor("rows hidden")}, {**sizes, "values": "hundred"})
+    found = diagnose(lab)
+    assert (found.cause == "overflow") == (cause == "overflow"), found
+    assert found.cause != "wrong-index-map", found
+
+
 def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that asks without end leaves the rules after it their share."""
 

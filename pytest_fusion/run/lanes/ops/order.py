@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes.ops.registry import Op, each, exact, from_end, rank, semantic
 
-# "If there are duplicates it is not guaranteed which": torch's documentation of each, of the sorts unless ``stable``.
+# The documentation of each says that any of several equal ones may be returned; that of the sorts unless ``stable``.
 UNORDERED = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode"})
 
 

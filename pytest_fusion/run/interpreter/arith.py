@@ -5,6 +5,7 @@ No Triton here: a batched executor can use the same functions. Callers hold ``nu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -187,9 +188,18 @@ def _product(a: Array, b: Array) -> Array:
 
     BLAS has other kernels for the last rows and columns of a product: OpenBLAS 0.3 on an AMD EPYC gave every fourth
     element of equal rows other bits, so that a kernel that moves rows about seemed not to be deterministic. ``einsum``
-    adds up in one order, at two to three times the time. Of one memory order, lest that show in the bits either.
+    adds up in one order. By steps, as an instruction does: 256 products added one by one are off by 2.6 times as much.
     """
-    return np.asarray(np.einsum("...mk,...kn->...mn", np.ascontiguousarray(a), np.ascontiguousarray(b)))
+    steps = range(0, a.shape[-1], _MMA_K)
+    parts = (
+        np.einsum(
+            "...mk,...kn->...mn",
+            np.ascontiguousarray(a[..., start : start + _MMA_K]),
+            np.ascontiguousarray(b[..., start : start + _MMA_K, :]),
+        )
+        for start in steps
+    )
+    return np.asarray(functools.reduce(np.add, parts))
 
 
 def _widen(array: Array) -> Array:

@@ -12,6 +12,8 @@ from pytest_fusion.run.isolate import run_isolated
 
 # Wrong numbers alone: whatever is wrong about memory or a launch was seen where it happened.
 _TELLING = ("values", "gradients")
+# What an earlier call of an autotuned kernel leaves is its config, which experiments know.
+_OF_CALLS = ("bad-config", "autotune-side-effect")
 
 
 def with_first_call(job: Job, tally: Tally) -> Tally:
@@ -33,8 +35,10 @@ def with_first_call(job: Job, tally: Tally) -> Tally:
         return tally
     if not isinstance(found, Tally) or found.failure is not None or not found.judged:
         return tally
+    before = failure.explained
     evidence = ["right as the first call of a new process, wrong after others", AFTER_OTHERS]
-    tally.failure = replace(failure, diagnosis=Diagnosis("cached-answer", evidence, [], failure.explained.runs + 1))
+    cause, seen = (before.cause, before.evidence) if before.cause in _OF_CALLS else ("cached-answer", [])
+    tally.failure = replace(failure, diagnosis=Diagnosis(cause, [*seen, *evidence], [], before.runs + 1))
     return tally
 
 

@@ -221,7 +221,10 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         return replace(record, verdict="unknown", message=said, checks=checks)
     if failure is None:
         if request.replay is not None and request.cause == "cached-answer":
-            record.notes.append(f"it failed after other calls in one process: {replays.AFTER_OTHERS}")
+            record.notes.append(
+                "a kept answer may show only after other calls in one process: "
+                "run the whole test to see whether it is gone"
+            )
         return record
     verdict = failure.verdict
     if verdict.identity == NOTHING_JUDGED and NOT_MODELLED in tally.rejected:

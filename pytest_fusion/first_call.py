@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.diagnosis.model import Diagnosis
-from pytest_fusion.diagnosis.replay import AFTER_OTHERS
 from pytest_fusion.job import Job
 from pytest_fusion.run.isolate import run_isolated
 
@@ -36,7 +35,10 @@ def with_first_call(job: Job, tally: Tally) -> Tally:
     if not isinstance(found, Tally) or found.failure is not None or not found.judged:
         return tally
     before = failure.explained
-    evidence = ["right as the first call of a new process, wrong after others", AFTER_OTHERS]
+    evidence = [
+        "right as the first call of a new process, wrong after others",
+        "its replay runs it alone, and passes: run the whole test to see it fail",
+    ]
     cause, seen = (before.cause, before.evidence) if before.cause in _OF_CALLS else ("cached-answer", [])
     tally.failure = replace(failure, diagnosis=Diagnosis(cause, [*seen, *evidence], [], before.runs + 1))
     return tally

@@ -20,8 +20,6 @@ _TOOL = "pytest-fusion"
 # Of an environment, what may decide whether a failure shows: where it ran, and on which versions.
 _MADE = ("lane", "device", "device_name", "torch", "triton", "cuda", "python", "pytest_fusion")
 _MADE_ON = "the replay was made on"
-# Of a case that fails after others alone.
-AFTER_OTHERS = "its replay runs it alone, and passes: run the whole test to see it fail"
 _LANES = {"cpu-interpreter": "the CPU lane (interpreted Triton)", "cuda": "a GPU"}
 
 

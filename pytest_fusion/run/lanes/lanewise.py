@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pytest_fusion.run.lanes.ops import each
+from pytest_fusion.run.lanes.ops.registry import named
 from pytest_fusion.run.lanes.rounding import GRIDS, D
 from pytest_fusion.run.lanes.store import Lanes
 
@@ -49,8 +50,8 @@ def on_copies(function: Any, names: Sequence[str]) -> Callable[..., tuple[Tensor
     def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
         function(*args, **kwargs)
-        named = {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
-        return tuple(tensors_of([named.get(name) for name in names]))
+        arguments = named(function, args, kwargs)
+        return tuple(tensors_of([arguments.get(name) for name in names]))
 
     return call
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.ops.registry import named
+
 _PREFIX = "_foreach_"
 # Of these ATen has none in place, or none with a number, or another name for it, where they take single tensors.
 _BOUNDS: dict[str, Callable[..., Tensor]] = {"maximum": torch.clamp_min, "minimum": torch.clamp_max}
@@ -26,29 +28,29 @@ def one_by_one(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> li
     """
     schema = function._schema
     name = schema.name.partition("::")[2].removeprefix(_PREFIX)
-    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
+    given = named(function, args, kwargs)
     if isinstance(given.get("scalars"), Tensor):
         given["scalars"] = given["scalars"].tolist()
-    named = {key: given.pop(key) for key in ("alpha", "dtype", "value") if key in given}
+    options = {key: given.pop(key) for key in ("alpha", "dtype", "value") if key in given}
     if name.removesuffix("_") in ("addcmul", "addcdiv") and "scalars" in given:
-        named["value"] = given.pop("scalars")
+        options["value"] = given.pop("scalars")
     count = next(len(v) for v in given.values() if isinstance(v, tuple | list))
 
     def at(place: int, value: Any) -> Any:
         return value[place] if isinstance(value, tuple | list) else value
 
     made = [
-        _single(name, [at(i, v) for v in given.values()], {key: at(i, v) for key, v in named.items()})
+        _single(name, [at(i, v) for v in given.values()], {key: at(i, v) for key, v in options.items()})
         for i in range(count)
     ]
     return None if schema.is_mutable else made
 
 
-def _single(name: str, values: list[Any], named: dict[str, Any]) -> Any:
+def _single(name: str, values: list[Any], options: dict[str, Any]) -> Any:
     base = name.removesuffix("_")
     if base == "norm":
-        return torch.linalg.vector_norm(*values, **named)
+        return torch.linalg.vector_norm(*values, **options)
     if base not in _BOUNDS:
-        return getattr(torch.ops.aten, name)(*values, **named)
+        return getattr(torch.ops.aten, name)(*values, **options)
     found = getattr(torch, base)(*values) if isinstance(values[1], Tensor) else _BOUNDS[base](*values)
     return found if name == base else values[0].copy_(found)

@@ -31,6 +31,7 @@ from pytest_fusion.run.lanes.lists import one_by_one, takes_lists
 from pytest_fusion.run.lanes.ops import Op
 from pytest_fusion.run.lanes.ops.order import UNORDERED
 from pytest_fusion.run.lanes.ops.pointwise import over
+from pytest_fusion.run.lanes.ops.registry import named
 from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, plan_of
 from pytest_fusion.run.lanes.rounding import GRIDS, D, Noise, holds
 from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
@@ -142,7 +143,7 @@ class LaneMode(DispatchMode):
         if narrow and results[0].dtype in (torch.float32, D):
             self.store.mark_widened(results[0], given[0].dtype)
         self._note_eighths(plan, args, results)
-        if not results or not self._matters(plan, args, kwargs, results):
+        if not results or not self._matters(plan, args, kwargs, given, results):
             return
         every = self._evaluate(func, plan, args, kwargs, out)
         if every is None:
@@ -160,9 +161,10 @@ class LaneMode(DispatchMode):
         if any(map(self.store.of_eighth, given if plan.name in SCALINGS else given[:1])):
             self.store.mark_eighth(results[0])
 
-    def _matters(self, plan: Plan, args: Any, kwargs: Any, results: Sequence[Tensor]) -> bool:
+    def _matters(
+        self, plan: Plan, args: Any, kwargs: Any, operands: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> bool:
         """False where the native result is exact: values moved or compared that nothing has rounded."""
-        operands = tensors_of((args, kwargs))
         if any(self.store.tracks(t) or self.store.unwritten(t) for t in operands):
             return True
         floating = any(r.dtype.is_floating_point for r in results)
@@ -392,7 +394,7 @@ class LaneMode(DispatchMode):
 
     def _mutating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An in-place or ``out=`` operation: the functional lanes are computed first, from the values before it."""
-        arguments = {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        arguments = named(func, args, kwargs)
         written = tensors_of([arguments.get(name) for _, name in plan.written])
         inputs = tensors_of(
             {k: v for k, v in arguments.items() if not plan.outs or k not in dict(plan.written).values()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.lanes.ops.registry import Op, each, exact, from_end, rank, semantic
+from pytest_fusion.run.lanes.ops.registry import Op, each, exact, from_end, named, rank, semantic
 
 # The documentation of each says that any of several equal ones may be returned; that of the sorts unless ``stable``.
 UNORDERED = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode"})
@@ -21,7 +21,7 @@ def _topk(op: Op, x: Tensor, k: int, dim: int = -1, largest: bool = True, is_sor
 
 @exact("sort")
 def _sort(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    given = _given(op, args, kwargs)
+    given = named(op.function, (x, *args), kwargs)
     dim, down, stable = given.get("dim", -1), bool(given.get("descending")), bool(given.get("stable"))
     return _named(op, x, dim, lambda v, at: torch.sort(v, dim=at, descending=down, stable=stable), free=not stable)
 
@@ -47,11 +47,6 @@ def _median(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) ->
     if len(op.outs) == 1:
         return each(function, x)
     return _one(op, x, -1 if dim is None else dim, keepdim, lambda v, along: function(v, along, True))
-
-
-def _given(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [argument.name for argument in op.function._schema.arguments[1:] if not argument.kwarg_only]
-    return dict(zip(names, args, strict=False)) | kwargs
 
 
 def _one(op: Op, x: Tensor, dim: int, keepdim: bool, call: Callable[[Tensor, int], Any]) -> Any:

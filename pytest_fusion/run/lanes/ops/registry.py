@@ -202,6 +202,11 @@ def as_float(value: Any) -> Any:
     return value.to(D) if isinstance(value, Tensor) and value.dtype != D else value
 
 
+def named(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an ATen overload by the names of its schema, as far as they are given."""
+    return {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
+
+
 def single(value: Tensor) -> Tensor:
     """Lane 0 alone, ``(1, *shape)``."""
     return value[:1]

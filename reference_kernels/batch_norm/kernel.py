@@ -75,6 +75,20 @@ def by_channel(x: tl.tensor, LAST: tl.constexpr) -> tl.tensor:
 
 
 @jit
+def shift_of(x: tl.tensor, number: tl.tensor, LAST: tl.constexpr) -> tl.tensor:
+    """About the mean of a tile's ``number`` elements, for each of its channels: a number that is subtracted from each.
+
+    Around zero the last bits of a whole mean are lost, the same ones from all numbers of few bits, as bfloat16 and
+    float16 are: the sum of 1591 was 34 times as wrong as a plain one. So it is rounded to 2^-12 of what the mean of the
+    magnitudes is larger by, which is nothing where all have one sign. At most 2^126 is added for that.
+    """
+    mean = by_channel(x, LAST) / number
+    magnitude = by_channel(tl.abs(x), LAST) / number
+    coarse = tl.minimum((magnitude - tl.abs(mean)) * 2048, 2.0**126)
+    return (mean + coarse) - coarse
+
+
+@jit
 def statistics_of(
     mean_ptr: tl.tensor,
     rest_ptr: tl.tensor,
@@ -124,8 +138,9 @@ def _moments_kernel(
     """Every ``parts``-th tile of some channels: a shift, how many elements, and the sums of what is left of them and of
     its squares, into ``parts_ptr``, ``(4, parts, channels)``.
 
-    The shift is the mean of the first tile: it lies within the root of the number of tiles, in standard deviations, of
-    the part's mean, so that subtracting the squared mean costs the squares no more than that number of units.
+    The shift is about the mean of the first tile: it lies within the root of the number of tiles, in standard
+    deviations, of the part's mean, so that subtracting the squared mean costs the squares no more than that number of
+    units.
     ``FOLDED``: a tile's rows are all in one thread's registers, and added up there.
     """
     block = tl.program_id(0).to(tl.int64)
@@ -137,7 +152,7 @@ def _moments_kernel(
     x_at = row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2) + column * x_step
     first = tl.load(x_ptr + x_at, mask=inside, other=0.0).to(tl.float32)
     number = number_of(part, column_tiles, rows, width, LAST, BLOCK_ROWS, BLOCK_COLUMNS)
-    shift = by_channel(first, LAST) / number.to(tl.float32)
+    shift = shift_of(first, number.to(tl.float32), LAST)
     count = number * 0
     total = tl.zeros([1 if FOLDED else BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
     squares = tl.zeros([1 if FOLDED else BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)

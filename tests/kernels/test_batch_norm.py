@@ -70,6 +70,22 @@ def test_reference_and_kernel_are_torchs(shape: tuple[int, ...], training: bool,
     torch.testing.assert_close(every[2], every[0], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("shape", [(13, 40, 37), (23, 64)])
+@pytest.mark.parametrize("scale", [1.0, 2.0**115])
+def test_means_near_zero_are_those_of_a_plain_sum(shape: tuple[int, ...], scale: float) -> None:
+    """Numbers of 8 bits on both sides of zero: what is subtracted from them first takes no digits of their sum, which a
+    whole mean of them does, half a unit of theirs."""
+    generator = torch.Generator().manual_seed(2)
+    signs = torch.randn(shape, generator=generator).sign()
+    x = ((torch.rand(shape, generator=generator) + 1) * signs * scale).bfloat16()
+    running = torch.zeros(shape[1])
+
+    batch_norm(x, running_mean=running, momentum=1.0)
+
+    error = running.double() - x.double().transpose(0, 1).flatten(1).mean(1)
+    assert float(error.square().mean().sqrt()) < 2.0**-26 * scale
+
+
 @pytest.mark.parametrize("shape", [(4, 5, 7, 3), (90, 70), (40, 3, 40)])
 def test_channels_far_from_zero_keep_their_digits(shape: tuple[int, ...]) -> None:
     """Around 3000 with unit variance results are those of float64 to 2e-6, and variances to a part in 100,000: neither

@@ -164,7 +164,8 @@ def _special(*values: float) -> Callable[[Field], torch.Tensor]:
     return make
 
 
-# So many elements torch.sort on CUDA sorts without a radix, by which NaN with a sign bit come first: 32 in torch 2.10.
+# So many elements torch.sort on CUDA sorts without a radix, by which NaN with a sign bit come first: 32 in torch 2.10,
+# but none where it is stable, which the lanes know; what else is built on sorts they do not.
 _SORTED, _SORTED_FLAT = 32, 128
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes import OutputLanes, run_lanes
 from pytest_fusion.verdict.tolerance import judge_output
+from pytest_fusion.verdict.tolerance.codes import judge_codes
 from tests.run.lanes import judging
 from tests.run.lanes.test_constants import PROGRAMS, operands
 
@@ -141,3 +142,19 @@ def test_numbers_that_16_bits_do_not_hold(name: str, dtype: torch.dtype) -> None
     program = PROGRAMS[name]
     for got in (program(x, z), program(x.float(), z.float()).to(dtype)):
         assert judging.judged(got, lambda: program(x, z), 0)
+
+
+@pytest.mark.parametrize("width", [2, 40, 300])
+@pytest.mark.parametrize("stable", [False, True])
+def test_nan_with_a_sign_bit_is_the_largest_whatever_a_sort_makes_of_it(width: int, stable: bool) -> None:
+    """Torch's sorts on CUDA take it for the least, some of them; a kernel that orders as torch says is right."""
+    x = torch.randn(3, width, device="cuda")
+    x[1, 0] = -torch.nan
+    expected = torch.sort(x.cpu(), descending=True, stable=True)
+
+    values, places = run_lanes(lambda: list(torch.sort(x, descending=True, stable=stable)), seed=1).outputs
+
+    assert torch.equal(places.oracle.cpu().to(torch.int64), expected.indices)
+    assert judge_codes(expected.indices.cuda(), places).ok
+    assert judge_codes(places.native, places).ok
+    assert bool(values.oracle[1, 0].isnan())

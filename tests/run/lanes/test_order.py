@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes import run_lanes
 from pytest_fusion.verdict.tolerance.codes import judge_codes
+from tests.run.lanes.judging import judged
 
 Ordering = Callable[[Tensor], Sequence[Tensor]]
 ORDERINGS: dict[str, Ordering] = {
@@ -50,6 +51,40 @@ def test_sorted_places_stay_a_permutation() -> None:
 
     assert torch.equal(places.sort(-1).values, torch.arange(65).expand(6, 65))
     assert int((places[:, 3:63].amax(0) - places[:, 3:63].amin(0)).min()) > 30
+
+
+def _by_bits(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:
+    """As CUDA's radix sorts: NaN with a sign bit below all numbers."""
+    key = torch.where(x.isnan() & x.signbit(), -torch.inf, x)
+    places = key.argsort(dim=dim, descending=descending, stable=True)
+    return x.gather(dim, places), places
+
+
+def test_nan_with_a_sign_bit_may_come_first_or_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a sort of torch takes it for the least, the oracle has it as the largest, and lanes have both: a kernel may
+    follow either. Rows without it have one order."""
+    x = torch.tensor([[2.0, -torch.nan, 1.0], [3.0, 5.0, 4.0]])
+
+    def reference(x: Tensor) -> list[Tensor]:
+        return list(x.sort(dim=-1, descending=True, stable=True))
+
+    largest, least = reference(x), _by_bits(x, descending=True)
+    monkeypatch.setattr(torch, "sort", _by_bits)
+
+    places = run_lanes(lambda: reference(x), lanes=8, seed=1).outputs[1]
+
+    assert torch.equal(places.oracle.to(torch.int64), largest[1])
+    assert judge_codes(largest[1], places).ok
+    assert judge_codes(least[1], places).ok
+    assert not judge_codes(torch.tensor([[1, 0, 2], [1, 0, 2]]), places).ok
+    assert judged(largest[0], lambda: reference(x)[0], 1)
+    assert judged(least[0], lambda: reference(x)[0], 1)
+    assert not judged(least[0].roll(1, 0), lambda: reference(x)[0], 1)
+    monkeypatch.undo()
+    assert not judged(least[0], lambda: reference(x)[0], 1)
+    places = run_lanes(lambda: reference(x), lanes=8, seed=1).outputs[1]
+    assert not judge_codes(least[1], places).ok
+    assert bool((places.lanes == places.native).all())
 
 
 @pytest.mark.parametrize(

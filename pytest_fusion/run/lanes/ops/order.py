@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from pytest_fusion.run.lanes.ops.registry import Op, each, exact, from_end, named, rank, semantic
 
 # The documentation of each says that any of several equal ones may be returned; that of the sorts unless ``stable``.
-UNORDERED = frozenset({"topk", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode"})
+UNORDERED = frozenset({"topk", "sort", "msort", "argsort", "kthvalue", "median", "nanmedian", "mode"})
 
 
 @exact("topk")
@@ -33,7 +34,7 @@ def _argsort(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 @exact("msort")
 def _msort(op: Op, x: Tensor) -> Tensor:
-    return each(torch.msort, x)  # type: ignore[no-any-return]
+    return _named(op, x, 0, lambda v, at: torch.sort(v, dim=at), free=False)[0]
 
 
 @exact("kthvalue")
@@ -67,7 +68,7 @@ def _named(
         values, places = each(call, x, 0)
         return values, places
     along = from_end(dim, rank(x))
-    values, places = call(x, along)
+    values, places = _of_either_sign(op, x, along, call)
     if not free or x.shape[along] < 2 or not places.numel():
         return values, places
     count = op.noise.lanes
@@ -78,6 +79,24 @@ def _named(
     given = (places[1:] if places.shape[0] > 1 else places).expand(count, *places.shape[1:])
     found = torch.cat([places[:1], others.gather(along, given)])
     return values.expand(1 + count, *values.shape[1:]), found
+
+
+def _of_either_sign(op: Op, x: Tensor, along: int, call: Callable[[Tensor, int], Any]) -> tuple[Tensor, Tensor]:
+    """What ``call`` finds where no NaN has a sign bit; where some have and that changes it, every second lane has what
+    it finds then.
+
+    NaN is larger than all numbers for torch, but below them with a sign bit for its radix and merge sorts on CUDA
+    (pytorch#190781): which of the two a kernel follows is not ours to say.
+    """
+    nan = x.isnan()
+    values, places = call(torch.where(nan, math.nan, x) if x.is_floating_point() else x, along)
+    if not bool((nan & x.signbit()).any()):
+        return values, places
+    signed, there = call(x, along)
+    if torch.equal(places, there):
+        return values, places
+    second = torch.arange(1 + op.noise.lanes, device=x.device).reshape(-1, *[1] * rank(x)) % 2 == 1
+    return torch.where(second, signed, values), torch.where(second, there, places)
 
 
 def _instead(x: Tensor, along: int) -> Tensor | None:

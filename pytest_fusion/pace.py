@@ -34,7 +34,7 @@ class Pace:
         """Why a case of this choice is not begun; empty where it may be."""
         name, size = _longest(choice)
         (shorter, before_s), (known, took_s) = self._took.get(name, [(0, 0.0)] * 2)
-        if size < _APART * known or not shorter:
+        if size < _APART * known or not known:
             return ""
         expected_s = took_s + max(took_s - before_s, 0.0) * (size - known) / (known - shorter)
         if expected_s <= _SHARE * self._limit_s:

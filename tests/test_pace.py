@@ -17,6 +17,16 @@ def test_what_grows_is_expected_to_grow_on() -> None:
     assert pace.forbids({"dim n": 4097}) == ""
 
 
+def test_one_size_is_enough_to_forbid() -> None:
+    """1.5 s at 1025 may be 6 at 4097, half of what passes for a hang; 1 s may be 4."""
+    pace = Pace(15.0)
+    pace.note({"dim batch": 1025}, 1.5)
+    assert "so one at 4097 may take 6 s" in pace.forbids({"dim batch": 4097})
+    pace = Pace(15.0)
+    pace.note({"dim batch": 1025}, 1.0)
+    assert pace.forbids({"dim batch": 4097}) == ""
+
+
 def test_what_does_not_grow_forbids_nothing() -> None:
     """What each call takes anyway, and sizes that are named by their class, say nothing of longer rows."""
     pace = Pace(15.0)

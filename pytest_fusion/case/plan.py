@@ -15,8 +15,11 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 
-# A batch of no, one and two leading dimensions, one of them empty.
-BATCHES: tuple[tuple[int, ...], ...] = ((), (3,), (3, 2), (1,), (0,))
+# A batch of no, one and two leading dimensions, one of them empty; the size classes of a dim besides, as its rows.
+BATCHES: tuple[tuple[int, ...], ...] = ((), (3, 2), (1,), (0,))
+_IN_BATCHES = "zero", "one"
+# Of a class, the most rows of a batch: blocks of more are blocks of columns, and interpreted, rows take time.
+_MOST_ROWS = 600
 OFFSETS: tuple[int, ...] = (0, 1, 2, 4, 7)
 # The number of dimensions whose layouts are offered to a tensor with a '*batch', which may have any.
 BATCHED_NDIM = 3
@@ -89,6 +92,11 @@ def _size_levels(spec: FusionSpec, name: str, size_classes: Mapping[str, tuple[i
     return tuple(levels.values())
 
 
+def _rows(wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes of a class that a batch takes."""
+    return tuple(size for size in wanted if size <= _MOST_ROWS)
+
+
 def make_plan(
     spec: FusionSpec,
     *,
@@ -103,7 +111,8 @@ def make_plan(
     if spec.uses_case_dtype:
         factors["dtype"] = tuple(spec.dtypes)
     for name in spec.batch_names:
-        factors[f"dim {name}"] = BATCHES
+        few = {label: wanted for label, wanted in size_classes.items() if label not in _IN_BATCHES and _rows(wanted)}
+        factors[f"dim {name}"] = (*BATCHES, *_size_levels(spec, name, few))
     for name in spec.dim_order:
         factors[f"dim {name}"] = _size_levels(spec, name, size_classes)
     values: dict[str, None] = {}
@@ -131,21 +140,25 @@ def make_plan(
 def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
     """The case that a choice of levels stands for.
 
-    A factor that the choice leaves out takes its plainest level. A size may be given as a class or as an integer; it is
-    fitted to its bounds and the case to the limits. Raises ``ImpossibleCase``.
+    A factor that the choice leaves out takes its plainest level. A size may be given as a class or as an integer, which
+    of a batch is its rows; it is fitted to its bounds and the case to the limits. Raises ``ImpossibleCase``.
     """
     spec = plan.spec
 
     def level(factor: str) -> Any:
         return choice.get(factor, plan.factors[factor][0])
 
-    chosen: dict[str, Size] = {name: level(f"dim {name}") for name in spec.batch_names}
-    for name in spec.dim_order:
+    chosen: dict[str, Size] = {}
+    for name in (*spec.batch_names, *spec.dim_order):
         wanted = level(f"dim {name}")
         if isinstance(wanted, str):
             ladder = sizes.of_class(plan.size_classes[wanted], spec.bound(name))
+            ladder = _rows(ladder) if name in spec.batch_names else ladder
             wanted = ladder[numbers.mix(seed, "size", name) % len(ladder)]
-        chosen[name] = sizes.fit(wanted, spec.bound(name), chosen)
+        if name not in spec.batch_names:
+            chosen[name] = sizes.fit(wanted, spec.bound(name), chosen)
+        else:
+            chosen[name] = sizes.leading(wanted, numbers.mix(seed, "rank", name)) if isinstance(wanted, int) else wanted
     dtype = level("dtype") if "dtype" in plan.factors else spec.dtypes[0]
     tensors: dict[str, TensorCase] = {}
     absent: list[str] = []
@@ -204,8 +217,7 @@ def cost(spec: FusionSpec, case: Case) -> tuple[int, int]:
         inner = unwrap(spec.inputs[name])
         assert isinstance(inner, TensorSpec)
         elements = max(elements, math.prod(shape_of(inner, case.sizes)))
-    flat = [math.prod(size) if isinstance(size, tuple) else size for size in case.sizes.values()]
-    work = math.prod(max(size, 1) for size in flat)
+    work = math.prod(max(sizes.count(size), 1) for size in case.sizes.values())
     return elements, work
 
 
@@ -215,7 +227,7 @@ def within_limits(plan: Plan, case: Case) -> Case:
         elements, work = cost(plan.spec, case)
         if elements <= plan.limits.elements and work <= plan.limits.work:
             return case
-        plain = {name: size for name, size in case.sizes.items() if isinstance(size, int)}
+        plain = {name: sizes.count(size) for name, size in case.sizes.items()}
         for name in sorted(plain, key=lambda n: -plain[n]):
             smaller = sizes.fit(plain[name] // 2, plan.spec.bound(name), case.sizes)
             if smaller < plain[name]:
@@ -231,8 +243,14 @@ def within_limits(plan: Plan, case: Case) -> Case:
 
 
 def refit(spec: FusionSpec, chosen: Mapping[str, Size]) -> dict[str, Size]:
-    """The sizes after one of them changed: dims that are multiples of it follow. Raises ``ImpossibleCase``."""
-    fitted: dict[str, Size] = {name: chosen[name] for name in spec.batch_names}
+    """The sizes after one of them changed: dims that are multiples of it follow. A batch may be given as its rows.
+
+    Raises ``ImpossibleCase``.
+    """
+    fitted: dict[str, Size] = {}
+    for name in spec.batch_names:
+        batch = chosen[name]
+        fitted[name] = (batch,) if isinstance(batch, int) else batch
     for name in spec.dim_order:
         size = chosen[name]
         assert isinstance(size, int)

@@ -142,9 +142,10 @@ def choices(draw: st.DrawFn, plan: Plan) -> tuple[dict[str, Any], int]:
         kind, _, name = factor.partition(" ")
         if alike and kind in ("layout", "offset"):
             continue
-        if kind == "dim" and name not in plan.spec.batch_names:
+        if kind == "dim":
             least = max(1, plan.spec.bound(name).min)
-            choice[factor] = draw(st.one_of(labels, st.integers(least, least + 99)))
+            classes = st.sampled_from(levels) if name in plan.spec.batch_names else labels
+            choice[factor] = draw(st.one_of(classes, st.integers(least, least + 99)))
         elif kind == "offset":
             choice[factor] = draw(st.integers(0, 7))
         elif kind == "values":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from pytest_fusion.case.make import ImpossibleCase
@@ -50,6 +51,17 @@ def of_class(wanted: tuple[int, ...], bound: Dim) -> tuple[int, ...]:
     if bound.min < _LARGE:
         return wanted
     return tuple(n if n < 2 or n >= bound.min else n + -(-bound.min // _MOVED) * _MOVED for n in wanted)
+
+
+def count(size: Size) -> int:
+    """The size of a dim, and of a batch how many rows it has."""
+    return math.prod(size) if isinstance(size, tuple) else size
+
+
+def leading(rows: int, turn: int) -> tuple[int, ...]:
+    """The leading dims of so many rows: one, or in every second turn two, where the number of rows has factors."""
+    factor = next((n for n in (2, 3, 5) if rows > n and rows % n == 0), None)
+    return (rows,) if factor is None or turn % 2 else (rows // factor, factor)
 
 
 def step_of(bound: Dim, sizes: Mapping[str, Size]) -> int:

@@ -12,6 +12,7 @@ import torch
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Plan, cost, refit
+from pytest_fusion.case.sizes import count
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.compiled import around_compilations
@@ -224,11 +225,16 @@ class Lab:
             return None
         if elements > self.plan.limits.elements or work > self.plan.limits.work:
             return None
-        return resized if all(fitted[name] == size for name, size in sizes.items()) else None
+        return resized if all(count(fitted[name]) == count(size) for name, size in sizes.items()) else None
 
     def plain_sizes(self) -> dict[str, int]:
         """The dims of the base that are one number each."""
         return {name: size for name, size in self.base.sizes.items() if isinstance(size, int)}
+
+    def lengths(self) -> dict[str, int]:
+        """These dims, and the batches of one dimension, which `resized` takes as their rows."""
+        found = {name: size for name, size in self.base.sizes.items() if isinstance(size, int) or len(size) == 1}
+        return {name: count(size) for name, size in found.items()}
 
     def grown(self, case: Case | None = None, at_least: Iterable[int] = (5, 7, 3, 4, 6)) -> Case:
         """The case with sizes of at least these, different from dim to dim, where bounds admit them."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.sizes import count
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab
@@ -66,8 +67,8 @@ def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
     telling = 0
     wrong: dict[str, torch.Tensor] = {}
     right: dict[str, torch.Tensor] = {}
-    for case, count in ((small, _MANY_SEEDS), (larger, 2 * _MANY_SEEDS)):
-        for seed in lab.seeds(case, count):
+    for case, most in ((small, _MANY_SEEDS), (larger, 2 * _MANY_SEEDS)):
+        for seed in lab.seeds(case, most):
             masks = _counting(lab, lab.ask(case.with_(seed=seed)), case)
             if masks is None:
                 return False
@@ -109,7 +110,7 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
     # Where one row shows the error by luck, a few show it always.
     for base in dict.fromkeys((lab.base.key(), lab.grown().key())):
         case = lab.base if base == lab.base.key() else lab.grown()
-        for name, size in lab.plain_sizes().items():
+        for name, size in lab.lengths().items():
             found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in _tiles(lab, size))), None)
             if found is not None:
                 return found
@@ -120,7 +121,7 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
 def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = ()) -> Found | None:
     past = lab.resized({name: tile + 1}, base)
     whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
-    if past is None or len(whole) < 2 or whole[0].sizes[name] != tile:
+    if past is None or len(whole) < 2 or count(whole[0].sizes[name]) != tile:
         return None
     names = edits.free(lab.spec, past)
     # A wrong 0 wins a maximum only where all else is below it, a minimum only above.
@@ -133,7 +134,7 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
             return None
         if not lab.plainly_wrong(past, edit=edit):
             continue
-        sizes = " and ".join(str(case.sizes[name]) for case in whole)
+        sizes = " and ".join(str(count(case.sizes[name])) for case in whole)
         evidence = [f"right at {name}={sizes}, wrong at {tile + 1}" + (f", given {edit.name}" if edit else "")]
         return _neutral(lab, past, name, evidence) or Found("tail-mask", evidence)
     return None
@@ -209,7 +210,7 @@ def limit(lab: Lab) -> Found | None:
     names = edits.free(lab.spec, lab.base)
     # A carry or a rescaling that is left out needs values that grow on the way.
     changes = (None, edits.rising(names)) if names else (None,)
-    for name, size in lab.plain_sizes().items():
+    for name, size in lab.lengths().items():
         for most, edit in itertools.product(dict.fromkeys((size - 1, *lab.blocks)), changes):
             if most < _SMALLEST_LIMIT:
                 continue
@@ -248,14 +249,14 @@ def _all_past(lab: Lab, answer: Answer, most: int) -> str:
 
 def last_index(lab: Lab) -> Found | None:
     """Only the first or the last index along an axis is wrong, at every size."""
-    for name in lab.plain_sizes():
+    for name in lab.lengths():
         places: set[str] = set()
         cases = [lab.resized({name: n}, lab.grown()) for n in (5, 8, 13)]
         if any(case is None for case in cases):
             continue
         for case in cases:
             assert case is not None
-            places.add(_end(lab, lab.ask(case), int(str(case.sizes[name]))))
+            places.add(_end(lab, lab.ask(case), count(case.sizes[name])))
             if len(places) > 1 or "" in places:
                 break
         else:
@@ -301,7 +302,7 @@ def _end(lab: Lab, answer: Answer, size: int) -> str:
 
 def one_past(lab: Lab) -> Found | None:
     """An access reaches exactly one element past a tensor, at every size."""
-    for name in lab.plain_sizes():
+    for name in lab.lengths():
         cases = [lab.resized({name: n}) for n in (5, 8, 12)]
         if any(case is None for case in cases) or not all(_is_one_past(lab.ask(case)) for case in cases):
             continue

@@ -194,18 +194,34 @@ class Shrinker:
                 assert isinstance(current, tuple)
                 if (len(batch), batch) < (len(current), current) and self._try_size(name, batch):
                     break
+            current = self.case.sizes[name]
+            if isinstance(current, tuple) and len(current) > 1 and not self._try_size(name, sizes.count(current)):
+                for axis in range(len(current)):
+                    self._shorten(name, axis)
         # Boundaries for all dims before the sizes between them, short dims first: where a bug needs luck, one long row
         # has it, and a row cut to the last element that can show it would have to be one of many.
-        plain = sorted((n for n, size in self.case.sizes.items() if isinstance(size, int)), key=self._size)
+        plain = sorted(filter(self._is_plain, self.case.sizes), key=self._size)
         below = {name: self._to_boundary(name) for name in plain}
         for name in plain:
             self._between(name, below[name])
         if self._by_values:
             self._trade(plain)
 
-    def _size(self, name: str) -> int:
+    def _shorten(self, name: str, axis: int) -> None:
+        """Take the first boundary of one of a batch's several dims that fails, but none without rows."""
+        for boundary in filter(None, sizes.LADDER):
+            batch = self.case.sizes[name]
+            assert isinstance(batch, tuple)
+            if boundary >= batch[axis] or self._try_size(name, (*batch[:axis], boundary, *batch[axis + 1 :])):
+                break
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether this is a dim, or a batch of one dimension, and not of several: these stay as they are."""
         size = self.case.sizes[name]
-        return size if isinstance(size, int) else 0
+        return isinstance(size, int) or len(size) == 1
+
+    def _size(self, name: str) -> int:
+        return sizes.count(self.case.sizes[name])
 
     def _trade(self, plain: list[str]) -> None:
         """Three of a short dim for half of the longest one or less, where luck asked for length."""
@@ -256,5 +272,5 @@ class Shrinker:
     def _size_seeds(self, fitted: Mapping[str, Size]) -> Iterable[int]:
         if not self._by_values:
             return dict.fromkeys((self.case.seed, *range((self._enough or 1) - 1)))
-        work = math.prod(size for size in fitted.values() if isinstance(size, int))
+        work = math.prod(map(sizes.count, fitted.values()))
         return dict.fromkeys((self.case.seed, *range(_SIZE_SEEDS if work <= _SMALL else _SIZE_SEEDS_LONG)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,21 @@ def test_equal_choices_give_equal_cases_and_the_seed_picks_within_a_class(plan_o
     sizes = {build(plan, {"dim n": "prime"}, seed).sizes["n"] for seed in range(40)}
     assert sizes == {2, 7, 11, 13, 19, 31}
     assert build(plan, {"dim n": "prime"}, 5) == build(plan, {"dim n": "prime"}, 5)
+
+
+def test_a_batch_has_as_many_rows_as_other_dims(plan_of: PlanOf) -> None:
+    """By class, around the kernel's blocks of rows but not of columns, or by number; of two dims for every other seed,
+    and cut to the limits as any dim is."""
+    plan = plan_of({"x": tensor("*batch n")}, blocks=(48, 4096))
+    levels = plan.factors["dim batch"]
+    assert levels[0] == ()
+    assert {"power", "prime", "block+1", "blocks"} < set(levels)
+    found = {build(plan, {"dim batch": "blocks"}, seed).sizes["batch"] for seed in range(60)}
+    assert {(97,), (96,), (48, 2), (144,), (72, 2)} == found
+    assert build(plan, {"dim batch": 1025}, 1).sizes["batch"] in ((1025,), (205, 5))
+    case = build(plan, {"dim batch": 65537, "dim n": 160}, 1)
+    assert cost(plan.spec, case)[0] <= plan.limits.elements
+    assert min(math.prod(case.sizes["batch"]), case.sizes["n"]) > 30  # type: ignore[arg-type,type-var]
 
 
 def test_what_the_kernel_writes_is_never_expanded(plan_of: PlanOf) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -106,9 +107,20 @@ def test_a_batch_shrinks_to_the_fewest_dimensions(plan_of: Any) -> None:
     """A failure that needs two leading dimensions keeps two, of the smallest sizes that fail."""
     plan = plan_of({"x": tensor("*batch hidden")})
     found, _ = shrink(plan, {"dim batch": (3, 2), "dim hidden": 20}, lambda case: len(case.sizes["batch"]) == 2)
-    assert found.sizes["batch"] in ((1, 2), (2, 1))
+    assert found.sizes["batch"] == (1, 1)
     found, _ = shrink(plan, {"dim batch": (3, 2), "dim hidden": 20}, lambda case: case.sizes["hidden"] > 4)
     assert dict(found.sizes) == {"batch": (), "hidden": 5}
+
+
+def test_a_batch_of_many_rows_shrinks_to_the_fewest(plan_of: Any) -> None:
+    """Rows become one dimension and as few as still fail; where two dimensions are needed, each becomes short."""
+    plan = plan_of({"x": tensor("*batch hidden")})
+    found, _ = shrink(plan, {"dim batch": (20, 4), "dim hidden": 2}, lambda case: math.prod(case.sizes["batch"]) > 16)
+    assert found.sizes["batch"] == (17,)
+    found, _ = shrink(
+        plan, {"dim batch": (30, 9), "dim hidden": 2}, lambda case: math.prod(case.sizes["batch"][1:]) > 3
+    )
+    assert found.sizes["batch"] == (1, 4)
 
 
 def test_drawn_values_and_choices_go_back_to_the_first(plan_of: Any) -> None:

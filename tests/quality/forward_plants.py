@@ -7,6 +7,7 @@ from functools import partial
 from tests.quality.kernels import (
     activation,
     affine,
+    any_rank,
     attention,
     bag,
     cache_write,
@@ -50,6 +51,14 @@ FORWARD: tuple[Plant, ...] = (
     *group("rms_norm_nested", rms_norm.make_nested_spec, "outer inner hidden", [
         ("flattens", "A1", 3, READS, "ignores-strides", [(2, 1, 1)]),
     ]),
+    *group("any_rank", any_rank.make_spec, "width", [
+        ("whole-tiles", "A3", None, HOLES, "unwritten-output tail-mask", [(1,)]),
+        ("first-dim", "A3", None, HOLES, "unwritten-output", [(1,)]),
+        ("first-tile-again", "A3", None, VALUES, "block-limit wrong-index-map", [(2,)]),
+    ]),
+    *group("any_rank_turns", any_rank.make_spec, "width", [
+        ("so-many-turns", "C2", None, HOLES, "block-limit unwritten-output", [(1,)]),
+    ], turns=True, slow="so-many-turns"),
     *group("layer_norm", layer_norm.make_spec, "rows hidden", [
         ("rstd-slot", "A3", 24, HOLES, "wrong-index-map racing-stores unwritten-output", [(2, 1)]),
         ("padded-variance", "B1", 26, VALUES, "tail-mask wrong-neutral-element", [(1, 3)]),

@@ -11,6 +11,7 @@ from tests.quality.kernels import (
     activation,
     adam,
     affine,
+    any_rank,
     attention,
     bag,
     batch_linear,
@@ -77,6 +78,8 @@ HONEST: Mapping[str, Callable[[], FusionSpec]] = {
         rms_norm.make_variant, rms_norm.rms_norm_strict, rejects=(ValueError,)
     ),
     "rms_norm, two batch dimensions": rms_norm.make_nested_spec,
+    "rows of sum 1, any rank, tiles": any_rank.make_spec,
+    "rows of sum 1, any rank, in turns": partial(any_rank.make_spec, turns=True),
     "layer_norm, two passes over a tile": layer_norm.make_spec,
     "layer_norm, Welford by blocks": partial(layer_norm.make_variant, layer_norm.layer_norm_welford),
     "layer_norm, two kernels": partial(layer_norm.make_variant, layer_norm.layer_norm_two_kernels),

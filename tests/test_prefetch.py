@@ -21,16 +21,19 @@ def _files(folder: Path, count: int) -> list[str]:
 
 
 def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each worker learns its number and how many there are; before the start none of them does anything."""
+    """Each worker learns its number and how many there are, and gives way; before the start none does anything."""
     monkeypatch.setattr(prefetch, "workers", lambda: 3)
 
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+
     def work(worker: int, workers: int) -> None:
-        (tmp_path / f"{worker} of {workers}").touch()
+        later = os.getpriority(os.PRIO_PROCESS, 0) > mine or mine == 19
+        (tmp_path / f"{worker} of {workers}{', gives way' if later else ''}").touch()
 
     with prefetch.compiling_ahead(work) as start:
         assert not list(tmp_path.iterdir())
         start()
-        assert _files(tmp_path, 3) == ["0 of 3", "1 of 3", "2 of 3"]
+        assert _files(tmp_path, 3) == ["0 of 3, gives way", "1 of 3, gives way", "2 of 3, gives way"]
 
 
 def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,7 @@ class Campaign:
         """Two plain cases of different size: launch constants equal in both are block sizes worth going around."""
         seen: list[set[int]] = []
         for size in _PROBE_SIZES:
-            choice = {f"dim {name}": size for name in self.spec.dim_names}
+            choice = {f"dim {name}": size for name in self.spec.sized}
             if self._left() <= 0 or self.failing is not None or not self._attempt(choice, size):
                 return
             seen.append(_blocks(self.launches[-1]))

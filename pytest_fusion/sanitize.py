@@ -85,7 +85,7 @@ def smallest(spec: FusionSpec, request: Request, tally: Tally) -> Iterator[Case]
     plan = make_plan(spec, pools=searching.pools(spec, 0), limits=limits)
     known: set[str] = set()
     for turn, size in enumerate(_SIZES):
-        choice: dict[str, Any] = {f"dim {name}": size + i for i, name in enumerate(spec.dim_order)}
+        choice: dict[str, Any] = {f"dim {name}": size + i for i, name in enumerate(spec.sized)}
         for factor, levels in plan.factors.items():
             if factor.startswith("layout ") and turn == 1 and ("padded", 0) in levels:
                 choice[factor] = ("padded", 0)

@@ -95,7 +95,7 @@ def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         if turn % 3:
             row |= {f"dim {name}": _VECTORS[numbers.mix(turn, name) % len(_VECTORS)] for name in inner}
         if turn % 6 == _ONE_ROW:
-            row |= {f"dim {name}": 1 for name in _sized(plan.spec) if name not in inner}
+            row |= {f"dim {name}": 1 for name in plan.spec.sized if name not in inner}
         if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1:
             row |= pitched
         yield row
@@ -118,11 +118,6 @@ def _innermost(spec: FusionSpec) -> list[str]:
     return [name for name in spec.dim_order if name in last]
 
 
-def _sized(spec: FusionSpec) -> tuple[str, ...]:
-    """Dims, and batches, whose sizes are numbers of rows."""
-    return (*spec.batch_names, *spec.dim_order)
-
-
 def _laid_out(plan: Plan) -> list[str]:
     """The factors of tensors that have a layout to choose."""
     return [name for name, levels in plan.factors.items() if name.startswith(_LAYOUTS[0]) and len(levels) > 1]
@@ -135,7 +130,7 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. The second time sizes
     are even, as hidden sizes are (1536, 6144), and all tensors contiguous.
     """
-    dims = _sized(plan.spec)
+    dims = plan.spec.sized
     dtypes = plan.factors.get("dtype", ("float32",))
     others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
     ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
@@ -166,12 +161,12 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Two dims long at once, each beside the next, the others small; all tensors contiguous every second time."""
-    dims = [n for n in _sized(plan.spec) if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
+    dims = [n for n in plan.spec.sized if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
     pairs = list(zip(dims, dims[1:] + dims[:1], strict=True)) if len(dims) > 1 else []
     ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
     for turn, ((many, several), (long, less)) in enumerate(itertools.islice(_alternated(pairs), _MOST_BROAD)):
         # A tensor of all dims at once would be too large beside threes.
-        choice: dict[str, Any] = {f"dim {name}": 3 if turn % 2 else 1 for name in _sized(plan.spec)}
+        choice: dict[str, Any] = {f"dim {name}": 3 if turn % 2 else 1 for name in plan.spec.sized}
         choice |= {f"dim {many}": long, f"dim {several}": less}
         for name, levels in plan.factors.items():
             if name in choice or name == "values" or ((long, less) == _BROAD[0] and name.startswith(_LAYOUTS)):

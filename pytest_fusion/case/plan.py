@@ -149,7 +149,7 @@ def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
         return choice.get(factor, plan.factors[factor][0])
 
     chosen: dict[str, Size] = {}
-    for name in (*spec.batch_names, *spec.dim_order):
+    for name in spec.sized:
         wanted = level(f"dim {name}")
         if isinstance(wanted, str):
             ladder = sizes.of_class(plan.size_classes[wanted], spec.bound(name))

@@ -313,6 +313,11 @@ class FusionSpec:
     def dim_order(self) -> tuple[str, ...]:
         return self._dim_order()
 
+    @property
+    def sized(self) -> tuple[str, ...]:
+        """The batches, whose size is their number of rows, and the dims in their order."""
+        return (*self.batch_names, *self.dim_order)
+
     def _check_signatures(self) -> None:
         given = set(self.inputs)
         for role in ("fused", "reference"):

@@ -80,7 +80,7 @@ class Reach:
 
         More than two of the largest block come first: that is past the smaller ones too, so one case serves all.
         """
-        dims = plan.spec.dim_order
+        dims = plan.spec.sized
         rank = {name: position for position, name in enumerate((_ELEMENTS, *dims))}
         while True:
             wanted = {key: set(_wanted(dims, own)) - self._met[key] for key, own in self.blocks.items()}
@@ -106,7 +106,7 @@ class Reach:
         return {block: self._why(key, block, spec) for block in sorted(self.blocks[key] - passed)}
 
     def _why(self, key: Key, block: int, spec: FusionSpec) -> Reason:
-        wanted = {Past(name, block) for name in spec.dim_order}
+        wanted = {Past(name, block) for name in spec.sized}
         if wanted - self._asked[key]:
             return "cases"
         if wanted & self._too_large:
@@ -144,12 +144,11 @@ def _passed(spec: FusionSpec, case: Case, blocks: frozenset[int]) -> Iterator[Pa
         for name, declared in spec.inputs.items()
         if name not in case.absent and isinstance(inner := unwrap(declared), TensorSpec)
     }
-    lengths = {name: case.sizes[name] for name in spec.dim_order}
+    lengths = {name: sizes.count(case.sizes[name]) for name in spec.sized}
     lengths |= {f"{name}[{axis}]": size for name, shape in shapes.items() for axis, size in enumerate(shape)}
     if 0 in lengths.values():
         return
     for what, size in lengths.items():
-        assert isinstance(size, int)
         yield from (Past(what, block, size > 2 * block and size % block > 0) for block in blocks if size > block)
     elements = max(map(math.prod, shapes.values()), default=0)
     yield from (Past(_ELEMENTS, block) for block in blocks if elements > block)
@@ -159,19 +158,18 @@ def _grown(plan: Plan, past: Past, beside: int, seed: int) -> Case:
     """A plain case, so that what fails is the size. Raises ``ImpossibleCase``."""
     spec, block = plan.spec, past.block
     longer = block + 1 if not (past.twice or past.what == _ELEMENTS) else 2 * block + block // 2 + 1
-    choice = {f"dim {name}": beside for name in spec.dim_order}
+    choice = {f"dim {name}": beside for name in spec.sized}
     if past.what != _ELEMENTS:
         choice[f"dim {past.what}"] = longer
         case = build(plan, choice, seed)
-        size = case.sizes[past.what]
-        assert isinstance(size, int)
+        size = sizes.count(case.sizes[past.what])
         if size > block:
             return case
         # Rounded down to a multiple: the next one.
         choice[f"dim {past.what}"] = size + sizes.step_of(spec.bound(past.what), case.sizes)
         return build(plan, choice, seed)
     left = longer
-    for name in reversed(spec.dim_order):
+    for name in reversed(spec.sized):
         most = spec.bound(name).max
         choice[f"dim {name}"] = size = left if most is None else min(left, most)
         left = -(-left // max(size, 1))

@@ -86,6 +86,25 @@ def test_what_only_one_config_gets_wrong_past_its_block_is_found(examine: Any, f
     assert record.case["dims"]["cols"] > 1024
 
 
+@pytest.mark.parametrize("first", [1, NEVER], ids=["wrong", "right"])
+def test_a_batch_gets_as_many_rows_as_blocks_hold(examine: Any, first: int) -> None:
+    """Sums over all rows of a batch, by blocks of rows: the batch is the one size that can be longer than a block."""
+    columns = summing(config(64), config(1024, first))
+    record: TestRecord = examine(
+        lambda x: columns(x.reshape(-1, 4).t().contiguous()),
+        lambda x: x.reshape(-1, 4).sum(0),
+        {"x": tensor("*batch 4", layouts="contiguous")},
+        cases=ALL,
+    )
+    assert record.verdict == ("fail" if first == 1 else "pass"), record.message
+    if first == 1:
+        assert record.cause == "bad-config"
+        assert record.case is not None
+        assert record.case["dims"]["batch"][0] > 1024
+    else:
+        assert record.checks["configs"]["reason"] == "ran 2 of 2 configs of row_sum"
+
+
 def test_right_configs_pass(examine: Any) -> None:
     """Each was tried past its own block, and nothing is said to be left."""
     record: TestRecord = examine(summing(config(64), config(256), config(1024)), summed, MATRIX, cases=ALL)

@@ -111,6 +111,7 @@ class Campaign:
         max_cases: int | None = None,
         note: Callable[[dict[str, Any]], None] = lambda _: None,
         dry: bool = False,
+        drawn: int | None = None,
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         clock = Clock(lambda: note(self._last))
@@ -137,6 +138,8 @@ class Campaign:
         # A judged case had an element to compare.
         self._compared = False
         self.dry = dry
+        # The seed of the search where none was asked for: one that is drawn anew each time, or Hypothesis's own.
+        self._drawn = None if searching.user_settings(outer).derandomize else drawn
 
     def _began(self, check: str) -> None:
         self.note({**self._last, "reached": check})
@@ -303,20 +306,26 @@ class Campaign:
             yield 200_000 + position, choice
 
     def compile_share(self, worker: int, workers: int) -> None:
-        """Compile, without launching, what this worker's share of the covering phase will launch (see `prefetch`).
+        """Compile, without launching, what this worker's share of the cases will launch (see `prefetch`).
 
-        Longest first: a row of 65,537 in one block of 4 warps takes 29 s for an rms_norm and 85 s for its backward.
+        Longest first: a row of 65,537 in one block of 4 warps takes 29 s for an rms_norm and 85 s for its backward. Of
+        the search it is the first half: from there on Hypothesis aims at errors, which nobody knows here.
         """
         self._probe()
         longest = sorted(self._covering_choices(), key=lambda one: -_longest(one[1]))
         for count, (position, choice) in enumerate(longest):
             if count % workers == worker:
                 self._attempt(choice, position)
+        counted = itertools.count()
+        self._search(lambda: next(counted) % workers == worker)
 
-    def _search(self) -> None:
+    def _search(self, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Random cases, of which those are run that are ``wanted`` when their turn comes."""
         cases = int(min(self.profile.search, self._left()))
 
         def run(case: Case, choice: Mapping[str, Any]) -> float | None:
+            if not wanted():
+                return None
             result = self._run(case, choice)
             if result.failure is not None:
                 raise searching.SearchFailed
@@ -330,8 +339,9 @@ class Campaign:
             run,
             outer=self.outer,
             cases=cases,
-            seed=None if self.seed is None else self.base >> 1,
+            seed=self._drawn if self.seed is None else self.base >> 1,
             database_key=self.nodeid,
+            kept=not self.dry,
         )
 
     def finish(self, *, shrink: bool = True) -> Tally:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,12 +38,16 @@ _TOO_EARLY = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A spec, its request, the test function whose Hypothesis settings hold, and the values of its fixtures."""
+    """A spec, its request, the test function whose Hypothesis settings hold, and the values of its fixtures.
+
+    ``drawn`` is the seed of the search where the request has none: what compiles ahead follows the same one.
+    """
 
     spec: FusionSpec
     request: Request
     outer: Any
     extra: Mapping[str, Any]
+    drawn: int = field(default_factory=lambda: secrets.randbits(63))
 
     def alone(self, case: Case) -> Job:
         """The same job for one case only."""
@@ -60,6 +65,7 @@ class Job:
             max_cases=self.request.max_cases,
             note=note,
             dry=dry,
+            drawn=self.drawn,
         )
 
     def here(self, note: Note) -> Tally:

@@ -1,4 +1,4 @@
-"""Compiling ahead: forked workers compile what the covering phase will launch while the test already runs.
+"""Compiling ahead: forked workers compile what the covering phase, and the search's first half, will launch.
 
 A row-wise kernel meets some hundred specialisations (block size, dtype, divisibility of sizes, strides, addresses), at
 0.1-0.3 s each. Triton's disk cache is shared and written atomically, so workers fill it and the test finds it warm.

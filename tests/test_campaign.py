@@ -12,8 +12,10 @@ import torch
 from hypothesis import Phase, example, settings
 from hypothesis import strategies as st
 
+from pytest_fusion import campaign as campaigns
 from pytest_fusion.campaign import Campaign, Tally
 from pytest_fusion.case import search
+from pytest_fusion.case.model import Case
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.errors import SpecError
 from pytest_fusion.examine import run
@@ -27,7 +29,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor
 from pytest_fusion.testing import examine
 from pytest_fusion.verdict.further import CHECKS
-from pytest_fusion.verdict.judge import judge_case
+from pytest_fusion.verdict.judge import CaseResult, judge_case
 
 T = torch.Tensor
 
@@ -37,7 +39,14 @@ def double(x: T) -> T:
 
 
 def campaign(
-    fused: Any = double, *decorators: Any, inputs: Any = None, cases: int | None = 8, seed: int = 0, **keywords: Any
+    fused: Any = double,
+    *decorators: Any,
+    inputs: Any = None,
+    cases: int | None = 8,
+    seed: int | None = 0,
+    drawn: int | None = None,
+    dry: bool = False,
+    **keywords: Any,
 ) -> Campaign:
     def outer() -> None: ...
 
@@ -59,6 +68,8 @@ def campaign(
         extra={},
         seed=seed,
         max_cases=cases,
+        drawn=drawn,
+        dry=dry,
     )
 
 
@@ -303,3 +314,32 @@ def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> 
     spec = FusionSpec(name="long", fused=fused, reference=reference, inputs=inputs)
     found = examine(spec, device="cpu", seed=0, root=tmp_path)
     assert (found.verdict, found.failed_check) == ("fail", "values")
+
+
+@pytest.mark.parametrize("decorators", [(), (settings(derandomize=True, max_examples=100),)], ids=["drawn", "derived"])
+def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
+    decorators: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no seed is asked for the search has another one in each run, but one that its workers share; each case is
+    one worker's."""
+    judged: list[str] = []
+    compiled: list[str] = []
+
+    def judge(bench: Any, case: Case, *, again: bool) -> CaseResult:
+        judged.append(case.key())
+        return judge_case(bench, case, again=again)
+
+    def dry(bench: Any, case: Case) -> CaseResult:
+        compiled.append(case.key())
+        return CaseResult(case, rejected="dry run")
+
+    monkeypatch.setattr(campaigns, "judge_case", judge)
+    monkeypatch.setattr(campaigns, "dry_run", dry)
+    keywords = {"seed": None, "cases": None, "dims": {"rows": dim(0, 9), "hidden": dim(0, 40)}}
+    campaign(double, *decorators, drawn=7, **keywords).run()
+    for worker in range(2):
+        campaign(double, *decorators, drawn=7, dry=True, **keywords).compile_share(worker, 2)
+
+    ahead = sum(key in compiled for key in judged)
+    assert ahead >= len(judged) - PROFILES["dev"].search // 2 - 3
+    assert len(set(compiled)) >= len(compiled) - 8  # the probes, and what is met twice

@@ -168,11 +168,12 @@ def search(
     cases: int,
     seed: int | None,
     database_key: str | None,
+    kept: bool = True,
 ) -> dict[str, Any] | None:
     """Run up to ``cases`` random cases; ``run`` returns log2(error / allowed), ``None`` for nothing to aim at.
 
     ``run`` raises ``SearchFailed`` for a failing case, which ends the search quietly: the caller keeps what failed.
-    Returns Hypothesis's statistics.
+    Unless ``kept``, Hypothesis's database is neither read nor written. Returns Hypothesis's statistics.
     """
     chosen = user_settings(outer)
     phases = [phase for phase in chosen.phases if phase in (Phase.reuse, Phase.generate, Phase.target)]
@@ -209,6 +210,7 @@ def search(
         print_blob=False,
         verbosity=Verbosity.quiet if chosen.verbosity is Verbosity.normal else chosen.verbosity,
         suppress_health_check=list(HealthCheck),
+        database=chosen.database if kept else None,
     )(test)
     if seed is not None:
         test = hypothesis_seed(seed)(test)

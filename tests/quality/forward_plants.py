@@ -51,13 +51,13 @@ FORWARD: tuple[Plant, ...] = (
     *group("rms_norm_nested", rms_norm.make_nested_spec, "outer inner hidden", [
         ("flattens", "A1", 3, READS, "ignores-strides", [(2, 1, 1)]),
     ]),
-    *group("any_rank", any_rank.make_spec, "width", [
-        ("whole-tiles", "A3", None, HOLES, "unwritten-output tail-mask", [(1,)]),
-        ("first-dim", "A3", None, HOLES, "unwritten-output", [(1,)]),
-        ("first-tile-again", "A3", None, VALUES, "block-limit wrong-index-map", [(2,)]),
+    *group("any_rank", any_rank.make_spec, "batch width", [
+        ("whole-tiles", "A3", None, HOLES, "unwritten-output tail-mask", [(9, 1)]),
+        ("first-dim", "A3", None, HOLES, "unwritten-output", [(9, 1)]),
+        ("first-tile-again", "A3", None, VALUES, "block-limit wrong-index-map", [(9, 1)]),
     ]),
-    *group("any_rank_turns", any_rank.make_spec, "width", [
-        ("so-many-turns", "C2", None, HOLES, "block-limit unwritten-output", [(1,)]),
+    *group("any_rank_turns", any_rank.make_spec, "batch width", [
+        ("so-many-turns", "C2", None, HOLES, "block-limit unwritten-output", [(19, 1)]),
     ], turns=True, slow="so-many-turns"),
     *group("layer_norm", layer_norm.make_spec, "rows hidden", [
         ("rstd-slot", "A3", 24, HOLES, "wrong-index-map racing-stores unwritten-output", [(2, 1)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -75,7 +76,9 @@ def share_of_right_causes(right: Iterable[bool]) -> float:
 
 
 def _dims(record: TestRecord) -> Mapping[str, int]:
-    return {} if record.case is None else record.case["dims"]
+    """The sizes of the smallest case; of a batch its rows."""
+    dims = {} if record.case is None else record.case["dims"]
+    return {name: math.prod(size) if isinstance(size, list) else size for name, size in dims.items()}
 
 
 def _trouble(plant: Plant, record: TestRecord) -> str:

@@ -43,6 +43,10 @@ class TooManyProgramsError(FusionError):
     """A launch on the CPU lane asked for more programs than the case may cost."""
 
 
+class GridTooLargeError(FusionError, ValueError):
+    """A launch on more programs along an axis of the grid than CUDA has there."""
+
+
 class MemoryFinding(FusionError):
     """An interpreted kernel accessed memory that it must not access; ``finding`` has the facts (``Finding``).
 

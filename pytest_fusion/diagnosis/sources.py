@@ -66,6 +66,7 @@ def elsewhere(lab: Lab) -> Found | None:
         return None
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     told: list[str] = []
+    asked = False
     budget = lab.runs + _MOST_RUNS
     for case in {each.key(): each for each in (plain, lab.grown(plain, (2, 2, 2, 2)))}.values():
         silent = 0
@@ -77,17 +78,20 @@ def elsewhere(lab: Lab) -> Found | None:
             if answer.wrong:
                 said = _elsewhere(lab, answer, lambda edit, seeded=seeded: lab.ask(seeded, edit=edit))
                 told += [said] if said else []
-                silent += said is None
+                silent += not said
+                asked |= said is not None
             if len(told) == _AGREEING:
                 return Found("wrong-index-map", [f"{told[0]}; so it is for other values"])
-    lab.ruled_out.append(
-        "single elements: the wrong ones change with the same elements of the inputs as the right ones"
-    )
+    if asked:
+        lab.ruled_out.append(
+            "single elements: changed one by one, none reaches a wrong result that it should not, in place of another"
+        )
     return None
 
 
 def _elsewhere(lab: Lab, answer: Answer, run: Any) -> str | None:
-    """In words, which element reaches a wrong one in place of another; ``None`` where none does."""
+    """In words, which element reaches a wrong one in place of another; empty where none does, and ``None`` where that
+    could not be asked: of inputs with values of their own, or where no element reaches some results and not others."""
     found, wrong = answer.probe, lab.wrong_of(answer)
     if found is None or wrong is None or not wrong.far_off:
         return None
@@ -102,11 +106,13 @@ def _elsewhere(lab: Lab, answer: Answer, run: Any) -> str | None:
     known = _known_to(lab, found.logical, wrong.name, places)
     if known is None:
         return None
+    asked: str | None = None
     for element in _worst(wrong.got, wrong.right, wrong.mask):
         near = [place for place in places if known[place][element]]
         far = tuple(place for place in places if not known[place].any() or not known[place][element])
         if not near or not far or len(near) > _MOST_SOURCES:
             continue
+        asked = ""
         before = _value(wrong.got, element)
         if not any(_moved(before, after) for after in _values(run, far, wrong.name, element)):
             continue
@@ -118,7 +124,7 @@ def _elsewhere(lab: Lab, answer: Answer, run: Any) -> str | None:
                 )
                 if extra is not None:
                     return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
-    return None
+    return asked
 
 
 def _known_to(

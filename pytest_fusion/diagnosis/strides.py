@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+from pytest_fusion.case import strided
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import shape_of, torch_dtype
 from pytest_fusion.case.model import Case, Layout
@@ -49,14 +50,16 @@ def layout(lab: Lab) -> Found | None:
     guilty = [name for name in bent if lab.ask(case, laid=case.contiguous([name])).right]
     if len(bent) > 1 and len(guilty) == 1:
         evidence.append(f"making {guilty[0]} alone contiguous is enough")
-    offsets, strided = _offset(lab, case, bent), _strided(lab, case, bent)
+    offsets, bent_strides = _offset(lab, case, bent), _strided(lab, case, bent)
     if _past_int32(lab, case):
         return Found("int32-overflow", ["an offset passes 2^31 elements, and a compact copy is right", *evidence])
-    if offsets and strided:
+    if offsets and bent_strides:
         # Whichever of the two can be taken away without curing the failure is not its cause.
-        without = lab.ask(case, laid=_without_offsets(case, bent))
-        strided = strided if without.wrong else []
-    return _of_strides(lab, case, strided, evidence) if strided else _of_offset(lab, case, offsets, evidence)
+        without = lab.ask(case, laid=_without_offsets(lab, case, bent))
+        bent_strides = bent_strides if without.wrong else []
+    if bent_strides:
+        return _of_strides(lab, case, bent_strides, evidence)
+    return _of_offset(lab, case, offsets, evidence)
 
 
 def _rebase(lab: Lab, plain: Case) -> None:
@@ -95,12 +98,12 @@ def _strided(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _without_offsets(case: Case, names: Iterable[str]) -> Case:
-    """The strides without what precedes the first element."""
+def _without_offsets(lab: Lab, case: Case, names: Iterable[str]) -> Case:
+    """The same strides without what precedes the first element."""
     for name in names:
         old = case.tensors[name].layout
-        kind, variant = ("padded", 0) if (old.kind, old.variant) == ("padded", 1) else (old.kind, old.variant)
-        case = case.with_tensor(name, layout=Layout(kind, 0, variant))
+        before = geometry(_shape(lab, case, name), old).offset - old.offset
+        case = case.with_tensor(name, layout=Layout(old.kind, -before, old.variant))
     return case
 
 
@@ -156,12 +159,20 @@ def _right_when_pitched(lab: Lab, case: Case, names: Iterable[str]) -> bool:
 
 
 def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
-    """With rows that begin at multiples of whole cache lines; ``None`` where a tensor has no rows."""
+    """With rows that begin at multiples of whole cache lines, and with a gap between matrices where there was one;
+    ``None`` where a tensor has no rows."""
     for name in names:
-        if len(_shape(lab, case, name)) < 2:
+        shape = _shape(lab, case, name)
+        if len(shape) < 2:
             return None
         items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
-        case = case.with_tensor(name, layout=Layout("pitched", 0, items))
+        laid = Layout("pitched", 0, items)
+        own, pitched = geometry(shape, case.tensors[name].layout).strides, list(geometry(shape, laid).strides)
+        if any(own[axis] != own[axis + 1] * shape[axis + 1] for axis in range(len(shape) - 2)):
+            for axis in reversed(range(len(shape) - 2)):
+                pitched[axis] = pitched[axis + 1] * (shape[axis + 1] + 1)
+            laid = Layout(strided.stated(pitched))
+        case = case.with_tensor(name, layout=laid)
     return case
 
 

@@ -12,7 +12,7 @@ import torch
 from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import tensors_in
-from pytest_fusion.errors import TooManyProgramsError, first_line, not_modelled
+from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError, first_line, not_modelled
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -153,10 +153,13 @@ def error_verdict(outcome: Outcome) -> Verdict:
     assert error is not None
     kind = type(error).__name__
     text = str(error).strip().splitlines()
+    said = f"the kernel raised {kind}: {text[0] if text else ''}".rstrip(": ")
+    advice = f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant"
+    if isinstance(error, GridTooLargeError):
+        said, advice = text[0], "; where no caller has as many, bound the dim with dims="
     return failed(
         "error",
-        f"the kernel raised {kind}: {text[0] if text else ''}".rstrip(": ")
-        + f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant",
+        said + advice,
         identity=f"error:{kind}:{outcome.origin}",
         error=kind,
         origin=outcome.origin,

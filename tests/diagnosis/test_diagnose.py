@@ -21,6 +21,7 @@ from tests.diagnosis.wrong import (
     affine,
     affine_cast_between,
     assumes_contiguous,
+    assumes_matrices_side_by_side,
     assumes_rows_far_apart,
     caching,
     centred_norm,
@@ -100,6 +101,14 @@ MATMUL = {"dim rows": 3, "dim inner": 9, "dim cols": 4}
 TABLE: dict[str, Row] = {
     "strides": Row("ignores-strides", assumes_contiguous, double, change=laid("transposed")),
     "padded strides": Row("ignores-strides", assumes_contiguous, double, change=laid("padded")),
+    "matrices without their gap": Row(
+        "ignores-strides", assumes_matrices_side_by_side, double, {"dim batch": 2, "dim rows": 2, "dim hidden": 3},
+        inputs={"x": tensor("batch rows hidden")}, change=laid("padded", 0, 1),
+    ),
+    "alignment of rows, with a gap between matrices": Row(
+        "needs-alignment", needs_aligned_rows, double, {"dim batch": 2, "dim rows": 3, "dim hidden": 6},
+        inputs={"x": tensor("batch rows hidden")}, change=laid("padded", 0, 1),
+    ),
     "an expanded tensor of a kernel that ignores all strides": Row(
         "ignores-strides", assumes_contiguous, double, change=laid("expanded", 0, 1)
     ),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_fusion.errors import GridTooLargeError
 from pytest_fusion.run.interpreter import batch, executor, observers
 from pytest_fusion.run.interpreter.batch import NotBatchedError
 from pytest_fusion.run.interpreter.executor import Program, ProgramError
@@ -129,7 +130,7 @@ class Launcher:
         x, y, z = (*(operator.index(s) for s in sizes), 1, 1)[:3]
         # A grid of no programs never reaches CUDA: Triton's launcher leaves it out.
         if max(y, z) > _MOST_IN_Y_AND_Z and x * y * z:
-            raise ValueError(
+            raise GridTooLargeError(
                 f"{kernel.fn.__name__} was launched on a grid of {(x, y, z)}; CUDA refuses more than "
                 f"{_MOST_IN_Y_AND_Z} in the second and third dimension: put the largest one first"
             )

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from pytest_fusion import FusionSpec, tensor
 from pytest_fusion.errors import NotModelledError, TooManyProgramsError, not_modelled
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.interpreter.executor import most_alone
 from pytest_fusion.run.interpreter.observers import counted_notes
 from pytest_fusion.run.launch import Launch
+from pytest_fusion.testing import examine
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -78,6 +80,22 @@ def test_a_grid_that_cuda_refuses_is_refused() -> None:
     """More than 65535 programs in the second dimension fail to launch on a device, so they do here."""
     with pytest.raises(ValueError, match=r"fill_kernel.*65535"):
         fill_kernel[(1, 65536)](torch.zeros(8), 8, 1.0, BLOCK=8)
+
+
+def test_a_test_that_meets_such_a_grid_says_what_bounds_it() -> None:
+    """Rows in the second dimension: at 65,537 of them the message names `dims=`, and no `rejects=`."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        fill_kernel[(1, len(x))](out, out.numel(), 0.0, BLOCK=triton.next_power_of_2(max(out.numel(), 1)))
+        return out
+
+    inputs = {"x": tensor("rows 1", layouts="contiguous")}
+    record = examine(FusionSpec(name="wide", fused=fused, reference=torch.zeros_like, inputs=inputs), device="cpu")
+    assert record.failed_check == "error"
+    assert "65535 in the second and third dimension" in record.message
+    assert "bound the dim with dims=" in record.message
+    assert "rejects=" not in record.message
 
 
 def test_a_wide_grid_of_no_programs_is_no_launch() -> None:

@@ -13,7 +13,7 @@ import torch
 from pytest_fusion import unjudged
 from pytest_fusion.case import covering, large, numbers
 from pytest_fusion.case import search as searching
-from pytest_fusion.case.describe import describe
+from pytest_fusion.case.describe import derived_inputs, describe
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
@@ -428,6 +428,8 @@ class Campaign:
         elif result.differs is not None:
             found_map = marked(*result.differs)
         described = describe(self.spec, result.case)
+        if derived := derived_inputs(self.spec, result.case, self.bench.device):
+            described["derived"] = derived
         diagnosis = diagnose(self._lab(result))
         return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
 

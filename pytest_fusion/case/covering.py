@@ -30,6 +30,9 @@ _PITCHED = ("pitched", 16)
 _LAYOUTS = "layout ", "offset "
 # Dtypes and flags that make no more combinations meet in all of them.
 _MOST_COMBINATIONS = 32
+# Where a kind of values is special, such as NaN: of a single element every order and every mask makes the same.
+_DEGENERATE = "zero", "one", (), (0,), (1,)
+_SEVERAL = "power+1"
 # Of six of those cases the one that has a single row: a step of decoding.
 _ONE_ROW = 5
 # Met the second time: fewer of those lie past any block. Whole vectors, and half a block or one of 1024 left over.
@@ -75,8 +78,8 @@ def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Choices in which all tensors that have layouts are contiguous, or, those that may be padded, rows of one pitch.
 
-    Every pair of sizes and of kinds of values; all combinations of dtypes and flags, where those are few; whole vectors
-    in each row of two choices of three, some of which have a single row.
+    Every pair of sizes and of kinds of values, special ones with several elements in each dim; all combinations of
+    dtypes and flags, where those are few; whole vectors in each row of two choices of three, some with a single row.
     """
     laid_out = _laid_out(plan)
     if not laid_out:
@@ -88,13 +91,16 @@ def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     combinations = [dict(zip(flags, levels, strict=True)) for levels in itertools.product(*flags.values())]
     combinations.sort(key=lambda one: numbers.mix(*map(repr, one.values())))
     every = list(rows(replace(plan, factors=others)))
+    sized = [f"dim {name}" for name in plan.spec.sized]
     for turn in range(max(len(every), len(combinations))):
         # One further each time round, so that none always comes with what every third or sixth choice has.
         combination = combinations[(turn + turn // len(combinations)) % len(combinations)]
         row = {**every[turn % len(every)], **combination}
+        if special := "values" in row and regimes.is_special(row["values"]):
+            row |= {name: _SEVERAL for name in sized if row[name] in _DEGENERATE and _SEVERAL in plan.factors[name]}
         if turn % 3:
             row |= {f"dim {name}": _VECTORS[numbers.mix(turn, name) % len(_VECTORS)] for name in inner}
-        if turn % 6 == _ONE_ROW:
+        if turn % 6 == _ONE_ROW and not special:
             row |= {f"dim {name}": 1 for name in plan.spec.sized if name not in inner}
         if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1:
             row |= pitched

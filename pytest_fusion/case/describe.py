@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from pytest_fusion.case.layouts import geometry
-from pytest_fusion.case.make import shape_of
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, shape_of
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plain import written
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
+from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, unwrap
+
+# Of a longer tensor so many elements from its beginning and its end.
+_SHOWN, _FIRST, _LAST = 12, 6, 3
 
 
 def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
@@ -22,6 +28,31 @@ def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
         entry.update(shape=list(plan.shape), strides=list(plan.strides), offset=plan.offset)
     data["text"] = one_line(data)
     return data
+
+
+def derived_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, str]:
+    """What the derived inputs of a case are, in words: its sizes and seed do not show lengths, slots or labels."""
+    names = [name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), DerivedSpec)]
+    if not names:
+        return {}
+    try:
+        logical: Mapping[str, Any] = make_inputs(spec, case, device)
+    except (ImpossibleCase, InputFailed):
+        return {}
+    return {name: _in_words(logical.get(name)) for name in names}
+
+
+def _in_words(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        text = repr(value)
+        return f"{text if len(text) <= 80 else text[:77] + '...'}, derived"
+    flat = value.detach().flatten()
+    items = [f"{item:g}" if isinstance(item, float) else str(item) for item in flat[:_SHOWN].cpu().tolist()]
+    if flat.numel() > _SHOWN:
+        tail = flat[-_LAST:].cpu().tolist()
+        items = [*items[:_FIRST], "...", *(f"{item:g}" if isinstance(item, float) else str(item) for item in tail)]
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {list(value.shape)}, derived: {' '.join(items) or 'no elements'}"
 
 
 def one_line(data: dict[str, Any]) -> str:

@@ -61,6 +61,7 @@ def compose(
         else:
             lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
         lines += [_tensor_line(key, entry, key in case["absent"]) for key, entry in case["inputs"].items()]
+        lines += [f"    {key}: {words}" for key, words in case.get("derived", {}).items()]
         lines += [f"    {key} = {written(value)}" for key, value in case["drawn"].items()]
     if diagnosis is not None:
         lines += _why(diagnosis)

@@ -193,3 +193,21 @@ def test_two_dims_are_long_at_once(plan_of: PlanOf) -> None:
     many = list(covering.broad_rows(plan_of({"x": tensor("a b c d e")})))
     assert len(many) == 4
     assert all(sorted(row[f"dim {name}"] for name in "abcde")[:3] in ([1, 1, 1], [3, 3, 3]) for row in many)
+
+
+def test_special_values_meet_several_elements_among_plain_layouts(plan_of: PlanOf) -> None:
+    """Where all tensors are contiguous NaN and infinities never lie alone in a dim; ordinary values do, and in other
+    layouts NaN does too."""
+    plan = plan_of({"x": tensor("*batch a b"), "k": st.sampled_from([1, 2, 3])}, pools={"k": (1, 2, 3)})
+    sized = ("dim batch", "dim a", "dim b")
+    alone = {"one", (), (1,)}
+
+    def lonely(rows: list[dict[str, Any]], special: bool) -> bool:
+        found = (row for row in rows if regimes.is_special(row["values"]) is special)
+        return any(row[name] in alone or row[name] == 1 for row in found for name in sized)
+
+    alike, every = list(covering.alike_rows(plan)), list(covering.rows(plan))
+    assert {row["values"] for row in alike} == set(plan.factors["values"])
+    assert not lonely(alike, special=True)
+    assert lonely(alike, special=False)
+    assert lonely(every, special=True)

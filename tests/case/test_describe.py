@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
-from pytest_fusion.case.describe import describe
+from pytest_fusion.case.describe import derived_inputs, describe
 from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.spec.inputs import optional, tensor
+from pytest_fusion.spec.inputs import derived, optional, tensor
 
 
 def test_a_description_adds_shapes_and_strides_and_names_what_is_unusual(make_spec: Any) -> None:
@@ -33,3 +34,26 @@ def test_a_description_adds_shapes_and_strides_and_names_what_is_unusual(make_sp
     assert data["inputs"]["b"]["shape"] == []
     assert data["text"] == "half=4 rows=3; b None; w float16; x float16 padded offset 2 values nan; k=(3, True)"
     assert Case.from_json(data) == case
+
+
+def test_derived_inputs_are_told_by_their_values(make_spec: Any) -> None:
+    """Short ones whole, long ones by both ends; numbers and lists as they are; nothing where none is derived."""
+    spec = make_spec(
+        {
+            "x": tensor("n"),
+            "ends": derived(lambda n: torch.arange(n + 1) * 2),
+            "far": derived(lambda n: torch.full((n,), -torch.inf)),
+            "long": derived(lambda: torch.arange(100, dtype=torch.int32)),
+            "none": derived(lambda: torch.empty(0, 3)),
+            "count": derived(lambda n: n + 1),
+        }
+    )
+    case = Case({"n": 3}, "float32", {"x": TensorCase("float32")})
+    assert derived_inputs(spec, case, torch.device("cpu")) == {
+        "ends": "int64 [4], derived: 0 2 4 6",
+        "far": "float32 [3], derived: -inf -inf -inf",
+        "long": "int32 [100], derived: 0 1 2 3 4 5 ... 97 98 99",
+        "none": "float32 [0, 3], derived: no elements",
+        "count": "4, derived",
+    }
+    assert derived_inputs(make_spec({"x": tensor("n")}), case, torch.device("cpu")) == {}

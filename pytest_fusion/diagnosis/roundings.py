@@ -12,6 +12,7 @@ from pytest_fusion.case import numbers
 from pytest_fusion.case.make import shape_of
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import cost
+from pytest_fusion.case.sizes import count
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
@@ -87,7 +88,7 @@ class _Growth:
 
 def _growth(lab: Lab, summed_well: Collection[str]) -> _Growth | None:
     """The dim along which the error grows most, beside many slices of all others, or of one where all thin it out."""
-    names = list(lab.plain_sizes())
+    names = list(lab.lengths())
     found = [grown for name in names if (grown := _growth_along(lab, name, [n for n in names if n != name]))]
     found = [grown for grown in found if grown.along or grown.dim not in summed_well]
     for grown in list(found):
@@ -146,7 +147,7 @@ def _error_of(lab: Lab, answer: Answer, case: Case, dim: str) -> tuple[float, bo
     got, right, eps = pair
     large = right.abs() > 0.25 * right.abs().mean()
     relative = torch.where(large & torch.isfinite(got), (got - right) / right, 0.0).nan_to_num(0.0)
-    axis = next((i for i, size in enumerate(got.shape) if size == case.sizes[dim]), None)
+    axis = next((i for i, size in enumerate(got.shape) if size == count(case.sizes[dim])), None)
     if axis is not None:
         relative = relative.sum(axis) / large.sum(axis).clamp(min=1)
     error = float(relative.square().mean().sqrt())

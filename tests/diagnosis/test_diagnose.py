@@ -168,6 +168,11 @@ TABLE: dict[str, Row] = {
     "a sum in 16 bits": Row(
         "low-precision-accumulation", sums_in_input_dtype, total, {"dim rows": 3, "dim hidden": 65, "dtype": "bfloat16"}
     ),
+    "a sum over a batch in 16 bits": Row(
+        "low-precision-accumulation", lambda x: sums_in_input_dtype(x.reshape(-1, x.shape[-1]).t()),
+        lambda x: total(x.reshape(-1, x.shape[-1]).t()), {"dim batch": (65,), "dim hidden": 3, "dtype": "bfloat16"},
+        inputs={"x": tensor("*batch hidden")},
+    ),
     "a rounding in between": Row(
         "cast-order", affine_cast_between, affine, {"dim rows": 9, "dim hidden": 33, "dtype": "bfloat16"}
     ),

@@ -19,6 +19,8 @@ U64 = 2.0**-53
 # A pool this long is drawn once per process and device; every request takes a window at a random offset. Drawing
 # 57 000 numbers takes 0.3 ms on one CPU thread and a window nothing, so that small cases cost their arithmetic only.
 POOL = 1 << 19
+# Odd numbers of 62 bits, which spread what they multiply over the bits above.
+_ODD = 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85, 0x1B873593CC9E2D51
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,20 @@ class Noise:
 
     def normal(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         return self._draw("normal", (self.lanes, *shape), device)
+
+    def normal_of(self, first: Tensor, second: Tensor) -> Tensor:
+        """Normal numbers (K, *shape), the same wherever float32 holds the same ``first`` and ``second`` (*shape).
+
+        A kernel makes the same mistake in equal columns, and a sum over them does not average it: of 30 equal columns
+        of 500 products each, summed, honest float32 was refused in 15 of 25 runs.
+        """
+        # A library's float64 sums of equal columns differ in their last bits, by where in a vector the column lies.
+        bits = [part.float().contiguous().view(torch.int32).to(torch.int64) for part in (first, second)]
+        mixed = bits[0] * _ODD[0] + bits[1] * _ODD[1]
+        mixed = (mixed ^ (mixed >> 32)) * _ODD[2] >> 40
+        pool = _pool("normal", 0, str(first.device))
+        lanes = [(mixed + self._random.randrange(POOL)) & (POOL - 1) for _ in range(self.lanes)]
+        return pool[torch.stack(lanes)] if lanes else pool.new_empty((0, *first.shape))
 
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Uniform in [-1, 1)."""
@@ -216,7 +232,7 @@ class Noise:
         out = self.spread(total)
         lanes = out[1:]
         shape = tuple(total.shape[1:])
-        lanes.add_(deviation * self.normal(shape, total.device))
+        lanes.add_(deviation * self.normal_of(first, squares))
         common = self._draw("normal", (self.lanes, *(1 for _ in shape)), total.device)
         root = terms.sqrt() if isinstance(terms, Tensor) else math.sqrt(terms)
         lanes.add_(torch.where(torch.isfinite(first), first, 0.0) * common * (root * (unit_roundoff / 24)))

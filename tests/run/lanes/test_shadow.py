@@ -323,7 +323,7 @@ def test_masks_are_no_low_precision_input() -> None:
 
     out = run_lanes(lambda: [torch.ones(16, 16).tril() @ (x * 1.125)], seed=1).outputs[0]
 
-    assert float((out.lanes - out.oracle).abs().max()) < 2**-18
+    assert float((out.lanes - out.oracle).abs().max()) < 2**-17
 
 
 def test_subnormal_inputs_may_be_flushed() -> None:

@@ -271,15 +271,16 @@ class Campaign:
         for position, choice in self._covering_choices():
             if self._left() <= 0 or self.failing is not None:
                 return
-            # Compiled, a first call tells what compiling takes.
-            forbidden = pace.forbids(choice) if self.bench.device.type == "cpu" else ""
+            forbidden = pace.forbids(choice)
             if forbidden:
                 self._reject("too-expensive", forbidden)
                 continue
-            before = self.bench.clock.of_kernel
+            calls = self.bench.clock.calls
+            calls.clear()
             self._attempt(choice, position)
-            seconds, calls = (now - then for now, then in zip(self.bench.clock.of_kernel, before, strict=True))
-            pace.note(choice, seconds / max(calls, 1))
+            if calls:
+                # On a GPU a first call tells what compiling takes, and tuning.
+                pace.note(choice, sum(calls) / len(calls) if self.bench.device.type == "cpu" else min(calls))
 
     def _past_blocks(self) -> None:
         """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""

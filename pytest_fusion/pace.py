@@ -24,11 +24,15 @@ class Pace:
         self._took: dict[str, list[tuple[int, float]]] = {}
 
     def note(self, choice: Mapping[str, Any], call_s: float) -> None:
-        """A call of a case of this choice took so many seconds, in the mean."""
+        """A call of a case of this choice took so many seconds."""
         name, size = _longest(choice)
         known = self._took.get(name, [(0, 0.0)])
-        if size >= max(_SHORTEST, _APART * known[-1][0]):
+        longest, took_s = known[-1]
+        if size >= max(_SHORTEST, _APART * longest):
             self._took[name] = [known[-1], (size, call_s)]
+        elif size >= longest > 0:
+            # Other options at such a size: rows in chunks of 4 instead of 4096.
+            known[-1] = longest, max(took_s, call_s)
 
     def forbids(self, choice: Mapping[str, Any]) -> str:
         """Why a case of this choice is not begun; empty where it may be."""

@@ -33,13 +33,10 @@ class Clock:
         self._pulse, self._pulsed = pulse, perf_counter()
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, Share] = {}
+        # Seconds of each call of the kernel, for whoever clears them first.
+        self.calls: list[float] = []
         self._inner: list[float] = []
         self._check = FIRST
-
-    @property
-    def of_kernel(self) -> tuple[float, int]:
-        """Seconds and calls of the kernel so far."""
-        return self.seconds.get("fused", 0.0), sum(share.calls for share in self.checks.values())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -53,7 +50,9 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + own
             share = self.checks.setdefault(self._check, Share())
             share.seconds += own
-            share.calls += name == "fused"
+            if name == "fused":
+                share.calls += 1
+                self.calls.append(own)
             if self._inner:
                 self._inner[-1] += spent
             if self._pulse is not None and name in _FOREIGN and begun + spent - self._pulsed >= _PULSE_S:

@@ -52,6 +52,9 @@ TORCH_NAMESPACES: Final = frozenset({"aten", "prim", "prims", "inductor", "profi
 # a guarded allocation costs its size twice for a moment, and the watched run must not be the one that runs out.
 _HELD_BYTES: Final = {"cpu": 1 << 30, "cuda": 8 << 30}
 _HELD_REGIONS: Final = 2048
+# Each takes 0.1 ms and on the CPU a mapping, of which a process has 65,530 (vm.max_map_count). A kernel that keeps this
+# many results of parts keeps some at smaller sizes too.
+_MOST_REGIONS: Final = 4096
 
 
 class Watch:
@@ -69,7 +72,7 @@ class Watch:
 
     What cannot be guarded is allocated as if nobody watched: other devices, meta and fake tensors, subclasses, sparse,
     quantised, complex, pinned, empty of elements, named, larger than 1 GiB (CPU) or 8 GiB (CUDA), or under CUDA graph
-    capture. Regions live until ``close`` or the watch's end of life.
+    capture; and what would be too much at once. Regions live until ``close`` or the watch's end of life.
     """
 
     def __init__(self, device: torch.device, fill: str, guard_bytes: int | None = None) -> None:
@@ -83,6 +86,8 @@ class Watch:
         self._computed = 0
         self._worked = 0
         self._held = 0
+        # Allocations since dead regions were looked for.
+        self._since = 0
         self._regions: dict[int, tuple[Region, StorageWeakRef, bool]] = {}
         self._settled: list[Damage] = []
         self._written: dict[int, list[Layout]] = {}
@@ -176,9 +181,10 @@ class Watch:
         All of the storage counts as the tensor's own: a kernel may write the padding of a buffer that it made itself.
         """
         try:
-            if not self._eligible(plain):
+            nbytes = plain.untyped_storage().nbytes() if self._eligible(plain) else 0
+            if not nbytes or not self._has_room(nbytes):
                 return plain
-            storage_elements = plain.untyped_storage().nbytes() // plain.element_size()
+            storage_elements = nbytes // plain.element_size()
             region = Region(
                 f"{op} {self._made} {tuple(plain.shape)} {plain.dtype}".replace("torch.", ""),
                 device=plain.device,
@@ -196,10 +202,6 @@ class Watch:
                 twin.copy_(plain)
         except (MemoryError, RuntimeError, ValueError):  # torch's OutOfMemoryError is a RuntimeError
             return plain
-        if self._held + region.nbytes > self._limit or len(self._regions) >= _HELD_REGIONS:
-            self._settle()
-            if self._held + region.nbytes > self._limit:
-                return plain
         self._written.pop(region.address, None)
         self._regions[region.address] = (region, StorageWeakRef(twin.untyped_storage()), empty)  # type: ignore[no-untyped-call]
         self._held += region.nbytes
@@ -228,12 +230,25 @@ class Watch:
             and not (plain.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
         )
 
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether ``nbytes`` more may be held, once dead regions are let go.
+
+        All are looked at again after an eighth as many allocations: a kernel that keeps the results of 16,385 chunks
+        went through thousands of live ones at each of them, 25 s in all, and passed for a hang.
+        """
+        crowded = len(self._regions) >= _HELD_REGIONS
+        if (crowded or self._held + nbytes > self._limit) and self._since >= len(self._regions) // 8:
+            self._settle()
+        self._since += 1
+        return len(self._regions) < _MOST_REGIONS and self._held + nbytes <= self._limit
+
     def _settle(self) -> None:
         """Check the regions whose tensors are gone, keep what was found, and free them."""
         dead = [key for key, (_, storage, _) in self._regions.items() if storage.expired()]  # type: ignore[no-untyped-call]
         regions = [self._regions.pop(key)[0] for key in dead]
         self._settled += find_damage(regions, self.device)
         self._held -= sum(region.nbytes for region in regions)
+        self._since = 0
 
     def _release(self, tensor: Tensor, size: Sequence[int], strides: Sequence[int], offset: int) -> None:
         """Move ``tensor`` out of its guarded storage, which cannot grow, into an ordinary one of the same content."""

@@ -283,6 +283,35 @@ def test_large_allocations_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert 2 <= sum(guarded) <= 3
 
 
+def test_many_allocations_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result for each of 16,385 chunks, all kept: looked at by each of them, they took 25 s and passed for a hang."""
+    monkeypatch.setattr(watch_module, "_HELD_REGIONS", 32)
+    monkeypatch.setattr(watch_module, "_MOST_REGIONS", 256)
+    looked = []
+    settle = Watch._settle
+
+    def settled(self: Watch) -> None:
+        looked.append(len(self._regions))
+        settle(self)
+
+    monkeypatch.setattr(Watch, "_settle", settled)
+    with Watch(CPU, "nan") as watch:
+        kept = [torch.empty(3) for _ in range(400)]
+    assert watch.allocations == 256
+    assert watch.unwritten(kept[0]) is not None
+    assert watch.unwritten(kept[-1]) is None
+    assert sum(looked) <= 9 * len(kept)
+
+    looked.clear()
+    with Watch(CPU, "nan") as watch:
+        for _ in range(400):
+            hurt = torch.empty(3)
+        overrun(hurt)
+    assert watch.allocations == 400
+    assert sum(looked) <= 9 * 400
+    assert [(d.zone, d.elements) for d in watch.damage()] == [("after", 1)]
+
+
 def test_resizing() -> None:
     """Storages can be grown by resize_, by out= and with what they held, though guarded ones cannot."""
     with Watch(CPU, "nan") as watch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -255,6 +256,8 @@ def digits(lab: Lab) -> Found | None:
     scale = float(wrong.right.abs().max())
     inputs = largest(lab, lab.base, names)
     error = float((wrong.got.double() - wrong.right.double()).abs().max())
+    if not math.isfinite(error):
+        return None
     small = error <= _SMALL_ERROR * max(scale, inputs)
     if not small and not _next_to_right(lab, lab.ask(lab.base)):
         return None

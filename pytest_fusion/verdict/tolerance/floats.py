@@ -238,6 +238,11 @@ def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]
         f"first at {list(index)}: got {value:.9g}, the reference has {expected:.9g} and neither exact nor randomly "
         "rounded arithmetic allows it"
     )
+    if bool(torch.isfinite(got[wrong]).all() and torch.isinf(spread.native[wrong]).any()):
+        reason += (
+            ". All of them are finite here: if the reference overflows on its way there (exp of a large number), it is "
+            "the reference that needs a stable form, or values= a range that it can take"
+        )
     return ValuesVerdict(
         False, "C", "nonfinite", math.inf, index, value, expected, None, int(wrong.sum()), got.numel(), False, reason
     )

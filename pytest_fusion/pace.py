@@ -1,7 +1,7 @@
 """`Pace`: what a call of a longer row is likely to take, from what shorter ones took.
 
 A kernel that loops over a row of 65,537 in blocks of 128, each with its random numbers, interprets for longer than a
-case may take: that is no hang, and the case tells nothing that one of 4,097 did not.
+case may take: that is no hang, and the case tells next to nothing that one of 4,097 did not.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Of the seconds that a case may take, the share from which on one is not begun: what is expected is a guess.
-_SHARE = 1 / 3
+# A case is a dozen calls, some of which go backward: the share of its seconds from which on one is not begun.
+_SHARE = 1 / 8
 # Shorter rows take what each call takes, and of sizes that lie close together chance tells the difference.
 _SHORTEST, _APART = 1000, 2
 
 
 class Pace:
-    """``limit_s`` is what one call may take before it passes for one that never ends."""
+    """``limit_s`` is what one case may take, and one call before it passes for one that never ends."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -44,8 +44,8 @@ class Pace:
         if expected_s <= _SHARE * self._limit_s:
             return ""
         return (
-            f"a call took {took_s:.2g} s at {name}={known}, so one at {size} may take {expected_s:.2g} s, and "
-            f"{self._limit_s:g} s are taken for a hang"
+            f"a call took {took_s:.2g} s at {name}={known}, so one at {size} may take {expected_s:.2g} s, where "
+            f"{self._limit_s:g} s are for a case of a dozen calls"
         )
 
 

@@ -46,10 +46,12 @@ def test_a_product_with_equal_columns_may_be_added_up(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_coarser_products_are_refused_there_still(seed: int) -> None:
+    """Equal columns excuse no operands of fewer bits."""
     assert not judged(two_products(in_tf32, seed), lambda: two_products(torch.matmul, seed), seed)
 
 
 def test_what_differs_is_rounded_on_its_own() -> None:
+    """Elements of one sum and one sum of squares get one number in each lane; where either differs, another."""
     total, squares = torch.tensor([[3.0, 3.0, 3.0, 5.0], [3.0, 4.0, -3.0, 5.0]], dtype=torch.float64), torch.ones(2, 4)
     squares[1, 3] = 2.0
     found = Noise(6, "E", 0).normal_of(total, squares)
@@ -61,6 +63,7 @@ def test_what_differs_is_rounded_on_its_own() -> None:
 
 
 def test_numbers_for_sums_are_normal() -> None:
+    """Numbers drawn from what is summed have mean 0 and deviation 1, and lanes are independent of it and each other."""
     source = torch.Generator().manual_seed(0)
     total = torch.randn(20_000, generator=source, dtype=torch.float64)
     found = Noise(4, "E", 0).normal_of(total, total.square())

@@ -328,4 +328,4 @@ def _is_one_past(answer: Answer) -> bool:
     if "access" in evidence:
         shape = evidence.get("shape") or ()
         return evidence.get("count") == 1 and evidence.get("offset") == math.prod(shape)
-    return evidence.get("zone") == "after" and evidence.get("elements") == 1 and int(evidence.get("bytes", 99)) <= 8
+    return evidence.get("zone") == "after" and evidence.get("farthest") == 1

@@ -38,14 +38,15 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
     """Nothing was written outside a tensor's own elements."""
     for hurt in damage:
         where = f"{_ZONES[hurt.zone]} {hurt.name}"
-        distance = f", {abs(hurt.elements)} element(s) away from its own" if hurt.elements else ""
+        far = f"{hurt.elements}" if hurt.farthest == hurt.elements else f"{hurt.elements} to {hurt.farthest}"
         return failed(
             "bounds",
-            f"the kernel wrote {hurt.count} byte(s) {where}{distance}",
+            f"the kernel wrote {where}, {far} element(s) away from its own: {hurt.count} byte(s) changed",
             identity=f"bounds:write:{hurt.zone}",
             tensor=hurt.name,
             zone=hurt.zone,
             elements=hurt.elements,
+            farthest=hurt.farthest,
             bytes=hurt.count,
         )
     return passed("bounds")

@@ -26,6 +26,7 @@ from tests.diagnosis.wrong import (
     caching,
     centred_norm,
     centred_norm_without_bias,
+    copies_rows_by_fours,
     cuts_at_threshold,
     double,
     drops_tail,
@@ -133,6 +134,10 @@ TABLE: dict[str, Row] = {
     "a carry": Row("block-limit", misses_carry, lambda x: x.cumsum(1), BIG, blocks=(32,)),
     "the last index": Row("off-by-one-mask", skips_last, double),
     "the last index of a sum": Row("off-by-one-mask", sums_all_but_last, total),
+    # The guards hold much the same bits, of which six bytes change: three elements, and no single one.
+    "three past the end": Row(
+        "out-of-bounds", copies_rows_by_fours, lambda x: x.clone(), {"dim rows": 5, "dim hidden": 1}
+    ),
     "no maximum": Row("missing-max-subtraction", exponentials, softmax, change=valued("huge")),
     "no maximum, hundreds": Row("missing-max-subtraction", exponentials, softmax, change=valued("hundred")),
     "an order of rows": Row("wrong-index-map", swaps_rows, double),

@@ -187,6 +187,7 @@ def test_the_verdicts_on_facts() -> None:
     assert check_inputs([Change("x[1]", 1, (0,))], ["x"]).status == "pass"
     assert check_inputs([Change("x", 1, (0,))], ["y"]).failed
     assert check_damage([]).status == "pass"
-    assert "2 element(s) away" in check_damage([Damage("x", "after", 2, 8)]).reason
+    assert "2 element(s) away" in check_damage([Damage("x", "after", 2, 2, 8)]).reason
+    assert "1 to 3 element(s) away" in check_damage([Damage("x", "after", 1, 3, 6)]).reason
     assert check_unwritten({"out": None, "b": torch.zeros(2, dtype=torch.bool)}).status == "pass"
     assert check_unwritten({"out": torch.tensor([False, True])}).evidence["first"] == [1]

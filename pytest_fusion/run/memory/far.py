@@ -43,19 +43,17 @@ class FarRegion(Region):
         """What changed in the guards and in the slack beyond them; synchronises with the device."""
         size = self._words.element_size()
         low, high = self._first, self._last
-        found: dict[Zone, list[tuple[int, int]]] = {"before": [], "after": []}
+        found: dict[Zone, list[tuple[int, int, int]]] = {"before": [], "after": []}
         sides: tuple[tuple[Zone, int, int], ...] = (("before", 0, low), ("after", high, self._words.numel()))
         for zone, start, stop in sides:
             where = self._words[start:stop].ne(self._value).nonzero().flatten().cpu() + start
             if where.numel():
-                nearest = low - int(where[-1]) if zone == "before" else int(where[0]) - high + 1
-                found[zone].append((-(-nearest // self._per), size * where.numel()))
+                away = low - where if zone == "before" else where - high + 1
+                nearest, farthest = (-(-int(words) // self._per) for words in away.aminmax())
+                found[zone].append((nearest, farthest, size * where.numel()))
         for start, stop in self._backing.strays():
             side: Zone = "before" if start < low * size else "after"
             gap = low * size - (stop - 1) if side == "before" else start - high * size + 1
-            found[side].append((-(-gap // self.dtype.itemsize), stop - start))
-        return [
-            Damage(self.name, zone, min(distance for distance, _ in parts), sum(count for _, count in parts))
-            for zone, parts in found.items()
-            if parts
-        ]
+            nearest, farthest = (-(-at // self.dtype.itemsize) for at in (gap, gap + stop - start - 1))
+            found[side].append((nearest, farthest, stop - start))
+        return [Damage.of(self.name, zone, parts) for zone, parts in found.items() if parts]

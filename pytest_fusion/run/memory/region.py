@@ -176,7 +176,7 @@ class Region:
         low = self._first + self.offset * self._per
         high = int(owned[-1]) if owned.numel() else low - 1
         size = self._words.element_size()
-        found: dict[Zone, list[tuple[int, int]]] = {"before": [], "between": [], "after": []}
+        found: dict[Zone, list[tuple[int, int, int]]] = {"before": [], "between": [], "after": []}
         zones: tuple[tuple[Zone, Tensor], ...] = (
             ("before", changed[changed < low]),
             ("between", changed[(changed > low) & (changed < high)]),
@@ -186,23 +186,21 @@ class Region:
             if where.numel() == 0:
                 continue
             if zone == "before":
-                nearest = low - int(where[-1])
+                away = low - where
             elif zone == "after":
-                nearest = int(where[0]) - high
+                away = where - high
             else:
                 right = torch.searchsorted(owned, where)
-                nearest = int(torch.minimum(where - owned[right - 1], owned[right] - where).min())
+                away = torch.minimum(where - owned[right - 1], owned[right] - where)
+            nearest, farthest = (-(-int(words) // self._per) for words in away.aminmax())
             flipped = self._words[where.to(self._words.device)].bitwise_xor(self._value)
-            found[zone].append((-(-nearest // self._per), int(flipped.view(torch.uint8).count_nonzero())))
+            found[zone].append((nearest, farthest, int(flipped.view(torch.uint8).count_nonzero())))
         for start, stop in self._backing.strays():
             zone_of_stray: Zone = "before" if start < low * size else "after"
             gap = low * size - (stop - 1) if start < low * size else start - (high + 1) * size + 1
-            found[zone_of_stray].append((-(-gap // self.dtype.itemsize), stop - start))
-        return [
-            Damage(self.name, zone, min(distance for distance, _ in parts), sum(count for _, count in parts))
-            for zone, parts in found.items()
-            if parts
-        ]
+            nearest, farthest = (-(-at // self.dtype.itemsize) for at in (gap, gap + stop - start - 1))
+            found[zone_of_stray].append((nearest, farthest, stop - start))
+        return [Damage.of(self.name, zone, parts) for zone, parts in found.items() if parts]
 
     def save(self) -> None:
         """Remember the own elements' bits for ``altered`` and ``change``."""

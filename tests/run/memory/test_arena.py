@@ -113,7 +113,7 @@ def test_every_other_byte_is_guarded(layout: str, dtype: torch.dtype) -> None:
 
         zone = "before" if element < min(own) else "after" if element > max(own) else "between"
         distance = min(abs(element - o) for o in own)
-        assert arena.damage() == [Damage("x", zone, distance, 1)]
+        assert arena.damage() == [Damage("x", zone, distance, distance, 1)]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_empty_tensor_is_guarded(element: int, zone: str, distance: int) -> None
     x = make(arena, "no rows, offset")
     flip(x.untyped_storage().data_ptr() + 4 * element)
 
-    assert arena.damage() == [Damage("x", zone, distance, 1)]
+    assert arena.damage() == [Damage("x", zone, distance, distance, 1)]
 
 
 def test_far_writes_are_found() -> None:
@@ -137,22 +137,22 @@ def test_far_writes_are_found() -> None:
     flip(start - SLACK_BYTES // 4)
 
     assert arena.damage() == [
-        Damage("x", "before", SLACK_BYTES // 4 // 4, 1),
-        Damage("x", "after", SLACK_BYTES // 2 // 4 + 1, 1),
+        Damage("x", "before", SLACK_BYTES // 4 // 4, SLACK_BYTES // 4 // 4, 1),
+        Damage("x", "after", SLACK_BYTES // 2 // 4 + 1, SLACK_BYTES // 2 // 4 + 1, 1),
     ]
     arena.refill("huge")
     assert arena.damage() == []
     assert y.isnan().all()
 
 
-def test_damage_counts_bytes_and_keeps_the_nearest() -> None:
-    """Several changed elements of one zone are one damage: the nearest distance, all bytes."""
+def test_damage_counts_bytes_and_keeps_both_ends() -> None:
+    """Several changed elements of one zone are one damage: the nearest and the farthest distance, all bytes."""
     arena = Arena(CPU, "nan")
     x = make(arena, "contiguous")
     for element in (16, 20, 17):
         flip(x.untyped_storage().data_ptr() + 4 * element)
 
-    assert arena.damage() == [Damage("x", "after", 2, 3)]
+    assert arena.damage() == [Damage("x", "after", 2, 6, 3)]
 
 
 def test_guards_of_two_tensors_differ() -> None:

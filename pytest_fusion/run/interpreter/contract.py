@@ -114,6 +114,8 @@ _AUTOTUNER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "Autotuner.run": (("args", "kwargs"),),
     "Autotuner._bench": (("args", "config", "meta"),),
     "Autotuner.prune_configs": (("kwargs",),),
+    "JITFunction.run": (("args", "grid", "warmup", "kwargs"),),
+    "JITFunction.is_gluon": ((),),
 }
 
 

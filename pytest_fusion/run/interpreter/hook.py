@@ -79,6 +79,7 @@ def install() -> None:
     builder.mend(interpreter)
     language.patch(interpreter, runtime)
     launches.Launcher(interpreter, runtime).patch()
+    launches.refuse_gluon(importlib.import_module("triton.runtime.jit").JITFunction)
     autotune.patch(autotuner.Autotuner)
     _installed = True
     if _imported("torch"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_fusion.errors import GridTooLargeError
+from pytest_fusion.errors import GridTooLargeError, NotModelledError
 from pytest_fusion.run.interpreter import batch, executor, observers
 from pytest_fusion.run.interpreter.batch import NotBatchedError
 from pytest_fusion.run.interpreter.executor import Program, ProgramError
@@ -38,6 +38,24 @@ class Signature:
     types: dict[str, str]
     plain: frozenset[str]
     source: str
+
+
+def refuse_gluon(compiled: Any) -> None:
+    """Have launches of Gluon kernels say that nobody interprets them; ``compiled`` is Triton's ``JITFunction``.
+
+    ``TRITON_INTERPRET`` is nothing to ``gluon.jit``: its kernels would be compiled, for a GPU that is not there.
+    """
+    run_compiled = compiled.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_gluon():
+            raise NotModelledError(
+                f"{self.fn.__name__} is written in Gluon, which the CPU lane does not interpret. Test this kernel on a "
+                "GPU (--fusion-device cuda)"
+            )
+        return run_compiled(self, *args, **kwargs)
+
+    compiled.run = run
 
 
 class Launcher:

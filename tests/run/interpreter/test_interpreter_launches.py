@@ -22,6 +22,8 @@ if not interpreter.installed():
     pytest.skip(str(interpreter.problem()), allow_module_level=True)
 
 tl = triton.language
+gluon = pytest.importorskip("triton.experimental.gluon")
+gl = gluon.language
 InterpreterError = pytest.importorskip("triton.runtime.errors").InterpreterError
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
@@ -343,6 +345,26 @@ def test_operations_that_the_interpreter_lacks_are_refused_by_name() -> None:
     with pytest.raises(AttributeError) as info:
         _ = builder.other
     assert not isinstance(info.value, NotModelledError)
+
+
+@gluon.jit
+def gluon_kernel(x):
+    gl.store(x, 1.0)
+
+
+def test_kernels_in_gluon_are_refused_by_name() -> None:
+    """They would be compiled, interpreter or not: the refusal says so, and a test of one is unknown."""
+    with pytest.raises(NotModelledError, match=r"gluon_kernel is written in Gluon.*--fusion-device cuda"):
+        gluon_kernel[(1,)](torch.zeros(1))
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        gluon_kernel[(1,)](out)
+        return out
+
+    record = examine(FusionSpec(fused=fused, reference=torch.ones_like, inputs={"x": tensor("n")}), max_cases=4)
+    assert record.verdict == "unknown"
+    assert "gluon_kernel is written in Gluon" in record.message
 
 
 @triton.jit

@@ -27,7 +27,7 @@ from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError
 from pytest_fusion.pace import Pace
 from pytest_fusion.profiles import Profile
-from pytest_fusion.run import genuine, preload
+from pytest_fusion.run import compilers, genuine, preload
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.interpreter import executor, observers
 from pytest_fusion.run.interpreter.named_device import standing_in
@@ -121,6 +121,7 @@ class Campaign:
         # What earlier tests of this process left is theirs.
         genuine.take()
         self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
+        self._uncompiled = compilers.given_up()
         self.tally = Tally()
         self.limits = limits_of(profile, device)
         forced = searching.forced_seed(outer)
@@ -352,6 +353,8 @@ class Campaign:
         tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in unpriced]
         noted = _new(self._noted, observers.counted_notes())
         tally.notes += [f"on a GPU this differs: {note}" for note in noted]
+        for stopped in _new(self._uncompiled, compilers.given_up()):
+            tally.notes.append(f"{stopped}; calls that fit none of them ran uncompiled")
         if standing_in():
             tally.notes.append("the kernel names a CUDA device; on this one without, the CPU stood in for it")
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))

@@ -343,3 +343,19 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     ahead = sum(key in compiled for key in judged)
     assert ahead >= len(judged) - PROFILES["dev"].search // 2 - 3
     assert len(set(compiled)) >= len(compiled) - 8  # the probes, and what is met twice
+
+
+@pytest.mark.parametrize(("most", "said"), [(1, True), (256, False)])
+def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: bool) -> None:
+    """Past its limit torch.compile runs what it was given, so that a test compares the reference with itself."""
+    from torch._dynamo import config
+
+    def reference(x: T) -> T:
+        return x * 3
+
+    with config.patch(recompile_limit=most):
+        compiled = torch.compile(reference, backend="eager", dynamic=False)
+        found = examine(FusionSpec(name="compiled", fused=compiled, reference=reference, inputs={"x": tensor("n")}))
+    notes = [note for note in found.notes if f"torch.compile stopped after {most} variants of 'reference'" in note]
+    assert found.verdict == "pass", found.message
+    assert bool(notes) == said, found.notes

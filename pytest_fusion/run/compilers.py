@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,10 @@ from pytest_fusion.run import capture, genuine
 
 # More sizes than this are never swept; beyond torch's own limit of 8 fullgraph=True raises instead of recompiling.
 _RECOMPILES = 256
+# Where torch says once that it stops to compile a function; it need not be imported for that.
+_SAYS = "torch._dynamo.convert_frame"
+
+_given_up: dict[str, int] = {}
 
 
 @contextlib.contextmanager
@@ -38,6 +43,25 @@ def compiling() -> Iterator[None]:
             yield
         finally:
             torch._dynamo.reset()
+
+
+class _Heard(logging.Handler):
+    """Counts functions of which torch.compile made as many variants as it makes: they run uncompiled from then on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        if "hit config." in str(record.msg) and len(arguments) > 2:
+            limit, most, function = arguments[:3]
+            told = f"torch.compile stopped after {most} variants of {function} (torch._dynamo.config.{limit})"
+            _given_up[told] = _given_up.get(told, 0) + 1
+
+
+def given_up() -> dict[str, int]:
+    """How often torch.compile said since the first call of this function that it compiles one no more."""
+    logger = logging.getLogger(_SAYS)
+    if not any(isinstance(handler, _Heard) for handler in logger.handlers):
+        logger.addHandler(_Heard())
+    return dict(_given_up)
 
 
 def compiled(fused: Callable[..., Any], backend: str, *, dynamic: bool | None) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError
-from pytest_fusion.pace import Pace
+from pytest_fusion.pace import REFERENCE, SHARES, Pace
 from pytest_fusion.profiles import Profile
 from pytest_fusion.run import compilers, genuine, preload
 from pytest_fusion.run.clock import Clock
@@ -118,6 +118,7 @@ class Campaign:
         programs = _programs(profile, device)
         deep = profile.name == "deep"
         self.bench = Bench(spec, device, extra, programs=programs, deep=deep, clock=clock, began=self._began)
+        self.bench.reference_s = SHARES[REFERENCE] * profile.seconds
         # What earlier tests of this process left is theirs.
         genuine.take()
         self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
@@ -276,12 +277,14 @@ class Campaign:
             if forbidden:
                 self._reject("too-expensive", forbidden)
                 continue
-            calls = self.bench.clock.calls
-            calls.clear()
+            clock = self.bench.clock
+            clock.forget()
             self._attempt(choice, position)
-            if calls:
+            if calls := clock.calls["fused"]:
                 # On a GPU a first call tells what compiling takes, and tuning.
                 pace.note(choice, sum(calls) / len(calls) if self.bench.device.type == "cpu" else min(calls))
+            # Those without lanes take next to nothing.
+            pace.note(choice, max(clock.calls["reference"], default=0.0), REFERENCE)
 
     def _past_blocks(self) -> None:
         """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.errors import SpecError
 from pytest_fusion.examine import run
-from pytest_fusion.pace import Pace
+from pytest_fusion.pace import CALL, Pace
 from pytest_fusion.profiles import PROFILES
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
@@ -267,14 +268,41 @@ def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.Mon
         return x * 2
 
     class Slow(Pace):
-        def note(self, choice: Mapping[str, Any], _: float) -> None:
-            super().note(choice, 1e-3 * max((v for v in choice.values() if isinstance(v, int)), default=0))
+        def note(self, choice: Mapping[str, Any], _: float, what: str = CALL) -> None:
+            longest = max((v for v in choice.values() if isinstance(v, int)), default=0)
+            super().note(choice, 1e-3 * longest if what == CALL else 0.0, what)
 
     if slow:
         monkeypatch.setattr("pytest_fusion.campaign.Pace", Slow)
     tally = campaign(fused, inputs={"x": tensor("rows n")}, cases=None).run()
     assert tally.failure is None
     assert (max(widths) > 65000, tally.rejected.get("too-expensive", 0) > 0) == (not slow, slow)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
+    """Its longest cases are told as too expensive; what is wrong in shorter ones is found."""
+
+    def reference(x: T) -> T:
+        begun = time.process_time()
+        while x.shape[-1] > 1000 and time.process_time() - begun < 0.35:
+            pass
+        return x * 2
+
+    def fused(x: T) -> T:
+        return x * (1 if wrong and x.shape[-1] > 200 else 2)
+
+    dims = {"rows": dim(1, 3)}
+    run = campaign(fused, reference=reference, inputs={"x": tensor("rows n")}, dims=dims, cases=None, grad=True)
+    run.bench.reference_s = 0.3
+    tally = run.run()
+    if wrong:
+        assert tally.failure is not None
+        assert tally.failure.verdict.check == "values"
+        return
+    assert tally.failure is None
+    assert tally.rejected.get("too-expensive", 0) > 0
+    assert tally.checks["gradients"]["verdict"] == "pass"
 
 
 @pytest.mark.parametrize("honest", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fusion.pace import Pace
+from pytest_fusion.pace import REFERENCE, Pace
 
 
 def test_what_grows_is_expected_to_grow_on() -> None:
@@ -48,3 +48,13 @@ def test_what_does_not_grow_forbids_nothing() -> None:
     assert pace.forbids({"dim rows": 65537}) == ""  # what short rows take is no measure
     pace.note({"dim rows": "prime"}, 100.0)
     assert pace.forbids({"dim rows": "power"}) == ""
+
+
+def test_a_reference_has_a_measure_of_its_own() -> None:
+    """A case has a run or two of it and a dozen calls: 2 s at 1025 let it have 4097, of a call they do not."""
+    pace = Pace(20.0)
+    pace.note({"dim n": 1025}, 0.01)
+    pace.note({"dim n": 1025}, 2.0, REFERENCE)
+    assert pace.forbids({"dim n": 4097}) == ""
+    pace.note({"dim n": 4097}, 9.0, REFERENCE)
+    assert "a run of the reference took 9 s at n=4097, so one at 8194 may take" in pace.forbids({"dim n": 8194})

@@ -33,10 +33,15 @@ class Clock:
         self._pulse, self._pulsed = pulse, perf_counter()
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, Share] = {}
-        # Seconds of each call of the kernel, for whoever clears them first.
-        self.calls: list[float] = []
+        # Seconds of each call of the kernel and of each run of the reference, until they are forgotten.
+        self.calls: dict[str, list[float]] = {name: [] for name in sorted(_FOREIGN)}
         self._inner: list[float] = []
         self._check = FIRST
+
+    def forget(self) -> None:
+        """Begin anew with what single calls take."""
+        for took in self.calls.values():
+            took.clear()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -52,7 +57,8 @@ class Clock:
             share.seconds += own
             if name == "fused":
                 share.calls += 1
-                self.calls.append(own)
+            if name in _FOREIGN:
+                self.calls[name].append(own)
             if self._inner:
                 self._inner[-1] += spent
             if self._pulse is not None and name in _FOREIGN and begun + spent - self._pulsed >= _PULSE_S:

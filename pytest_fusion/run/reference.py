@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,12 +90,14 @@ def run_reference(
     lanes: int,
     seed: int,
     kind: Literal["E", "F"] = "E",
+    limit_s: float = math.inf,
 ) -> ReferenceRun:
     """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively;
     kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end.
 
     Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input,
-    ``ReferenceCrashed`` where it loses the CUDA context.
+    ``ReferenceCrashed`` where it loses the CUDA context. ``TooSlow`` is the cause of a ``ReferenceFailed`` where its
+    lanes take more than ``limit_s`` seconds.
     """
     arguments = copies(logical)
     run = ReferenceRun(None, arguments, [])
@@ -111,7 +114,7 @@ def run_reference(
     before = torch.get_rng_state()
     if lanes:
         with on_its_own(spec.name, logical):
-            shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed)
+            shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed, limit_s=limit_s)
         random = shadow.random_ops
         run.lanes = list(shadow.outputs)
         run.native = [output.native for output in run.lanes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +17,10 @@ from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError, first_
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
-from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.lanes import OutputLanes, TooSlow
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.place import Placed, place
-from pytest_fusion.run.reference import FEW_LANES, ReferenceRun, run_reference
+from pytest_fusion.run.reference import FEW_LANES, ReferenceFailed, ReferenceRun, run_reference
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.model import Verdict, failed
@@ -43,6 +44,8 @@ class Bench:
     device: torch.device
     extra: Mapping[str, Any] = field(default_factory=dict)
     programs: int = 600
+    # What one run of the reference in its lanes may take; a case that takes longer is rejected.
+    reference_s: float = math.inf
     clock: Clock = field(default_factory=Clock)
     vacuity: Vacuity = field(default_factory=Vacuity)
     fallbacks: set[str] = field(default_factory=set)
@@ -135,6 +138,14 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
     return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
 
 
+def unasked(error: ReferenceFailed) -> str:
+    """The kind of a case that its reference does not answer, most often one outside of the reference's own domain."""
+    why = error.__cause__
+    if isinstance(why, TooSlow):
+        return "too-expensive"
+    return NOT_MODELLED if not_modelled(why) is not None else f"reference {type(why).__name__}"
+
+
 def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
     """The case asks nothing of the kernel."""
     bench.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200])
@@ -179,7 +190,7 @@ def reference_of(
     lanes = FEW_LANES if priced and not isinstance(spec.tolerance, Tolerance) else 0
     with bench.clock.phase("reference"):
         seed = numbers.mix(case.seed, "lanes")
-        run = run_reference(spec, logical, bench.extra, reader(spec), lanes=lanes, seed=seed)
+        run = run_reference(spec, logical, bench.extra, reader(spec), lanes=lanes, seed=seed, limit_s=bench.reference_s)
     bench.fallbacks.update(run.fallbacks)
     return run, collect(run.result, run.arguments, spec.mutates)
 

@@ -22,7 +22,7 @@ from pytest_fusion.case import numbers, recorded
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.interpreter.executor import ordered
-from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.lanes import OutputLanes, TooSlow
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -137,6 +137,8 @@ def _run(trial: Trial) -> Verdict:
     except NoGraph:
         return unknown(NAME, "the reference's outputs do not depend on the inputs in a way that autograd knows")
     except ReferenceFailed as error:
+        if isinstance(error.__cause__, TooSlow):
+            raise  # the judge rejects the case
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
     verdict = _ended(trial, first) or _forward(trial, first)
     if verdict is not None:

@@ -10,15 +10,14 @@ import torch
 from pytest_fusion.case import large, numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
-from pytest_fusion.errors import not_modelled
 from pytest_fusion.run.configs import noted
 from pytest_fusion.run.fused import Outcome, compile_only
+from pytest_fusion.run.lanes import TooSlow
 from pytest_fusion.run.memory import FILLS, room
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.verdict import configs, declared, gradients, memory
 from pytest_fusion.verdict.calls import (
-    NOT_MODELLED,
     Bench,
     CaseResult,
     allows_chance,
@@ -28,6 +27,7 @@ from pytest_fusion.verdict.calls import (
     reference_of,
     reject,
     rejection,
+    unasked,
 )
 from pytest_fusion.verdict.further import CHECKS
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
@@ -129,10 +129,10 @@ def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) 
     except (MemoryError, torch.OutOfMemoryError, ReferenceFailed) as error:
         # What a kernel raises is in its outcome, so this is the judge's own: of two dozen lanes asked for late, say.
         why = error.__cause__ if isinstance(error, ReferenceFailed) else error
-        if not isinstance(why, MemoryError | torch.OutOfMemoryError):
+        if not isinstance(why, MemoryError | torch.OutOfMemoryError | TooSlow):
             raise
         result.verdicts.clear()
-        return reject(bench, result, "out-of-memory", why)
+        return reject(bench, result, "too-expensive" if isinstance(why, TooSlow) else "out-of-memory", why)
 
 
 def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
@@ -162,8 +162,7 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
         return _raised(bench, result, look.outcome)
     except ReferenceFailed as error:
         # A case outside the reference's own domain asks nothing of the kernel.
-        lacking = not_modelled(error.__cause__) is not None
-        return reject(bench, result, NOT_MODELLED if lacking else f"reference {type(error.__cause__).__name__}", error)
+        return reject(bench, result, unasked(error), error)
     if first.error is not None:
         return _raised(bench, result, first)
     accessed = memory.check_access(first, chance=allows_chance(bench.spec))

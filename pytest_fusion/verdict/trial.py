@@ -271,6 +271,7 @@ class Trial:
                     lanes=count,
                     kind=kind,
                     seed=numbers.mix(self.result.case.seed, "fresh lanes", count, kind),
+                    limit_s=self.bench.reference_s,
                 )
             names = collect(run.result, run.arguments, self.spec.mutates).tensors
             self._lanes[key] = dict(zip(names, run.lanes, strict=True))

@@ -77,7 +77,8 @@ class Upstream:
         fixed = isinstance(trial.spec.tolerance, Tolerance)
         seed = numbers.mix(trial.result.case.seed, "gradient lanes", count)
         with trial.bench.clock.phase("reference"), on_its_own(trial.spec.name, trial.logical):
-            run = run_lanes(self._backward, lanes=1 if fixed else count, kind="E", seed=seed)
+            count = 1 if fixed else count
+            run = run_lanes(self._backward, lanes=count, kind="E", seed=seed, limit_s=trial.bench.reference_s)
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,21 +11,29 @@ from torch import Tensor
 from pytest_fusion.run.lanes.mode import LaneMode
 from pytest_fusion.run.lanes.model import Kind, LaneRun, OutputLanes
 from pytest_fusion.run.lanes.outside import noting, priced
+from pytest_fusion.run.lanes.patience import Timed
 from pytest_fusion.run.lanes.precision import full_precision
 from pytest_fusion.run.lanes.rounding import Noise
 from pytest_fusion.run.lanes.store import Lanes
 
 
-def run_lanes(call: Callable[[], Sequence[Tensor]], *, lanes: int = 6, kind: Kind = "E", seed: int) -> LaneRun:
+def run_lanes(
+    call: Callable[[], Sequence[Tensor]],
+    *,
+    lanes: int = 6,
+    kind: Kind = "E",
+    seed: int,
+    limit_s: float = math.inf,
+) -> LaneRun:
     """Runs ``call`` once and returns its results natively, in float64, and in ``lanes`` randomly rounded versions.
 
     ``call`` runs the reference and returns a flat sequence of result tensors; an input it wrote in place may be among
     them, and backward passes inside it are followed. Kind ``E`` rounds where the reference rounds, as written; kind
     ``F`` keeps float32 inside and leaves one rounding at the end. The global random state is touched by nothing but
-    ``call`` itself. Raises whatever ``call`` raises.
+    ``call`` itself. Raises whatever ``call`` raises, and ``TooSlow`` inside it after ``limit_s`` seconds.
     """
     noise = Noise(lanes, kind, seed)
-    mode = LaneMode(noise)
+    mode = Timed(noise, limit_s)
     with full_precision(), noting(mode.taken, mode), mode:
         results = list(call())
     outputs = [_output(mode, result.detach(), lanes) for result in results]

@@ -33,6 +33,7 @@ from pytest_fusion.verdict.calls import (
     reference_of,
     reject,
     rejection,
+    unasked,
 )
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
 from pytest_fusion.verdict.model import Verdict
@@ -107,7 +108,7 @@ def probe(
         reject(bench, result, "no mask", look)
         return found
     except ReferenceFailed as error:
-        reject(bench, result, f"reference {type(error.__cause__).__name__}", error)
+        reject(bench, result, unasked(error), error)
         return found
     if first.error is not None:
         conclude(bench, result, error_verdict(first))

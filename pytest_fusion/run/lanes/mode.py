@@ -185,7 +185,10 @@ class LaneMode(DispatchMode):
     ) -> list[Lanes | None] | None:
         """Lanes of every result of ``func(*args, **kwargs) -> out``; None leaves the native values exact."""
         operands = tensors_of((args, kwargs))
-        seen = {id(t): self.lanes_of(t) for t in operands}
+        seen = {id(t): self.lanes_of(t) for t in operands[plan.name in OVERWRITES :]}
+        if plan.name in OVERWRITES:
+            # Not read: what is in memory from empty() would decide which random numbers the rest gets.
+            seen.setdefault(id(operands[0]), exact_lanes(operands[0]))
         if any(t.is_complex() for t in (*operands, *tensors_of(out))):
             moves = plan.exact or plan.name in MOVES
             if not moves:

@@ -35,6 +35,24 @@ def test_global_random_state_is_left_alone(x: Tensor) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("how", ["whole", "part", "zero"])
+def test_what_is_overwritten_decides_no_rounding(how: str, x: Tensor) -> None:
+    """Memory from empty() holds anything: subnormals there cost no random number, or all later ones were others."""
+
+    def lanes(found: float) -> Tensor:
+        def call() -> list[Tensor]:
+            whole = torch.full_like(x, found)
+            if how == "zero":
+                whole.zero_().add_(x)
+            else:
+                (whole if how == "whole" else whole[:]).copy_(x * 1.1)
+            return [whole * x.exp()]
+
+        return run_lanes(call, seed=3).outputs[0].lanes
+
+    assert torch.equal(lanes(0.0), lanes(1e-40))
+
+
 def test_random_references_are_reported_and_share_the_native_draw(x: Tensor) -> None:
     """Dropout zeroes the same elements in every lane as natively."""
     found = run_lanes(lambda: [F.dropout(x, 0.4)], seed=1)

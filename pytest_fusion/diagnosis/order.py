@@ -19,7 +19,7 @@ _MOST_SLICES = 64
 
 
 def racing(lab: Lab) -> Found | None:
-    """The interpreter saw a race in the failing call, and in another order of the programs other values are wrong.
+    """A race was seen in the failing call, and in another order of programs and lanes other values are wrong.
 
     Where a spec lets results vary the race by itself is its business; a sum in any order is right all the same.
     """
@@ -37,7 +37,7 @@ def racing(lab: Lab) -> Found | None:
             return None
         if not bool(repeat.differing(got, turned).any()):
             continue
-        last = "the values that are wrong are others when the programs run in another order"
+        last = "the values that are wrong are others when the programs, or the lanes of one, run in another order"
         return Found(str(races[0].kind), [str(races[0]).partition(". Likely")[0], last])
     return None
 

@@ -46,13 +46,15 @@ _ALL_BUT_ONE = 2
 _ENUMERATED = 6
 # Fresh calls that must agree before a difference between two backwards is no chance.
 _CHANCES = 6
-# Cases whose backward runs with its programs in another order, where that can be chosen; and how many more with many
-# programs, by which a kernel may choose to add up in another way.
+# Cases whose backward runs with its programs in another order, where that can be chosen; how many more with many
+# programs, by which a kernel may choose to add up in another way; and how many with one or two, where only lanes meet.
 _MOST_ORDERS, _MOST_LONG_ORDERS, _MANY_PROGRAMS = 5, 2, 64
+_MOST_SHORT_ORDERS, _FEW_PROGRAMS = 3, 2
 # The identity of a gradient that is wrong in the first backward already: most of what is shrunk.
 _WRONG = re.compile(r"gradients:\w+:(?:non)?finite")
 # Counted here: cases that ran in another order; findings, after which all cases are those of a shrinking.
 _ORDERS, _LONG_ORDERS, _FOUND = "gradients in other orders", "the same, many programs", "gradients found"
+_SHORT_ORDERS = "the same, few programs"
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -356,9 +358,11 @@ def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always:
     if bench.device.type != "cpu" or not interpreter.installed() or not before or not bench.on("repeat"):
         return None
     programs = max((launch.programs for launch in first.outcome.launches), default=0)
-    if programs <= 2 or upstream.kind == "zero":
+    if not programs or upstream.kind == "zero":
         return None
     what, most = (_ORDERS, _MOST_ORDERS) if programs <= _MANY_PROGRAMS else (_LONG_ORDERS, _MOST_LONG_ORDERS)
+    if programs <= _FEW_PROGRAMS:
+        what, most = _SHORT_ORDERS, _MOST_SHORT_ORDERS
     if not (always or bench.deep or bench.complete or bench.spent[what] < most):
         return None
     bench.spent[what] += 1
@@ -371,8 +375,8 @@ def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always:
             return None
         return _chance(trial, upstream, before) or repeat.varies(
             varied,
-            "when the programs of a launch run in another order, which a GPU chooses as it likes: atomics on floats, "
-            "or a race",
+            "when the programs of a launch, or the lanes of one, run in another order, which a GPU chooses as it "
+            f"likes: {repeat.ORDERED}",
             order="reversed",
         )
 

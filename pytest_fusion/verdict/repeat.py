@@ -11,6 +11,8 @@ from pytest_fusion.verdict.model import Verdict, failed, passed
 
 # Where later calls agree: what the first one left, a cache or a workspace, decides about them.
 FIRST = "between the first call on these inputs and later ones, which agree"
+# What a result owes to the order of programs and lanes.
+ORDERED = "atomics on floats, what an atomic gave back, or a race"
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

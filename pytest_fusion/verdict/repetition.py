@@ -123,12 +123,12 @@ class _Again:
         return repeat.check_repeat(varied, count + 2)
 
     def in_other_orders(self) -> Verdict | None:
-        """Programs in another order, where this process chooses it: what depends on it depends on chance on a GPU."""
+        """Programs and their lanes in another order, where this process chooses it: on a GPU chance does."""
         trial = self.trial
         if trial.bench.device.type != "cpu" or not installed():
             return None
-        if not any(launch.programs > 2 for launch in trial.result.launches):
-            return None  # two terms have one sum, and of one program there is no order
+        if not trial.result.launches:
+            return None
         for order in _effort(trial).orders:
             got = self._in_order(order)
             if got is None:
@@ -140,8 +140,8 @@ class _Again:
                 continue
             return repeat.varies(
                 varied,
-                f"when the programs of a launch run in another order ({_named(order)}), which a GPU chooses as it "
-                "likes: atomics on floats, or a race",
+                f"when the programs of a launch, or the lanes of one, run in another order ({_named(order)}), which a "
+                f"GPU chooses as it likes: {repeat.ORDERED}",
                 order=str(order),
             )
         return None

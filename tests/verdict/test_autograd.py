@@ -248,6 +248,44 @@ def weight_gradient(g, out, columns, stride, BLOCK: tl.constexpr):
     tl.atomic_add(out + at, tl.load(g + row * stride + at, mask=at < columns), mask=at < columns)
 
 
+@triton.jit
+def shift_gradient(g, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.atomic_add(out + 0 * at, tl.load(g + at, mask=at < n), mask=at < n)
+
+
+class Shift(torch.autograd.Function):
+    """``x + b`` with one ``b`` for all, whose gradient the lanes of one program add up by atomics."""
+
+    @staticmethod
+    def forward(_: Any, x: T, b: T) -> T:
+        return x + b
+
+    @staticmethod
+    def backward(_: Any, *gradients: T) -> Any:
+        g, db = gradients[0].contiguous(), torch.zeros(1)
+        if g.numel():
+            shift_gradient[(1,)](g, db, g.numel(), BLOCK=triton.next_power_of_2(g.numel()))
+        return gradients[0].clone(), db
+
+
+@interpreted
+def test_a_gradient_by_atomics_of_one_program_fails_unless_declared(examine: Any) -> None:
+    """The lanes of one program come in no order either."""
+    from pytest_fusion.spec.inputs import tensor
+
+    inputs = {"x": tensor("n"), "b": tensor("1")}
+
+    def fused(x: T, b: T) -> T:
+        result: T = Shift.apply(x, b)
+        return result
+
+    record = examine(fused, lambda x, b: x + b, inputs, cases=30, grad=True)
+    assert (record.failed_check, record.cause) == ("repeat", "nondeterministic"), record.message
+    record = examine(fused, lambda x, b: x + b, inputs, cases=30, grad=True, deterministic={"db": False})
+    assert record.verdict == "pass", record.message
+
+
 class Bias(torch.autograd.Function):
     """``x + b`` whose bias gradient is added up by atomics."""
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.interpreter.executor import Order, ordered
 from pytest_fusion.run.memory.decoys import Decoys
+from pytest_fusion.spec import values
+from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.verdict import repetition
 
 interpreter.enable()
@@ -184,6 +187,42 @@ def test_programs_that_draw_their_rows_pass(judge_one: Any) -> None:
     result = judge_one(doubled_by_ticket, double, again=True)
     assert result.failure is None
     assert any(v.evidence.get("orders") == ["reversed"] for v in result.verdicts)
+
+
+@triton.jit
+def places(kinds, taken, places, n, BLOCK: tl.constexpr, KEPT: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    kind = tl.load(kinds + at, mask=at < n, other=0)
+    place = tl.atomic_add(taken + kind, 1, mask=at < n)
+    if KEPT:
+        tl.store(places + at, place, mask=at < n)
+
+
+def counted(kinds: T, kept: bool) -> tuple[T, T]:
+    """How many there are of each kind, and, where ``kept``, the place of each among its own, as its lane came."""
+    taken, out = torch.zeros(4, dtype=torch.int32), torch.zeros(len(kinds), dtype=torch.int32)
+    if len(kinds):
+        block = triton.next_power_of_2(len(kinds))
+        places[(1,)](kinds.contiguous(), taken, out, len(kinds), BLOCK=block, KEPT=kept)
+    return taken, out
+
+
+def counted_in_order(kinds: T, kept: bool) -> tuple[T, T]:
+    hot = torch.nn.functional.one_hot(kinds, 4)
+    return hot.sum(0).int(), (hot.cumsum(0) * hot).sum(1).sub(1).int() * kept
+
+
+@interpreted
+@pytest.mark.parametrize("kept", [True, False])
+def test_lanes_of_one_program_come_in_another_order_too(judge_one: Any, kept: bool) -> None:
+    """The places that lanes take by an atomic are those of its order, which a GPU chooses; their number is not."""
+    inputs = {"kinds": tensor("n", dtype=torch.int64, values=values.indices(4)), "kept": kept}
+    case = Case({"n": 9}, "float32", {"kinds": TensorCase("int64")}, seed=1)
+    failure = judge_one(counted, counted_in_order, inputs, case=case, again=True).failure
+    assert (failure is not None) is kept
+    if kept:
+        assert failure.identity == "repeat:out[1]"
+        assert failure.evidence["order"] == "reversed"
 
 
 @triton.jit

@@ -28,12 +28,14 @@ class WaitsForAnotherError(RuntimeError):
 class Batch:
     """``programs``: ids (3, count) of x, y, z; ``first``: number of the first one in the order of the launch.
 
-    ``active`` is ``None`` while all programs are, else bool (count,).
+    ``active`` is ``None`` while all programs are, else bool (count,). ``turned``: where lanes of one program meet at an
+    element, the last one has its turn first.
     """
 
     programs: Array
     first: int = 0
     active: Array | None = None
+    turned: bool = False
     # The largest block that was met, in elements a program; the size of the next batch follows from it.
     widest: int = 1
     # Counts the stores and atomics that changed memory; a loop that changes nothing never ends.

@@ -69,7 +69,7 @@ def executing(wanted: Mode) -> Iterator[None]:
 
 @contextmanager
 def ordered(wanted: Order) -> Iterator[None]:
-    """Run the programs of each launch in this order. A device promises none.
+    """Run the programs of each launch in this order, and the lanes of each back to front. A device promises none.
 
     A kernel that waits for programs with lower ids may raise when they come later.
     """
@@ -214,7 +214,7 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
         while part is not None:
             first, count = part
             ids = _ids(program.grid, turns[first : first + count])
-            with batch.running(Batch(ids, first)):
+            with batch.running(Batch(ids, first, turned=_order != "launched")):
                 try:
                     program.function(**program.arguments)
                 except (MemoryFinding, NotBatchedError):

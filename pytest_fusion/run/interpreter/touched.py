@@ -27,6 +27,7 @@ class Touched:
         self._elements, self._selected, self.itemsize = elements, selected, itemsize
         now = batch.current
         self._numbers, self._active, self._count = now.numbers, now.active, now.count
+        self._turned = now.turned
 
     @property
     def held(self) -> int:
@@ -51,6 +52,24 @@ class Touched:
         if flat.size > 1 and flat[-1] - flat[0] == flat.size - 1 and bool((flat[1:] - flat[:-1] == 1).all()):
             return slice(int(flat[0]), int(flat[-1]) + 1)
         return flat
+
+    @cached_property
+    def turns(self) -> Array | slice:
+        """The lanes, program by program, in the order of their turns: positions that are their own inverse."""
+        if not self._turned:
+            return slice(None)
+        rows = self.shape[0]
+        selected = np.ones((rows, self.flat.size // rows), np.bool_) if self.selected is None else self.selected
+        each = selected.reshape(rows, -1).sum(1)
+        ends = np.cumsum(each)
+        return np.asarray(np.repeat(2 * ends - each - 1, each) - np.arange(self.flat.size))
+
+    def put(self, values: Array, memory: Array) -> None:
+        """Store ``values``, (lanes,); of those for one element the last in turn stays."""
+        if isinstance(self.index, slice):
+            memory[self.index] = values
+        else:
+            memory[self.index[self.turns]] = values[self.turns]
 
     @cached_property
     def actors(self) -> Array:

@@ -106,7 +106,7 @@ def load(
 
 
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:
-    """Write ``values`` to ``pointers`` where ``mask`` holds; of equal addresses the last lane wins."""
+    """Write ``values`` to ``pointers`` where ``mask`` holds; of equal addresses the last lane in turn wins."""
     itemsize = values.dtype.itemsize
     bits = np.ascontiguousarray(values).view(f"u{itemsize}")
     if mask is None:
@@ -134,7 +134,7 @@ def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | N
             tracking.track_store(access, region, view, lanes, wanted, memory)
             if into.immediate:
                 tracking.report_lost(access, region, view, lanes, tracking.lost_before(lanes, wanted))
-        memory[lanes.index] = wanted
+        lanes.put(wanted, memory)
         if into.tracking and not into.immediate:
             tracking.report_lost(access, region, view, lanes, tracking.lost_after(lanes, wanted, memory))
 
@@ -178,11 +178,12 @@ def atomic(
         if findings.current().tracking:
             tracking.track_atomic(access, region, view, touched)
         memory = region.typed(values.dtype.itemsize).view(values.dtype)
-        operands: tuple[Array, ...] = (touched.flat, wanted[lanes], memory)
+        turns = touched.turns
+        operands: tuple[Array, ...] = (touched.flat[turns], wanted[lanes][turns], memory)
         if expected is not None:
-            operands = (np.broadcast_to(arrays[-1], shape)[lanes], *operands)
+            operands = (np.broadcast_to(arrays[-1], shape)[lanes][turns], *operands)
         old, changed = update(*operands)
-        found[lanes] = old
+        found[lanes] = old[turns]
         batch.current.changes += int(bool(changed.any()))
     if pointers.size == count:
         lanes = np.ones(count, np.bool_) if access.mask is None else np.broadcast_to(access.mask, shape).reshape(-1)

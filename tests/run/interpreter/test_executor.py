@@ -15,7 +15,7 @@ import torch
 from pytest_fusion.errors import MemoryFinding, TooManyProgramsError
 from pytest_fusion.interpreter import Session, interpreted
 from pytest_fusion.run import interpreter
-from pytest_fusion.run.interpreter.executor import fallbacks, most_alone
+from pytest_fusion.run.interpreter.executor import Order, fallbacks, most_alone, ordered
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -334,6 +334,31 @@ def lanes_of(kernel: Any, programs: int) -> torch.Tensor:
     got = zeros(programs * 4).view(programs, 4)
     kernel[(programs,)](zeros(2), got, BLOCK=4)
     return got
+
+
+@triton.jit
+def last_kernel(into, at, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(into + tl.load(at + i), i, mask=i != 3)
+
+
+@each_executor
+def test_lanes_take_their_turns_back_to_front_in_another_order(executor: str) -> None:
+    """Programs and the lanes of each, masked ones apart, come last first where that is asked for."""
+    with interpreted(executor=executor), ordered("reversed"):
+        got = lanes_of(lanes_kernel, 3)
+    assert got.tolist() == [[5, 2, 4, 0], [3, 1, 2, 0], [1, 0, 0, 0]]
+
+
+@each_executor
+@pytest.mark.parametrize(("order", "stays"), [("launched", 2), ("reversed", 0)])
+def test_of_one_element_the_last_lane_in_turn_stays(executor: str, order: Order, stays: int) -> None:
+    """Lanes that store to one element race, and the order decides whose value is there."""
+    into = zeros(1)
+    with interpreted(executor=executor, findings="collect") as session, ordered(order):
+        last_kernel[(1,)](into, zeros(4), BLOCK=4)
+    assert into.item() == stays
+    assert [found.kind for found in session.findings] == ["racing-stores"]
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_fusion import active
+from pytest_fusion.bench.entries import check as check_bench
 from pytest_fusion.case import search as searching
 from pytest_fusion.errors import SpecError, UnsupportedTritonError, did_you_mean
 from pytest_fusion.examine import failure_of, run
@@ -63,10 +64,13 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
         raise SpecError(
             f"{test.__name__}: the test must be a plain function that returns the fused result, not a coroutine"
         )
-    if not isinstance(keywords.get("inputs") or {}, Mapping):
-        raise SpecError(f"{test.__name__}: inputs={keywords['inputs']!r}; expected a dict from names to inputs")
+    declared = keywords.get("inputs") or {}
+    if not isinstance(declared, Mapping):
+        raise SpecError(
+            f"{test.__name__}: inputs= is a {type(declared).__name__}; expected a dict from names to inputs"
+        )
     parameters = inspect.signature(test).parameters
-    inputs: dict[str, Any] = {**inputs_from_annotations(test), **(keywords.get("inputs") or {})}
+    inputs: dict[str, Any] = {**inputs_from_annotations(test), **declared}
     fixtures: list[str] = []
     for name, parameter in parameters.items():
         if name in inputs:
@@ -85,13 +89,12 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
 
 def _check_words(spec: FusionSpec) -> None:
     """What a spec cannot check itself, because it comes before the stages that know."""
-    if isinstance(spec.without, str) or not isinstance(spec.without, Mapping):
-        raise SpecError(f"{spec.name}: without={spec.without!r}; expected a dict from check to reason")
     for check in spec.without:
         known = (*CHECKS, GRADIENTS)
         if check not in known:
             raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, known)}")
     check_requires(spec.requires)
+    check_bench(spec)
 
 
 def _takes(function: Test, name: str) -> bool:

@@ -103,6 +103,11 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}".rstrip(": ")
 
 
+def is_near(word: str, known: Iterable[str]) -> bool:
+    """Whether something close to ``word`` is known."""
+    return bool(difflib.get_close_matches(word, known))
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'rows'?"`` when something close to ``word`` is known, else the list of what is."""
     names = sorted(known)

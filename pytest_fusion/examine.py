@@ -253,7 +253,7 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         spec.name,
         verdict,
         described,
-        diagnosis=diagnosis,
+        diagnosis=diagnosis if verdict.identity != NOTHING_JUDGED else None,
         where=failure.map["where"] if failure.map else None,
         drawn=drawing(failure.map) if failure.map else (),
         command=replay_command(request.shown or request.nodeid, path) if path else None,
@@ -286,7 +286,8 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
         elif name in tally.checks:
             found[name] = tally.checks[name]
         else:
-            reason = "not reached: an earlier failure ended the run"
+            ended = tally.failure is not None or not tally.judged
+            reason = "not reached: an earlier failure ended the run" if ended else "no case had what it is asked of"
             found[name] = {"verdict": "unknown", "reason": reason, "cases": 0}
     return found
 

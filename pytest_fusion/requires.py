@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 from pytest_fusion import lane
-from pytest_fusion.errors import SpecError
+from pytest_fusion.errors import SpecError, is_near
 
 
 def _listed(requires: Any) -> list[Any]:
@@ -18,6 +19,10 @@ def _listed(requires: Any) -> list[Any]:
 def check(requires: Any) -> None:
     """Raises ``SpecError`` for a requirement that is none."""
     for need in _listed(requires):
+        architecture = isinstance(need, str) and re.fullmatch(r"(?:sm|compute)_?(\d+)(\d)[af]?", need)
+        if architecture:
+            major, minor = architecture.groups()
+            raise SpecError(f"requires={need!r}; a compute capability is written ({major}, {minor})")
         if not _is_capability(need) and not (isinstance(need, str) and _is_module_name(need)):
             raise SpecError(
                 f"requires={need!r}; expected 'cuda', a compute capability such as (9, 0), or a package's import name"
@@ -46,5 +51,6 @@ def missing(requires: Any, device: str) -> str | None:
             if found is not None and found < need:
                 return f"it requires compute capability {need[0]}.{need[1]}, {device} has {found[0]}.{found[1]}"
         elif importlib.util.find_spec(need.partition(".")[0]) is None:
-            return f"it requires the package {need!r}, which is not installed"
+            meant = "; did you mean 'cuda'?" if is_near(need, ["cuda"]) else ""
+            return f"it requires the package {need!r}, which is not installed{meant}"
     return None

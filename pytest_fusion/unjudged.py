@@ -12,6 +12,10 @@ from pytest_fusion.verdict.model import Verdict, failed
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
 NOTHING_JUDGED = "error:nothing-judged"
 
+# The kind under which the campaign counts sizes of which no tensors can be made.
+IMPOSSIBLE = "impossible"
+_SIZES = "mend the shapes of inputs=, the bounds in dims=, or those of values="
+
 ONLY_EMPTY = "{} case(s) were judged, of empty outputs alone"
 
 
@@ -39,12 +43,13 @@ def _kinds(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
 
 
 def must_be_made(spec: FusionSpec, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> None:
-    """Raise ``SpecError`` where a function of the spec let no case come to be: the kernel was never called."""
+    """Raise ``SpecError`` where sizes or functions of the spec let no case come to be: the kernel was never called."""
     raised = any(kind.startswith("inputs ") for kind in rejected)
-    if raised and all(kind == "impossible" or kind.startswith("inputs ") for kind in rejected):
+    if rejected and all(kind == IMPOSSIBLE or kind.startswith("inputs ") for kind in rejected):
+        advice = "mend the function, or bound what it is given by dims= and values=" if raised else _SIZES
         raise SpecError(
-            f"{spec.name}: no case could be made, so the kernel was never called ({_kinds(rejected, refusals)}); mend "
-            "the function, or bound what it is given by dims= and values="
+            f"{spec.name}: no case could be made, so the kernel was never called ({_kinds(rejected, refusals)}); "
+            f"{advice}"
         )
 
 
@@ -60,9 +65,12 @@ def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str], *, 
         advice = (
             "the reference itself raises, so that nothing says what is right: mend it, or bound by dims= and values="
         )
+    advice += " these inputs"
+    if rejected and all(kind == IMPOSSIBLE for kind in rejected):
+        advice = _SIZES
     return failed(
         "error",
-        f"no case could be judged ({kinds}); {advice} these inputs",
+        f"no case could be judged ({kinds}); {advice}",
         identity=NOTHING_JUDGED,
         rejected=dict(rejected),
         kinds=kinds,

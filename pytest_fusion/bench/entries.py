@@ -47,6 +47,15 @@ def entries(spec: FusionSpec) -> list[Entry]:
     return list(found.values())
 
 
+def check(spec: FusionSpec) -> None:
+    """Raises ``SpecError`` for an entry of ``bench=`` that is no mapping, leaves a size out, or names what is not."""
+    if isinstance(spec.bench, Mapping | str) or not isinstance(spec.bench, Iterable):
+        _complete(spec, spec.bench)
+        raise SpecError(f"{spec.name}: bench={spec.bench!r} is one entry; expected a list of them: bench=[{{...}}]")
+    for given in spec.bench:
+        _complete(spec, given)
+
+
 def smaller(spec: FusionSpec, entry: Entry) -> Entry | None:
     """The entry with one size halved: the first that is large, so that rows are fewer before they are shorter.
 

@@ -79,6 +79,8 @@ def _from_profile(
         case "uniform":
             low, high = params["low"], params["high"]
             v = patterns.rounded(numbers.uniform(shape, seed, device) * (high - low) + low, low, high, seed)
+            if not dtype.is_floating_point and not dtype.is_complex:
+                v = v.floor().clamp_min(math.ceil(low))  # a cast rounds towards zero: `positive` would hold zeros
         case "constant":
             v = torch.full(shape, params["value"], dtype=torch.float64, device=device)
         case "booleans":

@@ -15,6 +15,7 @@ from pytest_fusion.case import numbers, regimes
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Plan, build
+from pytest_fusion.errors import SpecError, said
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import StrategySpec, unwrap
 
@@ -101,12 +102,15 @@ def explicit_examples(outer: Any) -> list[dict[str, Any]]:
 
 
 def pools(spec: FusionSpec, seed: int) -> dict[str, tuple[Any, ...]]:
-    """A few distinct values of every drawn input, the simplest first."""
-    return {
-        name: _sample(inner.strategy, numbers.mix(seed, name))
-        for name, declared in spec.inputs.items()
-        if isinstance(inner := unwrap(declared), StrategySpec)
-    }
+    """A few distinct values of every drawn input, the simplest first. Raises ``SpecError`` where there are none."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, declared in spec.inputs.items():
+        if isinstance(inner := unwrap(declared), StrategySpec):
+            try:
+                found[name] = _sample(inner.strategy, numbers.mix(seed, name))
+            except Exception as error:
+                raise SpecError(f"{spec.name}: no value could be drawn for input {name!r}: {said(error)}") from error
+    return found
 
 
 def _sample(strategy: Any, seed: int) -> tuple[Any, ...]:

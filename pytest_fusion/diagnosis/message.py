@@ -29,9 +29,11 @@ def _tensor_line(name: str, entry: dict[str, Any], absent: bool) -> str:
 
 def _why(diagnosis: Diagnosis) -> list[str]:
     """The cause with what speaks for it; what was ruled out is told only where nothing else is."""
-    lines = [f"  likely cause: {diagnosis.cause} ({CAUSES[diagnosis.cause]})"]
+    unexplained = diagnosis.cause == "unexplained"
+    meaning = "no experiment could tell" if unexplained and not diagnosis.ruled_out else CAUSES[diagnosis.cause]
+    lines = [f"  likely cause: {diagnosis.cause} ({meaning})"]
     lines += [f"    {sentence}" for sentence in diagnosis.evidence]
-    if diagnosis.cause == "unexplained":
+    if unexplained:
         lines += [f"    not {sentence}" for sentence in diagnosis.ruled_out]
     return lines
 

@@ -68,7 +68,9 @@ def parse_expression(text: str, *, where: str = "") -> Term:
     try:
         body = ast.parse(text, mode="eval").body
     except SyntaxError:
-        raise SpecError(f"cannot read dim {text!r}{place}: expected a name, an integer or an expression") from None
+        raise SpecError(
+            f"cannot read dim {text!r}{place}: expected a name, an integer or an expression without blanks"
+        ) from None
     names: list[str] = []
     for node in ast.walk(body):
         if isinstance(node, ast.Name) and node.id not in names:
@@ -132,6 +134,10 @@ def parse_shape(text: str, *, where: str = "") -> Shape:
             raise SpecError(
                 f"broadcastable dims ({token!r} in the shape {text!r}{place}) are not supported: "
                 "write two specs, one with the dim and one with the integer 1"
+            )
+        elif "," in token:
+            raise SpecError(
+                f"cannot read {token!r} in the shape {text!r}{place}: blanks alone part dims, as in 'rows n'"
             )
         else:
             terms.append(parse_expression(token.partition("=")[2] or token, where=where))

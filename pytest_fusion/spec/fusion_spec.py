@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError, did_you_mean, is_near
+from pytest_fusion.spec import given
 from pytest_fusion.spec.bench_limits import as_bench_limits
 from pytest_fusion.spec.dims import Dim, dim, parse_expression
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
-from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, as_input, unwrap
+from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, as_input, unwrap
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.spec.random import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
@@ -80,22 +81,18 @@ class FusionSpec:
             if not callable(getattr(self, role)):
                 raise SpecError(f"{role}={getattr(self, role)!r} cannot be called; pass the function itself")
         put("name", self.name or getattr(self.fused, "__name__", type(self.fused).__name__))
-        if not isinstance(self.inputs, Mapping) or not self.inputs:
-            raise SpecError(
-                f"{self.name}: no inputs; pass inputs={{'x': tensor('rows hidden'), ...}} or annotate the test's "
-                "parameters with jaxtyping, as in x: Float[Tensor, 'rows hidden']"
-            )
-        put("inputs", {name: as_input(value, name) for name, value in self.inputs.items()})
+        put("inputs", {name: as_input(value, name) for name, value in given.inputs(self.inputs, self.name).items()})
         put("dtypes", normalise_dtypes(self.dtypes, where=f"{self.name}: dtypes"))
         for attribute in ("invariant", "mutates", "clobbers"):
-            put(attribute, _names(getattr(self, attribute)))
+            put(attribute, given.names(getattr(self, attribute), self.name, attribute))
         if not isinstance(self.grad, bool):
-            put("grad", _names(self.grad))
-        rejects = (self.rejects,) if isinstance(self.rejects, type) else tuple(self.rejects)
-        put("rejects", rejects)
-        put("without", dict(self.without))
+            put("grad", given.names(self.grad, self.name, "grad"))
+        put("rejects", given.exception_types(self.rejects, self.name))
+        put("without", given.reasons(self.without, self.name))
+        for attribute in ("max_launches", "max_recompiles"):
+            put(attribute, given.count(getattr(self, attribute), self.name, attribute))
         put("bench_limits", as_bench_limits(self.bench_limits, self.name))
-        put("dims", {name: _as_dim(name, bound) for name, bound in self.dims.items()})
+        put("dims", given.bounds(self.dims, self.name))
         self._check_dtypes()
         self._check_names()
         self._check_dims()
@@ -105,7 +102,7 @@ class FusionSpec:
         own = as_rng(self.rng, self.name)
         known, parameters = (*self.inputs, *self.fixtures), _parameters(self.reference)
         put("rng", own and completed(own, self.name, self.inputs, known, parameters))
-        put("distribution", as_outputs(self.distribution))
+        put("distribution", as_outputs(self.distribution, self.name))
         self._check_signatures()
         self._check_policies()
 
@@ -175,8 +172,8 @@ class FusionSpec:
         for attribute in ("mutates", "clobbers"):
             self._check_inputs_named(attribute, getattr(self, attribute))
         if not isinstance(self.grad, bool):
-            self._check_inputs_named("grad", _names(self.grad))
-            for name in _names(self.grad):
+            self._check_inputs_named("grad", self.grad)
+            for name in self.grad:
                 mine = unwrap(self.inputs[name])
                 if isinstance(mine, TensorSpec) and not mine.may_float():
                     raise SpecError(f"{self.name}: grad={name!r} names an input of dtype {', '.join(mine.dtypes)}")
@@ -190,19 +187,30 @@ class FusionSpec:
                 raise SpecError(f"{self.name}: {keyword}={name!r} names no input{did_you_mean(name, self.inputs)}")
 
     def _check_dims(self) -> None:
-        used: set[str] = set()
+        shaped: set[str] = set()
         derived_needs: set[str] = set()
+        asked: dict[str, str] = {}  # names in bounds, by who asks for them
         for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
             if isinstance(spec, TensorSpec):
-                used.update(spec.shape.names, _bound_names(spec.values))
+                shaped.update(spec.shape.names)
                 self._forbid_batch(_bound_names(spec.values), f"values= of input {name!r}")
+                asked.update(dict.fromkeys(_bound_names(spec.values), f"values= of input {name!r}"))
             elif isinstance(spec, DerivedSpec):
                 derived_needs.update(spec.needs)
         for name, bound in self.dims.items():
             if isinstance(bound.multiple_of, str):
                 needed = parse_expression(bound.multiple_of, where=f"dims[{name!r}]").names
                 self._forbid_batch(needed, f"dims[{name!r}]")
-                used.update(needed)
+                asked.update(dict.fromkeys(needed, f"multiple_of= of dims[{name!r}]"))
+        known = shaped | derived_needs | set(self.dims)
+        for name, who in asked.items():
+            # A dim of which only a bound knows is allowed, and is most often another one's name mistyped.
+            if name not in known and is_near(name, known):
+                raise SpecError(
+                    f"{self.name}: {who} names {name!r}, a dim that no input has{did_you_mean(name, known)} "
+                    f"Where it is meant, say its bounds: dims={{{name!r}: dim(1, 100)}}"
+                )
+        used = shaped | set(asked)
         for name in self.dims:
             if name not in used and name not in derived_needs:
                 raise SpecError(
@@ -319,13 +327,13 @@ class FusionSpec:
         return (*self.batch_names, *self.dim_order)
 
     def _check_signatures(self) -> None:
-        given = set(self.inputs)
+        known = set(self.inputs)
         for role in ("fused", "reference"):
             parameters = _parameters(getattr(self, role))
             if parameters is None:
                 continue
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                for name in sorted(given - set(parameters)):
+                for name in sorted(known - set(parameters)):
                     raise SpecError(_untaken(self, role, name, parameters))
             for name, parameter in parameters.items():
                 required = parameter.default is parameter.empty and parameter.kind not in (
@@ -333,10 +341,10 @@ class FusionSpec:
                     parameter.VAR_POSITIONAL,
                 )
                 told = role == "reference" and self.random is not None and name == self.random.mask
-                if required and name not in given and name not in self.fixtures and not told:
+                if required and name not in known and name not in self.fixtures and not told:
                     raise SpecError(
                         f"{self.name}: the {role} needs {name!r}, which is neither an input nor a parameter of the "
-                        f"test{did_you_mean(name, given | set(self.fixtures))}. Add it to inputs= or give it a default"
+                        f"test{did_you_mean(name, known | set(self.fixtures))}. Add it to inputs= or give it a default"
                     )
 
     def _check_policies(self) -> None:
@@ -344,48 +352,35 @@ class FusionSpec:
             raise SpecError(f"{self.name}: tolerance={self.tolerance!r}; expected 'auto' or Tolerance(rtol=, atol=)")
         if not isinstance(self.deterministic, bool):
             self._check_deterministic(self.deterministic)
+        if self.grad is True and not any(
+            name not in self.mutates and _may_have_gradient(declared) for name, declared in self.inputs.items()
+        ):
+            raise SpecError(
+                f"{self.name}: grad=True, but no input is a floating tensor that is not written in place; leave it out"
+            )
         if self.distribution and self.random is None:
             raise SpecError(
                 f"{self.name}: distribution= needs rng=, the name of the input that seeds the kernel, to draw again"
             )
         if self.distribution and self.grad:
             raise SpecError(f"{self.name}: grad= cannot be asked of sampled outputs (distribution=); leave one out")
-        for kind in self.rejects:  # type: ignore[union-attr]
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise SpecError(f"{self.name}: rejects={kind!r} is not an exception type")
         if self.bench_limits and not self.bench:
             raise SpecError(
                 f"{self.name}: bench_limits= bounds what bench= measures, and there is none; name the sizes, as in "
                 "bench=[{'rows': 8192, 'hidden': 8192}]"
             )
-        if self.max_launches is not None and self.max_launches < 0:
-            raise SpecError(f"{self.name}: max_launches={self.max_launches}; expected 0 or more")
-        if self.max_recompiles is not None and self.max_recompiles < 0:
-            raise SpecError(f"{self.name}: max_recompiles={self.max_recompiles}; expected 0 or more")
 
-    def _check_deterministic(self, given: Any) -> None:
+    def _check_deterministic(self, said: Any) -> None:
         """What is no dict from names to bools. Whether outputs have these names is known once the reference has run."""
-        if not isinstance(given, Mapping):
+        if not isinstance(said, Mapping):
             raise SpecError(
-                f"{self.name}: deterministic={given!r}; expected True, False or a dict such as {{'out': False}}"
+                f"{self.name}: deterministic={said!r}; expected True, False or a dict such as {{'out': False}}"
             )
-        for name, value in given.items():
+        for name, value in said.items():
             if not isinstance(name, str) or not isinstance(value, bool):
                 raise SpecError(
                     f"{self.name}: deterministic={{{name!r}: {value!r}}}; expected a name and True or False"
                 )
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _as_dim(name: str, bound: Any) -> Dim:
-    if isinstance(bound, Dim):
-        return dim(bound.min, bound.max, multiple_of=bound.multiple_of)
-    if isinstance(bound, int) and not isinstance(bound, bool):
-        return dim(bound, bound)
-    raise SpecError(f"dims={{{name!r}: {bound!r}}}: expected dim(min, max, multiple_of=...) or one integer")
 
 
 def _bound_names(values: Any) -> tuple[str, ...]:
@@ -398,6 +393,14 @@ def _bound_names(values: Any) -> tuple[str, ...]:
     for choice in values.choices:
         names.update(dict.fromkeys(_bound_names(choice)))
     return tuple(names)
+
+
+def _may_have_gradient(declared: Any) -> bool:
+    """Whether an input may be a floating tensor; what is derived or drawn may be anything."""
+    inner = unwrap(declared)
+    if isinstance(inner, ConstantSpec):
+        return bool(getattr(getattr(inner.value, "dtype", None), "is_floating_point", False))
+    return not isinstance(inner, TensorSpec) or inner.may_float()
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

@@ -65,13 +65,18 @@ def tensor(
     chosen = LAYOUTS if layouts is None else tuple(layouts)
     for name in chosen:
         if name not in LAYOUTS:
-            raise SpecError(f"tensor({dims!r}): unknown layout {name!r}{did_you_mean(name, LAYOUTS)}")
+            raise SpecError(f"tensor({dims!r}): unknown layout {name!r}{did_you_mean(str(name), LAYOUTS)}")
     if not chosen:
         raise SpecError(f"tensor({dims!r}): layouts=() leaves no layout to draw; drop it or name one of {LAYOUTS}")
     if values is not None and not isinstance(values, ValueProfile) and not callable(values):
         raise SpecError(
             f"tensor({dims!r}): values={values!r} is neither a profile of pytest_fusion.values nor a function of "
             "(shape, dtype, generator)"
+        )
+    if getattr(values, "__module__", None) == ValueProfile.__module__ and not isinstance(values, ValueProfile):
+        called = f"values.{getattr(values, '__name__', '...')}"
+        raise SpecError(
+            f"tensor({dims!r}): values={called} is the function that makes a profile; call it: {called}(...)"
         )
     dtypes = () if dtype is None else normalise_dtypes(dtype, where=f"tensor({dims!r})")
     return TensorSpec(shape, dtypes, values, chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 from pytest_fusion.errors import SpecError
 
@@ -20,5 +21,5 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
-            if not (math.isfinite(value) and value >= 0):
-                raise SpecError(f"Tolerance({name}={value}): expected a finite number of 0 or more")
+            if not (isinstance(value, SupportsFloat) and math.isfinite(value) and value >= 0):
+                raise SpecError(f"Tolerance({name}={value!r}): expected a finite number of 0 or more")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.spec import given
 from pytest_fusion.spec.dims import Shape, parse_shape
 from pytest_fusion.spec.inputs import InputSpec
 
@@ -108,11 +109,11 @@ def completed(
     return own
 
 
-def as_outputs(value: bool | str | Sequence[str]) -> tuple[str, ...]:
+def as_outputs(value: bool | str | Sequence[str], where: str) -> tuple[str, ...]:
     """The outputs that ``distribution=`` names, as reports name them; ``True`` is a lone result."""
     if isinstance(value, bool):
         return ("out",) if value else ()
-    return (value,) if isinstance(value, str) else tuple(value)
+    return given.names(value, where, "distribution")
 
 
 __all__ = ["MASK", "Rng", "as_outputs", "as_rng", "completed", "rng"]

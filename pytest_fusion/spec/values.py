@@ -5,7 +5,7 @@ A bound may be a number or a dim expression (``"vocab"``, ``"2*half"``), resolve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_fusion.errors import SpecError
@@ -99,7 +99,13 @@ def one_of(*choices: ValueProfile | Sequence[ValueProfile]) -> ValueProfile:
     """One of several profiles, drawn per case."""
     flat: list[ValueProfile] = []
     for choice in choices:
-        flat.extend([choice] if isinstance(choice, ValueProfile) else choice)
+        flat.extend([choice] if isinstance(choice, ValueProfile) or not isinstance(choice, Iterable) else choice)
+    for profile in flat:
+        if not isinstance(profile, ValueProfile):
+            raise SpecError(
+                f"values.one_of({profile!r}): expected profiles such as values.normal(); of single values, "
+                "values.constant(...) each"
+            )
     if not flat:
         raise SpecError("values.one_of() needs at least one profile")
     return ValueProfile("one_of", choices=tuple(flat))

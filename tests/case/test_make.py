@@ -121,6 +121,15 @@ def test_bytes_have_all_their_bits_in_every_other_tensor(
     assert ends == {few, all_of_them}
 
 
+def test_integers_in_a_range_are_those_in_it(make_spec: Make) -> None:
+    """A cast rounds towards zero, so that ``positive`` had zeros, and a range about zero twice as many as others."""
+    for profile, low, high in ((values.positive(), 1, 7), (values.uniform(-2, 3), -2, 2)):
+        spec = make_spec({"x": tensor("4000", dtype=torch.int64, values=profile)})
+        x = make_inputs(spec, Case({}, "float32", {"x": TensorCase("int64")}, seed=1), CPU)["x"]
+        assert x.unique().tolist() == list(range(low, high + 1))
+        assert int((x == 0).sum()) < 1.4 * int((x == 1).sum())
+
+
 @pytest.mark.parametrize(
     ("profile", "low", "high", "powers"),
     [

@@ -36,6 +36,18 @@ WRONG = {
         "@fused_equivalent(relu_reference, inputs=X, requires=9.0)\n" + BODY,
         "*requires=9.0; expected 'cuda', a compute capability such as (9, 0), or a package's import name",
     ),
+    "an architecture in place of a capability": (
+        "@fused_equivalent(relu_reference, inputs=X, requires='sm_90')\n" + BODY,
+        "*requires='sm_90'; a compute capability is written (9, 0)",
+    ),
+    "sizes to measure that name no dim": (
+        "@fused_equivalent(relu_reference, inputs=X, bench=[{'rows': 4, 'hiden': 4}])\n" + BODY,
+        "*bench= has 'hiden'; did you mean 'hidden'?",
+    ),
+    "sizes to measure that are no list": (
+        "@fused_equivalent(relu_reference, inputs=X, bench={'rows': 4, 'hidden': 4})\n" + BODY,
+        "*is one entry; expected a list of them: bench=[[]{...}[]]",
+    ),
     "no inputs": (
         "@fused_equivalent(relu_reference)\n" + BODY,
         "*no inputs; pass inputs=*",
@@ -110,6 +122,34 @@ def test_it(x):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*the reference consumes random numbers*pass the noise*"])
     result.stdout.no_fnmatch_line("*decorator.py*")
+
+
+def test_inputs_that_can_never_be_made_are_the_specs_fault(project: Project) -> None:
+    """Sizes below 0 and a strategy without values fail with one sentence each, and say nothing of the kernel."""
+    project.write("""
+@few
+@fused_equivalent(relu_reference, inputs={"x": tensor("rows-9 hidden")}, dims={"rows": dim(0, 4)})
+def test_sizes(x):
+    return relu(x)
+
+@few
+@fused_equivalent(lambda x, k: torch.relu(x), inputs={**X, "k": st.integers().filter(lambda k: False)})
+def test_strategy(x, k):
+    return relu(x)
+""")
+
+    result = project.run()
+
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "test_sizes: no case could be made, so the kernel was never called (*gives the negative size*dims=*",
+            "test_strategy: no value could be drawn for input 'k': Unsatisfiable: *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*rejects=*")
+    result.stdout.no_fnmatch_line("*decorator.py*")
+    result.stdout.no_fnmatch_line("*likely cause*")
 
 
 def test_a_name_of_an_output_of_another_parametrization_is_fine(project: Project) -> None:

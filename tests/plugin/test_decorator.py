@@ -256,7 +256,7 @@ def test_cuda(x):
 def test_hopper(x):
     raise AssertionError
 
-@fused_equivalent(relu_reference, inputs=X, requires=["torch", "no_such_package"])
+@fused_equivalent(relu_reference, inputs=X, requires=["torch", "cdua"])
 def test_package(x):
     raise AssertionError
 """)
@@ -270,7 +270,25 @@ def test_package(x):
         [
             "UNKNOWN test_it.py::test_cuda: it requires a CUDA device",
             "UNKNOWN test_it.py::test_hopper: it requires compute capability 9.0, and this lane is the CPU's",
-            "UNKNOWN test_it.py::test_package: it requires the package 'no_such_package', which is not installed",
+            "UNKNOWN test_it.py::test_package: it requires the package 'cdua', which is not installed; did you mean*",
             "SKIPPED * test_it.py:*: unknown: it requires a CUDA device",
         ]
     )
+
+
+def test_a_check_that_no_case_is_asked_for_says_so_in_a_test_that_passes(project: Project) -> None:
+    """``grad=True`` of whole numbers that a function made is unknown, and no failure ended the run."""
+    project.write("""
+from pytest_fusion import derived
+
+@few
+@fused_equivalent(lambda x, i: torch.relu(x) + i, inputs={
+    "x": tensor("n", dtype=torch.int64), "i": derived(lambda x: x + 1)}, grad=True)
+def test_it(x, i):
+    return relu(x) + i
+""")
+
+    project.run().assert_outcomes(passed=1)
+
+    gradients = project.report["tests"][0]["checks"]["gradients"]
+    assert (gradients["verdict"], gradients["reason"]) == ("unknown", "no case had what it is asked of")

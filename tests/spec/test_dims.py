@@ -36,6 +36,8 @@ def test_a_shape_string_evaluates_to_its_sizes(text: str, sizes: dict, shape: tu
         ("*a *b c", "more than one '*' term"),
         ("* rows", "'*' takes a name"),
         ("#rows", "write two specs"),
+        ("rows, hidden", "blanks alone part dims"),
+        ("seq - 1", "cannot read dim '-': expected a name, an integer or an expression without blanks"),
     ],
 )
 def test_a_shape_string_that_means_nothing_is_refused(text: str, part: str) -> None:

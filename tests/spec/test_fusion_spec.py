@@ -47,6 +47,16 @@ def test_arguments_of_the_reference_with_defaults_are_fine() -> None:
     [
         ({"fused": 3}, ["fused=3 cannot be called"]),
         ({"inputs": {}}, ["no inputs", "tensor("]),
+        ({"inputs": [tensor("n")]}, ["inputs= is a list; expected a dict from names to inputs"]),
+        ({"inputs": {1: tensor("n")}}, ["inputs={1: ...}; expected the name of a parameter"]),
+        ({"dims": ["hidden"]}, ["dims=['hidden']; expected a dict from names to bounds"]),
+        ({"dims": {"rows": dim(multiple_of="hiden")}}, ["multiple_of= of dims['rows']", "did you mean 'hidden'"]),
+        ({"mutates": True}, ["mutates=True; expected a name or several"]),
+        ({"invariant": True}, ["invariant=True; expected a name or several"]),
+        ({"grad": 3}, ["grad=3; expected a name or several"]),
+        ({"grad": True, "mutates": "x"}, ["grad=True, but no input is a floating tensor"]),
+        ({"grad": True, "inputs": {"x": tensor("n", dtype=torch.int64)}}, ["grad=True, but no input is"]),
+        ({"rng": True, "distribution": 3}, ["distribution=3; expected a name or several"]),
         ({"dtypes": [torch.int32]}, ["not floating", "dtype=torch.int64"]),
         ({"dims": {"hiden": dim(1)}}, ["'hiden'", "did you mean 'hidden'"]),
         ({"dims": {"hidden": "8"}}, ["expected dim(min, max"]),
@@ -59,7 +69,15 @@ def test_arguments_of_the_reference_with_defaults_are_fine() -> None:
         ({"invariant": "row"}, ["did you mean 'rows'"]),
         ({"tolerance": "loose"}, ["expected 'auto' or Tolerance"]),
         ({"rejects": [3]}, ["is not an exception type"]),
-        ({"max_launches": -1}, ["expected 0 or more"]),
+        ({"rejects": "ValueError"}, ["rejects='ValueError' is not an exception type"]),
+        ({"rejects": ValueError("no")}, ["is not an exception type"]),
+        ({"without": ["repeat"]}, ["expected a dict from check to reason"]),
+        ({"without": {"repeat": None}}, ["without={'repeat': None} gives no reason"]),
+        ({"without": {"repeat": " "}}, ["gives no reason"]),
+        ({"max_launches": "1"}, ["max_launches='1'; expected a whole number"]),
+        ({"max_launches": True}, ["max_launches=True; expected a whole number"]),
+        ({"max_recompiles": -1}, ["expected a whole number of 0 or more"]),
+        ({"max_launches": -1}, ["expected a whole number of 0 or more"]),
         ({"tolerence": "auto"}, ["'tolerence'", "did you mean 'tolerance'"]),
     ],
 )
@@ -68,6 +86,31 @@ def test_a_contradiction_is_an_error_that_names_it(changes: dict[str, Any], part
     with pytest.raises(SpecError) as caught:
         make(**changes)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_a_mistyped_dim_in_a_bound_of_values_is_an_error_and_no_dim_of_its_own() -> None:
+    """Indices into 'vocb' would be drawn below a size that no table has; a name that is like no other may be meant."""
+    inputs = {
+        "x": tensor("vocab hidden"),
+        "i": tensor("n", dtype=torch.int64, values=values.one_of(values.indices("vocb"))),
+    }
+    both = {"fused": lambda x, i: x, "reference": lambda x, i: x}
+    with pytest.raises(SpecError, match=r"values= of input 'i' names 'vocb', .* did you mean 'vocab'"):
+        make(**both, inputs=inputs)
+    assert "vocb" in make(**both, inputs=inputs, dims={"vocb": dim(1, 9)}).dim_names
+    inputs["i"] = tensor("n", dtype=torch.int64, values=values.indices("bins"))
+    assert "bins" in make(**both, inputs=inputs).dim_names
+
+
+def test_gradients_of_what_may_float_may_be_asked() -> None:
+    """What is derived or drawn may be a floating tensor, and a constant tensor may be one."""
+    for given in (
+        derived(lambda hidden: hidden),
+        st.just(1),
+        torch.ones(3),
+        tensor("n", dtype=[torch.int8, torch.float16]),
+    ):
+        make(inputs={"x": given}, dims={"hidden": dim(1)} if hasattr(given, "needs") else {}, grad=True)
 
 
 def test_only_tensors_are_written_in_place() -> None:

@@ -61,6 +61,8 @@ def test_layouts_default_to_all_and_a_wrong_one_is_named() -> None:
     assert tensor("n", layouts="step").layouts == ("step",)
     with pytest.raises(SpecError, match="did you mean 'transposed'"):
         tensor("n m", layouts=["transpose"])
+    with pytest.raises(SpecError, match="unknown layout None; known: contiguous"):
+        tensor("n", layouts=[None])
     with pytest.raises(SpecError, match="leaves no layout"):
         tensor("n", layouts=())
 
@@ -69,6 +71,10 @@ def test_values_are_a_profile_or_a_function() -> None:
     """A number as ``values`` is refused with both ways to say it."""
     with pytest.raises(SpecError, match=r"profile of pytest_fusion\.values nor a function"):
         tensor("n", values=3)
+    with pytest.raises(SpecError, match=r"values=values\.normal is the function that makes a profile; call it"):
+        tensor("n", values=values.normal)
+    with pytest.raises(SpecError, match="expected profiles such as"):
+        values.one_of(1, 2)
 
 
 def test_a_derived_input_needs_what_its_parameters_name() -> None:

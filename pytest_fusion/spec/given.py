@@ -1,0 +1,82 @@
+"""What a keyword of a spec was given, in its one form; what it cannot mean is refused with an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import index
+from typing import Any, SupportsIndex
+
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.dims import Dim, dim
+
+
+def names(value: Any, where: str, keyword: str) -> tuple[str, ...]:
+    """One name or several."""
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(name, str) for name in found):
+        raise SpecError(f"{where}: {keyword}={value!r}; expected a name or several, such as {keyword}=('x', 'y')")
+    return found
+
+
+def exception_types(value: Any, where: str) -> tuple[type[BaseException], ...]:
+    """One type of exception or several."""
+    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | type) else (value,)
+    for kind in found:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise SpecError(
+                f"{where}: rejects={kind!r} is not an exception type; expected one or several, such as ValueError"
+            )
+    return found
+
+
+def count(value: Any, where: str, keyword: str) -> int | None:
+    """A whole number of 0 or more, or ``None``."""
+    if value is None:
+        return None
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool) or index(value) < 0:
+        raise SpecError(f"{where}: {keyword}={value!r}; expected a whole number of 0 or more")
+    return index(value)
+
+
+def reasons(value: Any, where: str) -> dict[str, str]:
+    """Why each of some checks is left out; every report repeats it, so there has to be one."""
+    if not isinstance(value, Mapping):
+        raise SpecError(
+            f"{where}: without={value!r}; expected a dict from check to reason, such as {{'repeat': 'atomics'}}"
+        )
+    for check, reason in value.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise SpecError(
+                f"{where}: without={{{check!r}: {reason!r}}} gives no reason; say why in words, which reports repeat"
+            )
+    return dict(value)
+
+
+def inputs(value: Any, where: str) -> dict[str, Any]:
+    """Inputs by name, one at least."""
+    if value and not isinstance(value, Mapping):
+        raise SpecError(f"{where}: inputs= is a {type(value).__name__}; expected a dict from names to inputs")
+    if not value:
+        raise SpecError(
+            f"{where}: no inputs; pass inputs={{'x': tensor('rows hidden'), ...}} or annotate the test's "
+            "parameters with jaxtyping, as in x: Float[Tensor, 'rows hidden']"
+        )
+    for name in value:
+        if not isinstance(name, str):
+            raise SpecError(f"{where}: inputs={{{name!r}: ...}}; expected the name of a parameter")
+    return dict(value)
+
+
+def bounds(value: Any, where: str) -> dict[str, Dim]:
+    """Bounds of dims by name."""
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where}: dims={value!r}; expected a dict from names to bounds, as in {{'rows': dim(min=1)}}")
+    return {name: _bound(name, bound) for name, bound in value.items()}
+
+
+def _bound(name: str, bound: Any) -> Dim:
+    if isinstance(bound, Dim):
+        return dim(bound.min, bound.max, multiple_of=bound.multiple_of)
+    if isinstance(bound, int) and not isinstance(bound, bool):
+        return dim(bound, bound)
+    raise SpecError(f"dims={{{name!r}: {bound!r}}}: expected dim(min, max, multiple_of=...) or one integer")

@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+# Characters that are told of one line of what somebody else's exception says.
+_LONGEST_LINE = 500
+
 
 class FusionError(Exception):
     """Base of all errors that are the user's to mend: a wrong spec, option or file."""
@@ -93,9 +96,18 @@ def not_modelled(error: BaseException | None) -> NotModelledError | None:
     return None
 
 
+def words(error: object) -> str:
+    """A text or what an exception says, such that UTF-8 can hold it; a ``__str__`` that raises is told as that."""
+    try:
+        return str(error).encode("utf-8", "backslashreplace").decode()
+    except Exception as failure:  # noqa: BLE001 - a broken __str__ may raise anything
+        return f"<str() of it raised {type(failure).__name__}>"
+
+
 def first_line(error: object) -> str:
-    """The first line of a text or of what an exception says."""
-    return str(error).strip().partition("\n")[0]
+    """The first line of a text or of what an exception says, which may be as long as a tensor that was printed."""
+    line = words(error).strip().partition("\n")[0]
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 
 
 def said(error: BaseException) -> str:

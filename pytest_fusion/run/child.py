@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from pytest_fusion.errors import words
+
 NOTE: Final = b"n"
 RESULT: Final = b"r"
 ERROR: Final = b"e"
@@ -55,7 +57,7 @@ class ChildError:
     @classmethod
     def of(cls, error: BaseException) -> ChildError:
         text = "".join(traceback.format_exception(error))
-        return cls(type(error).__qualname__, _words(error), text, _pickled(error))
+        return cls(type(error).__qualname__, words(error), text, _pickled(error))
 
 
 class Channel:
@@ -150,13 +152,6 @@ def _no_core_dump() -> None:
 def _text_stream(descriptor: int) -> io.TextIOWrapper:
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001 - a broken __str__ may raise anything
-        return f"<str() of it raised {type(failure).__name__}>"
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -7,12 +7,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from pytest_fusion.case.nested import rebuilt
-from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError, first_line
+from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError, first_line, words
 from pytest_fusion.run import genuine, interpreter
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.described import Described
@@ -31,6 +32,9 @@ from pytest_fusion.run.place import Placed
 # Programs of a launch that an interpreted kernel may need one after the other, at 1-4 ms each: a case that takes longer
 # would be taken for one that hangs.
 _MOST_ALONE = 300
+# Half of the lines that are told of a traceback, and characters of each.
+_TRACE_LINES = 40
+_TRACE_WIDTH = 1000
 
 
 class ContextLost(BaseException):
@@ -62,9 +66,33 @@ def _origin(error: BaseException) -> str:
 
 
 def _short_trace(error: BaseException) -> str:
-    """The frames outside this package, for the report."""
-    lines = traceback.format_exception(error)
-    return "".join(lines[-12:])
+    """The innermost frames and what the exception says, for the report; of a text of thousands of lines its ends."""
+    entries = traceback.format_exception(type(error), error, _below_the_call(error))
+    lines = words("".join(entries[-12:])).splitlines(keepends=True)
+    if len(lines) > 2 * _TRACE_LINES:
+        left_out = f"... {len(lines) - 2 * _TRACE_LINES} lines ...\n"
+        lines = [*lines[:_TRACE_LINES], left_out, *lines[-_TRACE_LINES:]]
+    return "".join(line if len(line) <= _TRACE_WIDTH else f"{line[:_TRACE_WIDTH]}...\n" for line in lines)
+
+
+def _below_the_call(error: BaseException) -> TracebackType | None:
+    """The frames of the last call; an exception that is kept and raised again has those of all of them."""
+    frame = own = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code is _called.__code__:
+            own = frame.tb_next or own
+        frame = frame.tb_next
+    return own
+
+
+def _is_control(error: BaseException) -> bool:
+    """Whether it is no error of the kernel: Ctrl-C, a test that skips or expects to fail, or one of this package's."""
+    outcomes = {"Skipped", "XFailed"}  # pytest's, which `run` does not know
+    return (
+        isinstance(error, KeyboardInterrupt)
+        or not outcomes.isdisjoint(kind.__name__ for kind in type(error).__mro__)
+        or type(error).__module__.startswith(("pytest_fusion.", "hypothesis."))
+    )
 
 
 @contextmanager
@@ -119,7 +147,9 @@ def _called(
                 genuine.synchronize(placed.arena.device)
     except UnsupportedTritonError:
         raise  # the installation's fault, not the kernel's
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and _is_control(error):
+            raise
         if placed.arena.device.type == "cuda" and cuda_is_poisoned():
             raise ContextLost(first_line(error)) from error
         outcome.error = error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +32,20 @@ def leaves(value: Any, path: str = "") -> list[Leaf]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [leaf for f in dataclasses.fields(value) for leaf in leaves(getattr(value, f.name), f"{path}.{f.name}")]
     return [Leaf(path, value)]
+
+
+def hidden(value: Any) -> str | None:
+    """The attribute in which an object that is none of these containers holds a tensor."""
+    if value is None or isinstance(value, torch.Tensor | type | ModuleType | str | int | float):
+        return None
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    held = {**{name: getattr(value, name, None) for name in slots}, **getattr(value, "__dict__", {})}
+    return next((name for name, inner in held.items() if any(leaf.is_tensor for leaf in leaves(inner))), None)
+
+
+def says_nothing(value: object) -> bool:
+    """Whether nothing but the type of a plain value can be compared; of ``None`` that is all there is."""
+    return value is not None and type(value).__eq__ is object.__eq__
 
 
 def nesting(value: Any) -> str:

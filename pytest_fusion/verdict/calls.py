@@ -13,7 +13,7 @@ import torch
 from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import tensors_in
-from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError, first_line, not_modelled
+from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError, first_line, not_modelled, words
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -133,7 +133,7 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
         return "too-expensive"
     if not_modelled(error) is not None:
         return NOT_MODELLED
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or str(error).strip() == _NO_ROOM_FOR_KERNEL:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or words(error).strip() == _NO_ROOM_FOR_KERNEL:
         return "out-of-memory"
     return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
 
@@ -163,11 +163,11 @@ def error_verdict(outcome: Outcome) -> Verdict:
     error = outcome.error
     assert error is not None
     kind = type(error).__name__
-    text = str(error).strip().splitlines()
-    said = f"the kernel raised {kind}: {text[0] if text else ''}".rstrip(": ")
+    text = first_line(error)
+    said = f"the kernel raised {kind}: {text}".rstrip(": ")
     advice = f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant"
     if isinstance(error, GridTooLargeError):
-        said, advice = text[0], "; where no caller has as many, bound the dim with dims="
+        said, advice = text, "; where no caller has as many, bound the dim with dims="
     return failed(
         "error",
         said + advice,

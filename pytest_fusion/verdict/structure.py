@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+from pytest_fusion.run.tree import says_nothing
 from pytest_fusion.verdict.model import Verdict, failed, passed
 from pytest_fusion.verdict.outputs import Outputs
 
@@ -144,7 +145,7 @@ def _same_plain(got: object, expected: object, precision: float) -> bool:
     if isinstance(got, float) and isinstance(expected, float):
         # A Python float has left the lanes behind, so the inputs' own precision is all that can be told.
         return math.isclose(got, expected, rel_tol=precision) or (math.isnan(got) and math.isnan(expected))
-    if type(got).__eq__ is object.__eq__:
+    if says_nothing(got):
         return True  # objects that compare by identity: equal types are all that can be asked
     same = got == expected
     return bool(same.all()) if hasattr(same, "all") else bool(same)

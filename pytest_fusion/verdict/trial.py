@@ -17,7 +17,7 @@ from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, rewrite
 from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, MOST_LANES, ReferenceFailed, ReferenceRun, run_reference
-from pytest_fusion.run.tree import leaves
+from pytest_fusion.run.tree import hidden, leaves, says_nothing
 from pytest_fusion.verdict import memory, repeat, structure, values
 from pytest_fusion.verdict.calls import (
     Bench,
@@ -147,7 +147,18 @@ class Trial:
         return self.note(error_verdict(outcome))
 
     def forbid_nothing(self) -> None:
-        """Raise ``SpecError`` where the spec names nothing to compare; a list that is empty in this case is no such."""
+        """Raise ``SpecError`` where the spec names nothing to compare; a list that is empty in this case is no such.
+
+        So is an object whose tensors nobody looks into: equal types would pass for equal results.
+        """
+        for name, value in self.expected.plain.items():
+            inner = hidden(value)
+            if inner is not None or (not self.expected.tensors and says_nothing(value)):
+                held = f", whose {inner!r} holds tensors" if inner is not None else ""
+                raise SpecError(
+                    f"{self.spec.name}: {name} of the reference is a {type(value).__name__}{held}, which is not "
+                    "compared; return tensors, in tuples, lists, dicts or dataclasses"
+                )
         written = {name: leaves(self.logical[name]) for name in self.spec.mutates}
         for name, found in written.items():
             if not tensors_in(name, self.logical[name]) and any(leaf.value is not None for leaf in found):

@@ -11,6 +11,7 @@ import torch
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.place import place
+from pytest_fusion.verdict.calls import error_verdict
 
 CPU = torch.device("cpu")
 
@@ -51,9 +52,9 @@ def test_an_exception_does_not_hide_what_was_written_before_it() -> None:
     assert [damage.zone for damage in call(fused).damage] == ["after"]
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, pytest.skip.Exception])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, pytest.skip.Exception, pytest.xfail.Exception])
 def test_what_is_meant_for_others_passes_through(kind: type[BaseException]) -> None:
-    """Ctrl-C, exits and pytest's own outcomes are no findings about the kernel."""
+    """Ctrl-C and what says that a test is skipped or expected to fail are no findings about the kernel."""
 
     def fused(x: torch.Tensor) -> torch.Tensor:
         raise kind
@@ -73,3 +74,58 @@ def test_memory_of_the_caller_is_not_watched_after_the_call() -> None:
     outcome = call(lambda x: x + 1)
     made = torch.empty(3)
     assert outcome.watch.unwritten(made) is None
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit(), "GeneratorExit"),
+        (pytest.fail.Exception("own"), "Failed: own"),
+        (Wordless(), "Wordless: <"),
+        (ValueError("half a pair: \ud800"), "half a pair: \\ud800"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_else_a_kernel_raises_is_a_fact_that_can_be_told(error: BaseException, said: str) -> None:
+    """Exits, a test's own ``fail``, an exception that cannot be printed, and text that UTF-8 cannot hold."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    outcome = call(fused)
+    assert outcome.error is error
+    assert said in outcome.trace
+    outcome.trace.encode()
+    error_verdict(outcome).reason.encode()
+
+
+def test_an_exception_that_is_kept_is_told_with_the_frames_of_one_call() -> None:
+    """Each ``raise`` of one object adds its frames to those before; none of them are this package's."""
+    kept = ValueError("kept")
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        raise kept
+
+    for _ in range(3):
+        outcome = call(fused)
+    assert outcome.trace.count("in fused\n") == 1
+    assert "in _called" not in outcome.trace
+
+
+def test_of_an_endless_message_the_ends_are_told() -> None:
+    """A tensor that was printed into the message leaves room for the rest of the report."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("x" * 100_000 + "\n" + "row\n" * 5000 + "the end")
+
+    outcome = call(fused)
+    assert len(outcome.trace) < 10_000
+    assert "lines ..." in outcome.trace
+    assert outcome.trace.endswith("the end\n")
+    assert len(error_verdict(outcome).reason) < 1000

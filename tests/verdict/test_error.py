@@ -220,6 +220,35 @@ def test_a_reference_that_cannot_be_one_is_an_error_of_the_spec(
             judge_one(lambda x: None if part.startswith("returned") else x * 2, reference, tolerance=tolerance)
 
 
+class Opaque:
+    def __init__(self, out: torch.Tensor) -> None:
+        self.parts = [out]
+
+
+@pytest.mark.parametrize(
+    ("result", "part"),
+    [
+        (
+            lambda x: Opaque(x * 2),
+            "is a Opaque, whose 'parts' holds tensors, which is not compared",
+        ),
+        (lambda x: (x * 2, Opaque(x)), r"out\[1\] of the reference is a Opaque"),
+        (lambda x: object(), "out of the reference is a object, which is not compared; return tensors"),
+        (lambda x: (y for y in [x * 2]), "is a generator, which is not compared"),
+    ],
+    ids=["held", "beside", "object", "generator"],
+)
+def test_an_object_that_nobody_looks_into_is_no_result(judge_one: Any, result: Any, part: str) -> None:
+    """Two objects of one type passed for equal, whatever their tensors held."""
+    with pytest.raises(SpecError, match=part):
+        judge_one(result, result)
+
+
+def test_an_object_beside_a_tensor_may_be_anything(judge_one: Any) -> None:
+    """A context that holds no tensor is compared by its type alone, as ever."""
+    assert judge_one(lambda x: (x * 2, object()), lambda x: (x * 2, object())).failure is None
+
+
 def test_a_test_that_returns_nothing_is_told_apart_from_one_that_returns_a_tensor(examine: Any) -> None:
     """A forgotten ``return`` in the test shows as structure: None instead of a tensor."""
     record = examine(lambda x: None, double, cases=3)

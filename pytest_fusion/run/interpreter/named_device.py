@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pytest_fusion.errors import words
 from pytest_fusion.run.interpreter.hook import installed
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ _wanted: list[bool] = []
 
 def missed(error: BaseException) -> bool:
     """Whether ``error`` is torch's answer to a CUDA device that does not exist."""
-    text = str(error)
+    text = words(error)
     return torch.cuda.device_count() == 0 and any(said in text for said in _SAID)
 
 

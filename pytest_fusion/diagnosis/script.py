@@ -36,8 +36,13 @@ _TOP = """
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import sys
+
+if importlib.util.find_spec("torch") is None:
+    print(f"cannot be run here: {{sys.executable}} has no torch")
+    raise SystemExit(2)
 
 
 def has_cuda():
@@ -275,6 +280,12 @@ def _failure(spec: FusionSpec, case: Case, verdict: Verdict) -> str:
         fields["beyond"] = f"the check {verdict.check!r} asks for more calls than this one; see the replay file"
     elif verdict.identity == "repeat:stale":
         fields["beyond"] = "the failure needs an earlier call with other values; see the replay file"
+    elif evidence.get("access"):
+        place = f"{Path(str(evidence.get('file'))).name}:{evidence.get('line')}"
+        fields["beyond"] = (
+            f"it sees results and the memory of inputs, and no single access: pytest-fusion's CPU lane saw the "
+            f"{evidence['access']} at {place}; see the replay file"
+        )
     return "".join(f"        {key}={literal(value, _no_tensor)},\n" for key, value in fields.items())
 
 

@@ -6,6 +6,7 @@ import ast
 import enum
 import functools
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ def script_of(inputs: dict[str, Any], case: Case, **more: Any) -> Script:
     spec = FusionSpec(fused=lambda **given: given, reference=lambda **given: given, inputs=inputs)
     replay = Replay("some", "some", "values", None, case)
     options = {"device": CPU, "extra": {}, "root": Path("/nowhere"), "shown": "script.py", **more}
-    return compose(spec, replay, failed("values", "off"), **options)
+    return compose(spec, replay, options.pop("verdict", failed("values", "off")), **options)
 
 
 def namespace(script: Script) -> dict[str, Any]:
@@ -188,6 +189,23 @@ def test_what_could_not_be_written_is_said() -> None:
     assert "too many to be written down" in script.missing["input x"]
     assert "NOT COMPLETE, input x" in script.text
     assert namespace(script)["main"](None, None, None, "cpu", script.missing) == 2
+
+
+def test_an_access_that_only_the_lane_sees_is_none_that_does_not_show() -> None:
+    """A store past a result leaves no trace in what the script looks at, which is told as what it cannot tell."""
+    case = Case({"n": 3}, "float32", {"x": TensorCase("float32")})
+    seen = failed("bounds", "past its end", access="out-of-bounds-store", file="/home/kernels.py", line=7)
+    for verdict, there in ((seen, True), (failed("bounds", "bytes around x were written"), False)):
+        told = namespace(script_of({"x": tensor("n")}, case, verdict=verdict))["failure"]().beyond
+        assert ("saw the out-of-bounds-store at kernels.py:7" in told) == there
+
+
+def test_a_python_without_torch_cannot_tell(tmp_path: Path) -> None:
+    """An import that fails would leave 1, which is said of a failure that shows."""
+    script = tmp_path / "script.py"
+    script.write_text(script_of({"x": tensor("n")}, Case({"n": 3}, "float32", {"x": TensorCase("float32")})).text)
+    done = subprocess.run([sys.executable, "-I", "-S", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, "has no torch" in done.stdout) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("generator", [False, True])

@@ -25,7 +25,7 @@ from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.diagnosis import script as scripts
 from pytest_fusion.diagnosis.heat import drawing
 from pytest_fusion.diagnosis.message import compose, replay_command
-from pytest_fusion.errors import FusionError, FusionFailure, NeedsCudaError, ReplayError
+from pytest_fusion.errors import FusionError, FusionFailure, NeedsCudaError, ReplayError, first_line
 from pytest_fusion.first_call import with_first_call
 from pytest_fusion.job import Job
 from pytest_fusion.report import environment
@@ -256,7 +256,7 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         diagnosis=diagnosis if verdict.identity != NOTHING_JUDGED else None,
         where=failure.map["where"] if failure.map else None,
         drawn=drawing(failure.map) if failure.map else (),
-        command=replay_command(request.shown or request.nodeid, path) if path else None,
+        command=replay_command(request.shown or request.nodeid, path) if path else written.unwritten,
         script=written.said,
         trace=trace.rstrip(),
         found_after=found if searched else elsewhere,
@@ -294,11 +294,15 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Paths of what was written for a failure, as seen from pytest's own folder; ``said`` is told of the script."""
+    """Paths of what was written for a failure, as seen from pytest's own folder.
+
+    ``said`` is told of the script, ``unwritten`` says why there is no replay file.
+    """
 
     replay: str | None = None
     script: str | None = None
     said: str = ""
+    unwritten: str | None = None
 
 
 def _write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> _Written:
@@ -316,8 +320,10 @@ def _write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str 
         if isinstance(script, str):
             return _Written(pinned or path, None, f"none could be written: {script}")
         replace_whole(file, script.text.encode())
-    except OSError:
-        return _Written(pinned)  # a read-only checkout must not hide the failure itself
+    except OSError as error:  # a read-only checkout must not hide the failure itself
+        return _Written(
+            pinned, unwritten=f"none could be written ({first_line(error)}); run the test again for this case"
+        )
     lacks = "; ".join(f"{what}: {why}" for what, why in script.missing.items())
     return _Written(pinned or path, shown, f"python {shlex.quote(shown)}{f' (not complete, {lacks})' if lacks else ''}")
 

@@ -388,6 +388,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     compared = [(text, dict(markup)) for text, markup in canary_lines(records)]
     lines = [*((text, {}) for text in bench_lines(records, width)), *compared, *lines]
     lines += [(f"baseline written: {_shown(config, path)}", {}) for path in config.stash.get(keys.baselines, [])]
+    if options.update != "none" and not options.bench:
+        lines.append(
+            (f"--fusion-update {options.update} wrote nothing: only --fusion-bench measures", {"yellow": True})
+        )
     if failed is not None:
         lines.append((failed, {"red": True, "bold": True}))
     if not lines:

@@ -95,6 +95,17 @@ def test_without_the_option_nothing_is_measured(project: Project) -> None:
     assert project.tests["test_double"]["bench"] == {}
 
 
+def test_an_update_without_measurements_says_that_it_wrote_nothing(project: Project) -> None:
+    """Whoever forgot ``--fusion-bench`` waits for a baseline that nobody writes."""
+    project.write("@few\n@fused_equivalent(relu_reference, inputs=X)\ndef test_it(x):\n    return relu(x)\n")
+
+    result = project.run("--fusion-update", "new")
+
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["--fusion-update new wrote nothing: only --fusion-bench measures"])
+    project.run().stdout.no_fnmatch_line("*wrote nothing*")
+
+
 def test_one_launch_more_than_the_baseline_fails(project: Project, bench: Any) -> None:
     """The fact is named with both values; accepting it is a command, and then it is the baseline."""
     written = bench(ONE, "--fusion-update", "new")

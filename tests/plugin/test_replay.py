@@ -270,3 +270,15 @@ def test_a_case_that_cannot_be_judged_here_is_no_verdict(failed: Project) -> Non
     result.stdout.fnmatch_lines(["*cannot be judged here: 1 x ValueError, as in 'only on sm_90'*"])
     assert failed.verdicts == {"test_function": "unknown"}
     assert _replay_of(failed, replay).ret == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_place_of_the_command(project: Project) -> None:
+    """A read-only checkout has no replay file; the failure says why, with its case."""
+    project.write("@few\n@fused_equivalent(relu_reference, inputs=X)\ndef test_it(x):\n    return wrong(x)\n")
+    (project.pytester.path / ".fusion").write_text("a file where the folder would be")
+
+    result = project.run()
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["  smallest case: *", "  replay: none could be written (*); run the test again for*"])
+    assert project.report["tests"][0]["replay"] is None

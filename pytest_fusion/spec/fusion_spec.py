@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from pytest_fusion.errors import SpecError, did_you_mean, is_near
+from pytest_fusion.errors import SpecError, did_you_mean
 from pytest_fusion.spec import given
 from pytest_fusion.spec.bench_limits import as_bench_limits
 from pytest_fusion.spec.dims import Dim, dim, parse_expression
@@ -58,7 +58,7 @@ class FusionSpec:
     syncs: bool = False
     tolerance: str | Tolerance = "auto"
     without: Mapping[str, str] = field(default_factory=dict)
-    bench: Sequence[Mapping[str, Any]] = ()
+    bench: Sequence[Mapping[str, Any]] | Mapping[str, Any] = ()
     # Outputs of a few pinned cases are kept with the baseline of --fusion-bench.
     golden: bool = False
     bench_limits: Mapping[str, Any] = field(default_factory=dict)
@@ -91,6 +91,7 @@ class FusionSpec:
         put("without", given.reasons(self.without, self.name))
         for attribute in ("max_launches", "max_recompiles"):
             put(attribute, given.count(getattr(self, attribute), self.name, attribute))
+        put("bench", given.entries(self.bench))
         put("bench_limits", as_bench_limits(self.bench_limits, self.name))
         put("dims", given.bounds(self.dims, self.name))
         self._check_dtypes()
@@ -187,30 +188,19 @@ class FusionSpec:
                 raise SpecError(f"{self.name}: {keyword}={name!r} names no input{did_you_mean(name, self.inputs)}")
 
     def _check_dims(self) -> None:
-        shaped: set[str] = set()
+        used: set[str] = set()
         derived_needs: set[str] = set()
-        asked: dict[str, str] = {}  # names in bounds, by who asks for them
         for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
             if isinstance(spec, TensorSpec):
-                shaped.update(spec.shape.names)
+                used.update(spec.shape.names, _bound_names(spec.values))
                 self._forbid_batch(_bound_names(spec.values), f"values= of input {name!r}")
-                asked.update(dict.fromkeys(_bound_names(spec.values), f"values= of input {name!r}"))
             elif isinstance(spec, DerivedSpec):
                 derived_needs.update(spec.needs)
         for name, bound in self.dims.items():
             if isinstance(bound.multiple_of, str):
                 needed = parse_expression(bound.multiple_of, where=f"dims[{name!r}]").names
                 self._forbid_batch(needed, f"dims[{name!r}]")
-                asked.update(dict.fromkeys(needed, f"multiple_of= of dims[{name!r}]"))
-        known = shaped | derived_needs | set(self.dims)
-        for name, who in asked.items():
-            # A dim of which only a bound knows is allowed, and is most often another one's name mistyped.
-            if name not in known and is_near(name, known):
-                raise SpecError(
-                    f"{self.name}: {who} names {name!r}, a dim that no input has{did_you_mean(name, known)} "
-                    f"Where it is meant, say its bounds: dims={{{name!r}: dim(1, 100)}}"
-                )
-        used = shaped | set(asked)
+                used.update(needed)
         for name in self.dims:
             if name not in used and name not in derived_needs:
                 raise SpecError(
@@ -352,12 +342,8 @@ class FusionSpec:
             raise SpecError(f"{self.name}: tolerance={self.tolerance!r}; expected 'auto' or Tolerance(rtol=, atol=)")
         if not isinstance(self.deterministic, bool):
             self._check_deterministic(self.deterministic)
-        if self.grad is True and not any(
-            name not in self.mutates and _may_have_gradient(declared) for name, declared in self.inputs.items()
-        ):
-            raise SpecError(
-                f"{self.name}: grad=True, but no input is a floating tensor that is not written in place; leave it out"
-            )
+        if self.grad is True and not any(map(_may_have_gradient, self.inputs.values())):
+            raise SpecError(f"{self.name}: grad=True, but no input is a floating tensor; leave it out")
         if self.distribution and self.random is None:
             raise SpecError(
                 f"{self.name}: distribution= needs rng=, the name of the input that seeds the kernel, to draw again"

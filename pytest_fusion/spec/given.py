@@ -11,7 +11,9 @@ from pytest_fusion.spec.dims import Dim, dim
 
 
 def names(value: Any, where: str, keyword: str) -> tuple[str, ...]:
-    """One name or several."""
+    """One name or several; ``None`` is no name."""
+    if value is None:
+        return ()
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if not all(isinstance(name, str) for name in found):
         raise SpecError(f"{where}: {keyword}={value!r}; expected a name or several, such as {keyword}=('x', 'y')")
@@ -19,7 +21,9 @@ def names(value: Any, where: str, keyword: str) -> tuple[str, ...]:
 
 
 def exception_types(value: Any, where: str) -> tuple[type[BaseException], ...]:
-    """One type of exception or several."""
+    """One type of exception or several; ``None`` is no type."""
+    if value is None:
+        return ()
     found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | type) else (value,)
     for kind in found:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -40,6 +44,8 @@ def count(value: Any, where: str, keyword: str) -> int | None:
 
 def reasons(value: Any, where: str) -> dict[str, str]:
     """Why each of some checks is left out; every report repeats it, so there has to be one."""
+    if value is None:
+        return {}
     if not isinstance(value, Mapping):
         raise SpecError(
             f"{where}: without={value!r}; expected a dict from check to reason, such as {{'repeat': 'atomics'}}"
@@ -67,8 +73,17 @@ def inputs(value: Any, where: str) -> dict[str, Any]:
     return dict(value)
 
 
+def entries(value: Any) -> tuple[Any, ...]:
+    """Sizes to measure, one after the other; what each of them is, who measures them knows."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping | str) else (value,)
+
+
 def bounds(value: Any, where: str) -> dict[str, Dim]:
     """Bounds of dims by name."""
+    if value is None:
+        return {}
     if not isinstance(value, Mapping):
         raise SpecError(f"{where}: dims={value!r}; expected a dict from names to bounds, as in {{'rows': dim(min=1)}}")
     return {name: _bound(name, bound) for name, bound in value.items()}

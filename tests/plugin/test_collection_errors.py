@@ -44,10 +44,6 @@ WRONG = {
         "@fused_equivalent(relu_reference, inputs=X, bench=[{'rows': 4, 'hiden': 4}])\n" + BODY,
         "*bench= has 'hiden'; did you mean 'hidden'?",
     ),
-    "sizes to measure that are no list": (
-        "@fused_equivalent(relu_reference, inputs=X, bench={'rows': 4, 'hidden': 4})\n" + BODY,
-        "*is one entry; expected a list of them: bench=[[]{...}[]]",
-    ),
     "no inputs": (
         "@fused_equivalent(relu_reference)\n" + BODY,
         "*no inputs; pass inputs=*",

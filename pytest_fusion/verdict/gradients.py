@@ -245,6 +245,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
                 few[name],
                 lambda name=name: upstream.lanes(MANY_LANES)[name],  # type: ignore[misc]
                 trial.spec.tolerance,
+                wide=(lambda name=name: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,  # type: ignore[misc]
             )
         if not judged.ok:
             trial.result.evidence = (f"d{name}", got.detach(), few[name])

@@ -14,6 +14,7 @@ from pytest_fusion.case.nested import tensors_in
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.lanes.cancellation import NARROW
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, rewrite
 from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, MOST_LANES, ReferenceFailed, ReferenceRun, run_reference
@@ -32,6 +33,7 @@ from pytest_fusion.verdict.calls import (
     rejection,
     same_draws,
     shapes,
+    tensors_of,
 )
 from pytest_fusion.verdict.masks import retold
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
@@ -69,6 +71,8 @@ class Trial:
         self.reference, self.expected = reference, expected
         self.spec = bench.spec
         self.sampled = self.set_apart()
+        # Whether the reference may round to 16 bits on its way.
+        self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
         self.order = list(expected.tensors)
         self._lanes: dict[tuple[int, str], dict[str, OutputLanes]] = {}
 
@@ -295,13 +299,15 @@ class Trial:
     def judge_tensor(self, index: int, candidate: torch.Tensor, *, grade: bool = False) -> ValuesVerdict:
         lanes = self.reference.lanes
         name, native = self.order[index], self.reference.native[index]
+        many = MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES
         return values.judge_one(
             candidate,
             native,
             lanes[index] if lanes else None,
-            lambda: self.fresh_lanes(name, MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES, "E"),
+            lambda: self.fresh_lanes(name, many, "E"),
             self.spec.tolerance,
             (lambda: self.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
+            (lambda: self.fresh_lanes(name, many, "F")) if self.narrow else None,
         )
 
     def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:

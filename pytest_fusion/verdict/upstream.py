@@ -11,7 +11,7 @@ import torch
 from pytest_fusion.case import numbers
 from pytest_fusion.case.layouts import choices, geometry
 from pytest_fusion.case.model import Layout
-from pytest_fusion.run.lanes import OutputLanes
+from pytest_fusion.run.lanes import Kind, OutputLanes
 from pytest_fusion.run.lanes.shadow import run_lanes
 from pytest_fusion.run.reference import ReferenceFailed, copies, on_its_own, takes
 from pytest_fusion.spec.policy import Tolerance
@@ -68,7 +68,7 @@ class Upstream:
         with self.trial.bench.clock.phase("reference"), torch.enable_grad():
             self._graph()
 
-    def lanes(self, count: int) -> dict[str, OutputLanes]:
+    def lanes(self, count: int, kind: Kind = "E") -> dict[str, OutputLanes]:
         """Lanes of every gradient that the reference has; with a fixed tolerance only its native values count.
 
         Raises ``NoGraph`` where no output depends on the inputs, ``ReferenceFailed`` where the reference raises.
@@ -78,7 +78,7 @@ class Upstream:
         seed = numbers.mix(trial.result.case.seed, "gradient lanes", count)
         with trial.bench.clock.phase("reference"), on_its_own(trial.spec.name, trial.logical):
             count = 1 if fixed else count
-            run = run_lanes(self._backward, lanes=count, kind="E", seed=seed, limit_s=trial.bench.reference_s)
+            run = run_lanes(self._backward, lanes=count, kind=kind, seed=seed, limit_s=trial.bench.reference_s)
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
 

@@ -20,13 +20,15 @@ def judge_one(
     more: Callable[[], OutputLanes] | None,
     tolerance: str | Tolerance,
     fine: Callable[[], OutputLanes] | None = None,
+    wide: Callable[[], OutputLanes] | None = None,
 ) -> ValuesVerdict:
-    """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs."""
+    """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
+    where the reference computes in 16 bits."""
     if isinstance(tolerance, Tolerance):
         return judge_plain(candidate, native, tolerance.rtol, tolerance.atol)
     assert few is not None
     assert more is not None
-    return judge_output(candidate, few, more, fine=fine)
+    return judge_output(candidate, few, more, fine=fine, wide=wide)
 
 
 def as_verdict(verdicts: Mapping[str, ValuesVerdict]) -> Verdict:

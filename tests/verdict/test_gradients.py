@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.report.record import TestRecord
@@ -317,6 +318,37 @@ def test_a_buffer_that_is_used_up_may_be_refused_a_second_time(judge_one: Any, m
         monkeypatch.setattr(Keeping, "spoil", spoil)
         for case in plain_cases(8):
             assert judge_one(of_x(Keeping), torch.tanh, grad=True, case=case).failure is None
+
+
+def test_what_cancels_in_16_bits_may_have_what_float32_leaves(judge_one: Any) -> None:
+    """Of ``g * sigmoid(40) - g`` 16 bits have 0 and a stable formula 4e-18; a factor on the gradient is found."""
+
+    def stable(scale: float) -> Callable[[T], T]:
+        class Fused(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: T) -> T:
+                ctx.save_for_backward(x)
+                return F.softplus(-x.float()).to(x.dtype)
+
+            @staticmethod
+            def backward(ctx: Any, g: T) -> T:
+                (x,) = ctx.saved_tensors
+                return (-scale * g.float() * torch.sigmoid(-x.float())).to(x.dtype)
+
+        return Fused.apply  # type: ignore[no-any-return]
+
+    def rising(shape: Any, dtype: torch.dtype, generator: torch.Generator) -> T:
+        return torch.linspace(-4, 60, shape[0] * shape[1], dtype=dtype, device=generator.device).reshape(shape)
+
+    inputs = {"x": tensor("rows hidden", values=rising)}
+    case = Case({"rows": 4, "hidden": 8}, "bfloat16", {"x": TensorCase("bfloat16")}, seed=2)
+    right, wrong = (
+        judge_one(stable(scale), lambda x: -F.logsigmoid(-x) - x, inputs, grad=True, case=case) for scale in (1.0, 1.1)
+    )
+
+    assert right.failure is None
+    assert wrong.failure is not None
+    assert wrong.failure.check == "gradients"
 
 
 def plain_cases(count: int) -> list[Case]:

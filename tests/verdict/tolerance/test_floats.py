@@ -21,8 +21,11 @@ def judged(candidate: Tensor, reference: Callable[[], Tensor], seed: int = 1, st
     def lanes(count: int, kind: str, offset: int) -> OutputLanes:
         return run_lanes(lambda: [reference()], lanes=count, kind=kind, seed=seed + offset).outputs[0]  # type: ignore[arg-type]
 
-    fine = (lambda: lanes(24, "F", 200)) if strict else None
-    return judge_output(candidate, lanes(6, "E", 0), lambda: lanes(24, "E", 100), fine=fine)
+    def wide() -> OutputLanes:
+        return lanes(24, "F", 200)
+
+    fine = wide if strict else None
+    return judge_output(candidate, lanes(6, "E", 0), lambda: lanes(24, "E", 100), fine=fine, wide=wide)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
@@ -387,3 +390,33 @@ def test_a_common_factor_is_found_among_repeated_values() -> None:
     x = values.repeat(32).reshape(32, 256)
 
     assert not judged((x.float() * 0.3333 * 1.01).bfloat16(), lambda: (x.float() / 3).to(x.dtype)).ok
+
+
+REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "one minus a sigmoid": lambda x: 1 - torch.sigmoid(x),
+    "a derivative of tanh": lambda x: 1 - torch.tanh(x) ** 2,
+    "entropy of logits": lambda x: F.binary_cross_entropy_with_logits(x, (x > 0).to(x.dtype), reduction="none"),
+}
+# In float64: what each of them is without the cancellation.
+STABLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "one minus a sigmoid": lambda x: torch.sigmoid(-x),
+    "a derivative of tanh": lambda x: 4 * torch.sigmoid(2 * x) * torch.sigmoid(-2 * x),
+    "entropy of logits": lambda x: F.softplus(-x.abs()),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_what_16_bits_hold_by_chance_binds_no_kernel_of_float32(name: str, dtype: torch.dtype) -> None:
+    """Where roundings cancel to 0 a stable formula may have what is left; at other places it is held."""
+    x = torch.tensor([[0.5, -0.75, 1.5, 3.0, -5.0, 20.0, 40.0, -60.0]]).to(dtype)
+    right = STABLE[name](x.double())
+    wrong = right.clone()
+    wrong[0, 2] *= 1.05
+
+    verdict = judged(right.to(dtype), lambda: REFERENCES[name](x), strict=True)
+
+    assert verdict.ok
+    assert verdict.grade == "A"
+    assert not judged(wrong.to(dtype), lambda: REFERENCES[name](x)).ok
+    assert not judged((right + 0.01).to(dtype), lambda: REFERENCES[name](x)).ok

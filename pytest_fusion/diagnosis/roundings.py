@@ -67,9 +67,12 @@ def rounding(lab: Lab) -> Found | None:
         return Found("cast-order", [*evidence, "no dim was found along which an error adds up"])
     told = f"the error of a row is {grown.ratio:.2g} times as large at {grown.dim}={grown.long} as at {_SHORT}"
     # Errors of single elements average out along a row, by the root of its length; one that a row shares does not.
-    shared = grown.along and grown.ratio > 4 * (_SHORT / grown.long) ** 0.5
-    if grown.adds_up or shared:
+    thinned = (_SHORT / grown.long) ** 0.5
+    if grown.adds_up:
         return Found("low-precision-accumulation", [*evidence, told])
+    if grown.along and grown.ratio > 4 * thinned:
+        shared = f"a row shares it: {told}, where errors of single elements would be {thinned:.2g} times as large"
+        return Found("low-precision-accumulation", [*evidence, shared])
     return Found("cast-order", [*evidence, f"it does not add up: {told}"])
 
 

@@ -105,8 +105,8 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
     an interior slice of a tensor larger in every axis), ``transposed`` (variant 1 the whole order reversed),
     ``step`` (last axis strided by 2), ``unflattenable`` (leading axes permuted; variant 1 a gap between matrices),
     ``expanded`` (stride 0 on the first axis; variant 1 on the last), ``large`` (one axis so strided that offsets pass
-    ``FAR``, see :func:`far_axis`; the others dense), and, drawn for no case but a diagnosis's own, ``pitched`` (rows
-    that begin at multiples of ``variant`` elements, with a gap behind each) and, of recorded tensors, the strides
+    ``FAR``, see :func:`far_axis`; the others dense), ``pitched`` (rows that begin at multiples of ``variant`` elements,
+    with a gap behind each; of all tensors at once, where they may be padded) and, of recorded tensors, the strides
     themselves (``strided``). A layout that the shape does not admit is contiguous.
     """
     ndim = len(shape)

@@ -68,8 +68,10 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
             return (
                 f"{name!r} has the layout {kind!r}, which none of the spec's layouts ({', '.join(declared.layouts)}) is"
             )
-    elif kind not in ("contiguous", large.KIND, *declared.layouts):
-        why = "the spec does not draw" if kind in LAYOUTS else "does not exist"
+    elif kind not in ("contiguous", large.KIND, *declared.layouts) and not (
+        kind == "pitched" and "padded" in declared.layouts  # rows inside a wider buffer, of a width that is chosen
+    ):
+        why = "the spec does not draw" if kind in (*LAYOUTS, "pitched") else "does not exist"
         return f"{name!r} has the layout {kind!r}, which {why}"
     exists = entry.regime in regimes.REGIMES or entry.regime[:1].isdigit() or recorded.parse(entry.regime) is not None
     if not exists:

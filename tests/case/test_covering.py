@@ -15,6 +15,9 @@ import pytest
 from hypothesis import strategies as st
 
 from pytest_fusion.case import covering, greedy, regimes
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.case.plan import Limits, Plan, build
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import optional, tensor
@@ -122,6 +125,32 @@ def test_tensors_lie_alike_in_every_fourth_case(plan_of: PlanOf) -> None:
             assert {row[name] for row in alike} >= set(levels), name
     assert sum(isinstance(row["dim hidden"], int) and row["dim hidden"] % 16 == 0 for row in alike) >= 20
     assert [row for row in rows if row not in alike] == list(itertools.islice(covering.rows(plan), 98))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_each_case_can_be_replayed(plan_of: PlanOf, name: str) -> None:
+    """Those with a pitch were refused as cases of another spec: by ``--fusion-replay``, as pins, by a canary."""
+    inputs, keywords = SPECS[name]
+    plan = plan_of(inputs, **keywords)
+    kinds = set()
+    for turn, row in enumerate(itertools.chain(*(some(plan) for some in (covering.mixed_rows, covering.long_rows)))):
+        if turn == 300:
+            break
+        try:
+            case = build(plan, row, turn)
+        except ImpossibleCase:
+            continue
+        assert misfit(plan.spec, case) is None
+        kinds |= {entry.layout.kind for entry in case.tensors.values()}
+    assert ("pitched" in kinds) == (name != "one factor")
+
+
+def test_rows_with_a_pitch_are_of_a_spec_that_has_padded_ones(plan_of: PlanOf) -> None:
+    """Where ``layouts=`` leaves those out, a case with a pitch is none of it."""
+    case = Case({"n": 2, "m": 3}, "float32", {"x": TensorCase("float32", Layout("pitched", 0, 16))})
+    assert misfit(plan_of({"x": tensor("n m", layouts=("contiguous", "padded"))}).spec, case) is None
+    told = misfit(plan_of({"x": tensor("n m", layouts=("contiguous", "step"))}).spec, case)
+    assert told == "'x' has the layout 'pitched', which the spec does not draw"
 
 
 def test_a_fast_path_with_a_flag_and_a_dtype_is_met(plan_of: PlanOf) -> None:

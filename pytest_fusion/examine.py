@@ -141,7 +141,10 @@ def with_bench(record: TestRecord, found: Measured, asked: BenchRequest, name: s
     listed = "\n".join(f"  {told(one)}" for one in failures)
     only_limits = all(one in found.limits for one in failures)
     accept = "change bench_limits=" if only_limits else "accept it with --fusion-update regressed"
-    message = f"{name}: bench failed\n{listed}\n  {accept}, or mend the kernel"
+    # Where a baseline is missing, it says by itself how to make one.
+    missing = all(getattr(one, "verdict", "") == "missing" for one in failures)
+    advice = "" if missing else f"\n  {accept}, or mend the kernel"
+    message = f"{name}: bench failed\n{listed}{advice}"
     return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
 
 

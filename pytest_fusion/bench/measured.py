@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,7 +67,9 @@ def beside_baseline(
     Raises ``BaselineError`` for a baseline that cannot be read.
     """
     stored = store.load(asked.folder, stable(nodeid), device_class(environment))
-    command = f"pytest {nodeid} --fusion-bench --fusion-update new"
+    command = f"pytest {shlex.quote(nodeid)} --fusion-bench --fusion-update new"
+    if asked.folder.parts[-2:] != BenchRequest().folder.parts:
+        command += f" --fusion-baseline {shlex.quote(str(asked.folder))}"
     ci = asked.ci and asked.update == "none"
     compared = [compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows]
     found.compared = judged(compared, family=asked.family)

@@ -136,7 +136,11 @@ def test_a_missing_baseline_fails_where_nobody_can_make_it(
     result = bench(ONE)
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*no baseline*--fusion-bench --fusion-update new*"])
+    result.stdout.fnmatch_lines(["*no baseline*--fusion-bench --fusion-update new, and commit*"])
+    result.stdout.no_fnmatch_line("*--fusion-update regressed*")
+    kept = project.pytester.path / "own folder"
+    elsewhere = bench(ONE, "--fusion-baseline", str(kept))
+    elsewhere.stdout.fnmatch_lines([f"*--fusion-update new --fusion-baseline '{kept}', and commit*"])
     bench(ONE, "--fusion-update", "new").assert_outcomes(passed=1)
     bench(ONE).assert_outcomes(passed=1)
 

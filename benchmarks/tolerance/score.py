@@ -69,7 +69,8 @@ def _count(score: Score, family: str, dtype: torch.dtype, problem: Problem, seed
             side = "harmless"
         outcome = (family, str(dtype)[6:], side, name)
         score.seen[outcome] += 1
-        verdict = judge_output(value, few, more("E", 7919))
+        wide = more("F", 7921) if dtype.itemsize == 2 else None
+        verdict = judge_output(value, few, more("E", 7919), wide=wide)
         accepted = {OURS: verdict.ok, OURS_STRICT: judge_output(value, strict, more("F", 7920)).ok}
         accepted |= {rule: accept(value, few.native, few.oracle) for rule, accept in RULES.items()}
         for rule, ok in accepted.items():

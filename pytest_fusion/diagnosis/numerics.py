@@ -14,6 +14,7 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits, extents
 from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.verdict import blame
 from pytest_fusion.verdict import probe as probing
 
 _NON_FINITE = ("nan", "inf")
@@ -25,6 +26,8 @@ _SHIFT = 1000.0
 _MOST_ELEMENTS = 32
 _SEEDS = 4
 _MOST_DRAWN = 4
+# By so much two constants may differ and be one: of 16 bits each element has some 2^-8 of its own.
+_ONE_FACTOR = 0.02
 
 
 def special(lab: Lab) -> Found | None:
@@ -255,3 +258,29 @@ def _limit(lab: Lab, names: list[str], most: float) -> float:
 
 def is_coarse(case: Case) -> bool:
     return any(tensor.dtype in ("float16", "bfloat16") for tensor in case.tensors.values())
+
+
+def factor(lab: Lab) -> Found | None:
+    """A result that is the right one times a constant, whatever the values; of other sizes it may be another one.
+
+    An epsilon, a wrong element or a rounding leaves no such constant, so it is asked once those are ruled out.
+    """
+    if lab.check != "values":
+        return None
+    said = {}
+    for case in (lab.grown(), lab.grown(None, (17, 19, 18, 21))):
+        ratios = []
+        for seed in lab.seeds(case):
+            wrong = lab.wrong_of(lab.ask(case.with_(seed=seed)))
+            ratio = blame.constant_ratio(wrong.got, wrong.right) if wrong is not None else None
+            if not ratio:
+                return None
+            ratios.append(ratio)
+        if max(ratios) - min(ratios) > _ONE_FACTOR * abs(ratios[0]):
+            return None
+        sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
+        said[sizes] = ratios[0]
+    if max(said.values()) - min(said.values()) <= _ONE_FACTOR * abs(ratios[0]):
+        return Found("wrong-scale", [f"{ratios[0]:.4g} times the right one, for other values and sizes alike"])
+    listed = ", ".join(f"{ratio:.4g} times it at {sizes}" for sizes, ratio in said.items())
+    return Found("wrong-scale", [f"the right one times a constant that follows the sizes: {listed}"])

@@ -40,6 +40,7 @@ from tests.diagnosis.wrong import (
     masks_after_maximum,
     matmul,
     matmul_in_bfloat16,
+    mean_by_one_less,
     mean_rows,
     misses_carry,
     mixes_rows,
@@ -74,6 +75,8 @@ from tests.diagnosis.wrong import (
     to_float8,
     to_float8_by_bfloat16,
     total,
+    triple,
+    triple_and_one,
     valued,
     variance,
     wrong_gelu,
@@ -138,6 +141,9 @@ TABLE: dict[str, Row] = {
     "three past the end": Row(
         "out-of-bounds", copies_rows_by_fours, lambda x: x.clone(), {"dim rows": 5, "dim hidden": 1}
     ),
+    "a factor": Row("wrong-scale", triple, double),
+    "what a mean divides by": Row("wrong-scale", mean_by_one_less, lambda x: x.float().mean(-1).to(x.dtype)),
+    "a term beside a factor": Row("unexplained", triple_and_one, double),
     "no maximum": Row("missing-max-subtraction", exponentials, softmax, change=valued("huge")),
     "no maximum, hundreds": Row("missing-max-subtraction", exponentials, softmax, change=valued("hundred")),
     "an order of rows": Row("wrong-index-map", swaps_rows, double),
@@ -195,14 +201,14 @@ TABLE: dict[str, Row] = {
     ),
     "an earlier call's weight": Row("cached-answer", caching(), times, inputs=WEIGHTED),
     "another formula": Row("unexplained", wrong_gelu, torch.nn.functional.gelu),
-    "a sign": Row("unexplained", negated, double),
+    "a sign": Row("wrong-scale", negated, double),
     "another formula, strided by chance": Row(
         "unexplained", wrong_gelu, torch.nn.functional.gelu, change=laid("transposed")
     ),
-    "another formula in 16 bits": Row(
-        "unexplained", negated, double, {"dim rows": 3, "dim hidden": 5, "dtype": "bfloat16"}
+    "a sign in 16 bits": Row(
+        "wrong-scale", negated, double, {"dim rows": 3, "dim hidden": 5, "dtype": "bfloat16"}
     ),
-    "another formula where NaN is drawn by chance": Row("unexplained", negated, double, change=valued("nan")),
+    "a sign where NaN is drawn by chance": Row("wrong-scale", negated, double, change=valued("nan")),
     "another dtype": Row("wrong-dtype", lambda x: x.double(), double),
     "an input written": Row("mutates-input", lambda x: x.mul_(2) + 0, double),
 }  # fmt: skip

@@ -328,7 +328,7 @@ def bins_spec(how: str) -> FusionSpec:
     [
         ("load and store", {"racing-load", "racing-stores"}),
         ("in one program", {"racing-stores"}),
-        ("twice", {"unexplained"}),
+        ("twice", {"wrong-scale"}),
     ],
 )
 def test_a_race_is_named_where_results_may_vary(how: str, cause: set[str], tmp_path: Path) -> None:

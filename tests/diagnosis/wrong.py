@@ -34,6 +34,18 @@ def double(x: T) -> T:
     return x * 2
 
 
+def triple(x: T) -> T:
+    return x * 3
+
+
+def triple_and_one(x: T) -> T:
+    return x * 3 + 1
+
+
+def mean_by_one_less(x: T) -> T:
+    return (x.float().sum(-1) / max(x.shape[-1] - 1, 1)).to(x.dtype)
+
+
 def softmax(x: T) -> T:
     return torch.softmax(x.float(), -1).to(x.dtype)
 

@@ -12,6 +12,7 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, StrategySpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
 
 _COARSE = frozenset({torch.float16, torch.bfloat16})
 # 1e-3 is the largest epsilon of a published normalisation (batch norm in Keras); rates, momenta and scales are more.
@@ -36,6 +37,47 @@ def free(spec: FusionSpec, case: Case) -> list[str]:
         and regimes_of(inner, covered=False)
         and tensor.dtype.startswith(("float", "bfloat"))
     ]
+
+
+def scalable(spec: FusionSpec, case: Case) -> list[str]:
+    """The floating tensors that may as well hold smaller numbers: 0 lies between the ends of all that is asked of them.
+
+    What a function draws, probabilities or positive numbers, may not.
+    """
+    spared = set(free(spec, case))
+    return [
+        name
+        for name, tensor in case.tensors.items()
+        if name in spared
+        or (
+            name not in case.absent
+            and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
+            and isinstance(inner.values, ValueProfile)
+            and tensor.dtype.startswith(("float", "bfloat"))
+            and _spans_zero(_chosen(inner.values, tensor.regime))
+        )
+    ]
+
+
+def _chosen(profile: ValueProfile, regime: str) -> ValueProfile:
+    """The profile that the case draws from, of several."""
+    while profile.kind == "one_of":
+        index, _, regime = regime.partition("/")
+        profile = profile.choices[int(index)] if index.isdecimal() else profile.choices[0]
+    return profile
+
+
+def _spans_zero(profile: ValueProfile) -> bool:
+    params = dict(profile.params)
+    match profile.kind:
+        case "default" | "finite":
+            return True
+        case "normal":
+            return params["mean"] == 0
+        case "uniform":
+            low, high = params["low"], params["high"]
+            return not isinstance(low, str) and not isinstance(high, str) and low <= 0 <= high
+    return False
 
 
 def epsilons(spec: FusionSpec, case: Case) -> list[str]:

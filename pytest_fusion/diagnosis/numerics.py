@@ -99,7 +99,7 @@ def wrapped(lab: Lab) -> Found | None:
 
 def overflow(lab: Lab) -> Found | None:
     """Wrong for large values, right once they are scaled down; by how much tells an exponential from a product."""
-    names = edits.free(lab.spec, lab.base)
+    names, free = edits.scalable(lab.spec, lab.base), edits.free(lab.spec, lab.base)
     wrong = lab.wrong_of(lab.ask(lab.base))
     if not names or wrong is None:
         return None
@@ -121,12 +121,12 @@ def overflow(lab: Lab) -> Found | None:
         lab.ruled_out.append(f"overflow: {evidence[0]}, where no dtype ends")
         return None
     if lost and _EXP_RANGE[0] <= limit <= _EXP_RANGE[1]:
-        if not _non_finite(wrong) and not _ignores_shift(lab, names):
+        if not _non_finite(wrong) and not _ignores_shift(lab, free):
             lab.ruled_out.append(f"overflow: {evidence[0]}, yet neither to infinity nor where only differences count")
             return None
         # What overflows in the lanes that pad a tile, or in elements that are masked out, has a maximum taken away.
-        far = (edits.shifted(names, -_SHIFT), edits.shifted(names, _SHIFT))
-        found = extents.tail(lab, far) or _masked_out(lab, names)
+        far = (edits.shifted(free, -_SHIFT), edits.shifted(free, _SHIFT))
+        found = extents.tail(lab, far) or _masked_out(lab, free)
         if found is not None:
             return found
         evidence.append("so small a limit is an exponential's: its argument's maximum is not taken away first")

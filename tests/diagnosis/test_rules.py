@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from hypothesis import strategies as st
@@ -274,6 +275,28 @@ def test_overflow_is_where_a_dtype_ends(
     found = diagnose(lab)
     assert (found.cause == "overflow") == (cause == "overflow"), found
     assert found.cause != "wrong-index-map", found
+
+
+@pytest.mark.parametrize(
+    ("profile", "choice", "fused", "cause"),
+    [
+        (values.uniform(-200, 200), {}, lambda x: torch.log(1 + x.exp()), "missing-max-subtraction"),
+        (values.normal(0, 100), {}, lambda x: torch.log(1 + x.exp()), "missing-max-subtraction"),
+        (values.one_of(values.normal(), values.uniform(-200, 200)), {"choice x": 1}, lambda x: torch.log(1 + x.exp()),
+         "missing-max-subtraction"),
+        (values.uniform(100, 200), {}, lambda x: torch.log(1 + x.exp()), "unexplained"),
+        (values.uniform(-200, 200), {}, lambda x: F.softplus(x).masked_fill(x > 1.3, torch.inf), "unexplained"),
+    ],
+    ids=["uniform", "normal", "one of several", "never small", "threshold"],
+)  # fmt: skip
+def test_values_around_0_may_be_scaled_down(
+    lab_of: Any, profile: Any, choice: dict[str, Any], fused: Callable[[T], T], cause: str
+) -> None:
+    """What a spec asks for around 0 may as well be smaller, which tells an overflow; what lies far above 0 may not."""
+    sizes = {"dim rows": 12, "dim hidden": 17, "dtype": "float32", **choice}
+    lab = lab_of(fused, lambda x: F.softplus(x) + 0, {"x": tensor("rows hidden", values=profile)}, sizes)
+    found = diagnose(lab)
+    assert found.cause == cause, found
 
 
 def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ _POWERS = (1, 2, 0)
 _MOST_SCALED = 4
 # How far the reference may be from scaling with ordinary inputs: an epsilon is small beside them.
 _NEARLY, _EXACTLY = 5e-3, 1e-4
+# 2^10 times an epsilon has by far no 2^10 times its effect, a factor of 16-bit numbers nearly that.
+_HUGE, _STRAIGHT = 10, 0.25
 # So many times the allowed error: 1e-6 beside the mean square of ordinary values is some 8 roundings of float32.
 _HARDLY = 64
 # What float16 makes of ordinary values times 2^-10, and not of those times 2^-16.
@@ -43,8 +45,10 @@ def epsilon(lab: Lab) -> Found | None:
     case = ordinary(lab.base, edits.free(lab.spec, lab.base))
     larger = lab.grown(case, _SIZES)
     for name in edits.epsilons(lab.spec, case):
-        if all(_comes_with(lab, each, name) for each in (case, larger)) and _telling(
-            lab, larger, edits.number(name, 0.0)
+        if (
+            all(_comes_with(lab, each, name) for each in (case, larger))
+            and _telling(lab, larger, edits.number(name, 0.0))
+            and not _factor(lab, larger, name)
         ):
             sizes = ", ".join(f"{dim}={size}" for dim, size in larger.sizes.items())
             told = f"with ordinary values right for {name}=0 and wrong for {name}={_LARGE_EPSILON:g}, at {sizes} too"
@@ -58,6 +62,32 @@ def _comes_with(lab: Lab, case: Case, name: str) -> bool:
     return lab.mostly_wrong(case, edit=edits.number(name, _LARGE_EPSILON)) and lab.always_right(
         case, edit=edits.number(name, 0.0)
     )
+
+
+def _factor(lab: Lab, case: Case, name: str) -> bool:
+    """Whether the reference goes straight with a number however large, as with a learning rate or a weight of a loss.
+
+    What an epsilon is added to stops to count beside a large one.
+    """
+    found = lab.ask(case).probe
+    if found is None:
+        return False
+    at = [
+        probing.right_of(lab.bench, edits.number(name, value).apply(dict(found.logical)))
+        for value in (0.0, _LARGE_EPSILON, _LARGE_EPSILON * 2.0**_HUGE)
+    ]
+    if None in at:
+        return False
+    seen = False
+    for output in zip(*(each.values() for each in at if each is not None), strict=True):
+        if not output[0].is_floating_point():
+            continue
+        none, some, much = (t.double() for t in output)
+        step, share = some - none, (much - none) * 2.0**-_HUGE
+        if not bool(torch.isfinite(share).all()) or float((share - step).norm()) > _STRAIGHT * float(step.norm()):
+            return False
+        seen = seen or bool((step != 0).any())
+    return seen
 
 
 def _telling(lab: Lab, case: Case, edit: Edit) -> bool:

@@ -36,6 +36,7 @@ from tests.diagnosis.wrong import (
     first_row_only,
     hidden_mask,
     laid,
+    long_step,
     masked_softmax,
     masks_after_maximum,
     matmul,
@@ -67,6 +68,7 @@ from tests.diagnosis.wrong import (
     skips_last,
     softmax,
     starts_at_storage,
+    step,
     stops_at_limit,
     sums_all_but_last,
     sums_in_input_dtype,
@@ -100,6 +102,7 @@ PRODUCT = {"x": tensor("rows inner"), "w": tensor("inner cols")}
 MASKED = {"x": tensor("rows hidden"), "keep": derived(second_and_third)}
 EPS = {"x": tensor("rows hidden"), "eps": 1e-6}
 AFFINE = {"x": tensor("rows hidden"), "w": tensor("hidden"), "b": tensor("hidden"), "eps": 1e-5}
+STEP = {**WEIGHTED, "rate": 1e-3}
 MATMUL = {"dim rows": 3, "dim inner": 9, "dim cols": 4}
 
 TABLE: dict[str, Row] = {
@@ -157,6 +160,7 @@ TABLE: dict[str, Row] = {
     ),
     "an epsilon that no input holds": Row("eps-misplaced", norm_with_constant_inside, norm_of_constant),
     "a small constant that stays": Row("unexplained", norm_with_offset, norm_of_constant),
+    "a small number that is a factor": Row("unexplained", long_step, step, inputs=STEP),
     "rows of one element, which no epsilon of 0 can norm": Row(
         "unexplained", centred_norm_without_bias, centred_norm, {"dim rows": 3, "dim hidden": 1}, inputs=AFFINE
     ),

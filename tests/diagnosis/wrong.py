@@ -181,6 +181,14 @@ def norm_with_constant_inside(x: T) -> T:
     return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
 
 
+def step(x: T, w: T, rate: float) -> T:
+    return w - rate * torch.tanh(x)
+
+
+def long_step(x: T, w: T, rate: float) -> T:
+    return w - 1.05 * rate * torch.tanh(x)
+
+
 def norm_with_offset(x: T) -> T:
     return norm_of_constant(x) + 1e-3
 

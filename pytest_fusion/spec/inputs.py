@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,10 +146,32 @@ def as_input(value: Any, owner: str = "") -> InputSpec:
         return OptionalSpec(as_input(value.spec, owner))
     if isinstance(value, DerivedSpec | StrategySpec | ConstantSpec):
         return value
-    # Recognised without importing Hypothesis, which only `case/` does.
-    if any(b.__module__.startswith("hypothesis.") and b.__name__ == "SearchStrategy" for b in type(value).__mro__):
+    if _is_strategy(value):
         return StrategySpec(value)
+    if any(map(_is_drawn, _held(value))):
+        raise SpecError(
+            f"input {owner!r} is a {type(value).__name__} that holds tensor(...) or something else that is drawn; only "
+            "an input by itself is. Name each one and put them together in the test and in the reference, or make all "
+            "of them at once with derived(lambda rows, generator: [...])"
+        )
     return ConstantSpec(value)
+
+
+def _is_strategy(value: Any) -> bool:
+    """Recognised without importing Hypothesis, which only `case/` does."""
+    return any(b.__module__.startswith("hypothesis.") and b.__name__ == "SearchStrategy" for b in type(value).__mro__)
+
+
+def _is_drawn(value: Any) -> bool:
+    return isinstance(value, TensorSpec | OptionalSpec | DerivedSpec) or _is_strategy(value)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """What a list, tuple or dict holds, at any depth."""
+    if isinstance(value, list | tuple | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield inner
+            yield from _held(inner)
 
 
 def unwrap(spec: InputSpec) -> InputSpec:

@@ -31,6 +31,15 @@ def test_what_is_neither_a_spec_nor_a_strategy_is_a_constant() -> None:
     assert isinstance(as_input(st.integers(0, 3).map(str)), StrategySpec)
 
 
+@pytest.mark.parametrize(
+    "value", [[tensor("a"), tensor("b")], (1, st.integers()), {"x": [optional(tensor("a"))]}, [derived(lambda a: a)]]
+)
+def test_a_list_of_inputs_is_refused(value: object) -> None:
+    """Its tensors would not be drawn, and the kernel would get their descriptions."""
+    with pytest.raises(SpecError, match=r"input 'parts' is a \w+ that holds tensor.*Name each one"):
+        as_input(value, "parts")
+
+
 def test_an_optional_holds_any_input() -> None:
     """``optional`` wraps tensors and constants alike, once."""
     assert isinstance(unwrap(optional(tensor("n"))), TensorSpec)

@@ -247,3 +247,31 @@ def test_oracle_of_a_16_bit_reference_and_of_its_gradient(name: str, dtype: torc
             if output.native.is_floating_point():
                 scale = float(expected.abs().nan_to_num().max())
                 torch.testing.assert_close(output.oracle, expected.double(), rtol=0, atol=1e-6 * scale, equal_nan=True)
+
+
+_PLACES = torch.arange(64) % 5
+COUNTED: dict[str, Function] = {
+    "cumprod": lambda hit: (hit + 1).reshape(8, 8).cumprod(-1),
+    "cumprod of bools": lambda hit: (hit > 0).cumprod(0),
+    "scatter_add": lambda hit: torch.zeros(5, dtype=torch.int64).scatter_add(0, _PLACES, hit),
+    "index_add": lambda hit: torch.ones(5, dtype=torch.int64).index_add(0, _PLACES, hit, alpha=3),
+    "scatter_reduce, sum": lambda hit: torch.zeros(5, dtype=torch.int64).scatter_reduce(0, _PLACES, hit, "sum"),
+    "scatter_reduce, prod": lambda hit: torch.ones(5, dtype=torch.int64).scatter_reduce(0, _PLACES, hit + 1, "prod"),
+    "scatter_reduce, amax": lambda hit: torch.zeros(5, dtype=torch.int64).scatter_reduce(0, _PLACES, hit, "amax"),
+    "mm": lambda hit: hit.reshape(4, 16) @ _PLACES.reshape(16, 4),
+    "bmm": lambda hit: torch.bmm(hit.reshape(2, 2, 16), _PLACES.reshape(2, 16, 2)),
+    "addmm": lambda hit: torch.addmm(hit[:4], hit.reshape(4, 16), _PLACES.reshape(16, 4), beta=2, alpha=3),
+    "mv": lambda hit: torch.mv(hit.reshape(4, 16), _PLACES[:16]),
+    "dot": lambda hit: torch.dot(hit, _PLACES),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_whole_numbers_of_a_comparison_are_exact(name: str) -> None:
+    """What is counted of a comparison that no rounding decides is the same in every lane: nothing rounds integers."""
+    x = _input(torch.float32).flatten()[:1] * 0 + torch.arange(64) / 8
+    reference: Function = lambda x: COUNTED[name]((x * x > 2).long())  # noqa: E731
+    lanes = run_lanes(lambda: [reference(x)], lanes=24, seed=3).outputs[0]
+    exact = reference(x)
+    assert torch.equal(lanes.oracle.to(exact.dtype), exact)
+    assert all(torch.equal(lane.to(exact.dtype), exact) for lane in lanes.lanes)

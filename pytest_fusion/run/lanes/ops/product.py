@@ -31,6 +31,8 @@ _CUT, _SCATTERED = 6.2e-4, 4e-4
 
 def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
+    if op.whole:
+        return torch.matmul(a, b)
     known = op.low.get(id(a)), op.low.get(id(b))
     sizes = op.sizes.get(id(a)), op.sizes.get(id(b))
     a, b = as_float(a), as_float(b)
@@ -150,17 +152,20 @@ def _matmul(op: Op, a: Tensor, b: Tensor) -> Tensor:
 def _addmm(
     op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
 ) -> Tensor:
-    value = _biased(op, product(op, a, b), as_float(bias), beta, alpha, op.made or steps(a[0], b[0]))
+    value = _biased(op, product(op, a, b), bias, beta, alpha, op.made or steps(a[0], b[0]))
     if op.name == "_addmm_activation":
         return torch.nn.functional.gelu(value, approximate="tanh") if use_gelu else value.relu()
     return value
 
 
 def _biased(op: Op, value: Tensor, bias: Tensor, beta: float, alpha: float, terms: int) -> Tensor:
+    bias = bias if op.whole else as_float(bias)
     missing = value.dim() - bias.dim()
     bias = bias.reshape(bias.shape[0], *(1,) * missing, *bias.shape[1:]) * beta
     value = value * alpha
     total = value + bias if beta else value
+    if op.whole:
+        return total
     size = torch.maximum(bias[0].abs().expand(total.shape[1:]), total[0].abs())
     return op.relative(op.carried(total, size, terms), 1)
 
@@ -172,7 +177,7 @@ def _mv(op: Op, a: Tensor, b: Tensor) -> Tensor:
 
 @computed("addmv")
 def _addmv(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _biased(op, _mv(op, a, b), as_float(bias), beta, alpha, op.made or a.shape[-1])
+    return _biased(op, _mv(op, a, b), bias, beta, alpha, op.made or a.shape[-1])
 
 
 @computed("dot", "vdot")
@@ -182,14 +187,14 @@ def _dot(op: Op, a: Tensor, b: Tensor) -> Tensor:
 
 @computed("addr")
 def _addr(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _biased(op, as_float(a).unsqueeze(-1) * as_float(b).unsqueeze(-2), as_float(bias), beta, alpha, 1)
+    return _biased(op, as_float(a).unsqueeze(-1) * as_float(b).unsqueeze(-2), bias, beta, alpha, 1)
 
 
 @computed("addbmm")
 def _addbmm(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     joined_a = a.transpose(-3, -2).flatten(-2)
     joined_b = b.flatten(-3, -2)
-    return _biased(op, product(op, joined_a, joined_b), as_float(bias), beta, alpha, op.made or joined_a.shape[-1])
+    return _biased(op, product(op, joined_a, joined_b), bias, beta, alpha, op.made or joined_a.shape[-1])
 
 
 @computed("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")

@@ -173,6 +173,8 @@ def _cumsum(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 
 @computed("cumprod")
 def _cumprod(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    if op.whole:
+        return x.cumprod(from_end(dim, rank(x)), dtype=op.outs[0].dtype) if rank(x) else x.to(op.outs[0].dtype)
     x = as_float(x)
     if not rank(x) or not x.numel():
         return x
@@ -197,6 +199,9 @@ def _logcumsumexp(op: Op, x: Tensor, dim: int) -> Tensor:
 
 def _scattered(op: Op, add: Callable[[Tensor, Tensor], Tensor], into: Tensor, values: Tensor) -> Tensor:
     """``add(into, values)`` for additions at random places: its own count of terms says how often each place rounds."""
+    if op.whole:
+        return add(into, values)
+    into, values = as_float(into), as_float(values)
     value = add(into, values)
     first_into, first = single(into), single(values)
     squares = add(first_into.square(), first.square())[0]
@@ -208,12 +213,12 @@ def _scattered(op: Op, add: Callable[[Tensor, Tensor], Tensor], into: Tensor, va
 
 @computed("index_add")
 def _index_add(op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    return _scattered(op, lambda a, b: each(aten.index_add, a, dim, index, b), as_float(x), as_float(source) * alpha)
+    return _scattered(op, lambda a, b: each(aten.index_add, a, dim, index, b), x, source * alpha)
 
 
 @computed("scatter_add")
 def _scatter_add(op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return _scattered(op, lambda a, b: each(aten.scatter_add, a, dim, index, b), as_float(x), as_float(source))
+    return _scattered(op, lambda a, b: each(aten.scatter_add, a, dim, index, b), x, source)
 
 
 @computed("scatter_reduce")
@@ -224,7 +229,9 @@ def _scatter_reduce(
         return each(aten.scatter_reduce, a, dim, index, b, reduce, include_self=include_self)  # type: ignore[no-any-return]
 
     if reduce == "sum":
-        return _scattered(op, add, as_float(x), as_float(source))
+        return _scattered(op, add, x, source)
+    if op.whole:
+        return add(x, source)
     value = add(as_float(x), as_float(source))
     return value if reduce in ("amax", "amin") else op.relative(value, 8)
 

@@ -79,6 +79,11 @@ class Op:
         return any(out.dtype == D for out in self.outs)
 
     @property
+    def whole(self) -> bool:
+        """True for integers and bools, which no operation rounds: noise just below one would make them others."""
+        return not (self.outs[0].dtype.is_floating_point or self.outs[0].dtype.is_complex)
+
+    @property
     def unit(self) -> float:
         """2^-24 for everything below float64: kernels and ATen alike compute low precision in float32."""
         return U64 if self.wide else U32

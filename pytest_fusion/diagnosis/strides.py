@@ -22,7 +22,8 @@ _ALIGNED_BYTES = 128
 _INT32 = 2**31
 # 16 bytes of a 16-bit dtype.
 _VECTOR = 8
-_SEEDS = 4
+# Whether a search or a comparison meets what is read from elsewhere is luck: of few elements one seed in eight tells.
+_SEEDS, _LUCKY_SEEDS = 4, 16
 
 
 def layout(lab: Lab) -> Found | None:
@@ -38,8 +39,18 @@ def layout(lab: Lab) -> Found | None:
         lab.ruled_out.append("layout: wrong on contiguous copies too")
         _rebase(lab, plain)
         return None
-    as_laid = [lab.ask(case.with_(seed=seed)) for seed in seeds]
-    if not all(answer.right for answer in copies) or sum(answer.wrong for answer in as_laid) < len(seeds) // 2:
+    if not all(answer.right for answer in copies):
+        return None
+    wrong_as_laid = sum(lab.ask(case.with_(seed=seed)).wrong for seed in seeds)
+    for seed in lab.seeds(case, _LUCKY_SEEDS)[_SEEDS:]:
+        if wrong_as_laid >= _SEEDS // 2:
+            break
+        if lab.ask(case.with_(seed=seed)).wrong:
+            if not lab.ask(case.with_(seed=seed), laid=plain.with_(seed=seed)).right:
+                return None
+            seeds.append(seed)
+            wrong_as_laid += 1
+    if wrong_as_laid < _SEEDS // 2:
         return None
     if (wrong := _wrong_when_larger(lab, plain)) is not None:
         sizes = ", ".join(f"{name}={size}" for name, size in wrong.sizes.items())

@@ -377,3 +377,24 @@ def test_an_error_that_one_slice_bears_is_no_wrong_index(lab_of: Any, rows: int,
     sizes = {"dim rows": rows, "dim hidden": 65, "dtype": "float32"}
     lab = lab_of(fused, lambda x: x.sum(-1), {"x": tensor("rows hidden")}, sizes)
     assert diagnose(lab).cause != "wrong-index-map"
+
+
+def _rising(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator).to(dtype).sort().values
+
+
+@pytest.mark.parametrize("strided", [True, False])
+def test_a_layout_that_few_seeds_show_is_named(lab_of: Any, strided: bool) -> None:
+    """One number below two edges shows their order for few seeds; what contiguous ones do not cure is no layout."""
+
+    def fused(x: T, edges: T) -> T:
+        if not strided:
+            return torch.bucketize(x, edges) + (x < -1)
+        return torch.bucketize(x, edges if edges.is_contiguous() else edges.flip(0))
+
+    inputs = {"x": tensor("n", values=values.normal(-2.0)), "edges": tensor("bins", values=_rising)}
+    choice = {"dim n": 1, "dim bins": 2, "dtype": "float32", "layout edges": ("step", 0)}
+    lab = lab_of(fused, lambda x, edges: torch.bucketize(x, edges, right=False), inputs, choice)
+    assert not any(lab.ask(lab.base.with_(seed=seed)).wrong for seed in (1, 2, 3)) or not strided
+    found = diagnose(lab)
+    assert (found.cause == "ignores-strides") is strided, found

@@ -194,6 +194,8 @@ class Campaign:
             result = judge_case(self.bench, case, again=again) if not self.dry else dry_run(self.bench, case)
         self.launches.append(result.launches)
         del self.launches[:-4]
+        if self.profile.large:
+            unjudged.unless_far(self.bench, result)
         if result.rejected is not None:
             tally.rejected[result.rejected] = tally.rejected.get(result.rejected, 0) + 1
             return result

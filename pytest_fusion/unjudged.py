@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.calls import NOT_MODELLED
+from pytest_fusion.verdict.calls import NOT_MODELLED, Bench, CaseResult
 from pytest_fusion.verdict.model import Verdict, failed
 
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
@@ -33,6 +33,14 @@ def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, 
         return "no case has offsets beyond 2^31: no input takes a layout with gaps, or dims= leaves no axis of 3 slices"
     kinds = ", ".join(f"{count} x {kind} ({refusals.get(kind, '')})" for kind, count in sorted(rejected.items()))
     return f"no case with offsets beyond 2^31 could be judged: {kinds}"
+
+
+def unless_far(bench: Bench, result: CaseResult) -> None:
+    """Reject a case of the profile `large` whose launches got nothing that goes far: ``x.contiguous()`` came before."""
+    asked = result.failure is not None or result.rejected is not None or not result.launches
+    if not (asked or any(launch.far for launch in result.launches)):
+        bench.refusals.setdefault("dense", "the kernel was launched on copies, whose offsets fit 32 bits")
+        result.rejected = "dense"
 
 
 def _kinds(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:

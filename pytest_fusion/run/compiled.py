@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.launch import Launch, goes_far
 
 
 def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> Launch:
@@ -18,7 +18,7 @@ def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, 
         grid = grid(bound)
     sizes = tuple(int(size) for size in grid) if isinstance(grid, tuple | list) else (int(grid),)
     x, y, z = (*sizes, 1, 1, 1)[:3]
-    return Launch(kernel.fn.__name__, (x, y, z), constants)
+    return Launch(kernel.fn.__name__, (x, y, z), constants, far=goes_far(bound.values()))
 
 
 @contextmanager

@@ -113,6 +113,16 @@ def test_an_offset_in_64_bits_passes(tmp_path: Path) -> None:
     assert not record.rejected
 
 
+@pytest.mark.parametrize("wide", [0, 2])
+def test_a_kernel_that_gets_copies_is_not_judged(tmp_path: Path, wide: int) -> None:
+    """Whether its offsets would wrap around shows on none of them: that is unknown, and no pass."""
+    kernel = doubling(wide)
+    record = examine(tmp_path, lambda x: kernel(x.contiguous()))
+    assert record.verdict == "unknown", record.message
+    assert list(record.rejected) == ["dense"]
+    assert "launched on copies, whose offsets fit 32 bits" in str(record.notes)
+
+
 def test_a_store_with_an_offset_in_32_bits_is_found(tmp_path: Path) -> None:
     """Tensors that a kernel writes in place go far too, and the same kernel with 64 bits passes."""
     wrong = examine(tmp_path, doubling_in_place(0), doubled_in_place, mutates="x")

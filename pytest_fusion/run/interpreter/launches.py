@@ -17,7 +17,7 @@ from pytest_fusion.run.interpreter.rewrite import rewritten
 from pytest_fusion.run.interpreter.runtime import KernelRuntime
 from pytest_fusion.run.interpreter.scalars import Arguments, annotation_names
 from pytest_fusion.run.interpreter.warmed import Warmed
-from pytest_fusion.run.launch import Constexpr, Launch
+from pytest_fusion.run.launch import Constexpr, Launch, goes_far
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _MOST_IN_Y_AND_Z = 65535
@@ -215,7 +215,7 @@ class Launcher:
 
     def _described(self, kernel: Any, known: Signature, values: dict[str, Any], program: Program) -> Launch:
         constexprs = {n: _plain_constexpr(values[n]) for n in values if n in known.constexprs}
-        return Launch(kernel.fn.__name__, program.grid, constexprs, known.source)
+        return Launch(kernel.fn.__name__, program.grid, constexprs, known.source, goes_far(values.values()))
 
 
 def _warps(options: dict[str, Any]) -> int:

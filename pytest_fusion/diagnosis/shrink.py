@@ -61,9 +61,7 @@ class Shrinker:
         self._try_plainest()
         for _ in range(4):
             before = self.case.key()
-            # Dtypes before sizes too, which may take all runs: what is cut off after 64 elements is lost in bfloat16's
-            # rounding for some values, and then no size is right or wrong by itself.
-            for candidates in (self._seeds, self._values, self._layouts, self._optionals, self._drawn, self._dtypes):
+            for candidates in (self._seeds, self._values, self._layouts, self._optionals, self._drawn):
                 self._improve(candidates)
             self._sizes()
             for candidates in (self._layouts, self._dtypes, self._values, self._seeds):

@@ -179,14 +179,6 @@ def test_the_number_of_runs_is_bounded(plan_of: Any) -> None:
     assert shrinker.runs == 5
 
 
-def test_the_dtype_is_plain_before_sizes_take_all_runs(plan_of: Any) -> None:
-    """A bug of values asks each size at many seeds; what is cut off shows in float32 whatever the values."""
-    fails: Fails = lambda case: case.sizes["hidden"] > 150  # type: ignore[operator]  # noqa: E731
-    found, shrinker = shrink(plan_of(INPUTS), HOSTILE, fails, max_runs=40, by_values=True)
-    assert shrinker.runs == 40
-    assert (found.dtype, found.tensors["x"].dtype) == ("float32", "float32")
-
-
 @pytest.mark.parametrize("layouts", [("transposed", "contiguous"), ("expanded", "step", "padded", "transposed")])
 def test_the_order_of_a_specs_layouts_is_no_order_of_simplicity(plan_of: Any, layouts: tuple[str, ...]) -> None:
     """The plainest of the layouts that a spec lists in any order is where a failure of all of them ends."""

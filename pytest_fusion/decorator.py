@@ -20,6 +20,7 @@ from pytest_fusion.requires import check as check_requires
 from pytest_fusion.requires import missing
 from pytest_fusion.spec.annotations import inputs_from_annotations
 from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
+from pytest_fusion.spec.given import stated_inputs
 from pytest_fusion.spec.inputs import ConstantSpec
 from pytest_fusion.verdict.model import CHECKS, GRADIENTS
 
@@ -64,11 +65,7 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
         raise SpecError(
             f"{test.__name__}: the test must be a plain function that returns the fused result, not a coroutine"
         )
-    declared = keywords.get("inputs") or {}
-    if not isinstance(declared, Mapping):
-        raise SpecError(
-            f"{test.__name__}: inputs= is a {type(declared).__name__}; expected a dict from names to inputs"
-        )
+    declared = stated_inputs(keywords.get("inputs"), test.__name__)
     parameters = inspect.signature(test).parameters
     inputs: dict[str, Any] = {**inputs_from_annotations(test), **declared}
     fixtures: list[str] = []

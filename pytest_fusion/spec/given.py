@@ -58,19 +58,25 @@ def reasons(value: Any, where: str) -> dict[str, str]:
     return dict(value)
 
 
-def inputs(value: Any, where: str) -> dict[str, Any]:
-    """Inputs by name, one at least."""
+def stated_inputs(value: Any, where: str) -> dict[str, Any]:
+    """What ``inputs=`` states, by name; perhaps nothing, as annotations may state the rest."""
     if value and not isinstance(value, Mapping):
         raise SpecError(f"{where}: inputs= is a {type(value).__name__}; expected a dict from names to inputs")
-    if not value:
+    return dict(value or {})
+
+
+def inputs(value: Any, where: str) -> dict[str, Any]:
+    """Inputs by name, one at least."""
+    stated = stated_inputs(value, where)
+    if not stated:
         raise SpecError(
             f"{where}: no inputs; pass inputs={{'x': tensor('rows hidden'), ...}} or annotate the test's "
             "parameters with jaxtyping, as in x: Float[Tensor, 'rows hidden']"
         )
-    for name in value:
+    for name in stated:
         if not isinstance(name, str):
             raise SpecError(f"{where}: inputs={{{name!r}: ...}}; expected the name of a parameter")
-    return dict(value)
+    return stated
 
 
 def entries(value: Any) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Zone = Literal["before", "after", "between"]
+# One stretch of a zone: ``elements``, ``farthest`` and ``count`` as in `Damage`.
+Part = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class Damage:
     count: int
 
     @classmethod
-    def of(cls, name: str, zone: Zone, parts: Sequence[tuple[int, int, int]]) -> Damage:
-        """The damage of several stretches of one zone, each as (``elements``, ``farthest``, ``count``)."""
+    def of(cls, name: str, zone: Zone, parts: Sequence[Part]) -> Damage:
+        """The damage of several stretches of one zone."""
         nearest, farthest, counts = zip(*parts, strict=True)
         return cls(name, zone, min(nearest), max(farthest), sum(counts))
 

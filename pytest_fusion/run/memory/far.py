@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_fusion.run.memory.damage import Damage, Zone
+from pytest_fusion.run.memory.damage import Damage, Part, Zone
 from pytest_fusion.run.memory.region import Region
 
 # Below this a gap is filled and compared in a fraction of a second.
@@ -43,7 +43,7 @@ class FarRegion(Region):
         """What changed in the guards and in the slack beyond them; synchronises with the device."""
         size = self._words.element_size()
         low, high = self._first, self._last
-        found: dict[Zone, list[tuple[int, int, int]]] = {"before": [], "after": []}
+        found: dict[Zone, list[Part]] = {"before": [], "after": []}
         sides: tuple[tuple[Zone, int, int], ...] = (("before", 0, low), ("after", high, self._words.numel()))
         for zone, start, stop in sides:
             where = self._words[start:stop].ne(self._value).nonzero().flatten().cpu() + start
@@ -51,9 +51,4 @@ class FarRegion(Region):
                 away = low - where if zone == "before" else where - high + 1
                 nearest, farthest = (-(-int(words) // self._per) for words in away.aminmax())
                 found[zone].append((nearest, farthest, size * where.numel()))
-        for start, stop in self._backing.strays():
-            side: Zone = "before" if start < low * size else "after"
-            gap = low * size - (stop - 1) if side == "before" else start - high * size + 1
-            nearest, farthest = (-(-at // self.dtype.itemsize) for at in (gap, gap + stop - start - 1))
-            found[side].append((nearest, farthest, stop - start))
-        return [Damage.of(self.name, zone, parts) for zone, parts in found.items() if parts]
+        return self._with_strays(found, low, high)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES, Backing
-from pytest_fusion.run.memory.damage import Change, Damage, Zone
+from pytest_fusion.run.memory.damage import Change, Damage, Part, Zone
 from pytest_fusion.run.memory.fill import pattern, word
 from pytest_fusion.run.slices import storage_of
 
@@ -175,8 +175,7 @@ class Region:
         owned = own.nonzero().flatten().cpu()
         low = self._first + self.offset * self._per
         high = int(owned[-1]) if owned.numel() else low - 1
-        size = self._words.element_size()
-        found: dict[Zone, list[tuple[int, int, int]]] = {"before": [], "between": [], "after": []}
+        found: dict[Zone, list[Part]] = {"before": [], "between": [], "after": []}
         zones: tuple[tuple[Zone, Tensor], ...] = (
             ("before", changed[changed < low]),
             ("between", changed[(changed > low) & (changed < high)]),
@@ -195,11 +194,16 @@ class Region:
             nearest, farthest = (-(-int(words) // self._per) for words in away.aminmax())
             flipped = self._words[where.to(self._words.device)].bitwise_xor(self._value)
             found[zone].append((nearest, farthest, int(flipped.view(torch.uint8).count_nonzero())))
+        return self._with_strays(found, low, high + 1)
+
+    def _with_strays(self, found: dict[Zone, list[Part]], low: int, high: int) -> list[Damage]:
+        """``found`` and what was written into the slack: how far off is counted from words ``low`` and ``high - 1``."""
+        size = self._words.element_size()
         for start, stop in self._backing.strays():
-            zone_of_stray: Zone = "before" if start < low * size else "after"
-            gap = low * size - (stop - 1) if start < low * size else start - (high + 1) * size + 1
+            zone: Zone = "before" if start < low * size else "after"
+            gap = low * size - (stop - 1) if zone == "before" else start - high * size + 1
             nearest, farthest = (-(-at // self.dtype.itemsize) for at in (gap, gap + stop - start - 1))
-            found[zone_of_stray].append((nearest, farthest, stop - start))
+            found[zone].append((nearest, farthest, stop - start))
         return [Damage.of(self.name, zone, parts) for zone, parts in found.items() if parts]
 
     def save(self) -> None:

@@ -36,9 +36,9 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import may_index
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict import configs, declared, further, gradients
-from pytest_fusion.verdict.calls import NOT_MODELLED
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict
+from pytest_fusion.verdict.rejections import IMPOSSIBLE, NOT_MODELLED, TOO_EXPENSIVE
 
 # A launch constant below this is a flag or a count of warps, not a block size.
 _SMALLEST_BLOCK = 8
@@ -260,7 +260,7 @@ class Campaign:
         try:
             case = build(self.plan, choice, numbers.mix(self.base, "cover", position) >> 33)
         except ImpossibleCase as error:
-            self._reject("impossible", str(error))
+            self._reject(IMPOSSIBLE, str(error))
             return False
         self._run(case, choice)
         return True
@@ -277,7 +277,7 @@ class Campaign:
                 return
             forbidden = pace.forbids(choice)
             if forbidden:
-                self._reject("too-expensive", forbidden)
+                self._reject(TOO_EXPENSIVE, forbidden)
                 continue
             clock = self.bench.clock
             clock.forget()

@@ -38,8 +38,8 @@ from pytest_fusion.run.timing.alone import beside
 from pytest_fusion.second_opinion import with_second_opinion
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.unjudged import NOTHING_JUDGED
-from pytest_fusion.verdict.calls import NOT_MODELLED
 from pytest_fusion.verdict.model import CHECKS, Verdict
+from pytest_fusion.verdict.rejections import NOT_MODELLED
 from pytest_fusion.whole import replace_whole
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.calls import NOT_MODELLED, Bench, CaseResult
+from pytest_fusion.verdict.calls import Bench, CaseResult
 from pytest_fusion.verdict.model import Verdict, failed
+from pytest_fusion.verdict.rejections import IMPOSSIBLE, NOT_MODELLED
 
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
 NOTHING_JUDGED = "error:nothing-judged"
 
-# The kind under which the campaign counts sizes of which no tensors can be made.
-IMPOSSIBLE = "impossible"
 _SIZES = "mend the shapes of inputs=, the bounds in dims=, or those of values="
 
 ONLY_EMPTY = "{} case(s) were judged, of empty outputs alone"

@@ -15,6 +15,7 @@ from pytest_fusion.errors import SpecError, first_line
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.judge import judge_case
+from pytest_fusion.verdict.rejections import OUT_OF_MEMORY
 
 # A GPU runs any number of programs.
 PROGRAMS = 1 << 62
@@ -85,7 +86,7 @@ def _judged(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: to
     result = judge_case(Bench(spec, device, extra, programs=PROGRAMS), entry.case)
     if result.failure is not None:
         return Gated(f"{result.failure.check} failed: {first_line(result.failure.reason)}")
-    if result.rejected in ("out-of-memory", f"reference {torch.OutOfMemoryError.__name__}"):
+    if result.rejected in (OUT_OF_MEMORY, f"reference {torch.OutOfMemoryError.__name__}"):
         return None
     if result.rejected is not None:
         return Gated(notes=(f"its result was not judged at these sizes: {result.rejected}",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_fusion.verdict.model import Verdict
+from pytest_fusion.verdict.rejections import IMPOSSIBLE
 
 CAUSES: dict[str, str] = {
     "crash": "the kernel killed its process, most often by an access far outside its memory",
@@ -115,7 +116,7 @@ def likely_cause(verdict: Verdict) -> str | None:
 
 def _before_kernel(rejection: str) -> bool:
     """Whether a case was refused by something else than the kernel."""
-    return rejection == "impossible" or rejection.startswith(("reference ", "inputs "))
+    return rejection == IMPOSSIBLE or rejection.startswith(("reference ", "inputs "))
 
 
 def _of_access(verdict: Verdict) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.verdict.model import CHECKS
+from pytest_fusion.verdict.rejections import IMPOSSIBLE
 
 # Below these a pass says so. Two interacting choices trigger most of the faults that are not triggered by one alone
 # (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met is where a bug is left.
@@ -20,8 +21,6 @@ GRADES = {
     "B": "no worse than the reference as written",
     "C": "worse than the reference",
 }
-# Sizes that contradict their own bounds: counted among the rejected, but never among the cases.
-_NEVER_RUN = frozenset({"impossible"})
 # Long text in one table row or terminal line hides the rows around it.
 _SHORT = 200
 
@@ -68,7 +67,8 @@ def thin(record: TestRecord) -> list[str]:
     """
     said = []
     share = pair_share(record)
-    rejected = sum(count for kind, count in record.rejected.items() if kind not in _NEVER_RUN)
+    # Sizes that contradict their own bounds are counted among the rejected, but never among the cases.
+    rejected = sum(count for kind, count in record.rejected.items() if kind != IMPOSSIBLE)
     judged = record.cases - rejected
     if judged <= 0:
         said.append("no case was judged")

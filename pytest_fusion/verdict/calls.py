@@ -25,12 +25,10 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.outputs import Outputs, collect
+from pytest_fusion.verdict.rejections import NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.verdict.vacuity import Vacuity
 
 State = TypeVar("State")
-
-# The rejection of a case in which the kernel asks for what the CPU lane has no model of.
-NOT_MODELLED = "not-modelled"
 
 # A plain RuntimeError: the driver had no room for the kernel itself beside what torch keeps of freed tensors.
 _NO_ROOM_FOR_KERNEL = "Triton Error [CUDA]: out of memory"
@@ -130,11 +128,11 @@ def call(bench: Bench, case: Case, logical: Mapping[str, Any], fill: str) -> tup
 def rejection(spec: FusionSpec, error: BaseException) -> str | None:
     """The kind of a refusal that is no failure."""
     if isinstance(error, TooManyProgramsError):
-        return "too-expensive"
+        return TOO_EXPENSIVE
     if not_modelled(error) is not None:
         return NOT_MODELLED
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or words(error).strip() == _NO_ROOM_FOR_KERNEL:
-        return "out-of-memory"
+        return OUT_OF_MEMORY
     return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
 
 
@@ -142,7 +140,7 @@ def unasked(error: ReferenceFailed) -> str:
     """The kind of a case that its reference does not answer, most often one outside of the reference's own domain."""
     why = error.__cause__
     if isinstance(why, TooSlow):
-        return "too-expensive"
+        return TOO_EXPENSIVE
     return NOT_MODELLED if not_modelled(why) is not None else f"reference {type(why).__name__}"
 
 

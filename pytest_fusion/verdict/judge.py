@@ -32,6 +32,7 @@ from pytest_fusion.verdict.calls import (
 from pytest_fusion.verdict.further import CHECKS
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
 from pytest_fusion.verdict.model import Verdict, passed, unknown
+from pytest_fusion.verdict.rejections import DRY_RUN, IMPOSSIBLE, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.verdict.trial import Trial
 
 # Enough that some seed asks plainly: two in seven do.
@@ -85,7 +86,7 @@ def _fresh(case: Case, found: Verdict, attempt: int) -> Case:
 
 def dry_run(bench: Bench, case: Case) -> CaseResult:
     """The launches that a case would make, its kernels compiled but not run; nothing is judged."""
-    result = CaseResult(case, rejected="dry run")
+    result = CaseResult(case, rejected=DRY_RUN)
     try:
         logical = make_inputs(bench.spec, case, bench.device)
     except (ImpossibleCase, InputFailed):
@@ -123,7 +124,7 @@ def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) 
     if any(tensor.layout.kind == large.KIND for tensor in case.tensors.values()):
         lacking = room.lacking(large.far_tensors(bench.spec, case).values(), bench.device)
         if lacking is not None:
-            return reject(bench, result, "out-of-memory", MemoryError(lacking))
+            return reject(bench, result, OUT_OF_MEMORY, MemoryError(lacking))
     try:
         return _judge_made(bench, case, result, again=again)
     except (MemoryError, torch.OutOfMemoryError, ReferenceFailed) as error:
@@ -132,7 +133,7 @@ def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) 
         if not isinstance(why, MemoryError | torch.OutOfMemoryError | TooSlow):
             raise
         result.verdicts.clear()
-        return reject(bench, result, "too-expensive" if isinstance(why, TooSlow) else "out-of-memory", why)
+        return reject(bench, result, TOO_EXPENSIVE if isinstance(why, TooSlow) else OUT_OF_MEMORY, why)
 
 
 def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
@@ -142,7 +143,7 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
         with bench.clock.phase("make"):
             logical = make_inputs(bench.spec, case, bench.device)
     except ImpossibleCase as error:
-        return reject(bench, result, "impossible", error)
+        return reject(bench, result, IMPOSSIBLE, error)
     except InputFailed as error:
         return reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)
     first, placed = call(bench, case, logical, FILLS[0])

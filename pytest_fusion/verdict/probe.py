@@ -38,6 +38,7 @@ from pytest_fusion.verdict.calls import (
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.outputs import collect
+from pytest_fusion.verdict.rejections import IMPOSSIBLE
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
@@ -90,7 +91,7 @@ def probe(
             logical = make_inputs(bench.spec, case, bench.device)
             found.logical = logical = edit(logical) if edit is not None else logical
     except ImpossibleCase as error:
-        reject(bench, result, "impossible", error)
+        reject(bench, result, IMPOSSIBLE, error)
         return found
     except InputFailed as error:
         reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)

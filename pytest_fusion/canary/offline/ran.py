@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from pytest_fusion.verdict.calls import NOT_MODELLED, CaseResult
+from pytest_fusion.verdict.calls import CaseResult
+from pytest_fusion.verdict.rejections import DRY_RUN, IMPOSSIBLE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 
 # Rejections that say something of the lane or of the reference, and nothing of the kernel.
-_NOT_ASKED = ("impossible", "too-expensive", "out-of-memory", NOT_MODELLED, "dry run")
+_NOT_ASKED = (IMPOSSIBLE, TOO_EXPENSIVE, OUT_OF_MEMORY, NOT_MODELLED, DRY_RUN)
 # The rejection of a case that the incumbent's spec does not know.
 FOREIGN = "foreign"
 

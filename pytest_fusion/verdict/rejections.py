@@ -1,0 +1,15 @@
+"""Kinds of rejections: why a case asked nothing of the kernel. The names of records and of their counts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Sizes of which no tensors can be made.
+IMPOSSIBLE: Final = "impossible"
+# The kernel asks for what the CPU lane has no model of.
+NOT_MODELLED: Final = "not-modelled"
+# More programs, or longer calls of kernel or reference, than a case may cost.
+TOO_EXPENSIVE: Final = "too-expensive"
+OUT_OF_MEMORY: Final = "out-of-memory"
+# Kernels were compiled and not run.
+DRY_RUN: Final = "dry run"

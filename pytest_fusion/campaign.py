@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,11 +18,9 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
 from pytest_fusion.case.stated import stated_case
-from pytest_fusion.diagnosis.causes import likely_cause
-from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
+from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.error_map import marked, picture
 from pytest_fusion.diagnosis.experiments import Lab
-from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.errors import SpecError
 from pytest_fusion.pace import REFERENCE, SHARES, Pace
@@ -35,6 +33,7 @@ from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import may_index
 from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.tally import Failure, Tally
 from pytest_fusion.verdict import configs, declared, further, gradients
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.model import Verdict
@@ -49,50 +48,8 @@ _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
 _PROBE_SIZES = (5, 40)
 # Of the layouts of an upstream gradient, so many seeds draw two or three.
 _FEW_SEEDS = 7
-_WORSE = {"pass": 0, "unknown": 1, "fail": 2}
 
 _Noted = TypeVar("_Noted", str, tuple[str, str])
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the cases added up to; plain data, sent out of the child that ran them."""
-
-    cases: int = 0
-    judged: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    checks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    coverage: dict[str, Any] = field(default_factory=dict)
-    worst: dict[str, Any] = field(default_factory=dict)
-    grade: str | None = None
-    phases: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    statistics: dict[str, Any] | None = None
-    failure: Failure | None = None
-    imported: tuple[str, ...] = ()
-    # Why all that passed says nothing of the kernel.
-    empty: str = ""
-    # The pinned replay that failed, as its file is shown.
-    pinned: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What failed, on the smallest case found."""
-
-    verdict: Verdict
-    case: Case | None
-    described: dict[str, Any] | None = None
-    map: dict[str, Any] | None = None
-    trace: str = ""
-    shrink_runs: int = 0
-    diagnosis: Diagnosis | None = None
-
-    @property
-    def explained(self) -> Diagnosis:
-        """The diagnosis; without one, what the verdict stands for by itself."""
-        return self.diagnosis or Diagnosis(likely_cause(self.verdict) or UNEXPLAINED)
 
 
 class Campaign:
@@ -197,43 +154,17 @@ class Campaign:
         if self.profile.large:
             unjudged.unless_far(self.bench, result)
         if result.rejected is not None:
-            tally.rejected[result.rejected] = tally.rejected.get(result.rejected, 0) + 1
+            tally.reject(result.rejected)
             return result
-        tally.judged += 1
+        tally.judge(self.spec, case, result.verdicts)
         self._compared = self._compared or result.compared
         if choice is not None and self._usual is None and result.failure is None:
             self._usual = case
         if choice is not None:
             self.pairs.add({**{name: levels[0] for name, levels in self.plan.factors.items()}, **choice})
-        # A check may conclude several times on one case; the case counts once, with the worst of its conclusions.
-        once: dict[str, Verdict] = {}
-        for verdict in result.verdicts:
-            if verdict.check not in once or _WORSE[verdict.status] > _WORSE[once[verdict.check].status]:
-                once[verdict.check] = verdict
-        for verdict in once.values():
-            self._count(verdict, case)
         if result.failure is not None and self.failing is None:
             self.failing = result
         return result
-
-    def _count(self, verdict: Verdict, case: Case) -> None:
-        entry = self.tally.checks.setdefault(verdict.check, {"verdict": "pass", "cases": 0, "reason": ""})
-        entry["cases"] += 1
-        if verdict.status != "pass" and entry["verdict"] == "pass":
-            entry.update(verdict=verdict.status, reason=verdict.reason)
-        grade = verdict.evidence.get("grade")
-        if verdict.check != "values" or verdict.failed:
-            return
-        if grade is not None:
-            self.tally.grade = max(self.tally.grade or "A", grade)
-        ratio = verdict.evidence.get("ratio")
-        if ratio is not None and ratio > self.tally.worst.get("ratio", -1.0):
-            self.tally.worst = {
-                "ratio": ratio,
-                "output": verdict.evidence.get("output"),
-                "statistic": verdict.evidence.get("statistic"),
-                "case": describe(self.spec, case)["text"],
-            }
 
     def _pinned(self) -> None:
         for position, example in enumerate(searching.explicit_examples(self.outer)):
@@ -268,7 +199,7 @@ class Campaign:
     def _reject(self, kind: str, reason: str) -> None:
         """A case that never was."""
         self.bench.refusals.setdefault(kind, reason)
-        self.tally.rejected[kind] = self.tally.rejected.get(kind, 0) + 1
+        self.tally.reject(kind)
 
     def _cover(self) -> None:
         pace = Pace(self.profile.seconds)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from pytest_fusion import crash
-from pytest_fusion.campaign import Tally
 from pytest_fusion.canary.offline.findings import Comparison, Evidence, conclude, without_evidence
 from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.pairs import Pair, stands
@@ -36,6 +35,7 @@ from pytest_fusion.run.compiled import around_compilations
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import COMPILING, Channel, Crash, run_isolated, unwrap
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.tally import Tally
 from pytest_fusion.verdict.calls import Bench
 
 # Each death starts all cases anew, in a fresh process.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.campaign import Failure, Tally, limits_of
+from pytest_fusion.campaign import limits_of
 from pytest_fusion.case import large
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
@@ -21,6 +21,7 @@ from pytest_fusion.diagnosis.stack import last_words
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.job import Job
 from pytest_fusion.run.isolate import Crash
+from pytest_fusion.tally import Failure, Tally
 from pytest_fusion.verdict.model import Verdict, failed
 
 # Shrinking a crash forks once a case, and a hang waits out its limit each time.

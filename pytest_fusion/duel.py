@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_fusion.baseline.facts import compare_names
-from pytest_fusion.campaign import Campaign, Tally
+from pytest_fusion.campaign import Campaign
 from pytest_fusion.canary.offline import accuracy
 from pytest_fusion.canary.offline.findings import Evidence
 from pytest_fusion.canary.offline.kernel import Kernel, Measured, Opponent
@@ -23,6 +23,7 @@ from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.counting import Counts
 from pytest_fusion.run.isolate import COMPILING
 from pytest_fusion.run.reference import ReferenceRun
+from pytest_fusion.tally import Tally
 from pytest_fusion.verdict.calls import CaseResult, reference_of
 from pytest_fusion.verdict.outputs import Outputs
 from pytest_fusion.verdict.values import judge_one

@@ -15,7 +15,6 @@ import torch
 
 from pytest_fusion import crash, sanitize
 from pytest_fusion.bench.request import BenchRequest
-from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.known import Known
 from pytest_fusion.case.make import ImpossibleCase, InputFailed
@@ -37,6 +36,7 @@ from pytest_fusion.run.isolate import Channel, ChildError, Crash, can_fork, run_
 from pytest_fusion.run.timing.alone import beside
 from pytest_fusion.second_opinion import with_second_opinion
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.tally import Failure, Tally
 from pytest_fusion.unjudged import NOTHING_JUDGED
 from pytest_fusion.verdict.model import CHECKS, Verdict
 from pytest_fusion.verdict.rejections import NOT_MODELLED

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.job import Job
 from pytest_fusion.run.isolate import run_isolated
+from pytest_fusion.tally import Failure, Tally
 
 # Wrong numbers alone: whatever is wrong about memory or a launch was seen where it happened.
 _TELLING = ("values", "gradients")

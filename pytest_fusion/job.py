@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.campaign import Campaign, Tally
+from pytest_fusion.campaign import Campaign
 from pytest_fusion.case.describe import one_line
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import UnsupportedTritonError, first_line
@@ -24,6 +24,7 @@ from pytest_fusion.run.isolate import COMPILING, Channel, Crash, cuda_is_poisone
 from pytest_fusion.run.reference import ReferenceCrashed
 from pytest_fusion.run.roomy import with_room
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.tally import Tally
 from pytest_fusion.unjudged import NOTHING_JUDGED
 
 Note = Callable[[dict[str, Any]], None]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.campaign import Tally, limits_of
+from pytest_fusion.campaign import limits_of
 from pytest_fusion.case import numbers
 from pytest_fusion.case import search as searching
 from pytest_fusion.case.describe import describe
@@ -38,6 +38,7 @@ from pytest_fusion.run.again import Again, ended, environment
 from pytest_fusion.run.place import write
 from pytest_fusion.run.sanitizer import MARK, Report
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.tally import Tally
 from pytest_fusion.verdict.model import failed
 
 # Names the file of cases that the sanitized process runs in place of its tests' own.

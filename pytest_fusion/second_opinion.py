@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case import large
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.model import Diagnosis
@@ -14,6 +13,7 @@ from pytest_fusion.errors import first_line
 from pytest_fusion.job import Job
 from pytest_fusion.run.interpreter.adopt import adopt, possible
 from pytest_fusion.run.isolate import Channel, Crash, run_isolated
+from pytest_fusion.tally import Failure, Tally
 
 # An experiment of the CPU lane takes 5 to 30 ms; one that takes so long is given up.
 _SECONDS = 15.0

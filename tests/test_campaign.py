@@ -14,7 +14,7 @@ from hypothesis import Phase, example, settings
 from hypothesis import strategies as st
 
 from pytest_fusion import campaign as campaigns
-from pytest_fusion.campaign import Campaign, Tally
+from pytest_fusion.campaign import Campaign
 from pytest_fusion.case import search
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.stated import stated_case
@@ -28,6 +28,7 @@ from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor
+from pytest_fusion.tally import Tally
 from pytest_fusion.testing import examine
 from pytest_fusion.verdict.further import CHECKS
 from pytest_fusion.verdict.judge import CaseResult, judge_case

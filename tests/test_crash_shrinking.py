@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.crash import without_shrinking
 from pytest_fusion.run.isolate import Crash
+from pytest_fusion.tally import Failure, Tally
 from pytest_fusion.verdict.model import failed
 
 CASE = Case({"n": 3}, "float32", {"x": TensorCase("float32")})

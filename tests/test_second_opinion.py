@@ -61,13 +61,13 @@ _SCRIPT = """
 import functools, json, sys
 import torch, triton
 import kernels
-from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case import search
 from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.diagnosis.model import Diagnosis
 from pytest_fusion.job import Job
 from pytest_fusion.request import Request
 from pytest_fusion import second_opinion
+from pytest_fusion.tally import Failure, Tally
 from pytest_fusion.verdict.model import failed
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from pytest_fusion import sanitize
-from pytest_fusion.campaign import Failure, Tally
 from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
@@ -19,6 +18,7 @@ from pytest_fusion.run.sanitizer import Report
 from pytest_fusion.sanitize import Run, folded
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.tally import Failure, Tally
 from pytest_fusion.verdict.model import failed
 from tests.plugin.conftest import Project
 

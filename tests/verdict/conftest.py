@@ -14,6 +14,7 @@ from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.examine import run
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.request import Request
+from pytest_fusion.run import genuine
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.verdict.judge import Bench, CaseResult, judge_case
@@ -66,3 +67,9 @@ def judge_one() -> JudgeOne:
         return judge_case(Bench(spec, torch.device("cpu")), case or plain, again=again)
 
     return judge
+
+
+@pytest.fixture
+def nothing_replaced() -> None:
+    """What an earlier test's kernel replaced is no finding here."""
+    genuine.take()

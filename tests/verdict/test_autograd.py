@@ -13,6 +13,7 @@ from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.run import graph, interpreter
 from pytest_fusion.verdict import autograd
 from pytest_fusion.verdict.judge import Bench, CaseResult
+from tests.verdict.judged import concluded
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -36,8 +37,7 @@ def of_x(function: Any) -> Callable[[T], T]:
 def evidence(result: CaseResult) -> dict[str, Any]:
     """What ``gradients`` saw of a case that passed."""
     assert result.failure is None, result.failure
-    (verdict,) = [v for v in result.verdicts if v.check == "gradients"]
-    return verdict.evidence
+    return concluded(result, "gradients").evidence
 
 
 def silu(x: T) -> T:

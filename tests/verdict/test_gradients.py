@@ -15,6 +15,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.verdict.judge import Bench, judge_case
 from pytest_fusion.verdict.upstream import Upstream
+from tests.verdict.judged import concluded
 
 T = torch.Tensor
 INPUTS = {"x": tensor("rows columns"), "w": tensor("columns")}
@@ -493,6 +494,6 @@ def test_a_wrong_gradient_is_shrunk_without_what_comes_after_it(sought: str | No
 
     result = judge_case(Bench(spec, torch.device("cpu"), complete=True, sought=sought), case)
 
-    (verdict,) = [verdict for verdict in result.verdicts if verdict.check == "gradients"]
+    verdict = concluded(result, "gradients")
     assert verdict.status == "pass"
     assert ("second_derivative" not in verdict.evidence) is left_out

@@ -13,6 +13,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import derived, optional, tensor
 from pytest_fusion.verdict import repeat
 from pytest_fusion.verdict.repeat import check_repeat, differing, first_difference, variations
+from tests.verdict.judged import concluded
 
 T = torch.Tensor
 
@@ -73,7 +74,7 @@ def test_chance_that_is_declared_is_unknown_not_failed(judge_one: Any) -> None:
     """With ``deterministic=False`` the same kernel is not accused, and the check says why it knows nothing."""
     result = judge_one(Unsteady(), double, deterministic=False)
     assert result.failure is None
-    (verdict,) = [v for v in result.verdicts if v.check == "repeat"]
+    verdict = concluded(result, "repeat")
     assert verdict.status == "unknown"
     assert "out varies" in verdict.reason
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,41 +13,28 @@ import torch
 from pytest_fusion import unjudged
 from pytest_fusion.case import covering, large, numbers
 from pytest_fusion.case import search as searching
-from pytest_fusion.case.describe import derived_inputs, describe
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
 from pytest_fusion.case.stated import stated_case
-from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.error_map import marked, picture
-from pytest_fusion.diagnosis.experiments import Lab
-from pytest_fusion.diagnosis.shrink import Shrinker
-from pytest_fusion.errors import SpecError
+from pytest_fusion.minimum import Minimum
 from pytest_fusion.pace import REFERENCE, SHARES, Pace
 from pytest_fusion.profiles import Profile
 from pytest_fusion.run import compilers, genuine, preload
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.interpreter import executor, observers
 from pytest_fusion.run.interpreter.named_device import standing_in
-from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.launch import Launch, likely_blocks
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import may_index
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.tally import Failure, Tally
-from pytest_fusion.verdict import configs, declared, further, gradients
+from pytest_fusion.verdict import configs, declared, further
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
-from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.rejections import IMPOSSIBLE, NOT_MODELLED, TOO_EXPENSIVE
 
-# A launch constant below this is a flag or a count of warps, not a block size.
-_SMALLEST_BLOCK = 8
-_LARGEST_BLOCK = 8192
-_MOST_BLOCKS = 3
 # Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
 _PROBE_SIZES = (5, 40)
-# Of the layouts of an upstream gradient, so many seeds draw two or three.
-_FEW_SEEDS = 7
 
 _Noted = TypeVar("_Noted", str, tuple[str, str])
 
@@ -174,14 +161,14 @@ class Campaign:
 
     def _probe(self) -> None:
         """Two plain cases of different size: launch constants equal in both are block sizes worth going around."""
-        seen: list[set[int]] = []
+        seen: list[list[Launch]] = []
         for size in _PROBE_SIZES:
             choice = {f"dim {name}": size for name in self.spec.sized}
             if self._left() <= 0 or self.failing is not None or not self._attempt(choice, size):
                 return
-            seen.append(_blocks(self.launches[-1]))
+            seen.append(self.launches[-1])
         if len(seen) == len(_PROBE_SIZES):
-            self.tally.blocks = sorted(set.intersection(*seen))[:_MOST_BLOCKS]
+            self.tally.blocks = likely_blocks(seen)
             if self.tally.blocks:
                 blocks = tuple(self.tally.blocks)
                 self.plan = make_plan(self.spec, blocks=blocks, pools=self.pools, limits=self.limits)
@@ -332,80 +319,9 @@ class Campaign:
         return tally
 
     def _minimum(self, found: CaseResult, *, shrink: bool) -> Failure:
-        first = found.failure
-        assert first is not None
-        result = found
-        # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
-        bench = replace(self.bench, until=found.reached, sought=first.identity)
-        # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
-        # order that it chose, is there each time.
-        chance = first.check == "repeat" and not _seen(first) and "order" not in first.evidence
-
-        def fails(case: Case) -> bool:
-            nonlocal result
-            shown = self._showing(bench, case, first)
-            result = shown or result
-            return shown is not None
-
-        by_values = first.evidence.get("inner", first.check) in ("values", "repeat", "invariance") or (
-            first.identity.endswith("bounds:surroundings")
-        )
-        # Random bits are wrong in many of them or in none: other values make no smaller case. Nor do they where an
-        # access was seen to be wrong, but for addresses that come of them; an upstream gradient's layout does.
-        by_values = by_values and ":rng-" not in first.identity
-        if by_values and _seen(first) and not any(map(may_index, self.spec.inputs.values())):
-            by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
-        else:
-            seeds = None
-        shrinker = Shrinker(self.plan, found.case, fails, by_values=by_values, seeds=seeds, tries=3 if chance else 1)
-        if shrink and searching.wants_phase(self.outer, "shrink"):
-            shrinker.run()
-        verdict = result.failure
-        assert verdict is not None
-        found_map = None
-        if result.evidence is not None:
-            found_map = picture(result.evidence, self.spec.tolerance)
-        elif result.differs is not None:
-            found_map = marked(*result.differs)
-        described = describe(self.spec, result.case)
-        if derived := derived_inputs(self.spec, result.case, self.bench.device):
-            described["derived"] = derived
-        diagnosis = diagnose(self._lab(result))
-        return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
-
-    def _lab(self, result: CaseResult) -> Lab:
-        verdict = result.failure
-        assert verdict is not None
-        # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
-        blocks = self.tally.blocks or sorted(_blocks(result.launches))[:_MOST_BLOCKS]
-        found = {"verdict": asdict(verdict), "case": result.case.as_json()}
-
-        def note(case: Case) -> None:
-            self.note({"case": case.as_json(), "cases": self.tally.cases, "found": found})
-
-        return Lab(self.bench, self.plan, result.case, verdict, blocks=blocks, note=note)
-
-    def _showing(self, bench: Bench, case: Case, first: Verdict) -> CaseResult | None:
-        """The result of a case that shows the same bug."""
-        self.note({"case": case.as_json(), "cases": self.tally.cases, "shrinking": True})
-        try:
-            with self.bench.clock.phase("shrink"):
-                result = judge_case(bench, case, again=first.identity == "repeat:stale")
-        except SpecError:
-            return None  # the reference or a values function does not bear this case; the finding stands
-        failure = result.failure
-        return result if failure is not None and failure.identity == first.identity else None
-
-
-def _seen(verdict: Verdict) -> bool:
-    """Whether the interpreter saw the access that is wrong."""
-    return "access" in verdict.evidence
-
-
-def _blocks(launches: list[Launch]) -> set[int]:
-    """Launch constants of a size that blocks have."""
-    constants = (c for launch in launches for c in launch.constexprs.values())
-    return {c for c in constants if type(c) is int and _SMALLEST_BLOCK <= c <= _LARGEST_BLOCK}
+        tally = self.tally
+        minimum = Minimum(self.bench, self.plan, self.outer, tally.blocks, tally.cases, self.note)
+        return minimum.of(found, shrink=shrink)
 
 
 def _longest(choice: Mapping[str, Any]) -> int:

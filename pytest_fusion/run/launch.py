@@ -10,6 +10,11 @@ from pytest_fusion.case.layouts import FAR
 
 Constexpr = int | bool | str | float
 
+# A launch constant below this is a flag or a count of warps, not a block size.
+_SMALLEST_BLOCK = 8
+_LARGEST_BLOCK = 8192
+_MOST_BLOCKS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -32,6 +37,13 @@ class Launch:
         """How many programs the launch runs."""
         x, y, z = self.grid
         return x * y * z
+
+
+def likely_blocks(calls: Iterable[Iterable[Launch]]) -> list[int]:
+    """The smallest launch constants of a size that blocks have, of those that each of one or more calls uses."""
+    constants = ({c for launch in call for c in launch.constexprs.values()} for call in calls)
+    sizes = ({c for c in found if type(c) is int and _SMALLEST_BLOCK <= c <= _LARGEST_BLOCK} for found in constants)
+    return sorted(set.intersection(*sizes))[:_MOST_BLOCKS]
 
 
 def goes_far(arguments: Iterable[Any]) -> bool:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import FusionSpec, tensor
-from pytest_fusion import campaign as campaigns
+from pytest_fusion import FusionSpec, minimum, tensor
 from pytest_fusion.case import search
 from pytest_fusion.examine import run
 from pytest_fusion.report.record import TestRecord
@@ -55,7 +54,7 @@ def test_an_experiment_that_kills_the_child_leaves_the_finding(tmp_path: Path, m
         lab._note(lab.base)
         os._exit(3)
 
-    monkeypatch.setattr(campaigns, "diagnose", deadly)
+    monkeypatch.setattr(minimum, "diagnose", deadly)
     record = examine(lambda x: x + x.numel(), tmp_path, isolate="on")
     assert (record.verdict, record.failed_check, record.cause) == ("fail", "values", "unexplained")
     assert record.case is not None

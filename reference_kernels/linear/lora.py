@@ -23,12 +23,16 @@ def config_lora(
 ) -> tuple[MatmulTile, int]:
     """For operands without descriptors: the tile of the plain product by pointers, and the rank that it is given room
     for; past 32 narrower for few rows, since the tile of ``down`` takes shared memory beside the weight's, and for 8
-    warps or, on ordinary cores past 64, half as high, for the registers."""
+    warps or, on ordinary cores past 64, half as high, for the registers.
+
+    Not narrower where ``depth`` is 1, a constant then, for which no stages take shared memory: of 32 columns ptxas 12.8
+    makes code for sm_90 that adds to a uniform register which nothing wrote, and gradients were wrong on an H100.
+    """
     room = room_of(rank)
     tile = by_pointers(config(rows, columns, depth, dtype, interpreted=interpreted), warps=4 if room <= 32 else 8)
     if room > 32:
         few = rows <= 64 and dtype != torch.float32 and not interpreted
-        tile = replace(tile, n=32, k=128, stages=4) if few else tile
+        tile = replace(tile, n=64 if depth == 1 else 32, k=128, stages=4) if few else tile
     if room > 64 and dtype == torch.float32:
         tile = replace(tile, m=min(tile.m, 32))
     return tile, room

@@ -25,6 +25,8 @@ ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "softmax_backward": (softmax.SPEC, {"batch": (8192,), "n": 8192, "keep": None, "bias": None}),
     "rms_norm_backward": (rms_norm.SPEC, {"batch": (8192,), "n": 8192}),
     "linear": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "relu"}),
+    # The gradient of x is a sum over one column, a constant to the compiler.
+    "lora_backward": (linear.LORA, {"batch": (33,), "k": 2, "n": 1, "r": 33, "scale": 1.0}),
     "linear_gelu": (linear.SPEC, {"batch": (8192,), "n": 8192, "k": 8192, "activation": "gelu"}),
 }
 
@@ -61,6 +63,13 @@ def test_gradients_stay_in_registers(name: str, count: int) -> None:
     for report in _reports()[name]:
         assert [kernel.status for kernel in report.kernels] == ["compiled"] * count
         assert not any(kernel.spills for kernel in report.kernels)
+
+
+def test_a_sum_over_one_column_computes_with_what_was_written() -> None:
+    """ptxas 12.8 left a uniform register unset in narrower tiles; the reason would name it."""
+    for report in _reports()["lora_backward"]:
+        assert {kernel.kernel for kernel in report.kernels} >= {"_lora_kernel", "_thin_sums_kernel"}
+        assert [(kernel.status, kernel.reason) for kernel in report.kernels] == [("compiled", "")] * len(report.kernels)
 
 
 def test_products_use_tensor_cores() -> None:

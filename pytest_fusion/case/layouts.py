@@ -98,6 +98,27 @@ def goes_far(shape: tuple[int, ...], layout: Layout) -> bool:
     return plan.storage - plan.offset > FAR
 
 
+def of_fewer(shape: tuple[int, ...], layout: Layout, axis: int, size: int) -> Layout:
+    """The layout of ``size`` slices along ``axis`` of a tensor that has ``shape`` and ``layout``.
+
+    What is out of order keeps its strides, as a view has them: one row of a transposed tensor would lie densely on its
+    own, and a compiler that is told of a stride of 1 adds up in another order. Else only a size that becomes 1 counts:
+    its stride is not odd where it was none before. More slices than there are lie as ``layout`` says.
+    """
+    if size >= shape[axis]:
+        return layout
+    strides = list(geometry(shape, layout).strides)
+    if layout.kind == "contiguous":
+        if layout.variant == 0 or size != 1:
+            return layout
+        new = (*shape[:axis], size, *shape[axis + 1 :])
+        strides = list(geometry(new, layout).strides)
+        strides[axis] = _dense(new)[axis]
+    elif layout.kind not in ("transposed", "unflattenable"):
+        return layout
+    return Layout(strided.stated(strides), layout.offset)
+
+
 def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
     """Where the elements lie.
 

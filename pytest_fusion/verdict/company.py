@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.layouts import of_fewer
+from pytest_fusion.case.model import Case
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.verdict import repeat
@@ -161,6 +163,7 @@ class Along:
         trial = copy.copy(self.trial)
         trial.bench = replace(trial.bench, programs=self.batches.programs)
         trial.logical = self._logical(variant)
+        trial.result = replace(trial.result, case=self._lying(size))
         try:
             called = self._make(trial, variant.slices)
         except OtherCase:
@@ -180,6 +183,15 @@ class Along:
         for name in self._may_be_nan() if variant.nan else ():
             logical[name].transpose(0, self.input_axes[name])[1::2] = torch.nan
         return logical
+
+    def _lying(self, size: int) -> Case:
+        """The case, in which the inputs of so many slices lie as slices of its own inputs do."""
+        case = self.case
+        for name, axis in self.input_axes.items():
+            if (own := case.tensors.get(name)) is not None:
+                layout = of_fewer(tuple(self.trial.logical[name].shape), own.layout, axis, size)
+                case = case.with_tensor(name, layout=layout)
+        return case
 
     def _may_be_nan(self) -> list[str]:
         """The inputs whose slices may be NaN. An expanded one holds slice 0 alone, which stays as it is."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from pytest_fusion.case.layouts import of_fewer
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.verdict import invariance, memory
 from pytest_fusion.verdict.backward import Attempt
@@ -115,6 +116,9 @@ def _cut(upstream: Upstream, axes: Mapping[str, int], slices: Sequence[int]) -> 
     other = copy.copy(upstream)
     other.used = list(axes)
     other.upstream = {name: _taken(upstream, name, axis, slices) for name, axis in axes.items()}
+    shapes = {name: tuple(upstream.upstream[name].shape) for name in axes}
+    lying = {name: of_fewer(shapes[name], upstream.layout[name], axis, len(slices)) for name, axis in axes.items()}
+    other.layout = {**upstream.layout, **lying}
     return other
 
 

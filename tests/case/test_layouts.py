@@ -6,6 +6,7 @@ import itertools
 import math
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,3 +93,31 @@ def test_a_padded_tensor_has_room_of_its_own_on_both_sides() -> None:
     """A padded vector is an interior slice: one element before it and two behind it belong to its storage."""
     plan = layouts.geometry((4,), Layout("padded"))
     assert (plan.offset, plan.storage) == (1, 7)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SHAPES.filter(len), KINDS, st.integers(0, 2), st.data())
+def test_fewer_slices_are_no_plainer_than_all(
+    shape: tuple[int, ...], kind: str, variant: int, data: st.DataObject
+) -> None:
+    """They have places of their own, contiguous ones stay so, and no stride of transposed ones becomes 1."""
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    size = data.draw(st.integers(0, shape[axis]))
+    new = (*shape[:axis], size, *shape[axis + 1 :])
+    layout = Layout(kind, 0, variant)
+    whole, fewer = layouts.geometry(shape, layout), layouts.geometry(new, layouts.of_fewer(shape, layout, axis, size))
+
+    if kind != "expanded":
+        assert len(set(addresses(fewer))) == math.prod(new)
+    if kind == "contiguous":
+        assert torch.empty_strided(new, fewer.strides).is_contiguous()
+    if kind == "transposed":
+        units = [[i for i, stride in enumerate(plan.strides) if stride == 1] for plan in (whole, fewer)]
+        assert units[0] == units[1]
+
+
+def test_one_row_of_a_transposed_tensor_is_a_view_of_it() -> None:
+    """And one of a contiguous tensor, some axes of which have odd strides, has the stride of a row."""
+    assert layouts.of_fewer((3, 9), Layout("transposed", 2), 0, 1) == Layout("strides(1,3)", 2)
+    assert layouts.of_fewer((3, 9), Layout("contiguous", 2, 1), 0, 1) == Layout("strides(9,1)", 2)
+    assert layouts.of_fewer((3, 9), Layout("transposed"), 0, 4) == Layout("transposed")

@@ -230,14 +230,15 @@ def test_outputs_of_all_rows_are_left_out(judge_one: Any) -> None:
 STRIDES: dict[Layout, Callable[[int], tuple[int, int]]] = {
     Layout("step"): lambda rows: (18, 2),
     Layout("padded"): lambda rows: (12, 1),
-    Layout("transposed"): lambda rows: (1, rows),
+    Layout("transposed"): lambda rows: (1, max(rows, 5)),
+    Layout("contiguous", 0, 1): lambda rows: (9, 1),
     Layout("expanded"): lambda rows: (0, 1),
 }
 
 
 @pytest.mark.parametrize("layout", STRIDES, ids=str)
 def test_layouts_are_kept(judge_one: Any, layout: Layout) -> None:
-    """Slices lie as the case has them, in calls of every size."""
+    """Slices lie as the case has them, in calls of every size; fewer of a transposed tensor as a view of it."""
     seen: set[tuple[int, tuple[int, ...]]] = set()
 
     def fused(x: T, w: T) -> T:
@@ -248,6 +249,21 @@ def test_layouts_are_kept(judge_one: Any, layout: Layout) -> None:
     assert (result.failure, concluded(result).status) == (None, "pass")
     assert len(seen) > 5
     assert all(strides == STRIDES[layout](rows) for rows, strides in seen)
+
+
+def by_layout(x: T, w: T) -> T:
+    """As a compiler has it, which adds up in another order where it knows that neighbours in a row lie side by side."""
+    return (in_halves if x.stride(-1) == 1 else in_order)(x, w)
+
+
+def test_the_layout_may_decide_and_the_number_of_rows_may_not(judge_one: Any) -> None:
+    """One row of a transposed tensor is asked in the strides of many, and a kernel for one row is found in them too."""
+    case = CASE.with_tensor("x", layout=Layout("transposed"))
+    assert judge_one(by_layout, reference, INPUTS, case=case, invariant="rows").failure is None
+
+    failure = judge_one(by_rows(lambda n: n == 1), reference, INPUTS, case=case, invariant="rows").failure
+    assert failure.identity == "invariance:rows"
+    assert "'s bits change between 1 and 2 rows" in failure.reason
 
 
 def test_derived_inputs_follow_or_stay(judge_one: Any) -> None:

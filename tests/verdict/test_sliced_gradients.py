@@ -119,6 +119,19 @@ def test_an_honest_backward_passes(examine: Any, grad: Any) -> None:
     assert record.checks["invariance"]["verdict"] == "pass"
 
 
+def test_the_layout_of_the_upstream_gradient_may_decide(judge_one: Any) -> None:
+    """One row of a transposed gradient, which this seed draws, lies as in the whole one and not densely."""
+    strides = set[tuple[int, ...]]()
+
+    def backward(y: T, g: T, w: T) -> T:
+        strides.add((len(g), *g.stride()))
+        return dx(y, g, w, halves=g.stride(-1) == 1)
+
+    case = CASE.with_(seed=30)
+    assert judge_one(made(backward), reference, INPUTS, case=case, invariant="rows", grad=True).failure is None
+    assert {(5, 1, 5), (1, 1, 5)} <= strides
+
+
 def test_gradients_can_be_left_out(judge_one: Any) -> None:
     """By name with a reason, or where they may vary anyway; outputs are still asked about."""
     for keywords in ({"without": {GRADIENTS: "a product of torch's"}}, {"deterministic": {"dx": False}}):

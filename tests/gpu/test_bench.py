@@ -61,8 +61,6 @@ LARGE, SMALL = "rows=4096 cols=4096 bfloat16", "rows=64 cols=256 bfloat16"
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]))
-    for name in ("CI", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
     pytester.makepyfile(_TESTS)
 
     def go(*options: str) -> tuple[pytest.RunResult, dict[str, Any]]:

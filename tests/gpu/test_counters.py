@@ -53,8 +53,6 @@ SIZE = 2 * 16384 * 16384
 def benches(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The ``bench`` of each test of one run."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]))
-    for name in ("CI", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
     pytester.makepyfile(_TESTS)
     result = pytester.runpytest_subprocess(
         "--fusion-device=cuda", "--fusion-bench", "--fusion-counters", "--fusion-json=o.json"

@@ -209,6 +209,7 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         nodeid=request.nodeid,
         verdict="pass" if tally.judged else "unknown",
         cases=tally.cases,
+        judged=tally.judged,
         rejected=dict(tally.rejected),
         checks=checks,
         coverage=tally.coverage,

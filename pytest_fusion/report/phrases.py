@@ -8,7 +8,6 @@ from typing import Any
 
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.verdict.model import CHECKS
-from pytest_fusion.verdict.rejections import IMPOSSIBLE
 
 # Below these a pass says so. Two interacting choices trigger most of the faults that are not triggered by one alone
 # (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met is where a bug is left.
@@ -67,13 +66,12 @@ def thin(record: TestRecord) -> list[str]:
     """
     said = []
     share = pair_share(record)
-    # Sizes that contradict their own bounds are counted among the rejected, but never among the cases.
-    rejected = sum(count for kind, count in record.rejected.items() if kind != IMPOSSIBLE)
-    judged = record.cases - rejected
-    if judged <= 0:
+    # Not by what was rejected: sizes that contradict their own bounds, or cost too much, never become a case.
+    rejected = record.cases - record.judged
+    if not record.judged:
         said.append("no case was judged")
-    elif share is not None and judged < FEW_CASES:
-        said.append(f"only {plural(judged, 'case')} judged")
+    elif share is not None and record.judged < FEW_CASES:
+        said.append(f"only {plural(record.judged, 'case')} judged")
     if share is not None and share < LITTLE_COVERED:
         said.append(f"only {percent(share)} of pairs covered")
     if rejected > MANY_REJECTED * record.cases:

@@ -14,8 +14,9 @@ SCHEMA = 1
 class TestRecord:
     """The result of all cases of one test.
 
-    ``checks`` maps a check's name to ``{"verdict", "reason", "cases", ...evidence}``; ``rejected`` maps the
-    kind of a rejection (an exception's name, ``"too-expensive"``) to its count; ``coverage`` has
+    ``checks`` maps a check's name to ``{"verdict", "reason", "cases", ...evidence}``; of ``cases`` so many were
+    ``judged``; ``rejected`` maps the kind of a rejection (an exception's name, ``"too-expensive"``) to its count, those
+    that were left out before they became a case among them; ``coverage`` has
     ``{"pairs", "covered", "share"}``; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the largest error
     against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
@@ -31,6 +32,7 @@ class TestRecord:
     nodeid: str
     verdict: Status
     cases: int = 0
+    judged: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     failed_check: str | None = None
     cause: str | None = None

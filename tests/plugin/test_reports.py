@@ -25,6 +25,7 @@ PROMISED = {
     "nodeid": str,
     "verdict": str,
     "cases": int,
+    "judged": int,
     "rejected": dict,
     "failed_check": str,
     "cause": str,

@@ -37,7 +37,8 @@ def passing() -> Make:
             "grade": "A",
             "phases": {"fused": 3.1, "reference": 2.2, "make": 0.4, "judge": 1.2, "plugin": 0.36},
         }
-        return TestRecord(**{**fields, **changes})
+        given = {**fields, **changes}
+        return TestRecord(**{"judged": given["cases"], **given})
 
     return make
 

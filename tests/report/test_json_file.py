@@ -15,7 +15,19 @@ from pytest_fusion.report.json_file import document, read_json, write_json
 from pytest_fusion.report.record import TestRecord
 
 Make = Callable[..., TestRecord]
-PROMISED = {"nodeid", "verdict", "cases", "rejected", "failed_check", "cause", "case", "replay", "checks", "seconds"}
+PROMISED = {
+    "nodeid",
+    "verdict",
+    "cases",
+    "judged",
+    "rejected",
+    "failed_check",
+    "cause",
+    "case",
+    "replay",
+    "checks",
+    "seconds",
+}
 
 
 def test_the_promised_keys_are_there(passing: Make, failing: Make, environment: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def test_quiet_shows_failures_alone(passing: Make, failing: Make) -> None:
 def test_a_pass_that_covered_little_says_so(passing: Make) -> None:
     """Few cases, uncovered pairs and mass rejection each make a pass thin by default."""
     coverage = {"pairs": 400, "covered": 120, "share": 0.3}
-    thin = passing(cases=79, rejected={"ValueError": 70, "impossible": 30}, coverage=coverage)
+    thin = passing(cases=79, judged=9, rejected={"ValueError": 70, "impossible": 30}, coverage=coverage)
 
     assert summary([thin])[0] == (
         (
@@ -58,6 +58,11 @@ def test_a_pass_that_covered_little_says_so(passing: Make) -> None:
         ),
         {"yellow": True},
     )
+
+
+def test_what_never_became_a_case_makes_no_pass_thin(passing: Make) -> None:
+    """Of a slow kernel the largest sizes are left out and counted, as are sizes that contradict each other."""
+    assert summary([passing(cases=120, rejected={"too-expensive": 110, "impossible": 30}, checks={})]) == []
 
 
 def test_one_concrete_call_is_not_thin(passing: Make) -> None:

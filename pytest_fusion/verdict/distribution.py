@@ -22,7 +22,7 @@ from pytest_fusion.run.reference import MANY_LANES
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import chance
 from pytest_fusion.verdict.calls import Bench, call
-from pytest_fusion.verdict.masks import can_reseed, fresh_seed, reseeded
+from pytest_fusion.verdict.masks import can_reseed, fresh_seed, reseeded, upper_bits
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
 
@@ -181,7 +181,15 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     start = fresh_seed(trial.result.case, 1)
     drawn, verdict = _draw(trial, rows, range(start, start + calls))
     for name, own in rows.items() if drawn else ():
-        verdict = verdict or _ignored(name, own, drawn[name], start)
+        verdict = verdict or _ignored(name, own, drawn[name], f"the seeds {start} to {start + calls - 1}")
+    for bit in upper_bits(bench.spent[NAME], every=sure) if drawn and verdict is None else ():
+        other, verdict = _draw(trial, rows, [start ^ (1 << bit)])
+        for name, own in rows.items() if other else ():
+            both = torch.cat([drawn[name][:1], other[name]])
+            said = f"the seeds {start} and {start ^ (1 << bit)}, which differ in bit {bit} alone,"
+            verdict = verdict or _ignored(name, own, both, said)
+        if verdict is not None:
+            break
     if verdict is not None:
         state.found = "draw"
         return verdict
@@ -220,8 +228,8 @@ def _draw(trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int]) -> tuple[d
     return {name: torch.stack(drawn) for name, drawn in found.items()}, None
 
 
-def _ignored(name: str, rows: _Rows, drawn: torch.Tensor, start: int) -> Verdict | None:
-    """Every seed drew the same, which the probabilities make unlikely."""
+def _ignored(name: str, rows: _Rows, drawn: torch.Tensor, seeds: str) -> Verdict | None:
+    """Every one of these ``seeds`` drew the same, which the probabilities make unlikely."""
     if bool((drawn != drawn[:1]).any()):
         return None
     own = _of(rows.p, drawn[0])[rows.sound]
@@ -230,7 +238,7 @@ def _ignored(name: str, rows: _Rows, drawn: torch.Tensor, start: int) -> Verdict
         return None
     return failed(
         "repeat",
-        f"the seeds {start} to {start + len(drawn) - 1} draw the same {name}, which has a probability of about "
+        f"{seeds} draw the same {name}, which has a probability of about "
         f"1e{round(likely / math.log(10))}: the seed does not reach the random numbers",
         identity="repeat:rng-seed",
         cause="seed-ignored",
@@ -256,7 +264,7 @@ def _fit(counts: torch.Tensor) -> chance.Fit:
 
 def _odd(trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor, state: _State) -> bool:
     """Whether the draws of this case, or of all so far, are worth more calls."""
-    odd = _ignored(name, rows, drawn, 0) is not None or _company(rows, drawn, trial)[1] < _ODD
+    odd = _ignored(name, rows, drawn, "") is not None or _company(rows, drawn, trial)[1] < _ODD
     for key, counts in _tests(trial, name, rows, drawn):
         pooled = state.counts[key] = counts + state.counts.get(key, 0)
         odd |= min(_fit(counts).p, _fit(pooled).p) < _ODD

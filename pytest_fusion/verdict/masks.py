@@ -8,7 +8,7 @@ the two lie apart; where they are equal there too, on the case's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,8 @@ from pytest_fusion.verdict.outputs import collect
 
 # Seeds that fit every integer type a kernel may want.
 _SEED_BITS = 31
+# Lost by a seed that is cut to its lowest 8 or 16, or made a float32.
+_UPPER_BITS = (8, 28, 16, 24, 12, 20)
 # What may lie between two computations of one value, in units of the output's precision.
 _ROUNDINGS = 4
 # An element is dropped when it is this near to the dropped value, seen from the kept one: a kernel that forgets the
@@ -193,6 +195,11 @@ def positive(bench: Bench, case: Case, logical: Mapping[str, Any]) -> dict[str, 
 def fresh_seed(case: Case, number: int = 0) -> int:
     """A seed of 31 bits that no other case has."""
     return (numbers.mix(case.seed, "rng") >> (64 - _SEED_BITS)) // 2 + number
+
+
+def upper_bits(turn: int, *, every: bool) -> Sequence[int]:
+    """Which bits of a seed must count in this look, one of them or ``every``: other seeds differ in one alone."""
+    return _UPPER_BITS if every else (_UPPER_BITS[turn % len(_UPPER_BITS)],)
 
 
 def can_reseed(spec: FusionSpec, logical: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import chance, repeat
 from pytest_fusion.verdict.backward_mask import backward
 from pytest_fusion.verdict.calls import Bench, call
-from pytest_fusion.verdict.masks import Mask, Masks, can_reseed, fresh_seed, reseeded
+from pytest_fusion.verdict.masks import Mask, Masks, can_reseed, fresh_seed, reseeded, upper_bits
 from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
 
@@ -37,8 +37,8 @@ _MOST_SMALL = 2
 # from which its layout counts.
 _ENOUGH, _SMALL, _SOME = 256, 40, 16
 _SEEDS = 3
-# What a test may be wrong by: 8 cases of 3 masks, 4 comparisons and 2 tails each share it.
-_ALPHA = 1e-9 / 72
+# What a test may be wrong by: 8 cases of 3 masks, 4 comparisons, one of a bit and 2 tails each share it.
+_ALPHA = 1e-9 / 80
 # Kernels compare 8 random bits with the probability (FlashAttention), which is off by up to 1/256 by design. A
 # probability of 0 or 1 is exact but for uniform numbers of 16 bits that hit an end.
 _COARSE, _END = 1 / 256, 2.0**-16
@@ -165,7 +165,8 @@ def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
     seen = [m for m in found if m is not None and m.count >= 2]
     if len(seen) < _SEEDS:
         return None
-    verdict = _ignored(seen, start) or _repeats(trial, masks, seen, start) or _share(masks, seen, start)
+    verdict = _ignored(seen, start) or _cut(trial, masks, seen, start) or _repeats(trial, masks, seen, start)
+    verdict = verdict or _share(masks, seen, start)
     share = _share_kept(seen)
     if chance.alike_by_chance(share, min(m.count for m in seen)) < _ALPHA:
         _state(trial.bench).looked += 1
@@ -221,6 +222,27 @@ def _ignored(seen: list[Mask], start: int) -> Verdict | None:
         f"the seeds {listed} give the same mask of {first.count} elements: the seed does not reach the random numbers",
         seeds=[start + i for i in range(len(seen))],
     )
+
+
+def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
+    """A seed that differs in one of its upper bits gives another mask."""
+    bench, first = trial.bench, seen[0]
+    if chance.alike_by_chance(_share_kept(seen), first.count) >= _ALPHA:
+        return None
+    turn = bench.spent[NAME] + bench.spent["rng small"]
+    for bit in upper_bits(turn, every=bool(_state(bench).focus) or bench.complete):
+        other = masks.at(start ^ (1 << bit))
+        if other is not None and other.kept.shape == first.kept.shape and not bool(first.differs(other).any()):
+            return _fails(
+                "repeat",
+                "seed",
+                "seed-ignored",
+                f"the seeds {start} and {start ^ (1 << bit)}, which differ in bit {bit} alone, give the same mask of "
+                f"{first.count} elements: the seed is cut to fewer bits on its way to the random numbers, so that many "
+                "seeds are one",
+                seeds=[start, start ^ (1 << bit)],
+            )
+    return None
 
 
 def _repeats(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:

@@ -75,6 +75,7 @@ PLANTED: dict[str, tuple[Callable[[T, int], T], str, str | None, str]] = {
         "rows share their random numbers",
     ),
     "the seed is ignored": (lambda logits, seed: drawn(logits, 5), "repeat", "seed-ignored", "draw the same out"),
+    "the seed is a byte": (lambda logits, seed: drawn(logits, seed & 0xFF), "repeat", "seed-ignored", "in bit"),
     "one draw for all": (lambda logits, seed: drawn(logits, seed)[:1], "structure", None, "one draw for each row"),
     "probabilities": (lambda logits, seed: drawn(logits, seed).float(), "structure", None, "none of indices"),
 }

@@ -53,6 +53,9 @@ def moved(x: T, seed: int, p: float) -> T:
 
 PLANTED: dict[str, tuple[Callable[..., T], str, str]] = {
     "the seed is ignored": (lambda x, seed, p: dropout(x, 7, p), "repeat", "seed-ignored"),
+    "the seed is a byte": (lambda x, seed, p: dropout(x, seed & 0xFF, p), "repeat", "seed-ignored"),
+    "the seed is of 16 bits": (lambda x, seed, p: dropout(x, seed % 2**16, p), "repeat", "seed-ignored"),
+    "the seed is of 24 bits": (lambda x, seed, p: dropout(x, seed % 2**24, p), "repeat", "seed-ignored"),
     "seeds overlap": (moved, "repeat", "repeated-mask"),
     "every row has one mask": (
         lambda x, seed, p: apply(x, (uniform(x.shape[1:], seed) >= p).expand(x.shape), p),

@@ -12,6 +12,7 @@ from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
+from pytest_fusion.diagnosis.groups import order_in_groups
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
@@ -43,6 +44,9 @@ def moved(lab: Lab) -> Found | None:
         tile = _whole_tiles_off(lab, [wrong for wrong, _ in filter(None, wrongs)])
         if tile:
             return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
+        regrouped = _regrouped(lab, case)
+        if regrouped:
+            return Found("wrong-index-map", [regrouped])
     lab.ruled_out.append("other indices: the wrong elements are not right ones of other places")
     return None
 
@@ -101,6 +105,40 @@ def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:
         f"{int(equal.sum())} of {len(taken)} wrong elements of {wrong.name} are right ones of other indices: "
         f"{first} holds what belongs to {index}"
     )
+
+
+def _regrouped(lab: Lab, case: Case) -> str | None:
+    """In words, the order in which groups along the last axis hold the right elements, for every seed the same.
+
+    Codes in another order are told only where what they are multiplied by is equal, if that is not moved with them.
+    """
+    first = lab.ask(case).probe
+    if first is None:
+        return None
+    places = [
+        (name, axis)
+        for name, t in first.logical.items()
+        if isinstance(t, torch.Tensor) and t.is_floating_point()
+        for axis in range(t.dim())
+    ]
+    for edit in (None, edits.repeated(places)) if places else (None,):
+        orders: set[tuple[str | int, ...] | None] = set()
+        for seed in lab.seeds(case, _SEEDS):
+            answer = lab.ask(case.with_(seed=seed), edit=edit)
+            wrong = lab.wrong_of(answer)
+            if wrong is None or answer.probe is None or wrong.name in answer.probe.unwritten:
+                orders.add(None)
+                break
+            order = order_in_groups(wrong.got, wrong.right)
+            orders.add((wrong.name, *order) if order is not None else None)
+        if len(orders) == 1 and (told := orders.pop()) is not None:
+            name, *places_of = told
+            alike = " once all numbers of each floating input are equal" if edit is not None else ""
+            return (
+                f"each group of {len(places_of)} along the last axis of {name} holds the right elements in the order "
+                f"{', '.join(map(str, places_of))}{alike}"
+            )
+    return None
 
 
 def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:

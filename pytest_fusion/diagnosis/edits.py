@@ -177,6 +177,28 @@ def repeated_but(places: Iterable[tuple[str, int]], other: tuple[str, int]) -> E
     return Edit(f"{repeated(chosen).name} but the last of {other}", lambda logical: first.apply(last.apply(logical)))
 
 
+def ended(places: Iterable[tuple[str, int]], size: int) -> Edit:
+    """0 at all indices of an axis from ``size`` on; each place is an input's name and an axis."""
+    chosen = tuple(places)
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(logical)
+        for name, axis in chosen:
+            t = changed[name].clone()
+            t.narrow(axis, size, t.shape[axis] - size).zero_()
+            changed[name] = t
+        return changed
+
+    return Edit(f"0 from {size} on in " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
+
+
+def both(first: Edit | None, second: Edit) -> Edit:
+    """One change after the other."""
+    if first is None:
+        return second
+    return Edit(f"{first.name}, {second.name}", lambda logical: second.apply(first.apply(logical)))
+
+
 def alone(name: str, axis: int, index: int, then: Edit | None = None) -> Edit:
     """The first slice at one index of an axis, and 0 at all others; ``then`` another edit."""
 

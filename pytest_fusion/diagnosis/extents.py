@@ -134,10 +134,30 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
             return None
         if not lab.plainly_wrong(past, edit=edit):
             continue
+        if _of_its_values(lab, base, name, tile, edit):
+            return None
         sizes = " and ".join(str(count(case.sizes[name])) for case in whole)
         evidence = [f"right at {name}={sizes}, wrong at {tile + 1}" + (f", given {edit.name}" if edit else "")]
         return _neutral(lab, past, name, evidence) or Found("tail-mask", evidence)
     return None
+
+
+def _of_its_values(lab: Lab, base: Case, dim: str, tile: int, edit: Edit | None) -> bool:
+    """Whether a whole tile of one element and zeros is wrong too: then it is what it holds, and no tile's end.
+
+    The largest of a whole tile of normal numbers is 2 to 3, and that of a single one any: an exponent that is rounded
+    up from 1.5 on was right at 32 and 64 and wrong at 33.
+    """
+    whole = lab.resized({dim: 2 * tile}, base)
+    if whole is None:
+        return False
+    places = [
+        (name, axis)
+        for name in edits.scalable(lab.spec, whole)
+        if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
+        and (axis := inner.shape.axis_of(dim, whole.sizes)) is not None
+    ]
+    return bool(places) and lab.mostly_wrong(whole, edit=edits.both(edit, edits.ended(places, tile + 1)))
 
 
 def _tiles(lab: Lab, size: int) -> Iterator[int]:

@@ -1,0 +1,60 @@
+"""Failures that look like a partial tile's or an epsilon's by the values that tiles or small numbers happen to have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pytest_fusion import dim, tensor
+from pytest_fusion.diagnosis.diagnose import diagnose
+from tests.diagnosis.wrong import (
+    drops_tail_of_sum,
+    pads_maximum_with_zero,
+    total,
+    valued,
+)
+
+T = torch.Tensor
+
+ROWS = {"x": tensor("rows hidden")}
+FLOAT32: dict[str, Any] = {"dtypes": "float32"}
+
+
+def groups(x: T) -> T:
+    """The largest of each 32 of a row."""
+    return F.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32)).abs().amax(-1)
+
+
+def exponent(x: T) -> T:
+    """Of each group's largest, as the scale of a microscaling format."""
+    return torch.frexp(groups(x)).exponent.to(torch.float32)
+
+
+def exponent_rounded_up(x: T) -> T:
+    """Below 1.5, which the largest of 32 normal numbers hardly ever is."""
+    low = (groups(x) < 1.5) & (groups(x) > 2.0**-5)
+    return torch.frexp(groups(x)).exponent + low.to(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("fused", "reference", "regime", "cause"),
+    [
+        (exponent_rounded_up, exponent, "unit", "unexplained"),
+        (drops_tail_of_sum, total, "unit", "tail-mask"),
+        (pads_maximum_with_zero, lambda x: x.amax(-1), "negative", "wrong-neutral-element"),
+    ],
+    ids=["what a tile holds", "a tail", "its padding"],
+)
+def test_a_whole_tile_of_one_element_tells_its_end_from_its_values(
+    lab_of: Any, fused: Any, reference: Any, regime: str, cause: str
+) -> None:
+    """A largest element of 2 to 3, as 32 numbers have it, is right; any other is wrong, in whole tiles too."""
+    sizes = {"dim rows": 1, "dim hidden": 1}
+    lab = lab_of(
+        fused, reference, ROWS, sizes, blocks=(16, 32), change=valued(regime), dims={"hidden": dim(1)}, **FLOAT32
+    )
+    found = diagnose(lab)
+    assert found.cause == cause, found

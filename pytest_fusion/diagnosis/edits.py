@@ -142,6 +142,18 @@ def whole(names: Iterable[str]) -> Edit:
     return on(names, "small whole numbers instead", lambda t: torch.remainder((t.nan_to_num() * 7).round(), 9) - 4)
 
 
+def twins(names: Iterable[str]) -> Edit:
+    """The first two of each row the same number, where a row has more than two."""
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        made = t.clone()
+        if made.dim() and made.shape[-1] > 2:
+            made[..., 1] = made[..., 0]
+        return made
+
+    return on(names, "the first two alike", function)
+
+
 def rising(names: Iterable[str]) -> Edit:
     """Positive values that grow sixteenfold along each axis, so that what comes late is largest."""
 

@@ -38,6 +38,7 @@ _HARDLY = 64
 _DIGITS = 1e-3
 # Less is a rounding, and no sign of a constant in the reference.
 _SEEN = 1e-6
+_USUAL = "ordinary values"
 
 
 def epsilon(lab: Lab) -> Found | None:
@@ -110,7 +111,7 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
     cases = list({each.key(): each for each in (case, larger)}.values())
     if not names:
         return None
-    usual = "ordinary values"
+    usual = _USUAL
     answers = [lab.ask(each.with_(seed=seed)) for each in cases for seed in lab.seeds(each, _SEEDS)]
     if not all(answer.right for answer in answers):
         usual = f"values 2^{_FAR} times as large as ordinary ones"
@@ -122,6 +123,10 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
         if not _keeps_digits(lab, larger, names, power):
             return None
         if lab.mostly_wrong(case, edit=tiny):
+            # Exponentials of values so small are all 1: whoever drops equal ones was right but for those.
+            if usual == _USUAL and any(lab.mostly_wrong(each, edit=edits.twins(names)) for each in cases):
+                lab.ruled_out.append("a floor of small values: ordinary ones are wrong too where two are equal")
+                return None
             if lab.mostly_wrong(larger, edit=tiny) and not _scales(lab, case, names, power):
                 told = f"right for {usual}, wrong for 2^{power} times ordinary ones"
                 return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])

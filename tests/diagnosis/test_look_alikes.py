@@ -13,6 +13,8 @@ from pytest_fusion.diagnosis.diagnose import diagnose
 from tests.diagnosis.wrong import (
     drops_tail_of_sum,
     pads_maximum_with_zero,
+    scale,
+    scale_with_small_floor,
     total,
     valued,
 )
@@ -56,5 +58,33 @@ def test_a_whole_tile_of_one_element_tells_its_end_from_its_values(
     lab = lab_of(
         fused, reference, ROWS, sizes, blocks=(16, 32), change=valued(regime), dims={"hidden": dim(1)}, **FLOAT32
     )
+    found = diagnose(lab)
+    assert found.cause == cause, found
+
+
+def largest_shares(x: T) -> tuple[T, T]:
+    share = torch.softmax(x, -1).sort(-1, descending=True).values
+    return share[:, 0].clone(), share[:, 1].clone()
+
+
+def largest_shares_once(x: T) -> tuple[T, T]:
+    """Equal ones are taken away together."""
+    share = torch.softmax(x, -1)
+    first = share.amax(-1, keepdim=True)
+    return first[:, 0].clone(), torch.where(share == first, -1.0, share).amax(-1)
+
+
+@pytest.mark.parametrize(
+    ("fused", "reference", "regime", "cause"),
+    [
+        (largest_shares_once, largest_shares, "ties", "unexplained"),
+        (scale_with_small_floor, scale, "small", "eps-misplaced"),
+    ],
+    ids=["equal", "floor"],
+)
+def test_equal_values_are_no_small_ones(lab_of: Any, fused: Any, reference: Any, regime: str, cause: str) -> None:
+    """A softmax of tiny scores has equal shares; scores that are equal and not tiny are as wrong."""
+    sizes = {"dim rows": 3, "dim hidden": 4}
+    lab = lab_of(fused, reference, ROWS, sizes, change=valued(regime), dims={"hidden": dim(2)}, **FLOAT32)
     found = diagnose(lab)
     assert found.cause == cause, found

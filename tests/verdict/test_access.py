@@ -98,12 +98,12 @@ def test_a_kernel_inside_its_bounds_passes(judge_one: Any) -> None:
 
 
 def test_a_lost_update_fails_repeat(judge_one: Any) -> None:
-    """Programs that add up by load and store race; with an atomic they do not."""
+    """Programs that add up by load and store race; with an atomic they do not, though their order shows."""
     failure = judge_one(lambda x: total(x, atomic=False), total, {"x": tensor("n")}, case=CASE).failure
     assert failure.check == "repeat"
     assert likely_cause(failure) in {"racing-stores", "racing-load"}
     assert "tl.store(out, tl.load(out) + part)" in failure.reason
-    assert judge_one(total, total, {"x": tensor("n")}, case=CASE).failure is None
+    assert judge_one(total, total, {"x": tensor("n")}, case=CASE, deterministic=False).failure is None
 
 
 def test_a_declared_chance_covers_races(judge_one: Any) -> None:

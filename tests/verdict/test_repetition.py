@@ -182,6 +182,18 @@ def test_sums_by_atomics_fail_unless_declared(judge_one: Any) -> None:
 
 
 @interpreted
+def test_the_first_cases_of_several_programs_change_places_whatever_came_before(judge_one: Any) -> None:
+    """One call more, where more is not asked; a single program, whose lanes add nothing up, has no other order."""
+    failure = judge_one(column_sum, lambda x: x.sum(0)).failure
+    assert failure.identity == "repeat:out"
+    assert failure.evidence["order"] == "reversed"
+    inputs = {"kinds": tensor("n", dtype=torch.int64, values=values.indices(4)), "kept": False}
+    one = Case({"n": 9}, "float32", {"kinds": TensorCase("int64")}, seed=1)
+    result = judge_one(counted, counted_in_order, inputs, case=one)
+    assert not [v for v in result.verdicts if "orders" in v.evidence]
+
+
+@interpreted
 def test_programs_that_draw_their_rows_pass(judge_one: Any) -> None:
     """A kernel whose programs take tickets gives the same bits in every order."""
     result = judge_one(doubled_by_ticket, double, again=True)

@@ -298,3 +298,17 @@ def test_a_gate_that_a_gpu_flushes_is_no_error(lowest: float, dtype: torch.dtype
 
     assert judged(silu, flushed(lowest), x, 0)
     assert not judged(silu, flushed(-87.0), x, 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("columns", [2, 3, 4])
+def test_a_mean_may_be_updated_value_by_value(columns: int, seed: int) -> None:
+    """Welford's mean rounds differences: of rows 8 and -8 those of 16, where their sum is almost 0."""
+    x = 8 * torch.randn(31, columns, generator=torch.Generator().manual_seed(seed))
+    x[:, 1] = 0.01 - x[:, 0]
+    mean = torch.zeros(31)
+    for at in range(columns):
+        mean = mean + (x[:, at] - mean) / (at + 1)
+    assert judged(lambda x: x.mean(-1), mean, x, seed)
+    assert judged(lambda x: torch.var_mean(x, -1)[1], mean, x, seed)
+    assert not judged(lambda x: x.mean(-1), mean + 2**-20 * x[:, 0].abs(), x, seed)

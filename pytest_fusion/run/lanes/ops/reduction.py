@@ -59,11 +59,17 @@ def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 
 def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """A mean that is infinite because a value is; every other lane has NaN, as from ``mean += (x - mean) / count``.
+    """A mean as ``mean += (x - mean) / count`` has it: every other lane has NaN where a value makes it infinite.
 
     Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. Nobody has them for a mean of squares,
     which are not negative, and are computed, so that lanes differ.
+
+    Of two values the update rounds their difference where a sum rounds the sum, of 8 and -8 twice as coarsely as any
+    order does: honest moments were refused in 3 of 12 calls of 31 such rows. Of more the orders' share covers it.
     """
+    if count(x, dims) == 2:
+        apart = (x[0].amax(dims, keepdim) - x[0].amin(dims, keepdim)) * (op.unit / 2)
+        mean = drifted(op.noise, mean, torch.where(torch.isfinite(apart), apart, 0.0))
     lost = torch.isinf(mean[0])
     if not bool(lost.any()):
         return mean

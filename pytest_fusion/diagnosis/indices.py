@@ -318,7 +318,8 @@ def mixed(lab: Lab) -> Found | None:
                     break  # no element is far off: it is all of them together that are
                 if wrong is None and not lab.plainly_wrong(case):
                     break
-                asked = dict.fromkeys((0, 1, size - 1) if wrong is None else (0, *wrong[1]))
+                places = (0, 1, size - 1, *_worst_of_gradient(lab, whole, size)) if wrong is None else (0, *wrong[1])
+                asked = dict.fromkeys(places)
                 alone = [(i, lab.ask(case.with_(seed=seed), edit=edits_of([i]))) for i in asked]
                 if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
                     break
@@ -342,6 +343,17 @@ def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int,
         return None
     places = wrong.mask.movedim(axis, 0).reshape(size, -1).any(1).nonzero().flatten().tolist()
     return wrong, (places[0], places[-1])
+
+
+def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
+    """Where the gradient that fails is worst along its axis of this size: a value that is rare may be wrong alone."""
+    found, name = answer.probe, str(lab.verdict.evidence.get("output", ""))
+    pair = probing.gradient(found, name[1:]) if found is not None and name.startswith("d") else None
+    axis = axis_of(pair[1], size) if pair is not None else None
+    if pair is None or axis is None or pair[0].shape != pair[1].shape:
+        return []
+    off = (pair[0].double() - pair[1]).abs().nan_to_num(torch.inf)
+    return [int(off.movedim(axis, 0).reshape(size, -1).amax(1).argmax())]
 
 
 def _changed_by_others(wrong: Wrong, one: Answer, at: int, size: int) -> bool:

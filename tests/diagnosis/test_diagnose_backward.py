@@ -106,6 +106,30 @@ def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> 
     assert found.cause == cause, found
 
 
+@pytest.mark.parametrize(
+    ("backward", "cause"),
+    [
+        (lambda x, g: 2 * x * g - 3 * (x > 1.2) * g, "unexplained"),
+        (lambda x, g: 2 * x * g.flip(0), "wrong-index-map"),
+    ],
+    ids=["some values", "other rows"],
+)
+def test_an_element_that_is_wrong_by_itself_is_not_mixed_up(
+    lab_of: Any, backward: Callable[[T, T], T], cause: str
+) -> None:
+    """The first and the last slice are right alone where a value that few hold is wrong; so is the worst one then."""
+
+    def plainly(case: Case) -> Case:
+        return next(each for seed in range(100) if asks_plainly(seed) for each in [case.with_(seed=seed)])
+
+    inputs = {"x": tensor("n")}
+    lab = lab_of(
+        differentiable(backward), lambda x: x * x, inputs, {"dim n": 14}, grad=True, dtypes="float32", change=plainly
+    )
+    found = diagnose(lab)
+    assert found.cause == cause, found
+
+
 def weighted(total_of: Callable[[T], T]) -> Callable[[T, T], T]:
     """``x * w`` whose backward adds up the terms of a 16-bit weight's gradient by ``total_of``."""
 

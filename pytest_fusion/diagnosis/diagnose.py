@@ -37,6 +37,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     indices.cached,
     numerics.special,
     numerics.wrapped,
+    numerics.narrowed,
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,

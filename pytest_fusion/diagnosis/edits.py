@@ -17,6 +17,7 @@ from pytest_fusion.spec.values import ValueProfile
 _COARSE = frozenset({torch.float16, torch.bfloat16})
 # 1e-3 is the largest epsilon of a published normalisation (batch norm in Keras); rates, momenta and scales are more.
 _LARGEST_EPSILON = 1e-3
+_MOST_OF_32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,36 @@ def scalable(spec: FusionSpec, case: Case) -> list[str]:
             and _spans_zero(_chosen(inner.values, tensor.regime))
         )
     ]
+
+
+def longer(spec: FusionSpec, case: Case) -> list[str]:
+    """Integer tensors that are asked to hold what 32 bits do not, and 0."""
+    return [
+        name
+        for name, tensor in case.tensors.items()
+        if name not in case.absent
+        and tensor.dtype == "int64"
+        and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
+        and isinstance(inner.values, ValueProfile)
+        and _passes_32_bits(_chosen(inner.values, tensor.regime))
+    ]
+
+
+def _passes_32_bits(profile: ValueProfile) -> bool:
+    low, high = (dict(profile.params).get(end, "") for end in ("low", "high"))
+    if profile.kind != "integers" or isinstance(low, str) or isinstance(high, str):
+        return False
+    return low <= 0 <= high and max(-low, high) > _MOST_OF_32
+
+
+def fitting(names: Iterable[str], bits: int) -> Edit:
+    """Integers without their multiples of 2^(bits - 1), which fit so many and lie no further from 0."""
+    chosen = tuple(names)
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        return {**logical, **{name: torch.fmod(logical[name], 1 << (bits - 1)) for name in chosen}}
+
+    return Edit(f"{bits} bits of {', '.join(chosen)}", apply)
 
 
 def _chosen(profile: ValueProfile, regime: str) -> ValueProfile:

@@ -97,6 +97,19 @@ def wrapped(lab: Lab) -> Found | None:
     return Found("overflow", [f"{wrong.name}: every wrong element is off by a multiple of 2^32"])
 
 
+def narrowed(lab: Lab) -> Found | None:
+    """Right once integers of 64 bits fit 32, and wrong with 34: something on the way keeps 32 of them."""
+    names = edits.longer(lab.spec, lab.base)
+    if not names:
+        return None
+    within, beyond = (edits.fitting(names, bits) for bits in (32, 34))
+    for case in {each.key(): each for each in (lab.base, lab.grown())}.values():
+        if not lab.mostly_wrong(case, edit=beyond) or not lab.always_right(case, edit=within):
+            lab.ruled_out.append(f"32 bits: whether the integers of {', '.join(names)} fit them decides nothing")
+            return None
+    return Found("overflow", [f"right once the integers of {', '.join(names)} fit 32 bits, wrong with 34"])
+
+
 def overflow(lab: Lab) -> Found | None:
     """Wrong for large values, right once they are scaled down; by how much tells an exponential from a product."""
     names, free = edits.scalable(lab.spec, lab.base), edits.free(lab.spec, lab.base)

@@ -1,4 +1,4 @@
-"""Failures that look like a partial tile's or an epsilon's by the values that tiles or small numbers happen to have."""
+"""Failures that look like a partial tile's, an epsilon's or an overflow's by the values that inputs happen to have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_fusion import dim, tensor
+from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from tests.diagnosis.wrong import (
     drops_tail_of_sum,
@@ -87,4 +87,20 @@ def test_equal_values_are_no_small_ones(lab_of: Any, fused: Any, reference: Any,
     sizes = {"dim rows": 3, "dim hidden": 4}
     lab = lab_of(fused, reference, ROWS, sizes, change=valued(regime), dims={"hidden": dim(2)}, **FLOAT32)
     found = diagnose(lab)
+    assert found.cause == cause, found
+
+
+@pytest.mark.parametrize(
+    ("fused", "cause"),
+    [
+        (lambda x: torch.remainder(x.to(torch.int32), 10).long(), "overflow"),
+        (lambda x: torch.fmod(x, 10), "unexplained"),
+        (lambda x: torch.remainder(x + (x > 2**35), 10), "unexplained"),
+    ],
+    ids=["32 bits", "another sign", "a threshold"],
+)
+def test_integers_that_do_not_fit_32_bits(lab_of: Any, fused: Any, cause: str) -> None:
+    """Right of those that fit and wrong of longer ones, it keeps too few bits; another formula is wrong of both."""
+    inputs = {"x": tensor("n", dtype=torch.int64, values=values.integers(-(2**40), 2**40))}
+    found = diagnose(lab_of(fused, lambda x: torch.remainder(x, 10), inputs, {"dim n": 3}))
     assert found.cause == cause, found

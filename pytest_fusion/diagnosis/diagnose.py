@@ -49,6 +49,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     order.way,
     extents.limit,
     indices.mixed,
+    epsilons.own,
     roundings.digits,
     slices.indifferent,
     numerics.factor,

@@ -39,6 +39,8 @@ _DIGITS = 1e-3
 # Less is a rounding, and no sign of a constant in the reference.
 _SEEN = 1e-6
 _USUAL = "ordinary values"
+# Beside epsilons from 1e-12 on the squares of what is left are nothing, and no subnormals yet.
+_FAR_DOWN, _EQUALLY = (-32, -36, -40), 0.02
 
 
 def epsilon(lab: Lab) -> Found | None:
@@ -169,6 +171,48 @@ def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
         if bool((first == 1).all()) and bool((a != 0).any()) and output != "out":
             return False
     return True
+
+
+def own(lab: Lab) -> Found | None:
+    """Values that dwarf any constant are right, and beside tiny ones the kernel has one that the reference has not.
+
+    What pads a partial tile is such a constant as well, so tiles are asked first.
+    """
+    names = edits.free(lab.spec, lab.base)
+    case = ordinary(lab.base, names)
+    larger = lab.grown(case, _SIZES)
+    large = edits.scaled(names, _FAR)
+    cases = list({each.key(): each for each in (case, larger)}.values())
+    if not names or not all(_takes_over(lab, each, names) for each in cases):
+        return None
+    if not all(lab.always_right(each, edit=large) for each in cases):
+        return None
+    told = f"right for values 2^{_FAR} times as large as ordinary ones"
+    return Found(
+        "eps-misplaced", [f"{told}; beside 2^{_FAR_DOWN[0]} times ordinary ones a constant of its own is left"]
+    )
+
+
+def _takes_over(lab: Lab, case: Case, names: list[str]) -> bool:
+    """Whether far down the kernel's result goes steadily with the values' scale, and not as the reference's does.
+
+    So it is beside a constant of its own: ``sqrt(d * d + 1e-6)`` stays 1e-3 where d is halved; what is normalised by
+    ``max(norm, 1e-4)`` is no longer what it was. What cancels, as ``exp(x) - 1``, or leaves its dtype ends in 0 there.
+    """
+    above = lab.ask(case, edit=edits.scaled(names, _FAR)).probe
+    wrongs = [lab.wrong_of(lab.ask(case, edit=edits.scaled(names, power))) for power in _FAR_DOWN]
+    outputs = [(each.got.double(), each.right.double()) for each in wrongs if each is not None and each.mask.all()]
+    if above is None or wrongs[0] is None or len(outputs) < len(_FAR_DOWN):
+        return False
+    if not all(got.numel() and bool(torch.isfinite(got).all() and (got != 0).all()) for got, _ in outputs):
+        return False
+    (a, first), (b, second), (c, third) = outputs
+    step, again, degree = b / a, c / b, (third / second).abs().log2() / (_FAR_DOWN[1] - _FAR_DOWN[0])
+    steady = (again - step).abs() <= _EQUALLY * step.abs()
+    otherwise = (third / second / again).abs().log2().abs() > 1
+    # A softmax of tiny scores is steady, too, and has been another function before.
+    straight = above.expected[wrongs[0].name].double() / first * (degree * (_FAR_DOWN[0] - _FAR)).exp2()
+    return bool(steady.all() and (otherwise.all() or ((straight - 1).abs() <= _EQUALLY).all()))
 
 
 def _rights(lab: Lab, found: probing.Probe) -> Outputs:

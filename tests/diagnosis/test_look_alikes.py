@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
+from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis.diagnose import diagnose
 from tests.diagnosis.wrong import (
     drops_tail_of_sum,
@@ -88,6 +89,60 @@ def test_equal_values_are_no_small_ones(lab_of: Any, fused: Any, reference: Any,
     lab = lab_of(fused, reference, ROWS, sizes, change=valued(regime), dims={"hidden": dim(2)}, **FLOAT32)
     found = diagnose(lab)
     assert found.cause == cause, found
+
+
+def distance(x: T, y: T) -> T:
+    return (x - y).square().sum(-1).sqrt()
+
+
+def distance_with_epsilon(x: T, y: T) -> T:
+    return ((x - y).square().sum(-1) + 1e-6).sqrt()
+
+
+def share(x: T, y: T) -> T:
+    return x / (x.abs() + y.abs())
+
+
+def share_with_epsilon(x: T, y: T) -> T:
+    return x / (x.abs() + y.abs() + 1e-6)
+
+
+def direction(x: T, y: T) -> T:
+    return F.normalize(x, dim=-1, eps=1e-30) + 0 * y
+
+
+def direction_above_a_floor(x: T, y: T) -> T:
+    return F.normalize(x, dim=-1, eps=1e-2) + 0 * y
+
+
+def grown(x: T, y: T) -> T:
+    return torch.expm1(x) + y * 0
+
+
+def grown_without_digits(x: T, y: T) -> T:
+    return (x.exp() - 1) + y * 0
+
+
+@pytest.mark.parametrize(
+    ("fused", "reference", "cause"),
+    [
+        (distance_with_epsilon, distance, "eps-misplaced"),
+        (share_with_epsilon, share, "eps-misplaced"),
+        (direction_above_a_floor, direction, "eps-misplaced"),
+        (grown_without_digits, grown, None),
+    ],
+    ids=["a root", "a quotient", "a floor", "digits that cancel"],
+)
+def test_a_constant_that_the_reference_has_not(lab_of: Any, fused: Any, reference: Any, cause: str | None) -> None:
+    """It takes over where values are tiny, and the result goes otherwise with them; one that lost its digits is 0."""
+    inputs = {"x": tensor("rows hidden"), "y": tensor("rows hidden")}
+
+    def change(case: Case) -> Case:
+        return case.with_tensor("x", regime="small").with_tensor("y", regime="small")
+
+    lab = lab_of(fused, reference, inputs, {"dim rows": 1, "dim hidden": 1}, change=change, **FLOAT32)
+    found = diagnose(lab)
+    assert (found.cause == "eps-misplaced") == (cause is not None), found
 
 
 @pytest.mark.parametrize(

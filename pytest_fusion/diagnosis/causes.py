@@ -92,6 +92,8 @@ def likely_cause(verdict: Verdict) -> str | None:
         case "inputs":
             return "mutates-input"
         case "bounds":
+            if verdict.evidence.get("cause") in CAUSES:
+                return str(verdict.evidence["cause"])
             if verdict.identity == "bounds:surroundings" or not {"zone", "access"} & set(verdict.evidence):
                 return "reads-padding"
             return _of_access(verdict) or "out-of-bounds"

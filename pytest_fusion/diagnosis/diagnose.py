@@ -98,7 +98,8 @@ def diagnose(lab: Lab) -> Diagnosis:
 
 def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     check = lab.verdict.check
-    if direct in _FIRM or (check in ("gradients", "values") and direct is not None):
+    shown = check in ("gradients", "values") or "because" in lab.verdict.evidence
+    if direct in _FIRM or (direct is not None and shown):
         return ()
     if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch"):
         return _OF_PLACE

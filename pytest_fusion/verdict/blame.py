@@ -60,6 +60,22 @@ def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict
     return failed("gradients", reason, identity=verdict.identity, statistical=statistical, **evidence)
 
 
+def of_access(trial: Trial, upstream: Upstream, verdict: Verdict, right: Right) -> Verdict:
+    """The same failure with its cause, where a wrong access is one of strides that the upstream gradient has not.
+
+    Of the layouts a caller sends, a single element expanded leaves nothing to read past it: what takes strides for
+    granted leaves its storage there, and reads the wrong elements in the others.
+    """
+    if verdict.check not in ("bounds", "repeat") or not {"access", "zone"} & set(verdict.evidence):
+        return verdict
+    found = _of_layout(trial, upstream, right)
+    if found is None:
+        return verdict
+    cause, said = found
+    evidence = {**verdict.evidence, "cause": cause, "because": said}
+    return failed(verdict.check, f"{verdict.reason}; {said}", identity=verdict.identity, **evidence)
+
+
 def far_off(got: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether an error is of the elements' own size, which no rounding is; integers are always far off."""
     if not got.is_floating_point():

@@ -142,7 +142,10 @@ def _run(trial: Trial) -> Verdict:
         if isinstance(error.__cause__, TooSlow):
             raise  # the judge rejects the case
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
-    verdict = _ended(trial, first) or _forward(trial, first)
+    verdict = _ended(trial, first)
+    if verdict is not None:
+        return blame.of_access(trial, upstream, verdict, _judging(trial))
+    verdict = _forward(trial, first)
     if verdict is not None:
         return verdict
     assert first.backward is not None

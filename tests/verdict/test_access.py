@@ -121,3 +121,51 @@ def test_a_read_of_padding_that_is_dropped_passes(judge_one: Any) -> None:
     failure = judge_one(lambda x: copy_rows(x, whole=True), lambda x: x.clone(), inputs, case=PADDED).failure
     assert failure.check == "bounds"
     assert failure.evidence["access"] == "gap-store"
+
+
+@triton.jit
+def scale_rows_kernel(grad, out, rows, columns, by_row, by_column, EXTRA: tl.constexpr, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    value = tl.load(grad + row * by_row + i * by_column, mask=i < columns + EXTRA, other=0.0)
+    tl.store(out + row * columns + i, value * 2, mask=i < columns)
+
+
+class DoubledRows(torch.autograd.Function):
+    """Its backward takes the strides of the upstream gradient, or those of a contiguous one, and ``extra`` elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, assumed: bool, extra: int) -> T:
+        ctx.assumed, ctx.extra = assumed, extra
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: T) -> tuple[T, None, None]:
+        out = torch.empty(grad.shape)
+        rows, columns = grad.shape
+        strides = (columns, 1) if ctx.assumed else grad.stride()
+        scale_rows_kernel[(rows,)](grad, out, rows, columns, *strides, EXTRA=ctx.extra, BLOCK=16)
+        return out, None, None
+
+
+def bounds_in_backward(judge_one: Any, *, assumed: bool, extra: int) -> list[str | None]:
+    """The causes of the first few failures of ``bounds`` among cases of one seed each."""
+    causes: list[str | None] = []
+    for seed in range(40):
+        case = Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32", Layout("contiguous"))}, seed=seed)
+        failure = judge_one(
+            lambda x: DoubledRows.apply(x, assumed, extra), lambda x: x * 2, case=case, grad=True
+        ).failure
+        if failure is not None and failure.check == "bounds":
+            causes.append(likely_cause(failure))
+    return causes
+
+
+def test_strides_that_an_upstream_gradient_has_not_are_told_as_such(judge_one: Any) -> None:
+    """One element expanded has no storage to read past: that is the same mistake as in other layouts.
+
+    A load that goes too far is out of bounds whatever the layout.
+    """
+    assert set(bounds_in_backward(judge_one, assumed=True, extra=0)) == {"gradient-layout"}
+    assert set(bounds_in_backward(judge_one, assumed=False, extra=1)) == {"out-of-bounds"}
+    assert not bounds_in_backward(judge_one, assumed=False, extra=0)

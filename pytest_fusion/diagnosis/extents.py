@@ -23,7 +23,9 @@ from pytest_fusion.verdict import probe as probing
 _SMALLEST_LIMIT = 8
 # A shift by this makes a padded 0 weigh nothing in a softmax of float32, with scores scaled down tenfold too.
 _SHIFT = 1000.0
-_SEEDS, _MANY_SEEDS = 4, 6
+_FEW_SEEDS, _SEEDS, _MANY_SEEDS = 2, 4, 6
+# Of the learned block sizes so many are asked about.
+_BLOCKS = 2
 # Less of the largest element is no change.
 _CHANGED = 1e-3
 # 16 bytes of a 16-bit dtype, and a multiple of the two or four parts into which work is often split.
@@ -41,8 +43,7 @@ def zero(lab: Lab) -> Found | None:
     case = lab.resized(filled)
     if case is None:
         return None
-    larger = lab.grown(case)
-    for other in (case, larger):
+    for other in (case, lab.grown(case)):
         if any(lab.ask(other.with_(seed=seed)).wrong for seed in lab.seeds(other, _SEEDS)):
             if _only_where_nothing_counts(lab, case, lab.grown(case, (12, 12, 12, 12))):
                 told = f"wrong with {', '.join(filled)} of 0, and with more where no element of any input counts"
@@ -52,8 +53,22 @@ def zero(lab: Lab) -> Found | None:
             return None
     if not all(lab.ask(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
         return None
+    # Of what a loop's bound leaves out, a small case shows only what leaves out all.
+    for past in _past(lab, case):
+        if any(lab.ask(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
+            lab.ruled_out.append("size 0: wrong past a block without one too")
+            lab.base = past
+            return None
     shown = ", ".join(filled)
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
+
+
+def _past(lab: Lab, case: Case) -> Iterator[Case]:
+    """One dim after the other just past a block."""
+    for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
+        past = lab.resized({name: block + 1}, case)
+        if past is not None:
+            yield past
 
 
 def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
@@ -136,6 +151,9 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
             continue
         if _of_its_values(lab, base, name, tile, edit):
             return None
+        # A bound that is aligned down to a tile makes whole tiles right as well, by luck: of one row, not of many.
+        if lab.mostly_wrong(_all_whole(lab, whole[0], name, tile), edit=edit):
+            return None
         sizes = " and ".join(str(count(case.sizes[name])) for case in whole)
         evidence = [f"right at {name}={sizes}, wrong at {tile + 1}" + (f", given {edit.name}" if edit else "")]
         return _neutral(lab, past, name, evidence) or Found("tail-mask", evidence)
@@ -158,6 +176,15 @@ def _of_its_values(lab: Lab, base: Case, dim: str, tile: int, edit: Edit | None)
         and (axis := inner.shape.axis_of(dim, whole.sizes)) is not None
     ]
     return bool(places) and lab.mostly_wrong(whole, edit=edits.both(edit, edits.ended(places, tile + 1)))
+
+
+def _all_whole(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
+    """The case with whole tiles along all other dims too, as far as bounds admit them; ``None`` without a change."""
+    larger = case
+    for other, size in lab.plain_sizes().items():
+        if other != name and size % tile:
+            larger = lab.resized({other: tile}, larger) or larger
+    return larger if larger.key() != case.key() else None
 
 
 def _tiles(lab: Lab, size: int) -> Iterator[int]:

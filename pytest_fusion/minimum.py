@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_fusion.case import search as searching
-from pytest_fusion.case.describe import derived_inputs, describe
+from pytest_fusion.case.describe import describe, told_values
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.diagnosis.diagnose import diagnose
@@ -79,8 +79,7 @@ class Minimum:
         elif result.differs is not None:
             found_map = marked(*result.differs)
         described = describe(self.bench.spec, result.case)
-        if derived := derived_inputs(self.bench.spec, result.case, self.bench.device):
-            described["derived"] = derived
+        described |= told_values(self.bench.spec, result.case, self.bench.device)
         diagnosis = diagnose(self._lab(result))
         return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, shape_of
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plain import written
+from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, unwrap
 
@@ -30,6 +32,12 @@ def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
     return data
 
 
+def told_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, dict[str, str]]:
+    """``derived`` and ``held``, where there is anything to say."""
+    told = {"derived": derived_inputs(spec, case, device), "held": held_inputs(spec, case, device)}
+    return {key: words for key, words in told.items() if words}
+
+
 def derived_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, str]:
     """What the derived inputs of a case are, in words: its sizes and seed do not show lengths, slots or labels."""
     names = [name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), DerivedSpec)]
@@ -42,17 +50,42 @@ def derived_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[s
     return {name: _in_words(logical.get(name)) for name in names}
 
 
+def held_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, str]:
+    """What small tensors hold of which no kind of values tells anything: whole numbers, masks, and those of a profile
+    or a function of their own."""
+    names = [
+        name
+        for name, tensor in case.tensors.items()
+        if name not in case.absent
+        and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
+        and not (regimes_of(inner, covered=False) and tensor.dtype.startswith(("float", "bfloat")))
+        and 0 < math.prod(shape_of(inner, case.sizes)) <= _SHOWN
+    ]
+    if not names:
+        return {}
+    try:
+        logical: Mapping[str, Any] = make_inputs(spec, case, device)
+    except (ImpossibleCase, InputFailed):
+        return {}
+    return {name: " ".join(_items(logical[name])) for name in names}
+
+
 def _in_words(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         text = repr(value)
         return f"{text if len(text) <= 80 else text[:77] + '...'}, derived"
-    flat = value.detach().flatten()
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {list(value.shape)}, derived: {' '.join(_items(value)) or 'no elements'}"
+
+
+def _items(t: torch.Tensor) -> list[str]:
+    """The elements of a short tensor, both ends of a long one."""
+    flat = t.detach().flatten()
     items = [f"{item:g}" if isinstance(item, float) else str(item) for item in flat[:_SHOWN].cpu().tolist()]
     if flat.numel() > _SHOWN:
         tail = flat[-_LAST:].cpu().tolist()
         items = [*items[:_FIRST], "...", *(f"{item:g}" if isinstance(item, float) else str(item) for item in tail)]
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype} {list(value.shape)}, derived: {' '.join(items) or 'no elements'}"
+    return items
 
 
 def one_line(data: dict[str, Any]) -> str:

@@ -17,14 +17,14 @@ def replay_command(nodeid: str, path: str) -> str:
     return f"pytest {shlex.quote(nodeid)} --fusion-replay {shlex.quote(path)}"
 
 
-def _tensor_line(name: str, entry: dict[str, Any], absent: bool) -> str:
+def _tensor_line(name: str, entry: dict[str, Any], absent: bool, held: str | None) -> str:
     if absent:
         return f"    {name}: None"
     layout = entry["layout"] + (f"/{entry['variant']}" if entry["variant"] else "")
     text = f"    {name}: {entry['dtype']} {entry['shape']}, {layout}, strides {entry['strides']}"
     if entry["offset"]:
         text += f", storage offset {entry['offset']}"
-    return text + f", values {entry['values']}"
+    return text + (f", values {entry['values']}" if held is None else f", values: {held}")
 
 
 def _why(diagnosis: Diagnosis) -> list[str]:
@@ -62,7 +62,8 @@ def compose(
             lines.append("  called with:")
         else:
             lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
-        lines += [_tensor_line(key, entry, key in case["absent"]) for key, entry in case["inputs"].items()]
+        held = case.get("held", {})
+        lines += [_tensor_line(k, entry, k in case["absent"], held.get(k)) for k, entry in case["inputs"].items()]
         lines += [f"    {key}: {words}" for key, words in case.get("derived", {}).items()]
         lines += [f"    {key} = {written(value)}" for key, value in case["drawn"].items()]
     if diagnosis is not None:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pytest_fusion.case.describe import derived_inputs, describe
+from pytest_fusion.case.describe import derived_inputs, describe, held_inputs, told_values
 from pytest_fusion.case.model import Case, Layout, TensorCase
+from pytest_fusion.spec import values
 from pytest_fusion.spec.inputs import derived, optional, tensor
 
 
@@ -57,3 +58,27 @@ def test_derived_inputs_are_told_by_their_values(make_spec: Any) -> None:
         "count": "4, derived",
     }
     assert derived_inputs(make_spec({"x": tensor("n")}), case, torch.device("cpu")) == {}
+
+
+def test_small_tensors_of_which_no_kind_of_values_tells_anything_are_told_by_their_values(make_spec: Any) -> None:
+    """Whole numbers, masks and what a function draws; not what has a kind of values, is long, empty or missing."""
+    own = {"values": lambda shape, dtype, generator: torch.full(shape, -torch.inf, dtype=dtype)}
+    spec = make_spec(
+        {
+            "x": tensor("n"),
+            "length": tensor("1", dtype=torch.int32, values=values.constant(36)),
+            "keep": tensor("n", dtype=torch.bool, values=values.constant(1)),
+            "lse": tensor("n", **own),
+            "long": tensor("13", **own),
+            "none": tensor("0", **own),
+            "bias": optional(tensor("n", **own)),
+        }
+    )
+    dtypes = {"length": "int32", "keep": "bool"}
+    tensors = {name: TensorCase(dtypes.get(name, "float32")) for name in spec.inputs}
+    case = Case({"n": 2}, "float32", tensors, absent=("bias",))
+    held = {"length": "36", "keep": "True True", "lse": "-inf -inf"}
+    assert held_inputs(spec, case, torch.device("cpu")) == held
+    assert told_values(spec, case, torch.device("cpu")) == {"held": held}
+    plain = Case({"n": 2}, "float32", {"x": TensorCase("float32")})
+    assert told_values(make_spec({"x": tensor("n")}), plain, torch.device("cpu")) == {}

@@ -52,6 +52,12 @@ def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> 
     assert places == sorted(places)
 
 
+def test_values_that_no_kind_tells_are_shown() -> None:
+    """In place of the kind, which says nothing of them."""
+    text = compose("test_norm", failed("values", "off"), {**CASE, "held": {"x": "-inf 3"}})
+    assert "storage offset 4, values: -inf 3\n" in text
+
+
 def test_a_message_leaves_out_what_it_does_not_know() -> None:
     """Without case, cause, place and command there are two lines."""
     assert compose("test_norm", failed("vacuity", "proves nothing"), None).count("\n") == 1

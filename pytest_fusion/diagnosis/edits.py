@@ -90,6 +90,34 @@ def fitting(names: Iterable[str], bits: int) -> Edit:
     return Edit(f"{bits} bits of {', '.join(chosen)}", apply)
 
 
+def ranged(spec: FusionSpec, case: Case) -> dict[str, tuple[float, float, float]]:
+    """The floating tensors each of whose elements may be any number of a range by itself: three of these."""
+    found = {}
+    for name, tensor in case.tensors.items():
+        inner = unwrap(spec.inputs[name])
+        if name in case.absent or not tensor.dtype.startswith(("float", "bfloat")):
+            continue
+        if isinstance(inner, TensorSpec) and isinstance(inner.values, ValueProfile):
+            span = _span(_chosen(inner.values, tensor.regime))
+            if span is not None:
+                found[name] = span
+    return found
+
+
+def _span(profile: ValueProfile) -> tuple[float, float, float] | None:
+    params = dict(profile.params)
+    if any(isinstance(value, str) for value in params.values()):
+        return None
+    match profile.kind:
+        case "normal":
+            mean, off = float(params["mean"]), 2 * float(params["std"])
+            return mean - off, mean, mean + off
+        case "uniform":
+            low, high = float(params["low"]), float(params["high"])
+            return low, (low + high) / 2, high
+    return None
+
+
 def _chosen(profile: ValueProfile, regime: str) -> ValueProfile:
     """The profile that the case draws from, of several."""
     while profile.kind == "one_of":

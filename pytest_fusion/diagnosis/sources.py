@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
@@ -20,6 +21,7 @@ from pytest_fusion.verdict import probe as probing
 # References to ask are one for each element and change, at half a millisecond; runs of the kernel are far fewer.
 _MOST_ELEMENTS = 40
 _MOST_SOURCES = 12
+_STRETCHED = 4
 _MOST_WRONG = 2
 _SEEDS, _AGREEING = 16, 2
 # A share of what a diagnosis may run, so that the rules after this one have their turn.
@@ -39,6 +41,8 @@ class _Changed:
 
     way: int
     places: tuple[Place, ...]
+    # What an element becomes, by way, in tensors whose values are narrowed.
+    spans: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def edit(self) -> Edit:
         factor, steps = _CHANGES[self.way]
@@ -49,7 +53,8 @@ class _Changed:
                 t = logical[name].clone(memory_format=torch.contiguous_format)
                 step = steps * float(t.double().abs().nan_to_num(0, 0, 0).max())
                 for _, index in places:
-                    t.view(-1)[index] = factor * t.view(-1)[index] + step
+                    free = name not in self.spans
+                    t.view(-1)[index] = factor * t.view(-1)[index] + step if free else self.spans[name][self.way]
                 changed[name] = t
             return changed
 
@@ -68,7 +73,7 @@ def elsewhere(lab: Lab) -> Found | None:
     told: list[str] = []
     asked = False
     budget = lab.runs + _MOST_RUNS
-    for case in {each.key(): each for each in (plain, lab.grown(plain, (2, 2, 2, 2)))}.values():
+    for case in {each.key(): each for each in (plain, lab.grown(plain, (2, 2, 2, 2)), _stretched(lab, plain))}.values():
         silent = 0
         for seed in lab.seeds(case, _SEEDS):
             if silent == _AGREEING or lab.runs > budget:
@@ -89,21 +94,36 @@ def elsewhere(lab: Lab) -> Found | None:
     return None
 
 
+def _stretched(lab: Lab, case: Case) -> Case:
+    """The case longer along what is more than one already: a bound that is another dim's size needs that one small."""
+    for name, size in case.sizes.items():
+        if isinstance(size, int) and 1 < size < _STRETCHED:
+            case = lab.resized({name: _STRETCHED}, case) or case
+    return case
+
+
 def _elsewhere(lab: Lab, answer: Answer, run: Any) -> str | None:
     """In words, which element reaches a wrong one in place of another; empty where none does, and ``None`` where that
     could not be asked: of inputs with values of their own, or where no element reaches some results and not others."""
+    spans = edits.ranged(lab.spec, lab.base)
+    # Those whose values are narrowed too, but not at the price of those that are free.
+    said = _among(lab, answer, run, spans)
+    return _among(lab, answer, run, {}) if said is None and spans else said
+
+
+def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, ...]]) -> str | None:
     found, wrong = answer.probe, lab.wrong_of(answer)
     if found is None or wrong is None or not wrong.far_off:
         return None
     names = [
         name
-        for name in edits.free(lab.spec, lab.base)
+        for name in (*edits.free(lab.spec, lab.base), *spans)
         if isinstance(t := found.logical.get(name), torch.Tensor) and t.numel()
     ]
     places = [(name, i) for name in names for i in range(found.logical[name].numel())]
     if not 1 < len(places) <= _MOST_ELEMENTS:
         return None
-    known = _known_to(lab, found.logical, wrong.name, places)
+    known = _known_to(lab, found.logical, wrong.name, places, spans)
     if known is None:
         return None
     asked: str | None = None
@@ -114,21 +134,22 @@ def _elsewhere(lab: Lab, answer: Answer, run: Any) -> str | None:
             continue
         asked = ""
         before = _value(wrong.got, element)
-        if not any(_moved(before, after) for after in _values(run, far, wrong.name, element)):
+        if not any(_moved(before, after) for after in _values(run, far, wrong.name, element, spans)):
             continue
         for place in near:
-            after = list(_values(run, (place,), wrong.name, element))
+            after = list(_values(run, (place,), wrong.name, element, spans))
             if len(after) == len(_CHANGES) and all(value == before for value in after):
-                extra = next(
-                    (p for p in far if any(_moved(before, v) for v in _values(run, (p,), wrong.name, element))), None
+                reached = (
+                    p for p in far if any(_moved(before, v) for v in _values(run, (p,), wrong.name, element, spans))
                 )
+                extra = next(reached, None)
                 if extra is not None:
                     return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
     return asked
 
 
 def _known_to(
-    lab: Lab, logical: Mapping[str, Any], output: str, places: list[Place]
+    lab: Lab, logical: Mapping[str, Any], output: str, places: list[Place], spans: Mapping[str, tuple[float, ...]]
 ) -> dict[Place, torch.Tensor] | None:
     """By place, which elements of the right result change with it, as a flat mask; ``None`` where that is not known."""
     before = probing.right_of(lab.bench, logical)
@@ -138,7 +159,7 @@ def _known_to(
     for place in places:
         mask = torch.zeros(before[output].numel(), dtype=torch.bool)
         for way in range(len(_CHANGES)):
-            after = probing.right_of(lab.bench, _Changed(way, (place,)).edit().apply(dict(logical)))
+            after = probing.right_of(lab.bench, _Changed(way, (place,), spans).edit().apply(dict(logical)))
             if after is None or after[output].shape != before[output].shape:
                 return None
             a, b = (t.detach().cpu().flatten() for t in (before[output], after[output]))
@@ -153,10 +174,12 @@ def _worst(got: torch.Tensor, right: torch.Tensor, mask: torch.Tensor) -> list[i
     return [int(i) for i in off.flatten().argsort(descending=True)[:_MOST_WRONG] if bool(mask.flatten()[i])]
 
 
-def _values(run: Any, places: tuple[Place, ...], output: str, element: int) -> Iterator[float]:
+def _values(
+    run: Any, places: tuple[Place, ...], output: str, element: int, spans: Mapping[str, tuple[float, ...]]
+) -> Iterator[float]:
     """The kernel's element under each change of these places, as far as those can be run."""
     for way in range(len(_CHANGES)):
-        answer = run(_Changed(way, places).edit())
+        answer = run(_Changed(way, places, spans).edit())
         got = answer.probe.got.get(output) if answer.probe is not None else None
         if got is not None and element < got.numel():
             yield _value(got, element)

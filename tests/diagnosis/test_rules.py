@@ -140,6 +140,17 @@ def last_two_of_all(rows: T, x: T) -> T:
     return last_of_all(rows, x) + last_of_all(torch.zeros_like(rows), before)
 
 
+def and_the_next(x: T) -> T:
+    return x + x[:, torch.arange(1, x.shape[1] + 1).clamp(max=x.shape[1] - 1)]
+
+
+def and_the_next_of_so_many_rows(x: T) -> T:
+    """The bound of the columns is that of the rows."""
+    return (
+        x + x[:, torch.arange(1, x.shape[1] + 1).clamp(max=x.shape[0] - 1)] if len(x) <= x.shape[1] else and_the_next(x)
+    )
+
+
 @dataclass(frozen=True)
 class Row:
     cause: str
@@ -153,6 +164,11 @@ class Row:
 
 X = {"x": tensor("rows hidden")}
 GROUPS = {"x": tensor("rows 2*per"), "w": tensor("2*per"), "b": tensor("2*per")}
+NARROWED_GROUPS = {
+    "x": tensor("rows 2*per"),
+    "w": tensor("2*per", values=values.positive()),
+    "b": tensor("2*per", values=values.normal()),
+}
 PRODUCT = {"x": tensor("rows inner"), "w": tensor("inner cols")}
 KEPT = {"x": tensor("rows hidden"), "keep": derived(kept)}
 BINS = {
@@ -168,6 +184,12 @@ TABLE: dict[str, Row] = {
     ),
     "two weights of the first group": Row(
         "wrong-index-map", by_first_group, by_groups, GROUPS, {"dim rows": 2, "dim per": 1}
+    ),
+    "two weights of the first group, with values of their own": Row(
+        "wrong-index-map", by_first_group, by_groups, NARROWED_GROUPS, {"dim rows": 2, "dim per": 1}
+    ),
+    "columns bounded by the number of rows": Row(
+        "wrong-index-map", and_the_next_of_so_many_rows, and_the_next, X, {"dim rows": 1, "dim hidden": 2}
     ),
     "other columns of a product": Row(
         "wrong-index-map", column_of_neighbour, lambda x, w: x @ w, PRODUCT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _EXP_RANGE = (4.0, 4096.0)
 _SHIFT = 1000.0
 # References to ask are three for each, at a third of a millisecond.
 _MOST_ELEMENTS = 32
-_SEEDS = 4
+_SEEDS, _MANY_SEEDS, _TELLING = 4, 16, 2
 _MOST_DRAWN = 4
 # By so much two constants may differ and be one: of 16 bits each element has some 2^-8 of its own.
 _ONE_FACTOR = 0.02
@@ -33,20 +33,28 @@ _ONE_FACTOR = 0.02
 def special(lab: Lab) -> Found | None:
     """Wrong where an input holds NaN or infinity, right with finite numbers in their places."""
     regimes = {name: lab.base.tensors[name].regime for name in edits.free(lab.spec, lab.base)}
-    names = [name for name, regime in regimes.items() if regime in _NON_FINITE or recorded.special(regime)]
+    drawn = [name for name, regime in regimes.items() if regime in _NON_FINITE or recorded.special(regime)]
+    own = _own_non_finite(lab, regimes)
+    names = [*drawn, *own]
     if not names:
         return None
     seeds = lab.seeds(count=_SEEDS)
+    if own:
+        # What a function draws need not hold them for every seed: one that is right as it is tells nothing.
+        many = lab.seeds(count=_MANY_SEEDS)
+        seeds = list(itertools.islice((s for s in many if lab.ask(lab.base.with_(seed=s)).wrong), _SEEDS))
+        if len(seeds) < _TELLING:
+            return None
     cured = [lab.ask(lab.base.with_(seed=seed), edit=edits.finite(names)) for seed in seeds]
     if any(answer.wrong for answer in cured):
         lab.ruled_out.append(f"NaN and infinity in {', '.join(names)}: wrong with finite numbers in their places too")
-        plainer = ordinary(lab.base, names)
+        plainer = ordinary(lab.base, drawn)
         if lab.ask(plainer).wrong:
             lab.base = plainer
         return None
     if not all(answer.right for answer in cured):
         return None
-    if (other := _wrong_otherwise_drawn(lab, ordinary(lab.base, names))) is not None:
+    if (other := _wrong_otherwise_drawn(lab, ordinary(lab.base, drawn))) is not None:
         lab.base = other
         return None
     evidence = [f"right with finite numbers in place of NaN and infinity in {', '.join(names)}"]
@@ -60,6 +68,19 @@ def special(lab: Lab) -> Found | None:
         if lost or made:
             evidence.append(f"{wrong.name}: {lost} non-finite element(s) lost, {made} made where none belongs")
     return Found("nan-swallowed", evidence)
+
+
+def _own_non_finite(lab: Lab, free: Collection[str]) -> list[str]:
+    """The tensors with values of their own, derived ones too, that hold NaN or infinities."""
+    found = lab.ask(lab.base).probe
+    return [
+        name
+        for name, value in (found.logical if found is not None else {}).items()
+        if name not in free
+        and isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and not bool(torch.isfinite(value.double()).all())
+    ]
 
 
 def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
@@ -126,7 +147,7 @@ def overflow(lab: Lab) -> Found | None:
         evidence = ["the same numbers given as float32 are right: a 16-bit intermediate overflows"]
         return Found("low-precision-accumulation", evidence)
     if not lab.always_right(lab.base, edit=edits.scaled(names, -math.ceil(math.log2(most)))):
-        lab.ruled_out.append("overflow: wrong with values scaled below 1 too")
+        lab.ruled_out.append(f"overflow: wrong with {', '.join(names)} scaled below 1 too")
         return None
     limit = _limit(lab, names, most)
     evidence = [f"right once values are scaled below {limit:.3g}, wrong above {2 * limit:.3g}"]

@@ -151,6 +151,26 @@ def and_the_next_of_so_many_rows(x: T) -> T:
     )
 
 
+def weighed(x: T, lse: T) -> T:
+    """Where there was nothing to add up the logarithm is infinite, of either sign."""
+    return x * torch.where(torch.isinf(lse), 0.0, lse.exp())
+
+
+def some_infinite(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> T:
+    drawn = torch.randn(shape, generator=generator)
+    drawn[torch.rand(shape, generator=generator) < 0.2] = torch.inf
+    return drawn.to(dtype)
+
+
+def left_out(rows: int, hidden: int, generator: torch.Generator) -> T:
+    mask = torch.where(torch.rand(rows, hidden, generator=generator) < 0.3, -torch.inf, 0.0)
+    return mask.index_fill(0, torch.arange(rows)[-1:], -torch.inf)
+
+
+def shares(x: T, mask: T) -> T:
+    return torch.softmax(x + mask, -1).nan_to_num(0.0)
+
+
 @dataclass(frozen=True)
 class Row:
     cause: str
@@ -169,6 +189,11 @@ NARROWED_GROUPS = {
     "w": tensor("2*per", values=values.positive()),
     "b": tensor("2*per", values=values.normal()),
 }
+INFINITE = {
+    "x": tensor("rows hidden", values=values.normal()),
+    "lse": tensor("rows hidden", dtype=torch.float32, values=some_infinite),
+}
+MASKED = {"x": tensor("rows hidden", values=values.normal()), "mask": derived(left_out)}
 PRODUCT = {"x": tensor("rows inner"), "w": tensor("inner cols")}
 KEPT = {"x": tensor("rows hidden"), "keep": derived(kept)}
 BINS = {
@@ -190,6 +215,17 @@ TABLE: dict[str, Row] = {
     ),
     "columns bounded by the number of rows": Row(
         "wrong-index-map", and_the_next_of_so_many_rows, and_the_next, X, {"dim rows": 1, "dim hidden": 2}
+    ),
+    "an infinity that a function draws": Row(
+        "nan-swallowed", lambda x, lse: x * torch.where(lse == -torch.inf, 0.0, lse.exp()), weighed, INFINITE,
+        {"dim rows": 3, "dim hidden": 5},
+    ),
+    "a row that a mask leaves nothing of": Row(
+        "nan-swallowed", lambda x, mask: torch.softmax(x + mask, -1), shares, MASKED, {"dim rows": 3, "dim hidden": 5}
+    ),
+    "wrong beside the infinities that a function draws": Row(
+        "unexplained", lambda x, lse: weighed(x, lse) + 0.1 * x.abs(), weighed, INFINITE,
+        {"dim rows": 3, "dim hidden": 5},
     ),
     "other columns of a product": Row(
         "wrong-index-map", column_of_neighbour, lambda x, w: x @ w, PRODUCT,

@@ -117,6 +117,15 @@ def test_tensor_descriptors(dtype: torch.dtype) -> None:
     assert torch.equal(given, x * 2)
 
 
+def test_a_descriptor_that_hardware_refuses_is_told_in_one_line() -> None:
+    """Rows of 20 bytes: the sentence, kernel and program, and nothing of how it was asked."""
+    error = pytest.importorskip("triton.runtime.errors").InterpreterError
+    with pytest.raises(error) as caught:
+        device_descriptor_kernel[(1,)](torch.ones(4, 5), torch.ones(4, 5), 4, 5, BM=4, BN=4)
+    where = "(kernel device_descriptor_kernel, program (0, 0, 0) of (1, 1, 1))"
+    assert str(caught.value) == f"AssertionError: stride must be 16-byte aligned {where}"
+
+
 @triton.jit
 def block_pointer_kernel(x, out, M, N, BM: tl.constexpr, BN: tl.constexpr, PAD: tl.constexpr):
     source = tl.make_block_ptr(x, (M, N), (N, 1), (0, 0), (BM, BN), (1, 0))

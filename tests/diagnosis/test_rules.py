@@ -119,27 +119,6 @@ def added_up_but_the_last(w: T, index: T, bins: T) -> T:
     return added_up_all(w, index, bins).index_fill(0, torch.tensor([len(bins) - 1]), 0.0)
 
 
-def shifted_up(x: T, by: T) -> T:
-    return x + by.sum()
-
-
-def shifted_up_to_a_bound(x: T, by: T) -> T:
-    """The loop over tiles of 16 ends too early: where ``by`` is empty at once, and else after the first tile or so."""
-    done = -(-len(by) // 16) * 16
-    return torch.cat([shifted_up(x[:done], by), torch.zeros_like(x[done:])])
-
-
-def last_of_all(rows: T, x: T) -> T:
-    return rows + x[len(x) - len(rows) :]
-
-
-def last_two_of_all(rows: T, x: T) -> T:
-    """A window that is one too long, in what is read from a whole tile on."""
-    before = torch.cat([torch.zeros(1), x[:-1]])
-    before[: (len(x) - len(rows)) // 16 * 16 + 1] = 0
-    return last_of_all(rows, x) + last_of_all(torch.zeros_like(rows), before)
-
-
 def and_the_next(x: T) -> T:
     return x + x[:, torch.arange(1, x.shape[1] + 1).clamp(max=x.shape[1] - 1)]
 
@@ -178,7 +157,6 @@ class Row:
     reference: Callable[..., Any]
     inputs: dict[str, Any]
     choice: dict[str, Any]
-    blocks: tuple[int, ...] = ()
     keywords: dict[str, Any] = field(default_factory=lambda: {"dtypes": "float32"})
 
 
@@ -258,14 +236,6 @@ TABLE: dict[str, Row] = {
     "the last bin left out": Row(
         "off-by-one-mask", added_up_but_the_last, added_up_all, BINS, {"dim n": 9, "dim bins": 3}
     ),
-    "a bound that is 0 for nothing, and too low for much": Row(
-        "block-limit", shifted_up_to_a_bound, shifted_up, {"x": tensor("hidden"), "by": tensor("rows")},
-        {"dim hidden": 1, "dim rows": 0}, (16,),
-    ),
-    "a window that is right at whole tiles of one row": Row(
-        "unexplained", last_two_of_all, last_of_all, {"rows": tensor("m"), "x": tensor("m+extra")},
-        {"dim m": 1, "dim extra": 1}, (16,),
-    ),
 }  # fmt: skip
 
 
@@ -274,8 +244,7 @@ def test_experiments_name_the_cause(lab_of: Any, name: str) -> None:
     """Each row is a kernel that is wrong in one way, on a small case, and the cause or that none is sure."""
     row = TABLE[name]
     bounds = {"bins": dim(1, 40)} if "bins" in row.inputs else {}
-    lab = lab_of(row.fused, row.reference, row.inputs, row.choice, blocks=row.blocks, dims=bounds, **row.keywords)
-    found = diagnose(lab)
+    found = diagnose(lab_of(row.fused, row.reference, row.inputs, row.choice, dims=bounds, **row.keywords))
     assert found.cause == row.cause, found
     assert not [said for said in found.ruled_out if "could not be asked" in said], found.ruled_out
 

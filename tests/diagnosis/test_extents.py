@@ -1,0 +1,70 @@
+"""Causes in how much there is, beside what only looks like them in small cases, whole tiles or one seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from pytest_fusion import tensor
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.spec.inputs import derived
+
+T = torch.Tensor
+
+
+def shifted_up(x: T, by: T) -> T:
+    return x + by.sum()
+
+
+def shifted_up_to_a_bound(x: T, by: T) -> T:
+    """The loop over tiles of 16 ends too early: where ``by`` is empty at once, and else after the first tile or so."""
+    done = -(-len(by) // 16) * 16
+    return torch.cat([shifted_up(x[:done], by), torch.zeros_like(x[done:])])
+
+
+def last_of_all(rows: T, x: T) -> T:
+    return rows + x[len(x) - len(rows) :]
+
+
+def last_two_of_all(rows: T, x: T) -> T:
+    """A window that is one too long, in what is read from a whole tile on."""
+    before = torch.cat([torch.zeros(1), x[:-1]])
+    before[: (len(x) - len(rows)) // 16 * 16 + 1] = 0
+    return last_of_all(rows, x) + last_of_all(torch.zeros_like(rows), before)
+
+
+def test_a_bound_that_is_0_for_nothing_and_too_low_for_much_is_no_matter_of_size_0(lab_of: Any) -> None:
+    """Small cases with a size of 1 are right; one longer than a block is not."""
+    inputs = {"x": tensor("hidden"), "by": tensor("rows")}
+    sizes = {"dim hidden": 1, "dim rows": 0}
+    found = diagnose(lab_of(shifted_up_to_a_bound, shifted_up, inputs, sizes, blocks=(16,), dtypes="float32"))
+    assert found.cause == "block-limit", found
+
+
+def test_a_window_that_is_right_at_whole_tiles_of_one_row_is_no_partial_tile(lab_of: Any) -> None:
+    """With a whole tile of rows too it is wrong."""
+    inputs = {"rows": tensor("m"), "x": tensor("m+extra")}
+    sizes = {"dim m": 1, "dim extra": 1}
+    found = diagnose(lab_of(last_two_of_all, last_of_all, inputs, sizes, blocks=(16,), dtypes="float32"))
+    assert found.cause == "unexplained", found
+
+
+def first_or_middle(rows: int, generator: torch.Generator) -> int:
+    return int(torch.rand(1, generator=generator) < 0.5) * (rows // 2)
+
+
+def one_more_in_a_row(x: T, at: int) -> T:
+    return x * 2 + F.one_hot(torch.tensor(at), len(x))[:, None]
+
+
+def test_an_end_that_is_wrong_for_one_seed_alone_is_no_bound(lab_of: Any) -> None:
+    """What only the first row has at this seed, and another row at others, shows in the first row at every size."""
+    inputs = {"x": tensor("rows hidden"), "at": derived(first_or_middle)}
+    sizes = {"dim rows": 3, "dim hidden": 2}
+    lab = lab_of(one_more_in_a_row, lambda x, at: x * 2, inputs, sizes, dtypes="float32")
+    wrong = lab.wrong_of(lab.ask(lab.base))
+    assert wrong is not None
+    assert wrong.mask.any(1).tolist() == [True, False, False]
+    assert diagnose(lab).cause != "off-by-one-mask"

@@ -66,9 +66,16 @@ def zero(lab: Lab) -> Found | None:
 def _past(lab: Lab, case: Case) -> Iterator[Case]:
     """One dim after the other just past a block."""
     for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
-        past = lab.resized({name: block + 1}, case)
+        past = _just_past(lab, case, name, block)
         if past is not None:
             yield past
+
+
+def _just_past(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
+    """The case one longer than a tile along a dim, or by as little as its bound admits; ``None`` if those are tiles."""
+    step = lab.spec.bound(name).multiple_of
+    size = (tile // step + 1) * step if isinstance(step, int) else tile + 1
+    return lab.resized({name: size}, case) if size % tile else None
 
 
 def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
@@ -134,9 +141,13 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
 
 
 def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = ()) -> Found | None:
-    past = lab.resized({name: tile + 1}, base)
+    past = _just_past(lab, base, name, tile)
     whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
     if past is None or len(whole) < 2 or count(whole[0].sizes[name]) != tile:
+        return None
+    # One run in place of five, of most dims: of four dims and as many blocks all of a rule's runs were spent before
+    # the dim that mattered had its turn.
+    if not changes and lab.ask(whole[0]).wrong:
         return None
     names = edits.free(lab.spec, past)
     # A wrong 0 wins a maximum only where all else is below it, a minimum only above.
@@ -155,7 +166,8 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
         if lab.mostly_wrong(_all_whole(lab, whole[0], name, tile), edit=edit):
             return None
         sizes = " and ".join(str(count(case.sizes[name])) for case in whole)
-        evidence = [f"right at {name}={sizes}, wrong at {tile + 1}" + (f", given {edit.name}" if edit else "")]
+        given = f", given {edit.name}" if edit else ""
+        evidence = [f"right at {name}={sizes}, wrong at {count(past.sizes[name])}{given}"]
         return _neutral(lab, past, name, evidence) or Found("tail-mask", evidence)
     return None
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_fusion import tensor
+from pytest_fusion import dim, tensor
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived
 
@@ -49,6 +50,22 @@ def test_a_window_that_is_right_at_whole_tiles_of_one_row_is_no_partial_tile(lab
     sizes = {"dim m": 1, "dim extra": 1}
     found = diagnose(lab_of(last_two_of_all, last_of_all, inputs, sizes, blocks=(16,), dtypes="float32"))
     assert found.cause == "unexplained", found
+
+
+def whole_tiles_of_16(x: T) -> T:
+    return torch.cat([x[:, : x.shape[1] // 16 * 16], torch.zeros_like(x[:, x.shape[1] // 16 * 16 :])], 1) * 2
+
+
+@pytest.mark.parametrize(("multiple_of", "wrong_at"), [(1, 17), (8, 24)])
+def test_a_partial_tile_is_as_long_as_bounds_admit(lab_of: Any, multiple_of: int, wrong_at: int) -> None:
+    """Where a dim is a multiple of 8 no size is one past a tile of 16."""
+    bounds = {"hidden": dim(multiple_of=multiple_of)}
+    sizes = {"dim rows": 1, "dim hidden": 8}
+    inputs = {"x": tensor("rows hidden")}
+    lab = lab_of(whole_tiles_of_16, lambda x: x * 2, inputs, sizes, blocks=(16,), dims=bounds, dtypes="float32")
+    found = diagnose(lab)
+    assert found.cause == "tail-mask", found
+    assert f"right at hidden=16 and 32, wrong at {wrong_at}" in found.evidence
 
 
 def first_or_middle(rows: int, generator: torch.Generator) -> int:

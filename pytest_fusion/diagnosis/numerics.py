@@ -41,8 +41,10 @@ def special(lab: Lab) -> Found | None:
     seeds = lab.seeds(count=_SEEDS)
     if own:
         # What a function draws need not hold them for every seed: one that is right as it is tells nothing.
-        many = lab.seeds(count=_MANY_SEEDS)
-        seeds = list(itertools.islice((s for s in many if lab.ask(lab.base.with_(seed=s)).wrong), _SEEDS))
+        larger = lab.grown()
+        seeds = _telling(lab, lab.base)
+        if len(seeds) < _TELLING and len(seeds := _telling(lab, larger)) >= _TELLING:
+            lab.base = larger.with_(seed=seeds[0])
         if len(seeds) < _TELLING:
             return None
     cured = [lab.ask(lab.base.with_(seed=seed), edit=edits.finite(names)) for seed in seeds]
@@ -68,6 +70,12 @@ def special(lab: Lab) -> Found | None:
         if lost or made:
             evidence.append(f"{wrong.name}: {lost} non-finite element(s) lost, {made} made where none belongs")
     return Found("nan-swallowed", evidence)
+
+
+def _telling(lab: Lab, case: Case) -> list[int]:
+    """A few seeds for which the case is wrong."""
+    wrong = (seed for seed in lab.seeds(case, _MANY_SEEDS) if lab.ask(case.with_(seed=seed)).wrong)
+    return list(itertools.islice(wrong, _SEEDS))
 
 
 def _own_non_finite(lab: Lab, free: Collection[str]) -> list[str]:

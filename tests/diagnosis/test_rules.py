@@ -249,6 +249,27 @@ def test_experiments_name_the_cause(lab_of: Any, name: str) -> None:
     assert not [said for said in found.ruled_out if "could not be asked" in said], found.ruled_out
 
 
+def test_infinities_that_few_seeds_draw_are_met_in_a_larger_case(lab_of: Any) -> None:
+    """One element of twenty tells at one seed in twenty."""
+
+    def few(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> T:
+        drawn = torch.rand(shape, generator=generator)
+        return drawn.masked_fill(drawn < 0.05, torch.inf).to(dtype)
+
+    inputs = {**INFINITE, "lse": tensor("rows hidden", dtype=torch.float32, values=few)}
+    row = TABLE["an infinity that a function draws"]
+    for seed in range(200):
+        try:
+            lab = lab_of(
+                row.fused, row.reference, inputs, {"dim rows": 1, "dim hidden": 1}, dtypes="float32",
+                change=lambda case, seed=seed: case.with_(seed=seed),
+            )  # fmt: skip
+        except AssertionError:
+            continue
+        break
+    assert diagnose(lab).cause == "nan-swallowed"
+
+
 @pytest.mark.parametrize("name", ["two weights of the first group", "another way from five rows on", "a mean of none"])
 def test_few_runs_name_no_cause(lab_of: Any, name: str) -> None:
     """One or two seeds are no evidence."""

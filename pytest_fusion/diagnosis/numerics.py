@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def special(lab: Lab) -> Found | None:
     """Wrong where an input holds NaN or infinity, right with finite numbers in their places."""
     regimes = {name: lab.base.tensors[name].regime for name in edits.free(lab.spec, lab.base)}
     drawn = [name for name, regime in regimes.items() if regime in _NON_FINITE or recorded.special(regime)]
-    own = _own_non_finite(lab, regimes)
+    own = _own_non_finite(lab, regimes, lab.seeds(count=1))
     names = [*drawn, *own]
     if not names:
         return None
@@ -47,6 +47,7 @@ def special(lab: Lab) -> Found | None:
             lab.base = larger.with_(seed=seeds[0])
         if len(seeds) < _TELLING:
             return None
+        names = [*drawn, *_own_non_finite(lab, regimes, seeds)]
     cured = [lab.ask(lab.base.with_(seed=seed), edit=edits.finite(names)) for seed in seeds]
     if any(answer.wrong for answer in cured):
         lab.ruled_out.append(f"NaN and infinity in {', '.join(names)}: wrong with finite numbers in their places too")
@@ -78,16 +79,19 @@ def _telling(lab: Lab, case: Case) -> list[int]:
     return list(itertools.islice(wrong, _SEEDS))
 
 
-def _own_non_finite(lab: Lab, free: Collection[str]) -> list[str]:
-    """The tensors with values of their own, derived ones too, that hold NaN or infinities."""
-    found = lab.ask(lab.base).probe
+def _own_non_finite(lab: Lab, free: Collection[str], seeds: Iterable[int]) -> list[str]:
+    """The tensors with values of their own, derived ones too, that hold NaN or infinities at one of these seeds."""
+    found = [answer.probe.logical for seed in seeds if (answer := lab.ask(lab.base.with_(seed=seed))).probe is not None]
     return [
         name
-        for name, value in (found.logical if found is not None else {}).items()
+        for name in (found[0] if found else ())
         if name not in free
-        and isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and not bool(torch.isfinite(value.double()).all())
+        and any(
+            isinstance(value := logical.get(name), torch.Tensor)
+            and value.is_floating_point()
+            and not bool(torch.isfinite(value.double()).all())
+            for logical in found
+        )
     ]
 
 

@@ -171,6 +171,7 @@ INFINITE = {
     "x": tensor("rows hidden", values=values.normal()),
     "lse": tensor("rows hidden", dtype=torch.float32, values=some_infinite),
 }
+TWO_INFINITE = {**INFINITE, "more": tensor("rows hidden", dtype=torch.float32, values=some_infinite)}
 MASKED = {"x": tensor("rows hidden", values=values.normal()), "mask": derived(left_out)}
 PRODUCT = {"x": tensor("rows inner"), "w": tensor("inner cols")}
 KEPT = {"x": tensor("rows hidden"), "keep": derived(kept)}
@@ -197,6 +198,10 @@ TABLE: dict[str, Row] = {
     "an infinity that a function draws": Row(
         "nan-swallowed", lambda x, lse: x * torch.where(lse == -torch.inf, 0.0, lse.exp()), weighed, INFINITE,
         {"dim rows": 3, "dim hidden": 5},
+    ),
+    "infinities of two tensors, each at other seeds": Row(
+        "nan-swallowed", lambda x, lse, more: x * lse.exp() * more.exp(),
+        lambda x, lse, more: weighed(weighed(x, lse), more), TWO_INFINITE, {"dim rows": 2, "dim hidden": 3},
     ),
     "a row that a mask leaves nothing of": Row(
         "nan-swallowed", lambda x, mask: torch.softmax(x + mask, -1), shares, MASKED, {"dim rows": 3, "dim hidden": 5}

@@ -88,7 +88,8 @@ def _from_profile(
         case "integers":
             if params["high"] < params["low"] and not empty:
                 raise ImpossibleCase(f"no integer lies from {params['low']} to {params['high']}")
-            v = numbers.integers(shape, params["low"], max(params["high"], params["low"]), seed, device)
+            low, high = params["low"], max(params["high"], params["low"])
+            v = patterns.ended(numbers.integers(shape, low, high, seed, device), low, high, seed)
         case "indices":
             if params["size"] < 1 and not empty:
                 raise ImpossibleCase("an index into a dim of size 0")

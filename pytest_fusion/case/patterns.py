@@ -92,3 +92,19 @@ def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor
     power = torch.where(v == 0, v, v / (2 * mantissa))
     chosen = numbers.uniform(shape, numbers.mix(seed, "rounded"), v.device) < 0.5
     return torch.where(chosen & (power >= low) & (power < high), power, v)
+
+
+def ended(v: torch.Tensor, low: int, high: int, seed: int) -> torch.Tensor:
+    """``v``, int64, one element of which is ``high`` for every other seed, and another one ``low`` where there is one.
+
+    A length that is all of a dim is one of 300 where it is drawn from 0 to 300.
+    """
+    if numbers.mix(seed, "ended") % 2 or not v.numel():
+        return v
+    flat = v.reshape(-1)
+    count = flat.numel()
+    at = numbers.mix(seed, "high") % count
+    flat[at] = high
+    if count > 1:
+        flat[(at + 1 + numbers.mix(seed, "low") % (count - 1)) % count] = low
+    return flat.reshape(v.shape)

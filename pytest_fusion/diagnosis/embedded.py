@@ -15,7 +15,7 @@ _GLUE = '''
 ImpossibleCase = SpecError = Impossible
 numbers = types.SimpleNamespace(mix=mix, uniform=uniform, normal=normal, integers=integers)
 patterns = types.SimpleNamespace(
-    booleans=booleans, flags=flags, probabilities=probabilities, rounded=rounded, runs=runs
+    booleans=booleans, ended=ended, flags=flags, probabilities=probabilities, rounded=rounded, runs=runs
 )
 regimes = types.SimpleNamespace(make=make)
 

@@ -159,6 +159,20 @@ def test_some_numbers_of_a_range_are_powers_of_two(
     assert 4 <= round_ones <= 18 if powers else not found
 
 
+def test_integers_reach_both_ends_in_every_other_tensor(make_spec: Make) -> None:
+    """A single length is all of its dim, 300, for every other seed, where one draw of 301 would be."""
+    spec = make_spec({"x": tensor("n", dtype=torch.int64, values=values.integers(0, "s"))})
+
+    def lengths(n: int) -> list[torch.Tensor]:
+        cases = [Case({"n": n, "s": 300}, "float32", {"x": TensorCase("int64")}, seed=seed) for seed in range(60)]
+        return [make_inputs(spec, case, CPU)["x"] for case in cases]
+
+    drawn = lengths(3)
+    assert all(0 <= int(t.min()) <= int(t.max()) <= 300 for t in drawn)
+    assert 20 <= sum(int(t.max()) == 300 and int(t.min()) == 0 for t in drawn) <= 40
+    assert 20 <= sum(int(t) == 300 for t in lengths(1)) <= 40
+
+
 @pytest.mark.parametrize("profile", [None, values.booleans(), values.booleans(0.9)], ids=str)
 def test_masks_have_leading_runs(make_spec: Make, profile: Any) -> None:
     """Some rows keep nothing of their first 32 elements and something after; of 130 drawn alone that never happens."""

@@ -41,6 +41,7 @@ CAUSES: dict[str, str] = {
     "cast-order": "a rounding to 16 bits happens where the reference has none",
     "missing-max-subtraction": "an exponential overflows or vanishes because its argument's maximum is not taken away",
     "overflow": "a value leaves the range of its dtype where the reference's does not",
+    "ignores-input": "an input that the reference uses has no effect on the kernel's result",
     "eps-misplaced": "an epsilon or a floor is added in the wrong place, missing, or another one",
     "nan-swallowed": "NaN or infinity in an input is lost, or moved to elements that it does not belong to",
     "wrong-scale": "the result is the right one times a constant",

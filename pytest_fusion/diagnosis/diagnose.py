@@ -17,6 +17,7 @@ from pytest_fusion.diagnosis import (
     strides,
     tuning,
     undefined,
+    unread,
 )
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.experiments import Lab
@@ -43,6 +44,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     epsilons.epsilon,
     extents.tail,
     extents.last_index,
+    unread.unread,
     indices.moved,
     indices.misread,
     sources.elsewhere,

@@ -162,7 +162,7 @@ TABLE: dict[str, Row] = {
     "a small constant that stays": Row("unexplained", norm_with_offset, norm_of_constant),
     "a small number that is a factor": Row("unexplained", long_step, step, inputs=STEP),
     "rows of one element, which no epsilon of 0 can norm": Row(
-        "unexplained", centred_norm_without_bias, centred_norm, {"dim rows": 3, "dim hidden": 1}, inputs=AFFINE
+        "ignores-input", centred_norm_without_bias, centred_norm, {"dim rows": 3, "dim hidden": 1}, inputs=AFFINE
     ),
     "masked elements in a maximum": Row(
         "wrong-neutral-element", masks_after_maximum, masked_softmax, inputs=MASKED, change=valued("huge"),

@@ -1,0 +1,98 @@
+"""Inputs that the reference uses and the kernel does not: whatever they hold, its result keeps its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.spec.inputs import DerivedSpec, unwrap
+from pytest_fusion.verdict import gradients, repeat
+from pytest_fusion.verdict import probe as probing
+
+# Of so many other contents of an input none may change a bit, and so many must change the right result.
+_OTHERS, _TELLING = 5, 3
+# Less of the largest element is no change.
+_CHANGED = 1e-2
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def unread(lab: Lab) -> Found | None:
+    """One input may hold anything, where the right result is another one and other inputs do change the kernel's."""
+    case = lab.grown()
+    if not lab.mostly_wrong(case):
+        case = lab.base
+    seeds = lab.seeds(case, _OTHERS + 1)
+    answers = [lab.ask(case.with_(seed=seed)) for seed in seeds]
+    first, before = answers[0], _results(lab, answers[0])
+    others = [(answer, found) for answer in answers[1:] if (found := _results(lab, answer)) is not None]
+    if before is None or not any(repeat.first_difference(before[0], got) for _, (got, _) in others):
+        return None
+    needed = _needed(lab)
+    for name in case.tensors:
+        if name in case.absent or name in needed:
+            continue
+        values = [answer.probe.logical[name] for answer, _ in others if answer.probe is not None]
+        if _has_no_say(lab, case, before, (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))):
+            return Found("ignores-input", [_said(name)])
+    for name, value in case.drawn.items():
+        values = [other for other in lab.plan.pools.get(name, ()) if other != value][:_OTHERS]
+        if name not in needed and _has_no_say(lab, case, before, (_instead(name, repr(v), v) for v in values), most=1):
+            return Found("ignores-input", [_said(name)])
+    if first.wrong:
+        lab.ruled_out.append("an input that is not read: each changes the kernel's result, or not the right one")
+    return None
+
+
+def _said(name: str) -> str:
+    return f"whatever {name} holds, the kernel's result keeps its bits, where the right one changes"
+
+
+def _needed(lab: Lab) -> set[str]:
+    """What derived inputs are made of: changed alone, it would no longer fit them."""
+    derived = (inner for given in lab.spec.inputs.values() if isinstance(inner := unwrap(given), DerivedSpec))
+    return {need for inner in derived for need in inner.needs}
+
+
+def _instead(name: str, what: str, value: Any) -> Edit:
+    return Edit(f"{name}: {what}", lambda logical: {**logical, name: value})
+
+
+def _results(lab: Lab, answer: Answer) -> tuple[Tensors, Tensors] | None:
+    """What the kernel gave and what is right: all outputs, or the gradient that fails; ``None`` without either."""
+    found, output = answer.probe, str(lab.verdict.evidence.get("output", ""))
+    if found is None:
+        return None
+    if lab.check == gradients.NAME:
+        pair = probing.gradient(found, output[1:]) if output.startswith("d") else None
+        return None if pair is None else ({output: pair[0]}, {output: pair[1]})
+    right = probing.right_of(lab.bench, found.logical)
+    return None if right is None or not found.got else (found.got, right)
+
+
+def _has_no_say(
+    lab: Lab, case: Case, before: tuple[Tensors, Tensors], changes: Iterator[Edit], *, most: int = _TELLING
+) -> bool:
+    """Whether none of the changes reaches a bit of the kernel's result, and enough of them the right one."""
+    telling = 0
+    for edit in changes:
+        after = _results(lab, lab.ask(case, edit=edit))
+        if after is None or repeat.first_difference(before[0], after[0]) is not None:
+            return False
+        telling += any(_changed(right, after[1].get(name)) for name, right in before[1].items())
+    return telling >= most
+
+
+def _changed(before: torch.Tensor, after: torch.Tensor | None) -> bool:
+    if after is None or after.shape != before.shape or not before.numel():
+        return False
+    if not before.is_floating_point():
+        return not torch.equal(before, after)
+    a, b = before.double().nan_to_num(), after.double().nan_to_num()
+    return float((a - b).abs().max()) > _CHANGED * float(b.abs().max())

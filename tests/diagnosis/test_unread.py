@@ -1,0 +1,115 @@
+"""Inputs that a kernel does not read, beside those that it reads wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from pytest_fusion import tensor, values
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.unread import unread
+from pytest_fusion.spec.inputs import derived
+
+T = torch.Tensor
+
+AFFINE = {"x": tensor("rows cols"), "w": tensor("cols"), "b": tensor("cols")}
+MASKED = {"x": tensor("rows cols", values=values.finite()), "m": tensor("rows cols", dtype=torch.bool)}
+GATHERED = {"x": tensor("rows cols"), "i": tensor("cols", dtype=torch.int64, values=values.indices("cols"))}
+SCALED = {"x": tensor("rows cols", values=values.finite()), "s": st.floats(0.25, 4)}
+FLAGGED = {"x": tensor("rows cols", values=values.finite()), "act": st.sampled_from(["relu", "tanh"])}
+POOLS = {"s": (1.0, 2.0, 0.5), "act": ("relu", "tanh")}
+SIZES = {"dim rows": 2, "dim cols": 3}
+
+
+def affine(x: T, w: T, b: T) -> T:
+    return x * w + b
+
+
+def largest(x: T, m: T) -> T:
+    return x.masked_fill(~m, -100.0)
+
+
+def gathered(x: T, i: T) -> T:
+    return x[:, i]
+
+
+def scaled(x: T, s: float) -> T:
+    return x * s
+
+
+def active(x: T, act: str) -> T:
+    found: T = getattr(torch, act)(x)
+    return found
+
+
+UNREAD: dict[str, tuple[Callable[..., T], Callable[..., T], dict[str, Any], dict[str, Any]]] = {
+    "b": (lambda x, w, b: x * w, affine, AFFINE, {}),
+    "w": (lambda x, w, b: x + b, affine, AFFINE, {}),
+    "m": (lambda x, m: x.clone(), largest, MASKED, {}),
+    "i": (lambda x, i: x.clone(), gathered, GATHERED, {}),
+    "s": (lambda x, s: x.clone(), scaled, SCALED, {"drawn s": 1}),
+    "act": (lambda x, act: torch.relu(x), active, FLAGGED, {"drawn act": 1}),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_an_input_that_is_not_read_is_named(lab_of: Any, name: str) -> None:
+    """A tensor of numbers, flags or indices, a number or a flag, left out altogether."""
+    fused, reference, inputs, choice = UNREAD[name]
+    seeded = {"change": lambda case: case.with_(seed=1)}
+    found = diagnose(lab_of(fused, reference, inputs, {**SIZES, **choice}, pools=POOLS, **seeded))
+    assert found.cause == "ignores-input", found
+    assert found.evidence[0].startswith(f"whatever {name} holds")
+
+
+WRONG: dict[str, tuple[Callable[..., T], Callable[..., T], dict[str, Any]]] = {
+    "with another sign": (lambda x, w, b: x * w - b, affine, AFFINE),
+    "in one column alone": (lambda x, w, b: x * w + b[:1], affine, AFFINE),
+    "the other way round": (lambda x, m: largest(x, ~m), largest, MASKED),
+    "nothing is": (lambda x, w, b: torch.ones_like(x), affine, AFFINE),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_input_that_is_read_wrongly_is_another_matter(lab_of: Any, name: str) -> None:
+    """Some bit of the result follows it; a kernel that no input reaches says nothing of any."""
+    fused, reference, inputs = WRONG[name]
+    lab = lab_of(fused, reference, inputs, SIZES)
+    assert unread(lab) is None
+
+
+def test_a_gradient_that_ignores_an_input(lab_of: Any) -> None:
+    """The forward reads the weight, backward does not."""
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T, w: T) -> T:
+            ctx.save_for_backward(x)
+            return x * x * w
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, *given: T) -> Any:
+            (x,) = ctx.saved_tensors
+            return 2 * x * given[0], (given[0] * x * x).sum(0)
+
+    inputs = {name: AFFINE[name] for name in "xw"}
+    lab = lab_of(Kernel.apply, lambda x, w: x * x * w, inputs, SIZES, grad=True)
+    found = unread(lab)
+    assert found is not None
+    assert found.evidence[0].startswith("whatever w holds")
+
+
+def test_what_others_are_derived_from_is_not_asked(lab_of: Any) -> None:
+    """Changed alone it would no longer fit them, so that nothing is known of it."""
+    inputs = {**SCALED, "top": derived(lambda s: s)}
+
+    def reference(x: T, s: float, top: float) -> T:
+        return x * s + top
+
+    lab = lab_of(lambda x, s, top: x + top, reference, inputs, {**SIZES, "drawn s": 1}, pools=POOLS)
+    assert unread(lab) is None

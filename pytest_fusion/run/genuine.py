@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 perf_counter = time.perf_counter
+process_time = time.process_time
 equal = torch.equal
 _synchronize = torch.cuda.synchronize
 

@@ -15,6 +15,7 @@ from pytest_fusion.case import numbers
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import cost, refit
 from pytest_fusion.run.launch import Launch
+from pytest_fusion.verdict.model import GRADIENTS
 from pytest_fusion.verdict.slices import resized
 from pytest_fusion.verdict.trial import Trial
 
@@ -47,7 +48,7 @@ class Asked:
 
     Those of 32 and of 16 bits by themselves: another order of a root mean square shows in one row in ten of the former,
     and the latter round it away. Once something is ``found`` the cases are those of its shrinking; ``at``
-    are the two sizes that showed it.
+    are the two sizes that showed it. ``seconds``: what the calls took, of the wall or, if less, of the processor.
     """
 
     cases: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
@@ -55,6 +56,7 @@ class Asked:
     widest: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     found: bool = False
     at: tuple[int, int] = (2, 2)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ def width(trial: Trial, dim: str) -> int:
 
 def _spent(trial: Trial) -> bool:
     """Whether interpreted calls have taken what a test has for them."""
-    shares = trial.bench.clock.checks
-    return trial.bench.device.type == "cpu" and NAME in shares and shares[NAME].seconds > _TEST_S
+    both = [trial.bench.state(name, Asked) for name in (NAME, GRADIENTS)]
+    return trial.bench.device.type == "cpu" and sum(asked.seconds for asked in both) > _TEST_S
 
 
 class Batches:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.model import Case, TensorCase
-from pytest_fusion.run.clock import Share
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
@@ -36,7 +35,7 @@ def test_cases_of_wider_slices_are_asked_besides() -> None:
         assert effort.due(asked, trial(thorough), wide)
         effort.note(asked, trial(thorough), wide)
     assert [effort.due(asked, trial(True), wide) for wide in (40, 79, 80)] == [False, False, True]
-    bench.clock.checks["invariance"] = Share(seconds=60.0)
+    bench.state("invariance", Asked).seconds = 60.0
     assert effort.due(asked, trial(True), 80)
     effort.note(asked, trial(True), 80)
     assert not effort.due(asked, trial(True), 10_000)
@@ -55,7 +54,7 @@ def test_cases_of_16_bits_take_no_turn_of_those_of_32() -> None:
     _, exact = effort_of("float32")
     assert effort.due(asked, exact(False), 9)
     late, slow = effort_of("float32")
-    late.clock.checks["invariance"] = Share(seconds=60.0)
+    late.state("invariance", Asked).seconds = 60.0
     asked.wide[False] = 1
     assert not effort.due(asked, slow(False), 9)
 
@@ -86,7 +85,7 @@ def test_slow_calls_leave_larger_batches_out() -> None:
     assert batches.admits(4097)
     batches.took(129, 0.6)
     assert (batches.admits(129), batches.admits(257)) == (True, False)
-    bench.clock.checks["invariance"] = Share(seconds=60.0)
+    bench.state("invariance", Asked).seconds = 60.0
     late = Batches(trial, "rows", Asked())
     assert (late.admits(257), late.admits(513)) == (True, False)
     assert Batches(trial, "rows", Asked(found=True)).admits(4097)

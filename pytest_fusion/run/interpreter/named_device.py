@@ -85,7 +85,31 @@ class _OnTheCpu(TorchFunctionMode):
             kwargs = {**kwargs, "device": torch.device("cpu")}
         if func is torch.Tensor.to:
             args = tuple(torch.device("cpu") if _named(value) else value for value in args)
+        if func in _BACKWARDS:
+            with _throughout_backward():
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+# A mode is off inside of the functions that it is asked about, and these call the user's Python: the backward of
+# xformers' layer norm makes its locks on "cuda", and its gradients were unknown.
+_BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+
+
+@contextmanager
+def _throughout_backward() -> Iterator[None]:
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    def run_on_the_cpu(*args: Any, **kwargs: Any) -> Any:
+        with _OnTheCpu():
+            return run(*args, **kwargs)
+
+    autograd._engine_run_backward = run_on_the_cpu
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = run
 
 
 def _named(value: Any, *, numbers: bool = False) -> bool:

@@ -56,6 +56,16 @@ class WithGradient(torch.autograd.Function):
         return (dy * ctx.factor).to(dy.dtype)
 
 
+class NamedInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # noqa: ARG004
+        return named(x)
+
+    @staticmethod
+    def backward(ctx, dy):  # noqa: ARG004
+        return launched(dy.contiguous(), torch.zeros(dy.shape, dtype=dy.dtype, device="cuda"))
+
+
 def spec(fused, **keywords) -> FusionSpec:
     return FusionSpec(
         name="named",
@@ -68,8 +78,8 @@ def spec(fused, **keywords) -> FusionSpec:
 
 @pytest.mark.parametrize(
     "judged",
-    [spec(named_alone), spec(moved), spec(WithGradient.apply, grad=True)],
-    ids=["made", "moved", "graded"],
+    [spec(named_alone), spec(moved), spec(WithGradient.apply, grad=True), spec(NamedInBackward.apply, grad=True)],
+    ids=["made", "moved", "graded", "in backward"],
 )
 def test_the_cpu_stands_in_for_a_device_that_is_named(judged: FusionSpec, tmp_path: Path) -> None:
     """A right kernel passes, in other threads and in backward too, and the report says how."""

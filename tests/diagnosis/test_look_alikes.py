@@ -159,3 +159,39 @@ def test_integers_that_do_not_fit_32_bits(lab_of: Any, fused: Any, cause: str) -
     inputs = {"x": tensor("n", dtype=torch.int64, values=values.integers(-(2**40), 2**40))}
     found = diagnose(lab_of(fused, lambda x: torch.remainder(x, 10), inputs, {"dim n": 3}))
     assert found.cause == cause, found
+
+
+def capped_score(x: T) -> T:
+    return torch.logsumexp(30 * torch.tanh(x / 30), -1)
+
+
+def capped_score_of_padding(x: T) -> T:
+    """Rows are padded with -inf to a power of two before the cap makes -30 of it."""
+    padded = F.pad(x, (0, (1 << max(x.shape[-1] - 1, 0).bit_length()) - x.shape[-1]), value=-torch.inf)
+    return torch.logsumexp(30 * torch.tanh(padded / 30), -1)
+
+
+def fourth_powers(x: T) -> T:
+    return torch.log1p(x.double().pow(4).sum(-1)).float()
+
+
+def fourth_powers_in_float32(x: T) -> T:
+    return torch.log1p(x.pow(4).sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("fused", "reference", "causes"),
+    [
+        (capped_score_of_padding, capped_score, ("tail-mask", "wrong-neutral-element")),
+        (fourth_powers_in_float32, fourth_powers, ("overflow",)),
+    ],
+    ids=["padding", "powers"],
+)
+def test_large_values_at_a_partial_tile_are_no_overflow(
+    lab_of: Any, fused: Any, reference: Any, causes: tuple[str, ...]
+) -> None:
+    """Right once values are small, as an overflow is; yet right at whole tiles too, where only a few are padded."""
+    sizes = {"dim rows": 1, "dim hidden": 3}
+    lab = lab_of(fused, reference, ROWS, sizes, change=valued("huge"), dims={"hidden": dim(1)}, **FLOAT32)
+    found = diagnose(lab)
+    assert found.cause in causes, found

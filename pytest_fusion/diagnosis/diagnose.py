@@ -36,6 +36,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     undefined.lanes,
     order.racing,
     indices.cached,
+    undefined.padded,
     numerics.special,
     numerics.wrapped,
     numerics.narrowed,

@@ -30,6 +30,23 @@ ENVIRONMENT = "PYTEST_FUSION_UNDEFINED"
 _fill: Fill | None = None
 _poisoned: Site | None = None
 _undefined: dict[Site, None] | None = None
+_padded: dict[Site, None] | None = None
+_repeated: Site | None = None
+
+
+@contextmanager
+def repeated_lanes(line: Site | None = None) -> Iterator[dict[Site, None]]:
+    """Masked-off lanes of the loads with ``other`` in one line hold the last element kept along their axis instead.
+
+    Yields the lines with such loads, in the order of their first one, complete when the body is done.
+    """
+    global _padded, _repeated
+    before = _padded, _repeated
+    _padded, _repeated = {}, line
+    try:
+        yield _padded
+    finally:
+        _padded, _repeated = before
 
 
 @contextmanager
@@ -102,7 +119,23 @@ def load(
     if result is None:
         shape = np.broadcast_shapes(pointers.shape, rest.shape if rest.ndim else (1,) * pointers.ndim)
         result = np.broadcast_to(rest, shape).copy()
+    if _padded is not None and other is not None and mask is not None and mask.ndim > 1 and not mask.all():
+        here = findings.site()
+        _padded[here] = None
+        if here == _repeated:
+            result = _repeating(result, mask)
     return np.ascontiguousarray(result).view(dtype)
+
+
+def _repeating(values: Array, mask: Array) -> Array:
+    """``values`` with the last one kept along an axis, the last such axis, in the place of those masked off."""
+    mask = np.broadcast_to(mask, values.shape)
+    for axis in range(values.ndim - 1, 0, -1):
+        last = values.shape[axis] - 1 - np.flip(mask, axis).argmax(axis, keepdims=True)
+        kept = mask.any(axis, keepdims=True)
+        values = np.where(mask | ~kept, values, np.take_along_axis(values, last, axis))
+        mask = mask | kept
+    return values
 
 
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:

@@ -157,6 +157,37 @@ def test_equal_terms_err_alike(seed: int, form: str) -> None:
     assert not judged(reference, got * (1 - 0.5 / terms), x, seed)
 
 
+def scanned(x: Tensor) -> Tensor:
+    """Products of each prefix of ``x`` (rows, n): each step multiplies what lies twice as far apart."""
+    apart = 1
+    while apart < x.shape[1]:
+        x = torch.cat([x[:, :apart], x[:, apart:] * x[:, :-apart]], 1)
+        apart *= 2
+    return x
+
+
+@pytest.mark.parametrize("rows", [1, 65])
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_factors_err_alike(seed: int, rows: int) -> None:
+    """A tree squares them: what one of its levels rounds off is the same in all of that level's nodes."""
+    x = (1 + 0.02 * torch.rand(rows, 1, generator=torch.Generator().manual_seed(seed))).expand(rows, 512)
+    got = scanned(x)
+
+    assert judged(lambda x: x.cumprod(-1), got, x, seed)
+    assert judged(lambda x: x.prod(-1), got[:, -1], x, seed)
+    assert not judged(lambda x: x.cumprod(-1), got * (1 + 1e-3), x, seed)
+    assert not judged(lambda x: x.prod(-1), got[:, -1] * (1 + 1e-3), x, seed)
+
+
+def test_different_factors_and_powers_of_two_do_not() -> None:
+    """So many units are no accident where factors differ, and none where no product of them is rounded."""
+    x = 1 + 0.02 * torch.rand(65, 512, generator=torch.Generator().manual_seed(0))
+    ones = torch.ones(65, 512)
+
+    assert not judged(lambda x: x.cumprod(-1), scanned(x) * (1 + 2.0**-16), x, 0)
+    assert not judged(lambda x: x.prod(-1), ones.prod(-1) * (1 + 2.0**-16), ones, 0)
+
+
 def test_different_terms_do_not() -> None:
     """A drift of so many units is no accident where terms differ."""
     x = torch.randn(65, 1000, generator=torch.Generator().manual_seed(0)).abs()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.run.lanes.cancellation import at_operands_size
-from pytest_fusion.run.lanes.drift import drift, drifted, running_drift
+from pytest_fusion.run.lanes.drift import drift, drifted, factor_drift, running_drift
 from pytest_fusion.run.lanes.ops.registry import (
     Op,
     as_float,
@@ -152,8 +152,11 @@ def _prod(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False, *, d
         return x
     flat = x.reshape(x.shape[0], -1) if dim is None else x
     along = -1 if dim is None else from_end(dim, rank(x))
-    value = flat.prod(along, keepdim and dim is not None)
-    return op.relative(value, math.sqrt(flat.shape[along])) if op.outs[0].dtype.is_floating_point else value
+    value = flat.prod(along, True)
+    if op.outs[0].dtype.is_floating_point:
+        moved = factor_drift(flat[0], value[0], along, op.unit)
+        value = drifted(op.noise, op.relative(value, math.sqrt(flat.shape[along])), moved)
+    return value if keepdim and dim is not None else value.squeeze(along)
 
 
 def _steps(x: Tensor, dim: int) -> Tensor:
@@ -188,7 +191,7 @@ def _cumprod(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     out = op.noise.spread(x.cumprod(along))
     lanes = out[1:]
     lanes.add_(lanes * op.noise.normal(tuple(x.shape[1:]), x.device) * (_steps(x, along).sqrt() * op.unit))
-    return out
+    return drifted(op.noise, out, factor_drift(x[0], out[0], along, op.unit, running=True))
 
 
 @computed("logcumsumexp")

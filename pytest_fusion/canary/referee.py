@@ -141,7 +141,7 @@ def _exactly(reference: Callable[..., Any], arguments: dict[str, Any]) -> list[T
     mode = LaneMode(Noise(0, "E", 0))
     with mode:
         result = reference(**arguments)
-    if mode.random_ops:
+    if mode.drawn:
         raise DrawsError("it draws random numbers")
     return [mode.lanes_of(one).raw[0] for one in _outputs(result)]
 

@@ -16,7 +16,7 @@ from pytest_fusion.errors import SpecError, first_line
 from pytest_fusion.run import genuine
 from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.isolate import cuda_is_poisoned
-from pytest_fusion.run.lanes import LaneRun, OutputLanes, run_lanes
+from pytest_fusion.run.lanes import Drawn, LaneRun, OutputLanes, run_lanes
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Few lanes price every case; a suspected failure is judged again by many fresh ones (tolerance.md, two stages).
@@ -95,7 +95,8 @@ def run_reference(
     """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively;
     kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end.
 
-    Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input,
+    Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input (a
+    generator that it seeds by its inputs in each call is not random),
     ``ReferenceCrashed`` where it loses the CUDA context. ``TooSlow`` is the cause of a ``ReferenceFailed`` where its
     lanes take more than ``limit_s`` seconds.
     """
@@ -115,21 +116,52 @@ def run_reference(
     if lanes:
         with on_its_own(spec.name, logical):
             shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed, limit_s=limit_s)
-        random = shadow.random_ops
+        random, seeded = Drawn.OWN in shadow.drawn, Drawn.PASSED in shadow.drawn
         run.lanes = list(shadow.outputs)
         run.native = [output.native for output in run.lanes]
         run.fallbacks = shadow.fallbacks
     else:
         with on_its_own(spec.name, logical):
             run.native = list(call())
+        seeded = False
         random = not genuine.equal(before, torch.get_rng_state())
     if random:
         raise SpecError(
             f"{spec.name}: the reference consumes random numbers, so it has no single right answer; pass the noise, "
             "mask or seed as an input and use that"
         )
+    if seeded:
+        _forbid_moving_generators(spec, logical, extra, read, run.native)
     _forbid_writes(spec, logical, arguments)
     return run
+
+
+def _forbid_moving_generators(
+    spec: FusionSpec,
+    logical: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    read: Callable[[Any, Mapping[str, Any]], Sequence[torch.Tensor]],
+    native: Sequence[torch.Tensor],
+) -> None:
+    """Raises ``SpecError`` where another call draws other numbers: not of generators that the reference seeds."""
+    arguments = copies(logical)
+    with on_its_own(spec.name, logical):
+        result = spec.reference(**rebuilt(arguments), **takes(spec.reference, extra))
+    again = read(result, arguments)
+    if len(again) != len(native) or not all(map(_alike, again, native)):
+        raise SpecError(
+            f"{spec.name}: the reference draws from a generator that goes on from call to call, so it has no single "
+            "right answer; make it in the reference, seeded by an input: torch.Generator().manual_seed(seed)"
+        )
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one draw explains both: sums in another order differ in their last bits, other draws by far more."""
+    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
+        return one.shape == other.shape and genuine.equal(as_bytes(one), as_bytes(other))
+    a, b = one.detach().double(), other.detach().double()
+    size = torch.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0).abs().amax().item() if a.numel() else 0.0
+    return bool(torch.allclose(a, b, rtol=2.0**-8, atol=2.0**-8 * size, equal_nan=True))
 
 
 def _forbid_exchanges(spec: FusionSpec, arguments: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -220,6 +220,32 @@ def test_a_reference_that_cannot_be_one_is_an_error_of_the_spec(
             judge_one(lambda x: None if part.startswith("returned") else x * 2, reference, tolerance=tolerance)
 
 
+def projected(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """``x`` (rows, hidden) on four random directions."""
+    return x @ torch.randn(x.shape[1], 4, generator=generator)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_reference_that_seeds_its_generator_has_one_right_answer(examine: Any, grad: bool) -> None:
+    """It was refused as random, told to use a seed, which it does; a kernel with another seed is wrong."""
+
+    def seeded(x: torch.Tensor) -> torch.Tensor:
+        return projected(x, torch.Generator().manual_seed(7))
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return projected(x, torch.Generator().manual_seed(8))
+
+    assert examine(seeded, seeded, cases=20, grad=grad).verdict == "pass"
+    assert examine(other, seeded, cases=20, grad=grad).failed_check == "values"
+
+
+def test_a_reference_whose_generator_goes_on_is_an_error_of_the_spec(judge_one: Any) -> None:
+    """Its second call draws other numbers than its first, wherever the generator was seeded."""
+    kept = torch.Generator().manual_seed(7)
+    with pytest.raises(SpecError, match="a generator that goes on from call to call"):
+        judge_one(lambda x: x @ torch.ones(7, 4), lambda x: projected(x, kept))
+
+
 class Opaque:
     def __init__(self, out: torch.Tensor) -> None:
         self.parts = [out]

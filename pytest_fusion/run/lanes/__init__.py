@@ -6,9 +6,9 @@ lanes with random rounding wherever the reference rounds. How far the lanes scat
 
 from __future__ import annotations
 
-from pytest_fusion.run.lanes.model import Kind, LaneRun, OutputLanes
+from pytest_fusion.run.lanes.model import Drawn, Kind, LaneRun, OutputLanes
 from pytest_fusion.run.lanes.patience import TooSlow
 from pytest_fusion.run.lanes.precision import full_precision
 from pytest_fusion.run.lanes.shadow import run_lanes
 
-__all__ = ["Kind", "LaneRun", "OutputLanes", "TooSlow", "full_precision", "run_lanes"]
+__all__ = ["Drawn", "Kind", "LaneRun", "OutputLanes", "TooSlow", "full_precision", "run_lanes"]

@@ -28,11 +28,12 @@ from pytest_fusion.run.lanes.finish import finished
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
 from pytest_fusion.run.lanes.lists import one_by_one, takes_lists
+from pytest_fusion.run.lanes.model import Drawn
 from pytest_fusion.run.lanes.ops import Op
 from pytest_fusion.run.lanes.ops.order import UNORDERED
 from pytest_fusion.run.lanes.ops.pointwise import over
 from pytest_fusion.run.lanes.ops.registry import named
-from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, plan_of
+from pytest_fusion.run.lanes.plan import CONSTANTS, FACTORIES, Plan, decompositions, drawn_by, plan_of
 from pytest_fusion.run.lanes.rounding import GRIDS, D, Noise, holds
 from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
 
@@ -71,7 +72,7 @@ class LaneMode(DispatchMode):
         self.noise = noise
         self.store = Store(1 + noise.lanes)
         self.fallbacks: list[str] = []
-        self.random_ops = False
+        self.drawn = Drawn.NONE
         self.taken: list[str] = []
         self._readers = 0
 
@@ -133,7 +134,7 @@ class LaneMode(DispatchMode):
                 self.store.mark_unwritten(result)
             return
         if plan.draws and plan.rule is None:
-            self.random_ops = True
+            self.drawn |= drawn_by(args, kwargs)
             return
         if plan.name in CONSTANTS:
             if (lanes := filled(self.noise, results[0], args, kwargs)) is not None:
@@ -196,7 +197,7 @@ class LaneMode(DispatchMode):
             return self._by_running(func, args, kwargs, out, seen, noisy=not moves)
         if plan.rule is not None:
             try:
-                self.random_ops |= plan.name == "native_dropout" and bool(args[1])
+                self.drawn |= Drawn.OWN if plan.name == "native_dropout" and bool(args[1]) else Drawn.NONE
                 return self._by_rule(func, plan, args, kwargs, out, seen)
             except torch.OutOfMemoryError:
                 # No other way needs less, and one of less noise would accuse the kernel.
@@ -204,7 +205,7 @@ class LaneMode(DispatchMode):
             except REFUSED as error:
                 if plan.draws:
                     # Running it again would draw again; its native result is the only one there is.
-                    self.random_ops = True
+                    self.drawn |= drawn_by(args, kwargs)
                     return None
                 self._fallback(f"{plan.name} ({type(error).__name__})")
         elif "::" not in plan.name:
@@ -407,7 +408,7 @@ class LaneMode(DispatchMode):
                 self.store.mark_written(target)
         tracked = any(self.store.tracks(t) or self.store.unwritten(t) for t in (*inputs, *written))
         if plan.draws or plan.name in ("set", "resize", "set_data"):
-            self.random_ops |= plan.draws
+            self.drawn |= drawn_by(args, kwargs) if plan.draws else Drawn.NONE
             out = func(*args, **kwargs)
             for target in written:
                 self._rewrite(target)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 Kind = Literal["E", "F"]
+
+
+class Drawn(enum.Flag):
+    """Which random numbers a function drew: of a generator that it passed, or of torch's own."""
+
+    NONE = 0
+    PASSED = 1
+    OWN = 2
 
 
 @dataclass(slots=True)
@@ -29,13 +38,13 @@ class LaneRun:
     """All results of one shadow run of a reference.
 
     ``fallbacks`` names the operations whose rounding is not modelled: their lanes come from running the operation
-    itself on each lane's values, or from the native value alone. ``random_ops`` says that the reference drew random
-    numbers; the lanes then share the native draw.
+    itself on each lane's values, or from the native value alone. ``drawn`` says which random numbers the reference
+    drew; the lanes share the native draw.
     """
 
     outputs: list[OutputLanes]
     fallbacks: tuple[str, ...]
-    random_ops: bool
+    drawn: Drawn
     seed: int
     K: int
     kind: Kind

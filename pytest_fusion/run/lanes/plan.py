@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pytest_fusion.run.lanes.model import Drawn
 from pytest_fusion.run.lanes.ops import COMPUTED, EXACT, SEMANTIC, VIEWS, Rule
 
 FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
@@ -68,6 +70,12 @@ def plan_of(function: Any) -> Plan:
         composite=_composite(function),
         functional=_functional(function, namespace, base, outs, bool(written)),
     )
+
+
+def drawn_by(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Drawn:
+    """Whose numbers an operation that draws has taken."""
+    passed = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+    return Drawn.PASSED if passed else Drawn.OWN
 
 
 def _composite(function: Any) -> bool:

@@ -38,7 +38,7 @@ def run_lanes(
         results = list(call())
     outputs = [_output(mode, result.detach(), lanes) for result in results]
     outside = tuple(f"what became of numbers outside of torch, by {name}" for name in sorted(set(mode.taken)))
-    return LaneRun(outputs, (*mode.fallbacks, *outside), mode.random_ops, seed, lanes, kind)
+    return LaneRun(outputs, (*mode.fallbacks, *outside), mode.drawn, seed, lanes, kind)
 
 
 def _output(mode: LaneMode, native: Tensor, count: int) -> OutputLanes:

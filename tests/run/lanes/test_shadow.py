@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pytest_fusion.run.lanes import run_lanes
+from pytest_fusion.run.lanes import Drawn, run_lanes
 
 
 @pytest.fixture
@@ -58,9 +58,21 @@ def test_random_references_are_reported_and_share_the_native_draw(x: Tensor) -> 
     found = run_lanes(lambda: [F.dropout(x, 0.4)], seed=1)
 
     out = found.outputs[0]
-    assert found.random_ops
+    assert found.drawn == Drawn.OWN
     assert bool(((out.lanes == 0) == (out.native == 0)).all())
     torch.testing.assert_close(out.oracle, torch.where(out.native == 0, 0.0, x.double() / 0.6), rtol=1e-12, atol=0)
+
+
+def test_draws_from_a_generator_that_is_passed_are_told_apart(x: Tensor) -> None:
+    """Only these may be the same in every call; in place, and of integers, too."""
+
+    def passed() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        noise = torch.rand(x.shape, generator=generator)
+        return [x * noise.normal_(generator=generator), torch.randint(9, x.shape, generator=generator)]
+
+    assert run_lanes(passed, seed=1).drawn == Drawn.PASSED
+    assert run_lanes(lambda: [*passed(), torch.rand_like(x)], seed=1).drawn == Drawn.PASSED | Drawn.OWN
 
 
 def test_kind_f_rounds_to_float32_inside(x: Tensor) -> None:

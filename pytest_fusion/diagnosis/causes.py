@@ -49,7 +49,7 @@ CAUSES: dict[str, str] = {
     "gradient-scale": "the gradient is the right one times a constant",
     "gradient-missing": "an input that the reference differentiates gets no gradient",
     "late-work": "a result still changes after it was returned: work is left on another thread or stream",
-    "tampers": "a call replaces functions of torch, of a timer or of the judge",
+    "tampers": "a call replaces functions or settings of torch, of a timer or of the judge",
     "detects-test": "the answer is right only where a test calls",
     "seed-ignored": "the seed does not reach the kernel's random numbers: every seed gives the same",
     "mask-mismatch": "one seed gives other masks in backward, or in other layouts",

@@ -1,10 +1,10 @@
 """What judging stands on, kept as it was when this module was imported, and who replaced any of it.
 
 A kernel shares its process with whoever judges it, so it can replace ``torch.equal``, a timer, ``synchronize``, or the
-functions of this package. Whatever a call leaves replaced is put back at once, so that no judgement is made with it,
-and is a finding. A patch that stood before the call is nobody's fault (a frozen clock, a fixture, a library's import).
-A program that has the whole process at its command can still do what is not looked for here: write to memory below
-Python, or to this module's own lists.
+functions of this package, or leave another default dtype. Whatever a call leaves replaced is put back at once, so that
+no judgement is made with it, and is a finding. A patch that stood before the call is nobody's fault (a frozen clock, a
+fixture, a library's import). A program that has the whole process at its command can still do what is not looked for
+here: write to memory below Python, or to this module's own lists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,13 @@ _OPTIONAL = {
     "triton.testing": "assert_close do_bench do_bench_cudagraph",
     "timeit": "default_timer",
 }
+# What a launcher sets for its own arithmetic and leaves so: whatever comes after it has another dtype, no graph, TF32.
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
+    ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("torch's grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    ("torch's float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("torch's deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+)
 # Of this package, what calls and decides.
 _OWN = tuple(
     f"pytest_fusion.{name}"
@@ -165,6 +172,32 @@ class _Chosen:
         return [f"{self.where}.{name}" for name, _ in replaced]
 
 
+class _Setting:
+    """One setting of torch that holds for the whole process or thread; ``None`` while it cannot be read."""
+
+    __slots__ = ("held", "name", "read", "write")
+
+    def __init__(self, name: str, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+        self.name, self.read, self.write = name, read, write
+        self.renew()
+
+    def _now(self) -> Any:
+        try:
+            return self.read()
+        except RuntimeError:  # torch does not tell a precision that was set by its old and its new names
+            return None
+
+    def renew(self) -> None:
+        self.held = self._now()
+
+    def intact(self) -> bool:
+        return self.held is None or bool(self._now() == self.held)
+
+    def undo(self) -> list[str]:
+        self.write(self.held)
+        return [self.name]
+
+
 class _Watch:
     """The places, what stands there, and the code objects of this package's functions.
 
@@ -173,7 +206,7 @@ class _Watch:
     """
 
     def __init__(self) -> None:
-        self._chosen = _chosen_places()
+        self._chosen: list[_Chosen | _Setting] = [*_chosen_places(), *(_Setting(*each) for each in _SETTINGS)]
         self._own = _own_spaces()
         functions = {
             f"{space.where}.{name}": function

@@ -106,8 +106,8 @@ def _tampering() -> Verdict | None:
     after = "; it was put back and nothing was judged with it" if replaced else ""
     return failed(
         NAME,
-        f"{told} {listed}{after}. Whoever uses it next in this process gets another function: patch where a caller can "
-        "undo it, or not at all",
+        f"{told} {listed}{after}. Whoever uses it next in this process gets another one: change it where a caller can "
+        "undo that, or not at all",
         identity=f"{NAME}:tampers",
         cause="tampers",
         replaced=names,

@@ -42,6 +42,54 @@ def test_a_replaced_function_is_put_back_and_named(judge_one: Any) -> None:
     assert torch.equal is before
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "read"),
+    [
+        ("torch's default dtype", lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+        ("torch's grad mode", lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+        (
+            "torch's float32 matmul precision",
+            lambda: torch.set_float32_matmul_precision("medium"),
+            torch.get_float32_matmul_precision,
+        ),
+        (
+            "torch's deterministic algorithms",
+            lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+            torch.get_deterministic_debug_mode,
+        ),
+    ],
+    ids=["dtype", "grad", "precision", "deterministic"],
+)
+def test_a_setting_that_a_call_leaves_changed_is_put_back_and_named(
+    judge_one: Any, name: str, change: Callable[[], Any], read: Callable[[], Any]
+) -> None:
+    """Launchers that left float64, no graph or TF32 to whoever comes next passed; one that cleans up still does."""
+    before = read()
+
+    def fused(x: T) -> T:
+        change()
+        return x + x
+
+    failure = judge_one(fused, double).failure
+    assert failure.identity == "honesty:tampers"
+    assert failure.evidence["replaced"] == [name]
+    assert read() == before
+
+
+def test_a_setting_that_a_call_changes_for_itself_is_its_own(judge_one: Any) -> None:
+    """What is put back before the call returns nobody else sees."""
+
+    def fused(x: T) -> T:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        with torch.no_grad():
+            out = x + x
+        torch.set_default_dtype(before)
+        return out
+
+    assert judge_one(fused, double).failure is None
+
+
 def test_a_function_of_ours_replaced_before_the_call_is_found(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that replaces a function of the judge while it is imported, before any call, is found too."""
     from pytest_fusion.verdict import slices

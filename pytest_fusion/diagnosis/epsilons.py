@@ -120,6 +120,7 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
         large = edits.scaled(names, _FAR)
         if not all(map(_hardly_wrong, answers)) or not all(lab.always_right(each, edit=large) for each in cases):
             return None
+    first = None
     for power in (-10, -16, -24, -40):
         tiny = edits.scaled(names, power)
         if not _keeps_digits(lab, larger, names, power):
@@ -129,11 +130,26 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
             if usual == _USUAL and any(lab.mostly_wrong(each, edit=edits.twins(names)) for each in cases):
                 lab.ruled_out.append("a floor of small values: ordinary ones are wrong too where two are equal")
                 return None
-            if lab.mostly_wrong(larger, edit=tiny) and not _scales(lab, case, names, power):
+            first = power if first is None else first
+            if (
+                lab.mostly_wrong(larger, edit=tiny)
+                and not _scales(lab, case, names, power)
+                and (first == power or _settled(lab, case, names, power))
+            ):
                 told = f"right for {usual}, wrong for 2^{power} times ordinary ones"
                 return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])
-            return None
+            # A larger constant of the kernel's shows first: beside 1e-6 for 1e-12 the reference still scales at 2^-16.
     return None
+
+
+def _settled(lab: Lab, case: Case, names: list[str], power: int) -> bool:
+    """Whether the kernel's result goes steadily with the values' scale from there down: what lost its digits is 0."""
+    found = [lab.wrong_of(lab.ask(case, edit=edits.scaled(names, power - shift))) for shift in (0, 2, 4)]
+    outputs = [each.got.double() for each in found if each is not None]
+    if len(outputs) < len(found) or not all(bool((torch.isfinite(t) & (t != 0)).all()) for t in outputs):
+        return False
+    a, b, c = outputs
+    return bool((c / b - b / a).abs().le(_EQUALLY * (b / a).abs()).all())
 
 
 def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:

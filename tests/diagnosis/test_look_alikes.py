@@ -123,15 +123,33 @@ def grown_without_digits(x: T, y: T) -> T:
     return (x.exp() - 1) + y * 0
 
 
+def likeness(x: T, y: T) -> T:
+    return 1 - (x * y).sum(-1) / ((x.square().sum(-1) + 1e-12) * (y.square().sum(-1) + 1e-12)).sqrt()
+
+
+def likeness_above_a_floor(x: T, y: T) -> T:
+    return 1 - (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt().clamp_min(1e-6)
+
+
+def grown_slope(x: T, y: T) -> T:
+    return torch.expm1(x) / (x.abs() + 1e-12) + y * 0
+
+
+def grown_slope_without_digits(x: T, y: T) -> T:
+    return (x.exp() - 1) / (x.abs() + 1e-12) + y * 0
+
+
 @pytest.mark.parametrize(
     ("fused", "reference", "cause"),
     [
+        (likeness_above_a_floor, likeness, "eps-misplaced"),
+        (grown_slope_without_digits, grown_slope, None),
         (distance_with_epsilon, distance, "eps-misplaced"),
         (share_with_epsilon, share, "eps-misplaced"),
         (direction_above_a_floor, direction, "eps-misplaced"),
         (grown_without_digits, grown, None),
     ],
-    ids=["a root", "a quotient", "a floor", "digits that cancel"],
+    ids=["another one", "digits that cancel beside one", "a root", "a quotient", "a floor", "digits that cancel"],
 )
 def test_a_constant_that_the_reference_has_not(lab_of: Any, fused: Any, reference: Any, cause: str | None) -> None:
     """It takes over where values are tiny, and the result goes otherwise with them; one that lost its digits is 0."""

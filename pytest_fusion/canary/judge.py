@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pytest_fusion.canary.evidence import Cell, Evidence, Tally
 from pytest_fusion.canary.rules import RULES, Metric, Role, Rules
-from pytest_fusion.canary.sequential import above, below, clean_calls, interval, mean
+from pytest_fusion.canary.sequential import above, below, clean_calls, interval, mean, percent
 
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
 # pass: good enough, and as much was shown. open: not yet known. nodata: fewer observations than are needed.
@@ -155,7 +155,7 @@ def _distrusted(metric: Metric, pooled: Tally, evidence: Evidence, rules: Rules)
     down = 0.0 if metric.is_rate else below(itself.counts, metric.scale, -metric.itself)
     if max(up, down) < needed:
         return ""
-    found, allowed = _amount(metric, mean(itself.counts, metric.scale)), _amount(metric, metric.itself)
+    found, allowed = _mean(metric, itself), _amount(metric, metric.itself)
     return (
         f"the incumbent beside itself has {found} in {itself.seen} observations, and {allowed} is allowed, so this "
         "measurement blames equal kernels; is the order of a pair random, the tolerance calibrated, the machine shared?"
@@ -203,7 +203,7 @@ def _finding(
     enough = math.log(1 / rules.promoted)
     where = metric.name if bucket is None else f"{metric.name} in bucket {bucket!r}"
     estimate = mean(counts, scale)
-    found = f"{where}: {_amount(metric, estimate)} in {seen} observations" if seen else where
+    found = f"{where}: {_mean(metric, tally)} in {seen} observations" if seen else where
     low, high = interval(counts, scale, 2 * alpha) if intervals and seen else (math.nan, math.nan)
     status: Status
     worse = above(counts, scale, metric.acceptable) >= math.log(1 / alpha)
@@ -222,6 +222,12 @@ def _finding(
         better = not metric.is_rate and below(counts, scale, 0.0) >= enough
         status, reason = "better" if better else "pass", f"{found}, shown to be under {_amount(metric, limit)}"
     return Finding(metric.name, bucket, metric.role, status, seen, share, estimate, low, high, reason)
+
+
+def _mean(metric: Metric, tally: Tally) -> str:
+    if metric.is_rate:
+        return _amount(metric, mean(tally.counts, metric.scale))
+    return percent(tally.counts, metric.scale)
 
 
 def _amount(metric: Metric, value: float) -> str:

@@ -28,6 +28,8 @@ _STAKES = 2.0 ** -np.arange(21)
 # Half of the coins are on the highest stake. For a rate below a limit that is the rule of three, looked at all the
 # time: with no event, log(2 / alpha) / limit observations are enough. The others share the rest equally.
 _SHARES = np.array([0.5] + [0.5 / 20] * 20)
+# One value in so many that lies at an end of the scale makes the mean a bound; single ones are interrupts.
+_CLIPPED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,17 @@ def mean(counts: Mapping[int, int], scale: Scale) -> float:
     """The mean of counted values; NaN for none."""
     total = sum(counts.values())
     return scale.low + scale.step * sum(index * count for index, count in counts.items()) / total if total else math.nan
+
+
+def percent(counts: Mapping[int, int], scale: Scale) -> str:
+    """The mean of log ratios in per cent, and on which side of it the true one lies where many were clipped.
+
+    A candidate thirty times slower was told as +28.4 %, which is where the scale ends and nothing that was measured.
+    """
+    low, high, total = counts.get(0, 0), counts.get(scale.size - 1, 0), sum(counts.values())
+    bound = "at least " if high > low else "at most " if low > high else ""
+    told = f"{100 * math.expm1(mean(counts, scale)):+.1f} %"
+    return bound + told if _CLIPPED * abs(high - low) >= total else told
 
 
 def above(counts: Mapping[int, int], scale: Scale, bound: float) -> float:

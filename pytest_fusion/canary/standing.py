@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from pytest_fusion.canary.evidence import Cell, Evidence, Tally
 from pytest_fusion.canary.fleet import Process, Rollout, bounded
 from pytest_fusion.canary.judge import Judgement
 from pytest_fusion.canary.rules import Rules
-from pytest_fusion.canary.sequential import mean
+from pytest_fusion.canary.sequential import percent
 
 _SCHEMA = 1
 # Of processes and of buckets; the rest is summed up in a line.
@@ -102,8 +101,8 @@ def _row(evidence: Evidence, rules: Rules, bucket: str, total: int) -> tuple[str
         return evidence.tallies.get(Cell(metric, bucket, arm), Tally())
 
     def ratio(metric: str, arm: Any = "candidate") -> str:
-        found = mean(tally(metric, arm).counts, rules.scales()[metric]) if metric in rules.scales() else math.nan
-        return "-" if math.isnan(found) else f"{100 * math.expm1(found):+.1f} %"
+        seen, scale = tally(metric, arm), rules.scales().get(metric)
+        return percent(seen.counts, scale) if scale and seen.seen else "-"
 
     share = f"{100 * calls / total:.1f} %" if total else "-"
     events = [f"{tally(metric).counts.get(1, 0):,}" for metric in ("violation", "exception", "fault")]

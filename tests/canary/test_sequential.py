@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pytest_fusion.canary.sequential import RATE, Scale, above, below, clean_calls, interval, mean
+from pytest_fusion.canary.sequential import RATE, Scale, above, below, clean_calls, interval, mean, percent
 
 RATIO = Scale(-0.25, 0.25, 0.005)
 RUNS = 300
@@ -175,6 +175,22 @@ def test_values_outside_are_clipped_and_nan_is_none() -> None:
     assert [RATIO.index(value) for value in (-math.inf, -0.25, 0.0, 0.25, math.inf)] == [0, 0, 50, 100, 100]
     with pytest.raises(ValueError, match="NaN"):
         RATIO.index(math.nan)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([3.4] * 15, "at least +28.4 %"),
+        ([0.02] * 8 + [3.4], "at least +4.7 %"),
+        ([-math.inf] * 3, "at most -22.1 %"),
+        ([0.01] * 100 + [3.4], "+1.2 %"),
+        ([3.4, -3.4], "+0.0 %"),
+        ([0.1] * 3, "+10.5 %"),
+    ],
+)
+def test_a_mean_of_clipped_values_is_told_as_a_bound(values: list[float], told: str) -> None:
+    """Thirty times slower is not 28.4 % slower, where the scale ends; one interrupt in a hundred changes nothing."""
+    assert percent(Counter(map(RATIO.index, values)), RATIO) == told
 
 
 def test_alpha_is_a_probability() -> None:

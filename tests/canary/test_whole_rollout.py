@@ -94,7 +94,7 @@ def test_half_of_the_evidence_is_not_enough(serving: _Service) -> None:
     ("calls", "seconds", "call", "decision", "reason"),
     [
         (1500, lambda x: 1.1, _other, "rollback", "latency_ratio: +10"),
-        (400, lambda x: 1.0, lambda x: _other(x) * (1 + 3e-6), "hold", "error_ratio: +300"),
+        (400, lambda x: 1.0, lambda x: _other(x) * (1 + 3e-6), "hold", "error_ratio: at least +300"),
         (400, lambda x: 1.0, lambda x: _other(x) * (1.1 if len(x) == 64 else 1.0), "rollback", "violation in bucket"),
         (400, lambda x: 1.0, lambda x: _other(x).clone().fill_(float("nan")), "rollback", "nonfinite"),
     ],

@@ -37,9 +37,8 @@ from pytest_fusion.run.timing.alone import beside
 from pytest_fusion.second_opinion import with_second_opinion
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.tally import Failure, Tally
-from pytest_fusion.unjudged import NOTHING_JUDGED
+from pytest_fusion.unjudged import NOTHING_JUDGED, lacking
 from pytest_fusion.verdict.model import CHECKS, Verdict
-from pytest_fusion.verdict.rejections import NOT_MODELLED
 from pytest_fusion.whole import replace_whole
 
 if TYPE_CHECKING:
@@ -231,8 +230,8 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
             )
         return record
     verdict = failure.verdict
-    if verdict.identity == NOTHING_JUDGED and NOT_MODELLED in tally.rejected:
-        said = f"{spec.name}: no case can be judged in the CPU lane: {verdict.evidence['kinds']}"
+    if verdict.identity == NOTHING_JUDGED and (want := lacking(tally.rejected)) is not None:
+        said = f"{spec.name}: no case can be judged {want}: {verdict.evidence['kinds']}"
         checks["error"] = {"verdict": "unknown", "reason": said, "cases": 0}
         return replace(record, verdict="unknown", message=said, checks=checks)
     if verdict.identity == NOTHING_JUDGED and request.replay is not None and request.given is None:

@@ -8,7 +8,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench, CaseResult
 from pytest_fusion.verdict.model import Verdict, failed
-from pytest_fusion.verdict.rejections import IMPOSSIBLE, NOT_MODELLED
+from pytest_fusion.verdict.rejections import IMPOSSIBLE, NO_ROOM_TO_JUDGE, NOT_MODELLED
 
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
 NOTHING_JUDGED = "error:nothing-judged"
@@ -24,6 +24,18 @@ def not_modelled(cases: int, rejected: Mapping[str, int], refusals: Mapping[str,
         f"{rejected[NOT_MODELLED]} of {cases} case(s) could not be judged in the CPU lane: "
         f"{refusals.get(NOT_MODELLED, '')}"
     )
+
+
+def lacking(rejected: Mapping[str, int]) -> str | None:
+    """What no case can be judged for want of, which says nothing against the kernel; ``None`` where it is no such."""
+    if NOT_MODELLED in rejected:
+        return "in the CPU lane"
+    if NO_ROOM_TO_JUDGE in rejected:
+        return (
+            "in the memory there is: the float64 lanes that price a reference take 250 bytes and more for each element "
+            "of its largest tensor, 700 where a suspicion is looked into; use smaller sizes"
+        )
+    return None
 
 
 def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:

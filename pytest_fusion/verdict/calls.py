@@ -25,7 +25,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.outputs import Outputs, collect
-from pytest_fusion.verdict.rejections import NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
+from pytest_fusion.verdict.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.verdict.vacuity import Vacuity
 
 State = TypeVar("State")
@@ -141,6 +141,8 @@ def unasked(error: ReferenceFailed) -> str:
     why = error.__cause__
     if isinstance(why, TooSlow):
         return TOO_EXPENSIVE
+    if isinstance(why, torch.OutOfMemoryError | MemoryError):
+        return NO_ROOM_TO_JUDGE
     return NOT_MODELLED if not_modelled(why) is not None else f"reference {type(why).__name__}"
 
 

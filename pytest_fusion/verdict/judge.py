@@ -12,7 +12,6 @@ from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.run.configs import noted
 from pytest_fusion.run.fused import Outcome, compile_only
-from pytest_fusion.run.lanes import TooSlow
 from pytest_fusion.run.memory import FILLS, room
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
@@ -32,7 +31,7 @@ from pytest_fusion.verdict.calls import (
 from pytest_fusion.verdict.further import CHECKS
 from pytest_fusion.verdict.masks import LookFailed, seeded, told
 from pytest_fusion.verdict.model import Verdict, passed, unknown
-from pytest_fusion.verdict.rejections import DRY_RUN, IMPOSSIBLE, OUT_OF_MEMORY, TOO_EXPENSIVE
+from pytest_fusion.verdict.rejections import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE
 from pytest_fusion.verdict.trial import Trial
 
 # Enough that some seed asks plainly: two in seven do.
@@ -124,16 +123,19 @@ def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) 
     if any(tensor.layout.kind == large.KIND for tensor in case.tensors.values()):
         lacking = room.lacking(large.far_tensors(bench.spec, case).values(), bench.device)
         if lacking is not None:
-            return reject(bench, result, OUT_OF_MEMORY, MemoryError(lacking))
+            return reject(bench, result, NO_ROOM_TO_JUDGE, MemoryError(lacking))
     try:
         return _judge_made(bench, case, result, again=again)
-    except (MemoryError, torch.OutOfMemoryError, ReferenceFailed) as error:
+    except (MemoryError, torch.OutOfMemoryError) as error:
         # What a kernel raises is in its outcome, so this is the judge's own: of two dozen lanes asked for late, say.
-        why = error.__cause__ if isinstance(error, ReferenceFailed) else error
-        if not isinstance(why, MemoryError | torch.OutOfMemoryError | TooSlow):
+        result.verdicts.clear()
+        return reject(bench, result, NO_ROOM_TO_JUDGE, error)
+    except ReferenceFailed as error:
+        kind = unasked(error)
+        if kind not in (NO_ROOM_TO_JUDGE, TOO_EXPENSIVE):
             raise
         result.verdicts.clear()
-        return reject(bench, result, TOO_EXPENSIVE if isinstance(why, TooSlow) else OUT_OF_MEMORY, why)
+        return reject(bench, result, kind, error)
 
 
 def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:

@@ -10,6 +10,9 @@ IMPOSSIBLE: Final = "impossible"
 NOT_MODELLED: Final = "not-modelled"
 # More programs, or longer calls of kernel or reference, than a case may cost.
 TOO_EXPENSIVE: Final = "too-expensive"
+# The kernel found none.
 OUT_OF_MEMORY: Final = "out-of-memory"
+# Its inputs found none, or the reference, or its float64 lanes, of which two dozen are asked about a suspicion.
+NO_ROOM_TO_JUDGE: Final = "no-room-to-judge"
 # Kernels were compiled and not run.
 DRY_RUN: Final = "dry run"

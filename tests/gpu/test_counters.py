@@ -36,17 +36,18 @@ def reference(x):
 
 @settings(max_examples=4, deadline=None)
 @fused_equivalent(
-    reference, inputs={"x": tensor("rows cols")}, bench=[{"rows": 16384, "cols": 16384}, {"rows": 64, "cols": 256}]
+    reference, inputs={"x": tensor("rows cols")}, bench=[{"rows": 8192, "cols": 8192}, {"rows": 64, "cols": 256}]
 )
 def test_one_kernel(x):
     return double(x)
 
 def test_two_kernels(fusion_bench, fusion_device):
-    x = torch.randn(16384, 16384, device=fusion_device, dtype=torch.bfloat16)
+    x = torch.randn(8192, 8192, device=fusion_device, dtype=torch.bfloat16)
     fusion_bench(lambda x: double(double(x)), lambda x: x * 4, x, case="twice")
     fusion_bench(lambda x: double(x), lambda x: x * 2, x, case="once")
 """
-SIZE = 2 * 16384 * 16384
+# Twice the last cache of an H200; with twice the rows and columns the judge alone takes 120 GB.
+SIZE = 2 * 8192 * 8192
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def benches(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> dict[
 
 
 def test_a_kernel_moves_its_inputs_and_outputs_once(benches: dict[str, Any]) -> None:
-    """Half a gigabyte is read; of what is written, what the last cache holds back is missing."""
+    """An eighth of a gigabyte is read; of what is written, what the last cache holds back is missing."""
     (bench,) = benches["one_kernel"]
     large, small = bench["counters"]
     assert (large["status"], small["status"]) == ("counted", "counted"), (large, small)

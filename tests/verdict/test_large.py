@@ -170,7 +170,7 @@ def test_too_little_memory_is_unknown(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("pytest_fusion.run.memory.backing._map", refuse)
     record = examine(tmp_path, doubling(2))
-    assert (record.verdict, set(record.rejected)) == ("unknown", {"out-of-memory"})
+    assert (record.verdict, set(record.rejected)) == ("unknown", {"no-room-to-judge"})
 
 
 @pytest.mark.parametrize("shape", [(3, 20), (2, 40), (5, 3, 40), (40,), (1, 7, 9), (64, 4, 2, 8)])

@@ -7,10 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pytest_fusion.verdict.calls import CaseResult
-from pytest_fusion.verdict.rejections import DRY_RUN, IMPOSSIBLE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
+from pytest_fusion.verdict.rejections import (
+    DRY_RUN,
+    IMPOSSIBLE,
+    NO_ROOM_TO_JUDGE,
+    NOT_MODELLED,
+    OUT_OF_MEMORY,
+    TOO_EXPENSIVE,
+)
 
 # Rejections that say something of the lane or of the reference, and nothing of the kernel.
-_NOT_ASKED = (IMPOSSIBLE, TOO_EXPENSIVE, OUT_OF_MEMORY, NOT_MODELLED, DRY_RUN)
+_NOT_ASKED = (IMPOSSIBLE, TOO_EXPENSIVE, OUT_OF_MEMORY, NO_ROOM_TO_JUDGE, NOT_MODELLED, DRY_RUN)
 # The rejection of a case that the incumbent's spec does not know.
 FOREIGN = "foreign"
 

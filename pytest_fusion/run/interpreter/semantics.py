@@ -18,6 +18,15 @@ _INTEGERS = frozenset({"int32", "int64"})
 _STEADY = _FLOATS | _INTEGERS
 _INT32 = range(-(2**31), 2**31)
 _KEPT = 4096
+_WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_HALVES = ("fp16", "bf16")
+# The builder's method for each conversion that is one step of Triton's: half precision goes through float32.
+_CONVERSIONS = {
+    **{(a, b): "create_int_cast" for a in _WHOLE for b in _WHOLE if a != b},
+    **{(a, b): "create_si_to_fp" for a in _WHOLE for b in ("fp32", "fp64") if a[0] == "i"},
+    **{(a, "fp32"): "create_fp_ext" for a in _HALVES},
+    **{("fp32", b): "create_fp_trunc" for b in _HALVES},
+}
 
 
 def quicken(interpreter: Any) -> None:
@@ -27,10 +36,27 @@ def quicken(interpreter: Any) -> None:
     upstream_cast = semantic.cast
     block_types: dict[Any, Any] = {}
     constants: dict[Any, Any] = {}
+    common: dict[Any, Any] = {}
+
+    def typed(like: Any, scalar: Any) -> Any:
+        """The type of a tensor of ``like``'s shape and other elements."""
+        if not like.shape:
+            return scalar
+        key = (id(like.shape), scalar.name)
+        kind = block_types.get(key)
+        if kind is None:
+            kind = block_types[key] = like.type.with_element_ty(scalar)
+        return kind
 
     def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
-        if fp_downcast_rounding is None and input.dtype.name == dst_ty.scalar.name and not input.dtype.is_ptr():
-            return input
+        if fp_downcast_rounding is None:
+            source, target = input.dtype.name, dst_ty.scalar.name
+            if source == target and not input.dtype.is_ptr():
+                return input
+            step = _CONVERSIONS.get((source, target))
+            if step is not None:
+                kind = typed(input, dst_ty.scalar)
+                return tensor(getattr(self.builder, step)(input.handle, kind), kind)
         return upstream_cast(self, input, dst_ty, fp_downcast_rounding)
 
     def constant(self: Any, value: Any, dtype: Any) -> Any:
@@ -44,12 +70,17 @@ def quicken(interpreter: Any) -> None:
         return found
 
     def splat(scalar: Any, like: Any) -> Any:
-        key = (id(like.shape), scalar.dtype.name)
+        old = scalar.handle
+        return tensor(handle(_spread(old.data, like.shape), old.dtype.scalar, old.attr), typed(like, scalar.dtype))
+
+    def spread(block: Any, whole: tuple[int, ...]) -> Any:
+        old, scalar = block.handle, block.dtype
+        key = (whole, scalar.name)
         kind = block_types.get(key)
         if kind is None:
-            kind = block_types[key] = like.type.with_element_ty(scalar.dtype)
-        old = scalar.handle
-        return tensor(handle(_spread(old.data, like.shape), old.dtype.scalar, old.attr), kind)
+            kind = block_types[key] = interpreter.tl.block_type(scalar, list(whole))
+        wide = np.broadcast_to(old.data, (old.data.shape[0], *whole))
+        return tensor(handle(wide, old.dtype.scalar, old.attr), kind)
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
         # Equal shapes are one object (`language` makes each once), and scalars have the empty one.
@@ -59,7 +90,14 @@ def quicken(interpreter: Any) -> None:
             return lhs, splat(rhs, lhs)
         if not lhs.shape:
             return splat(lhs, rhs), rhs
-        return upstream_broadcast(self, lhs, rhs)
+        key = (id(lhs.shape), id(rhs.shape))
+        sizes = common.get(key)
+        if sizes is None:
+            sizes = common[key] = _common(lhs.type.shape, rhs.type.shape)
+        left, right, whole = sizes
+        if whole is None:
+            return upstream_broadcast(self, lhs, rhs)
+        return lhs if left == whole else spread(lhs, whole), rhs if right == whole else spread(rhs, whole)
 
     def check(
         self: Any,
@@ -90,6 +128,13 @@ def quicken(interpreter: Any) -> None:
     semantic.cast = cast
     semantic.broadcast_impl_value = broadcast_impl_value
     semantic.binary_op_type_checking_impl = check
+
+
+def _common(left: Any, right: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
+    """Two shapes as numbers, and the shape that both are broadcast to, if they have one rank and fit."""
+    a, b = (tuple(int(getattr(n, "value", n)) for n in shape) for shape in (left, right))
+    fits = len(a) == len(b) and all(m == n or 1 in (m, n) for m, n in zip(a, b, strict=True))
+    return a, b, tuple(n if m == 1 else m for m, n in zip(a, b, strict=True)) if fits else None
 
 
 def _fits(number: Any, name: str) -> bool:

@@ -253,12 +253,15 @@ class Lab:
         return case
 
     def wrong_of(self, answer: Answer) -> Wrong | None:
-        """The failing output of an answer, or the first one of which some elements are wrong."""
+        """The output that the failure is about where it is wrong, else the failing one of an answer.
+
+        Where no values failed, the first one of which some elements are wrong.
+        """
         found = answer.probe
         if found is None:
             return None
-        evidence = found.result.evidence
-        names = [evidence[0]] if evidence is not None else list(found.got)
+        evidence, sought = found.result.evidence, str(self.verdict.evidence.get("output", ""))
+        names = [sought, evidence[0]] if evidence is not None else list(found.got)
         for name in names:
             got, against = found.got.get(name), found.lanes.get(name)
             if got is None or against is None:

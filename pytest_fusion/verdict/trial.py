@@ -311,11 +311,11 @@ class Trial:
         )
 
     def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:
-        for i, name in enumerate(self.order):
-            if not verdicts[name].ok:
-                lanes = self.reference.lanes
-                self.result.evidence = (name, got.tensors[name], lanes[i] if lanes else self.reference.native[i])
-                return
+        """Remember the output that the verdict is about, for the picture of its errors."""
+        name = values.worst_of(verdicts)
+        if name is not None and not verdicts[name].ok:
+            lanes, i = self.reference.lanes, self.order.index(name)
+            self.result.evidence = (name, got.tensors[name], lanes[i] if lanes else self.reference.native[i])
 
     def observe_vacuity(self) -> None:
         if not self.bench.on("vacuity"):

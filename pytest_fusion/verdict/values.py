@@ -31,14 +31,17 @@ def judge_one(
     return judge_output(candidate, few, more, fine=fine, wide=wide)
 
 
+def worst_of(verdicts: Mapping[str, ValuesVerdict]) -> str | None:
+    """The output that fails by the largest ratio, or has the largest one where none fails; ``None`` of no outputs."""
+    return max(verdicts, key=lambda name: (not verdicts[name].ok, verdicts[name].ratio), default=None)
+
+
 def as_verdict(verdicts: Mapping[str, ValuesVerdict]) -> Verdict:
     """The worst output's conclusion; evidence has the worst ratio of error to allowed, and the grade."""
-    worst_name, worst = "", None
-    for name, verdict in verdicts.items():
-        if worst is None or (not verdict.ok, verdict.ratio) > (not worst.ok, worst.ratio):
-            worst_name, worst = name, verdict
-    if worst is None:
+    worst_name = worst_of(verdicts)
+    if worst_name is None:
         return passed("values")
+    worst = verdicts[worst_name]
     evidence = evidence_of(worst_name, worst)
     if worst.ok:
         grades = [v.grade for v in verdicts.values() if v.grade is not None]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from triton.runtime.jit import JITFunction
 
 from pytest_fusion import tensor
@@ -41,3 +43,24 @@ def test_compiling_variants_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPat
     lab = Lab(bench, plan, cases[0], result.failure, clock=lambda: now[0])
     assert [lab.ask(case).wrong for case in cases] == [True] * runs + [False] * (5 - runs)
     assert lab.spent
+
+
+def test_experiments_are_about_the_output_that_failed(lab_of: Any) -> None:
+    """What the message names is looked at where it is wrong, though another output is further off in a variant."""
+
+    def fused(x: torch.Tensor, s: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1e6 * s, x + 1
+
+    inputs = {"x": tensor("rows n"), "s": st.sampled_from([0.0, 1.0])}
+    lab = lab_of(
+        fused,
+        lambda x, s: (x * 1, x * 1),
+        inputs,
+        {"dim rows": 2, "dim n": 3},
+        pools={"s": (0.0, 1.0)},
+        dtypes="float32",
+    )
+    assert lab.verdict.evidence["output"] == "out[1]"
+    variant = lab.base.with_(drawn={"s": 1.0})
+    assert lab.ask(variant).probe.result.evidence[0] == "out[0]"
+    assert lab.wrong_of(lab.ask(variant)).name == "out[1]"

@@ -118,6 +118,23 @@ def test_the_worst_output_is_reported() -> None:
     assert as_verdict({}).status == "pass"
 
 
+def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> None:
+    """Of two outputs the second is further off: its columns are drawn, not those of the first one that is wrong."""
+
+    def fused(x: T) -> tuple[T, T]:
+        first, second = x * 2, x.repeat(1, 2) * 3
+        if x.shape[1] > 1:
+            first[:, 0] *= 1.01
+            second[:, -1] += 1000
+        return first, second
+
+    inputs = {"x": tensor("rows hidden", values=lambda s, d, g: torch.rand(s, generator=g).to(d) + 1)}
+    record = examine(fused, lambda x: (x * 2, x.repeat(1, 2) * 3), inputs, dtypes="float32", cases=20)
+    assert "out[1]: " in record.message
+    assert "axis 1: index 3 of 4 (the last)" in record.message
+    assert record.checks["values"]["error_map"]["caption"] == "errors of out[1]"
+
+
 def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that rests on a statistic counts when two more cases repeat it, and is noted when one does not."""
     spec = FusionSpec(fused=torch.neg, reference=torch.neg, inputs={"x": tensor("n")})

@@ -14,6 +14,8 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.groups import order_in_groups
 from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.diagnosis.readings import Reading, readings
+from pytest_fusion.diagnosis.readings import of as readings_of
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.verdict import gradients
@@ -26,7 +28,7 @@ _FEWEST = 3
 _SMALL = 1e-3
 _SHARE = 0.9
 # References that one diagnosis may evaluate on other inputs, at about a millisecond each.
-_MOST_REFERENCES = 150
+_MOST_REFERENCES = 250
 _SEEDS = 2
 _MOST_CASES = 2
 _LOUDER = 64.0
@@ -158,7 +160,7 @@ def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
 
 
 def misread(lab: Lab) -> Found | None:
-    """The result is the reference's for an input read at other indices, or without its last one."""
+    """The result is the reference's for inputs read at other indices, or for one without its last one."""
     budget = _MOST_REFERENCES
     for case in failing(lab):
         seeds = lab.seeds(case, _SEEDS)
@@ -166,42 +168,35 @@ def misread(lab: Lab) -> Found | None:
         first = answers[0].probe
         if first is None:
             continue
-        for name, value in first.logical.items():
-            if not isinstance(value, torch.Tensor) or value.dtype is torch.bool:
-                continue
-            for cause, what, change, back in _readings(lab, value):
-                budget -= 1
-                if budget < 0:
-                    return None
-                if all(_equals(lab, answer, name, change, back) for answer in answers):
-                    if cause == "off-by-one-mask" and not _at_other_sizes(lab, case, name, what):
-                        continue
-                    if _any_place_does(lab, answers, name, what):
-                        continue
-                    return Found(cause, [f"equals the reference with {name} {what}, for {len(seeds)} seeds"])
+        for reading in readings(lab, first.logical):
+            budget -= 1
+            if budget < 0:
+                return None
+            if all(_equals(lab, answer, reading) for answer in answers):
+                if reading.cause == "off-by-one-mask" and not _at_other_sizes(lab, case, reading):
+                    continue
+                if _any_place_does(lab, answers, reading):
+                    continue
+                return Found(reading.cause, [f"equals the reference with {reading}, for {len(seeds)} seeds"])
     lab.ruled_out.append("inputs read elsewhere: not the reference of any input turned, shifted, repeated or cut")
     return None
 
 
-Change = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _any_place_does(lab: Lab, answers: list[Answer], name: str, what: str) -> bool:
+def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
     """Whether one index read again and again explains no more than another: equal shares do it, as of a mean."""
     first, last = " the first index ", " the last index "
+    what = reading.what
     other = what.replace(first, last) if first in what else what.replace(last, first)
     if other == what:
         return False
     for answer in answers:
-        if answer.probe is None:
-            return False
-        readings = {text: (change, back) for _, text, change, back in _readings(lab, answer.probe.logical[name])}
-        if other not in readings or not _equals(lab, answer, name, *readings[other]):
+        same = _same_in(lab, answer, reading, other)
+        if same is None or not _equals(lab, answer, same):
             return False
     return True
 
 
-def _at_other_sizes(lab: Lab, case: Case, name: str, what: str) -> bool:
+def _at_other_sizes(lab: Lab, case: Case, reading: Reading) -> bool:
     """Whether the same reading explains the case with every dim one and two longer: what a tile leaves out does not."""
     for more in (1, 2):
         longer = case
@@ -209,82 +204,33 @@ def _at_other_sizes(lab: Lab, case: Case, name: str, what: str) -> bool:
             if isinstance(size, int):
                 longer = lab.resized({dim: size + more}, longer) or longer
         answer = lab.ask(longer)
-        if longer.key() == case.key() or not answer.wrong or answer.probe is None:
+        if longer.key() == case.key() or not answer.wrong:
             return False
-        value = answer.probe.logical[name]
-        readings = {text: (change, back) for _, text, change, back in _readings(lab, value)}
         # The place is named by its axis, whatever the size.
-        if what not in readings or not _equals(lab, answer, name, *readings[what]):
+        same = _same_in(lab, answer, reading, reading.what)
+        if same is None or not _equals(lab, answer, same):
             return False
     return True
 
 
-def _readings(lab: Lab, t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change | None]]:
-    """Ways in which a kernel may read a tensor wrongly: the cause, in words, what it then sees, and how the result
-    is turned back where the kernel stores it in the same wrong order."""
-    for axis, size in enumerate(t.shape):
-        if size < 2:
-            continue
-        span = list(range(size))
-        half = (size + 1) // 2
-        orders = {
-            f"read at the first index of axis {axis} only": [0] * size,
-            f"read at the last index of axis {axis} only": [size - 1] * size,
-            f"read backwards along axis {axis}": span[::-1],
-            f"read one index further along axis {axis}": [*span[1:], 0],
-            f"read one index before along axis {axis}": [size - 1, *span[:-1]],
-            f"read in pairs instead of halves along axis {axis}": [i // 2 + (i % 2) * half for i in span],
-            f"read in halves instead of pairs along axis {axis}": [*span[::2], *span[1::2]],
-        }
-        for block in lab.blocks:
-            if 2 <= block < size:
-                orders[f"read in its first {block} along axis {axis}, again and again"] = [i % block for i in span]
-        for what, order in orders.items():
-            if order != span and all(0 <= i < size for i in order):
-                yield "wrong-index-map", what, _taking(axis, order), None
-                if sorted(order) == span and axis == t.dim() - 1 and t.is_floating_point():
-                    back = sorted(span, key=order.__getitem__)
-                    yield "wrong-index-map", f"{what}, and stored so", _taking(axis, order), _taking(-1, back)
-        if t.is_floating_point():
-            for place, word in ((size - 1, "last"), (0, "first")):
-                for blank in (0.0, -torch.inf):
-                    what = f"holding {blank:g} at the {word} index of axis {axis}"
-                    yield "off-by-one-mask", what, _blanking(axis, place, blank), None
-    if t.dim() >= 2 and min(t.shape[-2:]) > 1:
-        rows, columns = t.shape[-2:]
-        yield (
-            "wrong-index-map",
-            "read column by column",
-            lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(),
-            None,
-        )
-        if rows == columns:
-            yield "wrong-index-map", "transposed", lambda v: v.mT.contiguous(), None
+def _same_in(lab: Lab, answer: Answer, reading: Reading, what: str) -> Reading | None:
+    """The reading of the same inputs, in these words, of another case."""
+    if answer.probe is None:
+        return None
+    others = readings_of(lab, reading.names, answer.probe.logical[reading.names[0]])
+    return next((other for other in others if other.what == what), None)
 
 
-def _taking(axis: int, order: list[int]) -> Change:
-    return lambda t: selected(t, axis, order)
-
-
-def _blanking(axis: int, index: int, blank: float) -> Change:
-    def change(t: torch.Tensor) -> torch.Tensor:
-        changed = t.clone()
-        changed.select(axis, index).fill_(blank)
-        return changed
-
-    return change
-
-
-def _equals(lab: Lab, answer: Answer, name: str, change: Change, back: Change | None) -> bool:
+def _equals(lab: Lab, answer: Answer, reading: Reading) -> bool:
     found, wrong = answer.probe, lab.wrong_of(answer)
     if found is None or wrong is None:
         return False
-    outputs = probing.right_of(lab.bench, {**found.logical, name: change(found.logical[name])})
+    outputs = probing.right_of(lab.bench, reading.applied(found.logical))
     other = outputs.get(wrong.name) if outputs is not None else None
-    if other is not None and back is not None:
-        if other.dim() == 0 or other.shape[-1] != found.logical[name].shape[-1]:
+    if other is not None and reading.back is not None:
+        if other.dim() == 0 or other.shape[-1] != found.logical[reading.names[0]].shape[-1]:
             return False
-        other = back(other)
+        other = reading.back(other)
     if other is None or other.shape != wrong.got.shape:
         return False
     unwritten = found.unwritten.get(wrong.name)
@@ -457,7 +403,8 @@ def cached(lab: Lab) -> Found | None:
         for name, old in first.probe.logical.items():
             if not isinstance(old, torch.Tensor) or old.numel() < 2:
                 continue
-            if all(_equals(lab, answer, name, lambda _, t=old: t, None) for answer in later):  # type: ignore[misc]
+            kept = Reading((name,), "cached-answer", "", lambda _, t=old: t)  # type: ignore[misc]
+            if all(_equals(lab, answer, kept) for answer in later):
                 return Found("cached-answer", [f"right in a first call; later ones use that call's {name}"])
         for name, old in first.probe.got.items():
             if all(_same_answer(answer, name, old) for answer in later):

@@ -1,0 +1,141 @@
+"""Ways in which a kernel may read an input wrongly: at other indices, by another dim's strides, or without an end."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.verdict.slices import selected
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+# As many inputs are asked in pairs too, such as keys and values beside queries of their shape.
+_MOST_IN_PAIRS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The inputs that are read so, the cause that this is, in words how, and what the kernel then sees of each.
+
+    ``back`` turns the result where the kernel stores it in the same wrong order.
+    """
+
+    names: tuple[str, ...]
+    cause: str
+    what: str
+    change: Change
+    back: Change | None = None
+
+    def applied(self, logical: Mapping[str, Any]) -> dict[str, Any]:
+        return {**logical, **{name: self.change(logical[name]) for name in self.names}}
+
+    def __str__(self) -> str:
+        return f"{' and '.join(self.names)} {self.what}"
+
+
+def readings(lab: Lab, logical: Mapping[str, Any]) -> Iterator[Reading]:
+    """All of them, by turns one of each input and of each group of inputs: one of four dims leaves others their turn.
+
+    Inputs of one shape, as a cosine and its sine, share the offsets that a kernel computes for them.
+    """
+    tensors = {
+        name: value
+        for name, value in logical.items()
+        if isinstance(value, torch.Tensor) and value.dtype is not torch.bool
+    }
+    alike: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, value in tensors.items():
+        alike[tuple(value.shape)].append(name)
+    groups: list[tuple[str, ...]] = [(name,) for name in tensors]
+    for names in alike.values():
+        if len(names) > 1:
+            groups.append(tuple(names))
+        if 2 < len(names) <= _MOST_IN_PAIRS:
+            groups += itertools.combinations(names, 2)
+    waiting = [of(lab, names, tensors[names[0]]) for names in groups]
+    while waiting:
+        for each in list(waiting):
+            reading = next(each, None)
+            if reading is None:
+                waiting.remove(each)
+            else:
+                yield reading
+
+
+def of(lab: Lab, names: tuple[str, ...], t: torch.Tensor) -> Iterator[Reading]:
+    """Those of inputs of one shape, which ``t`` has."""
+    for cause, what, change, back in _ways(lab, t):
+        # One end is left out of a sum by one load; of several inputs at once a sum of products shows no more.
+        if len(names) == 1 or cause != "off-by-one-mask":
+            yield Reading(names, cause, what, change, back)
+
+
+def _ways(lab: Lab, t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change | None]]:
+    for axis, size in enumerate(t.shape):
+        if size < 2:
+            continue
+        span = list(range(size))
+        half = (size + 1) // 2
+        orders = {
+            f"read at the first index of axis {axis} only": [0] * size,
+            f"read at the last index of axis {axis} only": [size - 1] * size,
+            f"read backwards along axis {axis}": span[::-1],
+            f"read one index further along axis {axis}": [*span[1:], 0],
+            f"read one index before along axis {axis}": [size - 1, *span[:-1]],
+            f"read in pairs instead of halves along axis {axis}": [i // 2 + (i % 2) * half for i in span],
+            f"read in halves instead of pairs along axis {axis}": [*span[::2], *span[1::2]],
+        }
+        for block in lab.blocks:
+            if 2 <= block < size:
+                orders[f"read in its first {block} along axis {axis}, again and again"] = [i % block for i in span]
+        if axis:
+            yield "wrong-index-map", f"read as though it had no axis {axis}", _without(axis), None
+        for what, order in orders.items():
+            if order != span and all(0 <= i < size for i in order):
+                yield "wrong-index-map", what, _taking(axis, order), None
+                if sorted(order) == span and axis == t.dim() - 1 and t.is_floating_point():
+                    back = sorted(span, key=order.__getitem__)
+                    yield "wrong-index-map", f"{what}, and stored so", _taking(axis, order), _taking(-1, back)
+        if t.is_floating_point():
+            for place, word in ((size - 1, "last"), (0, "first")):
+                for blank in (0.0, -torch.inf):
+                    what = f"holding {blank:g} at the {word} index of axis {axis}"
+                    yield "off-by-one-mask", what, _blanking(axis, place, blank), None
+    if t.dim() >= 2 and min(t.shape[-2:]) > 1:
+        rows, columns = t.shape[-2:]
+        yield (
+            "wrong-index-map",
+            "read column by column",
+            lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(),
+            None,
+        )
+        if rows == columns:
+            yield "wrong-index-map", "transposed", lambda v: v.mT.contiguous(), None
+
+
+def _taking(axis: int, order: list[int]) -> Change:
+    return lambda t: selected(t, axis, order)
+
+
+def _blanking(axis: int, index: int, blank: float) -> Change:
+    def change(t: torch.Tensor) -> torch.Tensor:
+        changed = t.clone()
+        changed.select(axis, index).fill_(blank)
+        return changed
+
+    return change
+
+
+def _without(axis: int) -> Change:
+    """What the strides of a tensor without this axis find in the memory of one that has it."""
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        shape = (*t.shape[:axis], 1, *t.shape[axis + 1 :])
+        return t.reshape(-1)[: t.numel() // t.shape[axis]].reshape(shape).expand(t.shape).contiguous()
+
+    return change

@@ -321,6 +321,11 @@ def last_index(lab: Lab) -> Found | None:
         else:
             place = places.pop()
             if all(lab.mostly_wrong(case) and _always_at(lab, case, name, place) for case in cases[1:] if case):
+                if not all(_always_at(lab, case, name, place) for case in _elsewhere_longer(lab, cases[1], name)):
+                    lab.ruled_out.append(
+                        f"off by one: not only the {place} index of {name} where another dim is longer"
+                    )
+                    continue
                 if _set_apart(lab, cases):
                     lab.ruled_out.append(
                         f"off by one: the reference gives 0 for the {place} index of {name}, a value too"
@@ -328,6 +333,17 @@ def last_index(lab: Lab) -> Found | None:
                     return None
                 return Found("off-by-one-mask", [f"at {name}=5, 8 and 13 only the {place} index is wrong"])
     return None
+
+
+def _elsewhere_longer(lab: Lab, case: Case | None, name: str) -> Iterator[Case]:
+    """The case with each other dim twice as long and one more.
+
+    Where only the last row reaches what another dim's last tile holds, as below a causal mask, more rows do then.
+    """
+    for other, size in lab.plain_sizes().items():
+        longer = lab.resized({other: 2 * size + 1}, case) if case is not None and other != name else None
+        if longer is not None:
+            yield longer
 
 
 def _always_at(lab: Lab, case: Case, name: str, place: str) -> bool:

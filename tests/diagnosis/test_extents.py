@@ -85,3 +85,41 @@ def test_an_end_that_is_wrong_for_one_seed_alone_is_no_bound(lab_of: Any) -> Non
     assert wrong is not None
     assert wrong.mask.any(1).tolist() == [True, False, False]
     assert diagnose(lab).cause != "off-by-one-mask"
+
+
+def causal(q: T, k: T, v: T, *, counted: bool = True) -> T:
+    """Attention below the diagonal that ends in the last key, in tiles of 16 keys."""
+    rows, columns = torch.arange(len(q))[:, None] + len(k) - len(q), torch.arange(len(k))
+    scores = (q @ k.T).masked_fill(columns > rows, -torch.inf)
+    most, total, out = torch.full((len(q), 1), -1e30), torch.zeros(len(q), 1), torch.zeros(len(q), v.shape[1])
+    for first in range(0, len(k), 16):
+        tile = scores[:, first : first + 16]
+        now = torch.maximum(most, tile.amax(-1, keepdim=True))
+        weight = torch.exp(tile - now)
+        out = out * torch.exp(most - now) + weight @ v[first : first + 16]
+        total = total * torch.exp(most - now) + (weight.sum(-1, keepdim=True) if counted or not first else 0)
+        most = now
+    return out / total.clamp(min=1e-30)
+
+
+def test_a_row_that_alone_reaches_the_last_tile_of_another_dim_is_no_end(lab_of: Any) -> None:
+    """Below a causal mask the last of the queries sees the one key past a tile; of more keys other queries see some."""
+    inputs = {"q": tensor("m d"), "k": tensor("n d"), "v": tensor("n d")}
+    sizes = {"dim m": 2, "dim n": 17, "dim d": 2}
+    lab = lab_of(lambda q, k, v: causal(q, k, v, counted=False), causal, inputs, sizes, blocks=(16,), dtypes="float32")
+    found = diagnose(lab)
+    assert found.cause == "block-limit", found
+
+
+def test_an_end_that_is_wrong_whatever_other_dims_are_is_a_bound(lab_of: Any) -> None:
+    """The last query of all is left out, of few keys and of many."""
+
+    def without_last(q: T, k: T, v: T) -> T:
+        return torch.cat([causal(q, k, v)[:-1], torch.zeros(1, v.shape[1])])
+
+    inputs = {"q": tensor("m d"), "k": tensor("n d"), "v": tensor("n d")}
+    lab = lab_of(without_last, causal, inputs, {"dim m": 2, "dim n": 17, "dim d": 2}, dtypes="float32")
+    found = diagnose(lab)
+    assert (found.cause, found.evidence) == ("off-by-one-mask", ["at m=5, 8 and 13 only the last index is wrong"]), (
+        found
+    )

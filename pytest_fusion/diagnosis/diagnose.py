@@ -18,6 +18,7 @@ from pytest_fusion.diagnosis import (
     tuning,
     undefined,
     unread,
+    zeros,
 )
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.experiments import Lab
@@ -43,6 +44,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,
+    zeros.zeros,
     extents.tail,
     extents.last_index,
     unread.unread,

@@ -121,7 +121,7 @@ FORWARD: tuple[Plant, ...] = (
         ("log-of-sigmoid", "D7", 117, VALUES, "missing-max-subtraction unexplained", [(1,)]),
     ]),
     *group("activation", partial(activation.make_spec, "negative_reciprocal"), "n", [
-        ("zero-minus-x", "D7", 115, VALUES, "unexplained", [(1,)]),
+        ("zero-minus-x", "D7", 115, VALUES, "unexplained zero-value", [(1,)]),
     ]),
     *group("activation", partial(activation.make_spec, "clipped"), "n", [
         ("other-bound", "H1", None, VALUES, "unexplained", [(1,)]),

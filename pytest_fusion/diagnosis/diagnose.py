@@ -39,6 +39,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     indices.cached,
     undefined.padded,
     numerics.special,
+    extents.empty,
     numerics.wrapped,
     numerics.narrowed,
     numerics.overflow,

@@ -63,6 +63,21 @@ def zero(lab: Lab) -> Found | None:
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
 
 
+def empty(lab: Lab) -> Found | None:
+    """NaN or infinite in elements that no element of an input has a part in, and right in all others."""
+    wrong = lab.wrong_of(lab.ask(lab.base))
+    if wrong is None or not wrong.got.is_floating_point() or bool(torch.isfinite(wrong.got)[wrong.mask].any()):
+        return None
+    # A softmax over one element gives 1 whatever that is; of rows below a mask those of the longer dim are empty.
+    if not any(
+        _only_where_nothing_counts(lab, lab.base, lab.grown(lab.base, least), made_of_nothing=True)
+        for least in ((12, 9, 7, 11), (9, 12, 11, 7))
+    ):
+        return None
+    told = "NaN or infinite where no element of any input counts, and the reference is finite whatever they hold"
+    return Found("zero-size", [told, "right in every element that some input has a part in"])
+
+
 def _past(lab: Lab, case: Case) -> Iterator[Case]:
     """One dim after the other just past a block."""
     for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
@@ -78,11 +93,12 @@ def _just_past(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
     return lab.resized({name: size}, case) if size % tile else None
 
 
-def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
+def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case, *, made_of_nothing: bool = False) -> bool:
     """Whether all wrong elements are such as the reference gives whatever the inputs' floating values are.
 
     Each place that is wrong in a larger case, for some seed, must be right for another that gives it what counts: where
-    the last bag is always wrong it is wrong as well where it is empty.
+    the last bag is always wrong it is wrong as well where it is empty. Where all that is wrong is ``made_of_nothing``,
+    as NaN is of 0 / 0, it need not be: the first rows below a causal mask are empty at every seed.
     """
     if lab.verdict.check != "values" or lab.check == gradients.NAME:
         return False
@@ -91,23 +107,27 @@ def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
     right: dict[str, torch.Tensor] = {}
     for case, most in ((small, _MANY_SEEDS), (larger, 2 * _MANY_SEEDS)):
         for seed in lab.seeds(case, most):
-            masks = _counting(lab, lab.ask(case.with_(seed=seed)), case)
+            masks = _counting(lab, lab.ask(case.with_(seed=seed)))
             if masks is None:
                 return False
-            for name, (off, depends) in masks.items():
-                if bool((off & depends).any()):
+            for name, (off, finite, depends) in masks.items():
+                if bool((off & depends).any()) or (made_of_nothing and bool((off & finite).any())):
                     return False
                 telling += bool(depends.any())
                 if case is larger:
                     wrong[name] = off | wrong.get(name, off)
                     right[name] = depends | right.get(name, depends)
+    if made_of_nothing:
+        return telling > _SEEDS and any(bool(off.any()) for off in wrong.values())
     return telling > _SEEDS and not any(bool((off & ~right[name]).any()) for name, off in wrong.items())
 
 
-def _counting(lab: Lab, answer: Answer, case: Case) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
-    """By output, which elements are wrong and which change with the floating inputs; ``None`` if that is not known."""
-    names = edits.free(lab.spec, case)
+def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
+    """By output, which elements are wrong, which finite, and which change with the floating inputs, of which the
+    reference alone is asked; ``None`` if that is not known."""
     found, wrong = answer.probe, lab.wrong_of(answer)
+    floating = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    names = [n for n, t in found.logical.items() if getattr(t, "dtype", None) in floating] if found is not None else []
     if found is None or not names or not (answer.right or (answer.wrong and wrong is not None)):
         return None
     changes = (edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
@@ -120,7 +140,8 @@ def _counting(lab: Lab, answer: Answer, case: Case) -> dict[str, tuple[torch.Ten
                 return None
             depends |= (other[name] != right) & ~(other[name].isnan() & right.isnan())
         off = wrong.mask if answer.wrong and wrong is not None and wrong.name == name else torch.zeros_like(depends)
-        masks[name] = off, depends
+        got = found.got.get(name)
+        masks[name] = off, torch.ones_like(off) if got is None else torch.isfinite(got.detach().double()), depends
     return masks
 
 

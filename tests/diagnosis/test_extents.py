@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_fusion import dim, tensor
+from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived
 
@@ -123,3 +123,58 @@ def test_an_end_that_is_wrong_whatever_other_dims_are_is_a_bound(lab_of: Any) ->
     assert (found.cause, found.evidence) == ("off-by-one-mask", ["at m=5, 8 and 13 only the last index is wrong"]), (
         found
     )
+
+
+def mean_of_segments(x: T, segment: T, most: int) -> T:
+    counts = torch.bincount(segment, minlength=most).clamp(min=1)
+    return torch.zeros(most, x.shape[1]).index_add_(0, segment, x) / counts[:, None]
+
+
+def mean_of_none(x: T, segment: T, most: int) -> T:
+    counts = torch.bincount(segment, minlength=most)
+    return torch.zeros(most, x.shape[1]).index_add_(0, segment, x) / counts[:, None]
+
+
+def drawn_segments(rows: int, m: int, generator: torch.Generator) -> T:
+    return torch.randint(0, m, (rows,), generator=generator)
+
+
+SEGMENTS = {"x": tensor("rows n"), "segment": derived(drawn_segments), "most": derived(lambda m: m)}
+BELOW = {name: tensor(f"{rows} d", values=values.normal()) for name, rows in (("q", "m"), ("k", "n"), ("v", "n"))}
+
+
+def below(q: T, k: T, v: T) -> T:
+    rows, columns = torch.arange(len(q))[:, None] + len(k) - len(q), torch.arange(len(k))
+    return (q @ k.T).masked_fill(columns > rows, -torch.inf).softmax(-1) @ v
+
+
+def below_or_0(q: T, k: T, v: T) -> T:
+    return below(q, k, v).masked_fill(torch.arange(len(q))[:, None] < len(q) - len(k), 0.0)
+
+
+def test_nan_where_nothing_counts_is_named(lab_of: Any) -> None:
+    """The mean of an empty segment, and a row of queries that no key reaches, with no size of 0."""
+    sizes = {"dim rows": 2, "dim n": 2, "dim m": 3}
+    bounds = {name: dim(1) for name in ("rows", "n", "m")}
+    found = diagnose(lab_of(mean_of_none, mean_of_segments, SEGMENTS, sizes, dims=bounds, dtypes="float32"))
+    assert found.cause == "zero-size", found
+    assert "no element of any input counts" in found.evidence[0]
+
+    sizes, bounds = {"dim m": 3, "dim n": 2, "dim d": 2}, {name: dim(1) for name in ("m", "n", "d")}
+    found = diagnose(lab_of(below, below_or_0, BELOW, sizes, dims=bounds, dtypes="float32"))
+    assert found.cause == "zero-size", found
+
+
+def test_nan_among_what_counts_is_no_empty_row(lab_of: Any) -> None:
+    """The last segment is NaN whether it is empty or not, and so is a root of what is negative."""
+    bounds = {name: dim(1) for name in ("rows", "n", "m")}
+
+    def last(x: T, segment: T, most: int) -> T:
+        return torch.where(torch.arange(most)[:, None] == most - 1, torch.nan, mean_of_segments(x, segment, most))
+
+    sizes = {"dim rows": 2, "dim n": 2, "dim m": 3}
+    found = diagnose(lab_of(last, mean_of_segments, SEGMENTS, sizes, dims=bounds, dtypes="float32"))
+    assert found.cause == "off-by-one-mask", found
+    inputs = {"x": tensor("rows n")}
+    lab = lab_of(torch.sqrt, lambda x: x.abs().sqrt(), inputs, {"dim rows": 3, "dim n": 5}, dtypes="float32")
+    assert diagnose(lab).cause == "unexplained"

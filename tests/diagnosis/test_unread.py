@@ -113,3 +113,25 @@ def test_what_others_are_derived_from_is_not_asked(lab_of: Any) -> None:
 
     lab = lab_of(lambda x, s, top: x + top, reference, inputs, {**SIZES, "drawn s": 1}, pools=POOLS)
     assert unread(lab) is None
+
+
+def decayed(x: T, s: float) -> T:
+    return x * (1 - 1e-3 * s)
+
+
+def test_a_number_of_little_effect_is_named(lab_of: Any) -> None:
+    """A decay that is left out changes a weight by a thousandth, which no bits of float32 miss."""
+    found = diagnose(
+        lab_of(lambda x, s: x * 1, decayed, SCALED, {**SIZES, "drawn s": 1}, pools=POOLS, dtypes="float32")
+    )
+    assert (found.cause, found.evidence[0].startswith("whatever s holds")) == ("ignores-input", True), found
+
+
+def test_a_number_that_rounding_hides_is_not(lab_of: Any) -> None:
+    """Nobody's bits follow what is far below an epsilon, so that it is no matter whether it is read."""
+
+    def reference(x: T, s: float) -> T:
+        return x * (1 - 1e-9 * s)
+
+    lab = lab_of(lambda x, s: x.abs(), reference, SCALED, {**SIZES, "drawn s": 1}, pools=POOLS, dtypes="float32")
+    assert unread(lab) is None

@@ -59,6 +59,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     roundings.digits,
     slices.indifferent,
     numerics.factor,
+    sources.beyond,
 )
 _OF_HOLES: tuple[Rule, ...] = (extents.zero, strides.layout, extents.last_index, indices.moved, extents.limit)
 _OF_BOUNDS: tuple[Rule, ...] = (machine_code.miscompiled, extents.zero, strides.layout, extents.one_past)

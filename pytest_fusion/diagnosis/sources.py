@@ -24,6 +24,8 @@ _MOST_SOURCES = 12
 _STRETCHED = 4
 _MOST_WRONG = 2
 _SEEDS, _AGREEING = 16, 2
+# For one of so many seeds a condition is met and a factor is not 0.
+_STRUCTURAL = 10
 # A share of what a diagnosis may run, so that the rules after this one have their turn.
 _MOST_RUNS = 50
 # By so many times the largest element, up and down, a selection (of a maximum, of what is above 0) changes as well as
@@ -67,13 +69,38 @@ def elsewhere(lab: Lab) -> Found | None:
     What a formula gets wrong changes with the same elements as the right result, what a mask leaves out or takes in
     with fewer or with more.
     """
+    told, asked = _told(lab, instead=True)
+    if asked and len(told) < _AGREEING:
+        lab.ruled_out.append(
+            "single elements: changed one by one, none reaches a wrong result that it should not, in place of another"
+        )
+    return _agreed(told)
+
+
+def beyond(lab: Lab) -> Found | None:
+    """Wrong elements change with elements of the inputs that no seed's right ones know, and with all that they should.
+
+    Where a factor is 0 in one call another formula would change with what is multiplied by it, and not be misplaced.
+    """
+    return _agreed(_told(lab, instead=False)[0])
+
+
+def _agreed(told: list[str]) -> Found | None:
+    return Found("wrong-index-map", [f"{told[0]}; so it is for other values"]) if len(told) >= _AGREEING else None
+
+
+def _told(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
+    """What single elements tell in words, for as many seeds as must agree; and whether they could be asked at all."""
     if lab.check == gradients.NAME:
-        return None
+        return [], False
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     told: list[str] = []
     asked = False
     budget = lab.runs + _MOST_RUNS
-    for case in {each.key(): each for each in (plain, lab.grown(plain, (2, 2, 2, 2)), _stretched(lab, plain))}.values():
+    cases = [plain, lab.grown(plain, (2, 2, 2, 2)), _stretched(lab, plain)]
+    # Both neighbours of one of two are the same one.
+    cases += [] if instead else [lab.grown(plain, (3, 3, 3, 3))]
+    for case in {each.key(): each for each in cases}.values():
         silent = 0
         for seed in lab.seeds(case, _SEEDS):
             if silent == _AGREEING or lab.runs > budget:
@@ -81,17 +108,13 @@ def elsewhere(lab: Lab) -> Found | None:
             seeded = case.with_(seed=seed)
             answer = lab.ask(seeded)
             if answer.wrong:
-                said = _elsewhere(lab, answer, lambda edit, seeded=seeded: lab.ask(seeded, edit=edit))
+                said = _elsewhere(lab, answer, lambda edit, seeded=seeded: lab.ask(seeded, edit=edit), instead=instead)
                 told += [said] if said else []
                 silent += not said
                 asked |= said is not None
             if len(told) == _AGREEING:
-                return Found("wrong-index-map", [f"{told[0]}; so it is for other values"])
-    if asked:
-        lab.ruled_out.append(
-            "single elements: changed one by one, none reaches a wrong result that it should not, in place of another"
-        )
-    return None
+                return told, asked
+    return told, asked
 
 
 def _stretched(lab: Lab, case: Case) -> Case:
@@ -102,16 +125,19 @@ def _stretched(lab: Lab, case: Case) -> Case:
     return case
 
 
-def _elsewhere(lab: Lab, answer: Answer, run: Any) -> str | None:
-    """In words, which element reaches a wrong one in place of another; empty where none does, and ``None`` where that
-    could not be asked: of inputs with values of their own, or where no element reaches some results and not others."""
+def _elsewhere(lab: Lab, answer: Answer, run: Any, *, instead: bool) -> str | None:
+    """In words, which element reaches a wrong one in place of another, or besides all that should.
+
+    Empty where none does, and ``None`` where that could not be asked: of inputs with values of their own, or where no
+    element reaches some results and not others.
+    """
     spans = edits.ranged(lab.spec, lab.base)
     # Those whose values are narrowed too, but not at the price of those that are free.
-    said = _among(lab, answer, run, spans)
-    return _among(lab, answer, run, {}) if said is None and spans else said
+    said = _among(lab, answer, run, spans, instead=instead)
+    return _among(lab, answer, run, {}, instead=instead) if said is None and spans else said
 
 
-def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, ...]]) -> str | None:
+def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, ...]], *, instead: bool) -> str | None:
     found, wrong = answer.probe, lab.wrong_of(answer)
     if found is None or wrong is None or not wrong.far_off:
         return None
@@ -124,6 +150,8 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
     if not 1 < len(places) <= _MOST_ELEMENTS:
         return None
     known = _known_to(lab, found.logical, wrong.name, places, spans)
+    if known is not None and not instead:
+        known = _known_to_any(lab, answer, known, wrong.name, spans)
     if known is None:
         return None
     asked: str | None = None
@@ -136,16 +164,45 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
         before = _value(wrong.got, element)
         if not any(_moved(before, after) for after in _values(run, far, wrong.name, element, spans)):
             continue
+        if not instead:
+            extra = next(_reaching(run, far, wrong.name, element, spans, before), None)
+            if extra is not None:
+                return _said(found.logical, wrong.name, wrong.got.shape, element, None, extra)
+            continue
         for place in near:
             after = list(_values(run, (place,), wrong.name, element, spans))
             if len(after) == len(_CHANGES) and all(value == before for value in after):
-                reached = (
-                    p for p in far if any(_moved(before, v) for v in _values(run, (p,), wrong.name, element, spans))
-                )
-                extra = next(reached, None)
+                extra = next(_reaching(run, far, wrong.name, element, spans, before), None)
                 if extra is not None:
                     return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
     return asked
+
+
+def _reaching(
+    run: Any,
+    far: tuple[Place, ...],
+    output: str,
+    element: int,
+    spans: Mapping[str, tuple[float, ...]],
+    before: float,
+) -> Iterator[Place]:
+    """Those of these places that the kernel's element changes with."""
+    return (p for p in far if any(_moved(before, v) for v in _values(run, (p,), output, element, spans)))
+
+
+def _known_to_any(
+    lab: Lab, answer: Answer, known: dict[Place, torch.Tensor], output: str, spans: Mapping[str, tuple[float, ...]]
+) -> dict[Place, torch.Tensor] | None:
+    """The same for any of several seeds of the case."""
+    assert answer.probe is not None
+    case = answer.probe.result.case
+    for seed in lab.seeds(case, _STRUCTURAL):
+        other = lab.ask(case.with_(seed=seed)).probe
+        masks = _known_to(lab, other.logical, output, list(known), spans) if other is not None else None
+        if masks is None or any(masks[place].shape != mask.shape for place, mask in known.items()):
+            return None
+        known = {place: mask | masks[place] for place, mask in known.items()}
+    return known
 
 
 def _known_to(
@@ -196,10 +253,18 @@ def _moved(before: float, after: float) -> bool:
 
 
 def _said(
-    logical: Mapping[str, Any], output: str, shape: tuple[int, ...], element: int, instead_of: Place, taken: Place
+    logical: Mapping[str, Any],
+    output: str,
+    shape: tuple[int, ...],
+    element: int,
+    instead_of: Place | None,
+    taken: Place,
 ) -> str:
     def at(name: str, flat: int, sizes: tuple[int, ...]) -> str:
         return f"{name}[{', '.join(str(int(i)) for i in torch.unravel_index(torch.tensor(flat), sizes))}]"
 
-    one, other = (at(name, i, tuple(logical[name].shape)) for name, i in (taken, instead_of))
-    return f"{at(output, element, shape)} changes with {one}, which it must not, and not with {other}, which it must"
+    one = at(*taken, tuple(logical[taken[0]].shape))
+    told = f"{at(output, element, shape)} changes with {one}, which it must not"
+    if instead_of is None:
+        return told
+    return f"{told}, and not with {at(*instead_of, tuple(logical[instead_of[0]].shape))}, which it must"

@@ -1,0 +1,73 @@
+"""Elements of inputs that reach results which must not know them, besides all that they should know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pytest_fusion import dim, tensor, values
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.sources import beyond
+
+T = torch.Tensor
+GRID = {"x": tensor("b h w")}
+BOUNDS = {name: dim(1) for name in "bhw"}
+SIZES = {"dim b": 1, "dim h": 2, "dim w": 3}
+PAIR = {"x": tensor("rows n", values=values.normal()), "y": tensor("rows n", values=values.normal())}
+
+
+def stencil(x: T) -> T:
+    p = F.pad(x, (1, 1, 1, 1))
+    return p[:, :-2, 1:-1] + p[:, 2:, 1:-1] + p[:, 1:-1, :-2] + p[:, 1:-1, 2:] - 4 * x
+
+
+def wrapped(x: T) -> T:
+    return x.roll(1, 1) + x.roll(-1, 1) + x.roll(1, 2) + x.roll(-1, 2) - 4 * x
+
+
+def across_rows(x: T) -> T:
+    """The neighbours along a row by their place in memory: those of an end lie in another row."""
+    flat = F.pad(x.flatten(1), (1, 1))
+    p = F.pad(x, (0, 0, 1, 1))
+    return p[:, :-2] + p[:, 2:] + (flat[:, :-2] + flat[:, 2:]).view(x.shape) - 4 * x
+
+
+WRONG: dict[str, tuple[Callable[[T], T], Callable[[T], T], dict[str, Any], dict[str, int]]] = {
+    "wrapped": (wrapped, stencil, GRID, SIZES),
+    "rows": (across_rows, stencil, GRID, SIZES),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_result_must_not_know_is_named(lab_of: Any, name: str) -> None:
+    """A stencil that goes on at the other end, or in the next row, knows all that it should and more."""
+    fused, reference, inputs, sizes = WRONG[name]
+    found = diagnose(lab_of(fused, reference, inputs, sizes, dims=BOUNDS, dtypes="float32"))
+    assert found.cause == "wrong-index-map", found
+    assert found.evidence[0].endswith("which it must not; so it is for other values")
+
+
+SAME: dict[str, tuple[Callable[[T, T], T], Callable[[T, T], T]]] = {
+    "a gate that never closes": (lambda x, y: F.gelu(x) * y, lambda x, y: F.relu(x) * y),
+    "another sign": (lambda x, y: x - y, lambda x, y: x + y),
+    "a smooth maximum": (lambda x, y: torch.logaddexp(x, y), lambda x, y: torch.maximum(x, y)),  # noqa: PLW0108
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_another_formula_of_the_same_elements_knows_no_more(lab_of: Any, name: str) -> None:
+    """What counts at some seeds alone is no element of another place."""
+    fused, reference = SAME[name]
+    assert beyond(lab_of(fused, reference, PAIR, {"dim rows": 2, "dim n": 3}, dtypes="float32")) is None
+
+
+def test_what_wraps_around_is_met_in_three(lab_of: Any) -> None:
+    """Of one element the neighbour is itself, and of two the left one is the right one."""
+    found = diagnose(
+        lab_of(wrapped, stencil, GRID, {"dim b": 1, "dim h": 1, "dim w": 1}, dims=BOUNDS, dtypes="float32")
+    )
+    assert found.cause == "wrong-index-map", found

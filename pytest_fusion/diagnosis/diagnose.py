@@ -43,6 +43,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     extents.empty,
     numerics.wrapped,
     numerics.narrowed,
+    loaded.signed,
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,

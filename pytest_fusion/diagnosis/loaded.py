@@ -1,8 +1,9 @@
-"""Causes in how inputs are loaded: rounded to 16 bits first."""
+"""Causes in how inputs are loaded: rounded to 16 bits first, or with the top bit of integers taken for another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,8 @@ from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
 
 # float16 has the 10 bits that tf32 keeps too; what is right of these is not asked whether bfloat16's 7 do.
 _COARSE = (torch.float16, torch.bfloat16)
@@ -60,3 +63,45 @@ def _changes(lab: Lab, case: Case, edit: Edit, names: Sequence[str]) -> bool:
     pairs = [(found.logical[name].double(), after[name].double()) for name in names]
     lost = any(bool(((a == 0) != (b == 0)).any()) for a, b in pairs)
     return not lost and any(bool((a != b).any()) for a, b in pairs)
+
+
+def signed(lab: Lab) -> Found | None:
+    """Right once the top bit of an integer input is 0: a sign is taken from bits that have none, or lost of those."""
+    names = [name for name in lab.base.tensors if name not in lab.base.absent and _uses_top_bit(lab, name)]
+    cases = [case for case in (lab.base, lab.grown()) for case in _telling(lab, case)] if names else []
+    if len(cases) < _TELLING:
+        return None
+    for name in names:
+        top, next_to_it = (_without_bit(name, place) for place in (1, 2))
+        cured = all(lab.ask(case, edit=top).right for case in cases) and lab.always_right(cases[-1], edit=top)
+        if cured and any(lab.ask(case, edit=next_to_it).wrong for case in cases):
+            told = f"right once the top bit of each number of {name} is 0, wrong with the next bit 0 instead"
+            return Found("overflow", [f"{told}: it is taken for a sign, or a sign is lost"])
+    lab.ruled_out.append(f"a sign: wrong without the top bit of {', '.join(names)} too")
+    return None
+
+
+def _uses_top_bit(lab: Lab, name: str) -> bool:
+    """Whether a spec asks for integers of all bits, as of packed words."""
+    inner = unwrap(lab.spec.inputs[name])
+    if not isinstance(inner, TensorSpec) or not isinstance(inner.values, ValueProfile):
+        return False
+    dtype = getattr(torch, lab.base.tensors[name].dtype)
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return False
+    ends, params = torch.iinfo(dtype), dict(inner.values.params)
+    if inner.values.kind == "integers":
+        return params["low"] == ends.min and params["high"] == ends.max
+    return inner.values.kind == "default" and dtype is torch.uint8
+
+
+def _without_bit(name: str, place: int) -> Edit:
+    """Integers with one of their bits 0, the top one or that next to it."""
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        t = logical[name]
+        bits = torch.iinfo(t.dtype).bits
+        kept = ~(1 << (bits - place)) if place > 1 or t.dtype is torch.uint8 else (1 << (bits - 1)) - 1
+        return {**logical, name: t & (kept & 0xFF if t.dtype is torch.uint8 else kept)}
+
+    return Edit(f"bit {place} from the top 0 in {name}", apply)

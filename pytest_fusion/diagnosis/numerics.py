@@ -120,14 +120,39 @@ def _hidden(lab: Lab, names: list[str]) -> bool:
 
 
 def wrapped(lab: Lab) -> Found | None:
-    """Wrong integers are off by multiples of 2^32: sums or products of 32 bits in results of 64."""
+    """Wrong integers are off by multiples of 2^32: sums or products of 32 bits in results of 64; or of fewer bits, in
+    what integers are scaled to."""
     wrong = lab.wrong_of(lab.ask(lab.base))
-    if wrong is None or wrong.got.dtype not in (torch.int64, torch.uint64):
+    if wrong is None:
+        return None
+    if wrong.got.is_floating_point():
+        return _wrapped_before_scaling(lab)
+    if wrong.got.dtype not in (torch.int64, torch.uint64):
         return None
     off = (wrong.got.long() - wrong.right.long())[wrong.mask]
     if not len(off) or bool((off % (1 << 32) != 0).any()):
         return None
     return Found("overflow", [f"{wrong.name}: every wrong element is off by a multiple of 2^32"])
+
+
+def _wrapped_before_scaling(lab: Lab) -> Found | None:
+    """With all scales 1 each wrong element is off by a multiple of 2^8 or more: a difference of bytes, kept in one."""
+    names = [name for name in lab.base.tensors if name not in lab.base.absent]
+    floating = [name for name in names if lab.base.tensors[name].dtype.startswith(("float", "bfloat"))]
+    if not any(lab.base.tensors[name].dtype.startswith(("int", "uint")) for name in names):
+        return None
+    ones = edits.on(floating, "1 instead", torch.ones_like)
+    case = lab.grown()
+    found = [lab.wrong_of(lab.ask(case.with_(seed=seed), edit=ones)) for seed in lab.seeds(case, _SEEDS)]
+    wrongs = [wrong for wrong in found if wrong is not None and wrong.got.is_floating_point()]
+    if len(wrongs) < _TELLING:
+        return None
+    off = torch.cat([(wrong.got.double() - wrong.right.double())[wrong.mask] for wrong in wrongs])
+    for bits in (32, 16, 8):
+        if len(off) >= _TELLING and bool((torch.isfinite(off) & (off.remainder(1 << bits) == 0)).all()):
+            told = f"with 1 in all floating inputs every wrong element of {wrongs[0].name} is off by a multiple"
+            return Found("overflow", [f"{told} of 2^{bits}: integers are kept in {bits} bits on the way"])
+    return None
 
 
 def narrowed(lab: Lab) -> Found | None:

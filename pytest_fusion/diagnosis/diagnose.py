@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pytest_fusion.diagnosis import (
     epsilons,
+    equals,
     extents,
     indices,
     loaded,
@@ -48,6 +49,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     roundings.rounding,
     epsilons.epsilon,
     zeros.zeros,
+    equals.equals,
     extents.tail,
     extents.last_index,
     unread.unread,

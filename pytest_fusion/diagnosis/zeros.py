@@ -16,25 +16,28 @@ from pytest_fusion.diagnosis.model import Found
 _SMALL = 2.0**-6
 # Other numbers that are so much larger change no zero.
 _LARGER = 1.03
-_SEEDS, _MANY_SEEDS, _TELLING = 4, 16, 2
+_TELLING = 2
 
 
 def zeros(lab: Lab) -> Found | None:
     """Wrong wherever an input holds 0, for several seeds, and right with small numbers in place of zeros."""
     for case in {each.key(): each for each in (lab.base, lab.grown())}.values():
-        seeds = [seed for seed in lab.seeds(case, _MANY_SEEDS) if lab.ask(case.with_(seed=seed)).wrong][:_SEEDS]
-        holding = [_holding(lab, case.with_(seed=seed)) for seed in seeds]
+        # What fails without a 0, once, is no matter of zeros.
+        if not _holding(lab, case) and lab.ask(case).wrong:
+            continue
+        cases = lab.telling(case)
+        holding = [_holding(lab, each) for each in cases]
         names = [name for name in (holding[0] if holding else ()) if all(name in each for each in holding)]
-        if len(seeds) < _TELLING or not names:
+        if len(cases) < _TELLING or not names:
             continue
-        if not all(lab.ask(case.with_(seed=seed), edit=_larger(names)).wrong for seed in seeds):
+        if not all(lab.ask(each, edit=_larger(names)).wrong for each in cases):
             continue
-        made = _made(lab, case.with_(seed=seeds[0]))
+        made = _made(lab, cases[0])
         for chosen in (*([name] for name in names), names):
             said = " and ".join(chosen)
-            if _cured(lab, case, seeds, edits.on(chosen, "0 for -0", lambda t: t + 0.0)):
+            if _cured(lab, cases, edits.on(chosen, "0 for -0", lambda t: t + 0.0)):
                 return Found("zero-value", [f"right once each -0 of {said} is 0", *made])
-            if _cured(lab, case, seeds, small_for_zeros(chosen)):
+            if _cured(lab, cases, small_for_zeros(chosen)):
                 told = f"right with small numbers in place of the zeros of {said}, wrong with all others larger"
                 return Found("zero-value", [told, *made])
         lab.ruled_out.append(f"zeros of {', '.join(names)}: wrong with small numbers in their places too")
@@ -67,8 +70,8 @@ def _holding(lab: Lab, case: Case) -> list[str]:
     ]
 
 
-def _cured(lab: Lab, case: Case, seeds: Sequence[int], edit: Edit) -> bool:
-    return all(lab.ask(case.with_(seed=seed), edit=edit).right for seed in seeds)
+def _cured(lab: Lab, cases: Sequence[Case], edit: Edit) -> bool:
+    return all(lab.ask(case, edit=edit).right for case in cases)
 
 
 def _made(lab: Lab, case: Case) -> list[str]:

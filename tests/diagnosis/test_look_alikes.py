@@ -78,7 +78,7 @@ def largest_shares_once(x: T) -> tuple[T, T]:
 @pytest.mark.parametrize(
     ("fused", "reference", "regime", "cause"),
     [
-        (largest_shares_once, largest_shares, "ties", "unexplained"),
+        (largest_shares_once, largest_shares, "ties", "equal-values"),
         (scale_with_small_floor, scale, "small", "eps-misplaced"),
     ],
     ids=["equal", "floor"],

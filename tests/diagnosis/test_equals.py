@@ -1,0 +1,87 @@
+"""Equal values: updates of one place, ties of a maximum, and what fails of unequal ones too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pytest_fusion import dim, tensor, values
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.equals import equals
+
+T = torch.Tensor
+BOUNDS = {"vocab": dim(2), "n": dim(2)}
+GATHERED = {"table": tensor("vocab d"), "i": tensor("n", dtype=torch.int64, values=values.indices("vocab"))}
+FEW = {"x": tensor("rows n", values=lambda s, d, g: torch.randint(1, 4, s, generator=g).to(d))}
+
+
+class LastWins(torch.autograd.Function):
+    """A backward that stores where rows of the gradient should add up."""
+
+    @staticmethod
+    def forward(ctx: Any, table: T, i: T) -> T:
+        ctx.save_for_backward(i)
+        ctx.shape = table.shape
+        return table[i]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *given: T) -> Any:
+        (i,) = ctx.saved_tensors
+        found = torch.zeros(ctx.shape)
+        found[i] = given[0]
+        return found, None
+
+
+def test_updates_of_one_place_are_named(lab_of: Any) -> None:
+    """The gradient of a table of which a row is used twice."""
+    lab = lab_of(
+        LastWins.apply,
+        lambda table, i: F.embedding(i, table),
+        GATHERED,
+        {"dim vocab": 3, "dim d": 2, "dim n": 7},
+        dims=BOUNDS,
+        grad=["table"],
+        dtypes="float32",
+    )
+    found = diagnose(lab)
+    assert (found.cause, "no two numbers of i are equal" in found.evidence[0]) == ("equal-values", True), found
+
+
+def first_of_most(x: T) -> T:
+    return F.one_hot(x.argmax(-1), x.shape[-1]).to(x.dtype)
+
+
+def all_of_most(x: T) -> T:
+    return (x >= x.amax(-1, keepdim=True)).to(x.dtype)
+
+
+def test_ties_are_named(lab_of: Any) -> None:
+    """All maxima of a row are marked, where the first should be."""
+    lab = lab_of(all_of_most, first_of_most, FEW, {"dim rows": 2, "dim n": 6}, dims={"n": dim(2)}, dtypes="float32")
+    found = diagnose(lab)
+    assert (found.cause, "no two numbers of x are equal" in found.evidence[0]) == ("equal-values", True), found
+
+
+WRONG = {
+    "another formula": lambda x: first_of_most(x) * 2,
+    "the last of all": lambda x: first_of_most(x.flip(-1)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_of_unequal_numbers_is_no_matter_of_them(lab_of: Any, name: str) -> None:
+    """Another factor, and an order that is the other way round, fail where all numbers differ."""
+    lab = lab_of(WRONG[name], first_of_most, FEW, {"dim rows": 2, "dim n": 6}, dims={"n": dim(2)}, dtypes="float32")
+    assert equals(lab) is None
+
+
+def test_numbers_that_hardly_ever_repeat_are_not_asked(lab_of: Any) -> None:
+    """Of numbers that all differ nothing is known of equal ones."""
+    inputs = {"x": tensor("rows n", values=values.uniform(0, 1))}
+    lab = lab_of(lambda x: x * 2, lambda x: x * 3, inputs, {"dim rows": 2, "dim n": 6}, dtypes="float32")
+    assert equals(lab) is None
+    assert not any(told.startswith("equal values") for told in lab.ruled_out)

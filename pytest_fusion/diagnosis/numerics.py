@@ -340,11 +340,23 @@ def factor(lab: Lab) -> Found | None:
     """
     if lab.check != "values":
         return None
+    wrong, base = lab.wrong_of(lab.ask(lab.base)), lab.ask(lab.base).probe
+    first = [wrong.name] if wrong is not None else []
+    # A scale may be off by a factor and what is divided by it in other ways: each output is asked.
+    for name in dict.fromkeys((*first, *(base.got if base is not None else ()))):
+        told = _times(lab, name)
+        if told:
+            return Found("wrong-scale", [told if [name] == first else f"{name}: {told}"])
+    return None
+
+
+def _times(lab: Lab, name: str) -> str | None:
+    """In words, by what constant an output is off; ``None`` where it is right somewhere, or by no constant."""
     said = {}
     for case in (lab.grown(), lab.grown(None, (17, 19, 18, 21))):
         ratios = []
         for seed in lab.seeds(case):
-            wrong = lab.wrong_of(lab.ask(case.with_(seed=seed)))
+            wrong = lab.wrong_of(lab.ask(case.with_(seed=seed)), name)
             ratio = blame.constant_ratio(wrong.got, wrong.right) if wrong is not None else None
             if not ratio:
                 return None
@@ -354,6 +366,6 @@ def factor(lab: Lab) -> Found | None:
         sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
         said[sizes] = ratios[0]
     if max(said.values()) - min(said.values()) <= _ONE_FACTOR * abs(ratios[0]):
-        return Found("wrong-scale", [f"{ratios[0]:.4g} times the right one, for other values and sizes alike"])
+        return f"{ratios[0]:.4g} times the right one, for other values and sizes alike"
     listed = ", ".join(f"{ratio:.4g} times it at {sizes}" for sizes, ratio in said.items())
-    return Found("wrong-scale", [f"the right one times a constant that follows the sizes: {listed}"])
+    return f"the right one times a constant that follows the sizes: {listed}"

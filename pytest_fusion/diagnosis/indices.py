@@ -37,15 +37,20 @@ _LOUDER = 64.0
 def moved(lab: Lab) -> Found | None:
     """Wrong elements are right ones of other indices, in every one of two inputs."""
     for case in failing(lab):
-        wrongs = [_wrong(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _SEEDS)]
-        if any(wrong is None for wrong in wrongs):
+        found = [_wrongs(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _SEEDS)]
+        if not all(found):
             continue
-        told = [_moved(wrong, unwritten) for wrong, unwritten in filter(None, wrongs)]
-        if all(told):
-            return Found("wrong-index-map", [str(told[0])])
-        tile = _whole_tiles_off(lab, [wrong for wrong, _ in filter(None, wrongs)])
-        if tile:
-            return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
+        # The places of tokens tell less of themselves than the tokens do.
+        for name in found[0]:
+            wrongs = [each[name] for each in found if name in each]
+            if len(wrongs) < len(found):
+                continue
+            told = [_moved(wrong, unwritten) for wrong, unwritten in wrongs]
+            if all(told):
+                return Found("wrong-index-map", [str(told[0])])
+            tile = _whole_tiles_off(lab, [wrong for wrong, _ in wrongs])
+            if tile:
+                return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
         regrouped = _regrouped(lab, case)
         if regrouped:
             return Found("wrong-index-map", [regrouped])
@@ -73,12 +78,14 @@ def _in_float32(lab: Lab, case: Case) -> Case:
     return case.with_(dtype="float32")
 
 
-def _wrong(lab: Lab, case: Case) -> tuple[Wrong, torch.Tensor | None] | None:
+def _wrongs(lab: Lab, case: Case) -> dict[str, tuple[Wrong, torch.Tensor | None]]:
+    """The outputs that are wrong, beginning with the one that failed, and where each was never written."""
     answer = lab.ask(case)
-    wrong = lab.wrong_of(answer)
-    if wrong is None or answer.probe is None:
-        return None
-    return wrong, answer.probe.unwritten.get(wrong.name)
+    first = lab.wrong_of(answer)
+    if first is None or answer.probe is None:
+        return {}
+    others = (lab.wrong_of(answer, name) for name in answer.probe.got if name != first.name)
+    return {each.name: (each, answer.probe.unwritten.get(each.name)) for each in (first, *others) if each is not None}
 
 
 def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:

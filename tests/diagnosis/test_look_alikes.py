@@ -245,3 +245,21 @@ def test_a_scale_that_is_off_by_a_sum_has_no_factor(lab_of: Any) -> None:
     sizes, bounds = {"dim rows": 3, "dim n": 9}, {"rows": dim(1), "n": dim(1)}
     lab = lab_of(shifted_scale, quantised_to(127.0), inputs, sizes, dims=bounds, dtypes="float32")
     assert diagnose(lab).cause != "wrong-scale"
+
+
+def taken_in_order(x: T) -> tuple[T, T]:
+    order = torch.sort(x[:, 0], stable=True).indices
+    return x[order], order
+
+
+def taken_backwards(x: T) -> tuple[T, T]:
+    order = torch.sort(-x[:, 0], stable=True).indices
+    return x[order], order
+
+
+def test_rows_that_are_moved_are_named_beside_their_places(lab_of: Any) -> None:
+    """Places are whole numbers, which tell little of each other; the rows that were taken tell it all."""
+    inputs = {"x": tensor("rows n", values=values.normal())}
+    lab = lab_of(taken_backwards, taken_in_order, inputs, {"dim rows": 5, "dim n": 3}, dtypes="float32")
+    found = diagnose(lab)
+    assert (found.cause, "are right ones of other indices" in found.evidence[0]) == ("wrong-index-map", True), found

@@ -20,6 +20,7 @@ from pytest_fusion.diagnosis import (
     tuning,
     undefined,
     unread,
+    wider,
     zeros,
 )
 from pytest_fusion.diagnosis.causes import likely_cause
@@ -47,6 +48,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     loaded.signed,
     numerics.overflow,
     roundings.rounding,
+    wider.float64,
     epsilons.epsilon,
     zeros.zeros,
     equals.equals,

@@ -33,27 +33,13 @@ def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
 
 
 def told_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, dict[str, str]]:
-    """``derived`` and ``held``, where there is anything to say."""
-    told = {"derived": derived_inputs(spec, case, device), "held": held_inputs(spec, case, device)}
-    return {key: words for key, words in told.items() if words}
+    """In words what the case's sizes and seed do not show: ``derived`` inputs, and what small tensors ``held``.
 
-
-def derived_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, str]:
-    """What the derived inputs of a case are, in words: its sizes and seed do not show lengths, slots or labels."""
-    names = [name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), DerivedSpec)]
-    if not names:
-        return {}
-    try:
-        logical: Mapping[str, Any] = make_inputs(spec, case, device)
-    except (ImpossibleCase, InputFailed):
-        return {}
-    return {name: _in_words(logical.get(name)) for name in names}
-
-
-def held_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, str]:
-    """What small tensors hold of which no kind of values tells anything: whole numbers, masks, and those of a profile
-    or a function of their own."""
-    names = [
+    Lengths, slots and labels are derived. Of tensors those are told of which no kind of values tells anything: whole
+    numbers, masks, and those of a profile or a function of their own.
+    """
+    derived = [name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), DerivedSpec)]
+    held = [
         name
         for name, tensor in case.tensors.items()
         if name not in case.absent
@@ -61,13 +47,17 @@ def held_inputs(spec: FusionSpec, case: Case, device: torch.device) -> dict[str,
         and not (regimes_of(inner, covered=False) and tensor.dtype.startswith(("float", "bfloat")))
         and 0 < math.prod(shape_of(inner, case.sizes)) <= _SHOWN
     ]
-    if not names:
+    if not (derived or held):
         return {}
     try:
         logical: Mapping[str, Any] = make_inputs(spec, case, device)
     except (ImpossibleCase, InputFailed):
         return {}
-    return {name: " ".join(_items(logical[name])) for name in names}
+    told = {
+        "derived": {name: _in_words(logical.get(name)) for name in derived},
+        "held": {name: " ".join(_items(logical[name])) for name in held},
+    }
+    return {key: words for key, words in told.items() if words}
 
 
 def _in_words(value: Any) -> str:

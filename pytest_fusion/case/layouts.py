@@ -107,15 +107,13 @@ def of_fewer(shape: tuple[int, ...], layout: Layout, axis: int, size: int) -> La
     """
     if size >= shape[axis]:
         return layout
-    strides = list(geometry(shape, layout).strides)
-    if layout.kind == "contiguous":
-        if layout.variant == 0 or size != 1:
-            return layout
-        new = (*shape[:axis], size, *shape[axis + 1 :])
-        strides = list(geometry(new, layout).strides)
-        strides[axis] = _dense(new)[axis]
-    elif layout.kind not in ("transposed", "unflattenable"):
+    if layout.kind in ("transposed", "unflattenable"):
+        return Layout(strided.stated(geometry(shape, layout).strides), layout.offset)
+    if layout.kind != "contiguous" or layout.variant == 0 or size != 1:
         return layout
+    new = (*shape[:axis], size, *shape[axis + 1 :])
+    strides = list(geometry(new, layout).strides)
+    strides[axis] = _dense(new)[axis]
     return Layout(strided.stated(strides), layout.offset)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pytest_fusion.canary.evidence import Cell, Evidence, Tally
 from pytest_fusion.canary.rules import RULES, Metric, Role, Rules
-from pytest_fusion.canary.sequential import above, below, clean_calls, interval, mean, percent
+from pytest_fusion.canary.sequential import above, below, clean_calls, in_percent, interval, mean, percent
 
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
 # pass: good enough, and as much was shown. open: not yet known. nodata: fewer observations than are needed.
@@ -231,4 +231,4 @@ def _mean(metric: Metric, tally: Tally) -> str:
 
 
 def _amount(metric: Metric, value: float) -> str:
-    return f"a rate of {value:.3g}" if metric.is_rate else f"{100 * math.expm1(value):+.1f} %"
+    return f"a rate of {value:.3g}" if metric.is_rate else in_percent(value)

@@ -72,6 +72,11 @@ def mean(counts: Mapping[int, int], scale: Scale) -> float:
     return scale.low + scale.step * sum(index * count for index, count in counts.items()) / total if total else math.nan
 
 
+def in_percent(ratio: float) -> str:
+    """A log ratio in per cent, with its sign."""
+    return f"{100 * math.expm1(ratio):+.1f} %"
+
+
 def percent(counts: Mapping[int, int], scale: Scale) -> str:
     """The mean of log ratios in per cent, and on which side of it the true one lies where many were clipped.
 
@@ -79,7 +84,7 @@ def percent(counts: Mapping[int, int], scale: Scale) -> str:
     """
     low, high, total = counts.get(0, 0), counts.get(scale.size - 1, 0), sum(counts.values())
     bound = "at least " if high > low else "at most " if low > high else ""
-    told = f"{100 * math.expm1(mean(counts, scale)):+.1f} %"
+    told = in_percent(mean(counts, scale))
     return bound + told if _CLIPPED * abs(high - low) >= total else told
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -145,10 +145,14 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
 def _settled(lab: Lab, case: Case, names: list[str], power: int) -> bool:
     """Whether the kernel's result goes steadily with the values' scale from there down: what lost its digits is 0."""
     found = [lab.wrong_of(lab.ask(case, edit=edits.scaled(names, power - shift))) for shift in (0, 2, 4)]
-    outputs = [each.got.double() for each in found if each is not None]
-    if len(outputs) < len(found) or not all(bool((torch.isfinite(t) & (t != 0)).all()) for t in outputs):
+    return _steady([each.got.double() for each in found if each is not None])
+
+
+def _steady(results: Sequence[torch.Tensor]) -> bool:
+    """Whether three results, nowhere 0 or infinite, go by the same factors from each to the next."""
+    if len(results) < 3 or not all(t.numel() and bool((torch.isfinite(t) & (t != 0)).all()) for t in results):
         return False
-    a, b, c = outputs
+    a, b, c = results
     return bool((c / b - b / a).abs().le(_EQUALLY * (b / a).abs()).all())
 
 
@@ -218,17 +222,14 @@ def _takes_over(lab: Lab, case: Case, names: list[str]) -> bool:
     above = lab.ask(case, edit=edits.scaled(names, _FAR)).probe
     wrongs = [lab.wrong_of(lab.ask(case, edit=edits.scaled(names, power))) for power in _FAR_DOWN]
     outputs = [(each.got.double(), each.right.double()) for each in wrongs if each is not None and each.mask.all()]
-    if above is None or wrongs[0] is None or len(outputs) < len(_FAR_DOWN):
+    if above is None or wrongs[0] is None or not _steady([got for got, _ in outputs]):
         return False
-    if not all(got.numel() and bool(torch.isfinite(got).all() and (got != 0).all()) for got, _ in outputs):
-        return False
-    (a, first), (b, second), (c, third) = outputs
-    step, again, degree = b / a, c / b, (third / second).abs().log2() / (_FAR_DOWN[1] - _FAR_DOWN[0])
-    steady = (again - step).abs() <= _EQUALLY * step.abs()
-    otherwise = (third / second / again).abs().log2().abs() > 1
+    (_, first), (b, second), (c, third) = outputs
+    degree = (third / second).abs().log2() / (_FAR_DOWN[1] - _FAR_DOWN[0])
+    otherwise = (third / second / (c / b)).abs().log2().abs() > 1
     # A softmax of tiny scores is steady, too, and has been another function before.
     straight = above.expected[wrongs[0].name].double() / first * (degree * (_FAR_DOWN[0] - _FAR)).exp2()
-    return bool(steady.all() and (otherwise.all() or ((straight - 1).abs() <= _EQUALLY).all()))
+    return bool(otherwise.all() or ((straight - 1).abs() <= _EQUALLY).all())
 
 
 def _rights(lab: Lab, found: probing.Probe) -> Outputs:

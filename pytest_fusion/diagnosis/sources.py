@@ -82,7 +82,92 @@ def beyond(lab: Lab) -> Found | None:
 
     Where a factor is 0 in one call another formula would change with what is multiplied by it, and not be misplaced.
     """
-    return _agreed(_told(lab, instead=False)[0])
+    told = _told(lab, instead=False)[0]
+    end = _one_past(lab) if len(told) >= _AGREEING else None
+    return Found("off-by-one-mask", [end, "so it is for other values"]) if end else _agreed(told)
+
+
+def _one_past(lab: Lab) -> str | None:
+    """In words, that what is known besides lies right before or after all that should be, along one axis.
+
+    A window of a sliding attention that is one too wide does; what wraps around or goes on in the next row does not,
+    once a dim is so long that its other end is no neighbour.
+    """
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
+    for name, size in sorted(lab.plain_sizes().items(), key=lambda dim: -dim[1]):
+        case = lab.resized({name: size + _STRETCHED}, plain)
+        if case is not None:
+            told = [_beside(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _AGREEING)]
+            if "" in told or all(told):
+                return None if "" in told else told[0]
+    return None
+
+
+def _beside(lab: Lab, case: Case) -> str | None:
+    """In words, the neighbours that a wrong element changes with, and with no others that it must not know.
+
+    Empty where it changes with others, and ``None`` where that cannot be told.
+    """
+    answer, spans = lab.ask(case), edits.ranged(lab.spec, lab.base)
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    places = _places(lab, answer, spans)
+    known = _known_to(lab, found.logical, wrong.name, places, spans) if found and wrong and places else None
+    if found is None or wrong is None or known is None or not bool(wrong.mask.any()):
+        return None
+    element = _worst(wrong.got, wrong.right, wrong.mask)[0]
+    before = _value(wrong.got, element)
+    near = [place for place in places if known[place][element]]
+    shapes = {name: tuple(found.logical[name].shape) for name, _ in places}
+    asked: str | None = None
+
+    def run(edit: Edit) -> Answer:
+        return lab.ask(case, edit=edit)
+
+    for axis, step in itertools.product(range(max(map(len, shapes.values()))), (1, -1)):
+        beside = _next_to(near, shapes, axis, step)
+        if not beside:
+            continue
+        asked = ""
+        rest = tuple(place for place in places if not known[place][element] and place not in beside)
+        if rest and any(value != before for value in _values(run, rest, wrong.name, element, spans)):
+            continue
+        extra = next(_reaching(run, beside, wrong.name, element, spans, before), None)
+        if extra is not None:
+            said = _said(found.logical, wrong.name, wrong.got.shape, element, None, extra)
+            return f"{said}: one past those that it must know along axis {axis}"
+    return asked
+
+
+def _next_to(near: list[Place], shapes: Mapping[str, tuple[int, ...]], axis: int, step: int) -> tuple[Place, ...]:
+    """The elements right after (``step`` 1) or before those in each line along an axis; none where the other end of
+    the axis is a neighbour as well."""
+    beside: list[Place] = []
+    for name, shape in shapes.items():
+        if axis >= len(shape):
+            continue
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for _, flat in (place for place in near if place[0] == name):
+            at = _at(flat, shape)
+            lines.setdefault((*at[:axis], *at[axis + 1 :]), []).append(at[axis])
+        for others, line in lines.items():
+            if len(line) + 1 == shape[axis]:
+                return ()
+            end = max(line) + 1 if step > 0 else min(line) - 1
+            if 0 <= end < shape[axis]:
+                at = (*others[:axis], end, *others[axis:])
+                beside.append((name, _flat(at, shape)))
+    return tuple(beside)
+
+
+def _flat(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    flat = 0
+    for index, size in zip(at, shape, strict=True):
+        flat = flat * size + index
+    return flat
+
+
+def _at(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape))
 
 
 def _agreed(told: list[str]) -> Found | None:
@@ -141,13 +226,8 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
     found, wrong = answer.probe, lab.wrong_of(answer)
     if found is None or wrong is None or not wrong.far_off:
         return None
-    names = [
-        name
-        for name in (*edits.free(lab.spec, lab.base), *spans)
-        if isinstance(t := found.logical.get(name), torch.Tensor) and t.numel()
-    ]
-    places = [(name, i) for name in names for i in range(found.logical[name].numel())]
-    if not 1 < len(places) <= _MOST_ELEMENTS:
+    places = _places(lab, answer, spans)
+    if not places:
         return None
     known = _known_to(lab, found.logical, wrong.name, places, spans)
     if known is not None and not instead:
@@ -176,6 +256,16 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
                 if extra is not None:
                     return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
     return asked
+
+
+def _places(lab: Lab, answer: Answer, spans: Mapping[str, tuple[float, ...]]) -> list[Place]:
+    """The elements of the inputs that may take other values; none where there are too many to ask."""
+    found = answer.probe
+    if found is None:
+        return []
+    tensors = {name: found.logical.get(name) for name in (*edits.free(lab.spec, lab.base), *spans)}
+    places = [(name, i) for name, t in tensors.items() if isinstance(t, torch.Tensor) for i in range(t.numel())]
+    return places if 1 < len(places) <= _MOST_ELEMENTS else []
 
 
 def _reaching(
@@ -261,7 +351,7 @@ def _said(
     taken: Place,
 ) -> str:
     def at(name: str, flat: int, sizes: tuple[int, ...]) -> str:
-        return f"{name}[{', '.join(str(int(i)) for i in torch.unravel_index(torch.tensor(flat), sizes))}]"
+        return f"{name}[{', '.join(map(str, _at(flat, sizes)))}]"
 
     one = at(*taken, tuple(logical[taken[0]].shape))
     told = f"{at(output, element, shape)} changes with {one}, which it must not"

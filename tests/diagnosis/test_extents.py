@@ -49,7 +49,8 @@ def test_a_window_that_is_right_at_whole_tiles_of_one_row_is_no_partial_tile(lab
     inputs = {"rows": tensor("m"), "x": tensor("m+extra")}
     sizes = {"dim m": 1, "dim extra": 1}
     found = diagnose(lab_of(last_two_of_all, last_of_all, inputs, sizes, blocks=(16,), dtypes="float32"))
-    assert found.cause == "wrong-index-map", found
+    assert found.cause == "off-by-one-mask", found
+    assert " changes with x[" in found.evidence[0]
 
 
 def whole_tiles_of_16(x: T) -> T:

@@ -17,6 +17,7 @@ T = torch.Tensor
 GRID = {"x": tensor("b h w")}
 BOUNDS = {name: dim(1) for name in "bhw"}
 SIZES = {"dim b": 1, "dim h": 2, "dim w": 3}
+ROWS = {"x": tensor("rows n", values=values.normal())}
 PAIR = {"x": tensor("rows n", values=values.normal()), "y": tensor("rows n", values=values.normal())}
 
 
@@ -49,6 +50,32 @@ def test_what_a_result_must_not_know_is_named(lab_of: Any, name: str) -> None:
     found = diagnose(lab_of(fused, reference, inputs, sizes, dims=BOUNDS, dtypes="float32"))
     assert found.cause == "wrong-index-map", found
     assert found.evidence[0].endswith("which it must not; so it is for other values")
+
+
+def window(x: T, wide: int) -> T:
+    """Each element and those before it in its row, so many in all."""
+    return sum(F.pad(x, (back, 0))[..., : x.shape[-1]] for back in range(wide))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_window_that_is_one_too_wide_is_off_by_one(lab_of: Any, size: int) -> None:
+    """What it knows besides lies next to what it must; of three elements that is at the other end as well."""
+    lab = lab_of(lambda x: window(x, 3), lambda x: window(x, 2), ROWS, {"dim rows": 1, "dim n": size}, dtypes="float32")
+    found = beyond(lab)
+    assert found is not None
+    assert found.cause == "off-by-one-mask"
+    assert "one past those that it must know along axis 1" in found.evidence[0]
+
+
+def test_a_window_that_wraps_around_is_not_off_by_one(lab_of: Any) -> None:
+    """The last of a row is no neighbour of its first once the row is long."""
+
+    def around(x: T) -> T:
+        return x + x.roll(1, 1)
+
+    found = beyond(lab_of(around, lambda x: window(x, 2), ROWS, {"dim rows": 1, "dim n": 3}, dtypes="float32"))
+    assert found is not None
+    assert found.cause == "wrong-index-map"
 
 
 SAME: dict[str, tuple[Callable[[T, T], T], Callable[[T, T], T]]] = {

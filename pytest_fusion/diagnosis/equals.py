@@ -16,7 +16,6 @@ from pytest_fusion.diagnosis.model import Found
 
 # Of the largest element, from the first to the last: ties of few values are broken, and what is larger stays so mostly.
 _SPREAD = 2.0**-4
-_LARGER = 1.03
 _TELLING = 2
 # Of more numbers than this some are equal by chance, and finding out takes as long as all other rules.
 _MOST = 1 << 14
@@ -34,7 +33,7 @@ def equals(lab: Lab) -> Found | None:
             continue
         for name in _repeating(lab, cases):
             whole = _is_whole(lab, cases[0], name)
-            unlike, alike = (_distinct(name), _one(name)) if whole else (_spread(name), _larger(name))
+            unlike, alike = (_distinct(name), _one(name)) if whole else (_spread(name), edits.larger([name]))
             if not all(lab.ask(each, edit=alike).wrong for each in cases):
                 continue
             asked.append(name)
@@ -112,7 +111,3 @@ def _spread(name: str) -> Edit:
         return t + step * torch.tensor(order, dtype=t.dtype, device=t.device).reshape(t.shape)
 
     return edits.on([name], "no two alike", function)
-
-
-def _larger(name: str) -> Edit:
-    return edits.on([name], f"{_LARGER:g} times", lambda t: t * _LARGER)

@@ -14,6 +14,7 @@ from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.run.lanes.rounding import GRIDS
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.inputs import TensorSpec, may_index, unwrap
 from pytest_fusion.verdict import gradients
@@ -126,8 +127,7 @@ def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.T
     """By output, which elements are wrong, which finite, and which change with the floating inputs, of which the
     reference alone is asked; ``None`` if that is not known."""
     found, wrong = answer.probe, lab.wrong_of(answer)
-    floating = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    names = [n for n, t in found.logical.items() if getattr(t, "dtype", None) in floating] if found is not None else []
+    names = [n for n, t in found.logical.items() if getattr(t, "dtype", None) in GRIDS] if found is not None else []
     if found is None or not names or not (answer.right or (answer.wrong and wrong is not None)):
         return None
     changes = (edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))

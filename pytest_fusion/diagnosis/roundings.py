@@ -37,9 +37,9 @@ _SEEDS, _GROWTH_SEEDS = 4, 3
 _ONE_ROUNDING = 0.2
 # So many roundings have their mean square to a third.
 _SAMPLES = 36
-# An error that is this much like the one of values that are so much larger, in so many elements, is of no rounding:
+# An error that is this much like the one of values 3 % larger, in so many elements, is of no rounding:
 # those that all go one way, as in truncation, are alike by three quarters. Few must be the same.
-_PERCENTS, _ALIKE, _SAME = 1.03, 0.9, 0.999
+_ALIKE, _SAME = 0.9, 0.999
 _FEWEST_ERRORS, _ENOUGH_ERRORS = 3, 8
 # Another order changes a sum in few bits by about its own error, and one in float32 by less than a thousandth of that.
 _OTHER_ORDER = 0.2
@@ -299,7 +299,7 @@ def _stays(lab: Lab, names: list[str]) -> bool:
 
     So is that of an epsilon, a bound or an element taken elsewhere; each rounding on the way is another one.
     """
-    larger = edits.on(names, f"{_PERCENTS:g} times", lambda t: t * _PERCENTS)
+    larger = edits.larger(names)
     both: tuple[Edit | None, Edit] = None, larger
     if is_coarse(lab.base):
         # In 16 bits other values would be equal.

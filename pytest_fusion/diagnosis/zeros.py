@@ -11,11 +11,10 @@ from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.model import Found
+from pytest_fusion.run.lanes.rounding import GRIDS
 
 # Of the largest element: no subnormal, nothing that an epsilon takes over, and in range of most values.
 _SMALL = 2.0**-6
-# Other numbers that are so much larger change no zero.
-_LARGER = 1.03
 _TELLING = 2
 
 
@@ -30,7 +29,7 @@ def zeros(lab: Lab) -> Found | None:
         names = [name for name in (holding[0] if holding else ()) if all(name in each for each in holding)]
         if len(cases) < _TELLING or not names:
             continue
-        if not all(lab.ask(each, edit=_larger(names)).wrong for each in cases):
+        if not all(lab.ask(each, edit=edits.larger(names)).wrong for each in cases):
             continue
         made = _made(lab, cases[0])
         for chosen in (*([name] for name in names), names):
@@ -55,17 +54,13 @@ def small_for_zeros(names: Sequence[str]) -> Edit:
     return edits.on(names, "small numbers for zeros", function)
 
 
-def _larger(names: Sequence[str]) -> Edit:
-    return edits.on(names, f"{_LARGER:g} times", lambda t: t * _LARGER)
-
-
 def _holding(lab: Lab, case: Case) -> list[str]:
     """The floating inputs, derived ones too, that hold a 0."""
     found = lab.ask(case).probe
     return [
         name
         for name, t in (found.logical.items() if found is not None else ())
-        if isinstance(t, torch.Tensor) and t.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        if isinstance(t, torch.Tensor) and t.dtype in GRIDS
         if bool((t == 0).any())
     ]
 

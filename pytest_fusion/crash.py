@@ -109,7 +109,10 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
 
     def dies(case: Case) -> bool:
         nonlocal last
-        outcome = job.alone(case).in_child(seconds, forward=False)
+        try:
+            outcome = job.alone(case).in_child(seconds, forward=False)
+        except Exception:  # noqa: BLE001 - a case that raises is not the one that dies, and hides no crash that is found
+            return False
         # The further checks make calls of other sizes: that one of these dies says nothing of the case itself.
         if not isinstance(outcome, Crash) or (outcome.kind, _reached(outcome)) != (crash.kind, _reached(crash)):
             return False

@@ -9,6 +9,15 @@ from typing import Any
 # Characters that are told of one line of what somebody else's exception says.
 _LONGEST_LINE = 500
 
+# On a full card contexts, kernels and the handles of libraries cannot be loaded either. None of these asks torch's
+# allocator, which alone raises torch's OutOfMemoryError.
+_OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+)
+
 
 class FusionError(Exception):
     """Base of all errors that are the user's to mend: a wrong spec, option or file."""
@@ -108,6 +117,13 @@ def first_line(error: object) -> str:
     """The first line of a text or of what an exception says, which may be as long as a tensor that was printed."""
     line = words(error).strip().partition("\n")[0]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an exception says that memory was lacking, of the device or of the host, whoever raised it."""
+    if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and first_line(error).startswith(_OUT_OF_MEMORY)
 
 
 def said(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Time that the search for a smaller case used up is not told as a hang of the kernel."""
+"""What is tried besides a case that died or ran out of time: no word on the kernel is its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from pytest_fusion.case.model import Case, TensorCase
-from pytest_fusion.crash import without_shrinking
+from pytest_fusion.crash import tally_of, without_shrinking
 from pytest_fusion.run.isolate import Crash
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.tally import Failure, Tally
 from pytest_fusion.verdict.model import failed
 
@@ -54,3 +56,17 @@ def test_a_call_that_hangs_alone_stays_a_hang(outcome: Any) -> None:
 def test_nothing_else_is_asked_again(outcome: Any) -> None:
     """Other ends are told as they are: no further run of the case."""
     assert without_shrinking(job_that_tells(WRONG), outcome) is None
+
+
+def test_a_case_that_raises_where_it_died_hides_no_crash() -> None:
+    """A full card was met so: the case that had died was tried again and could not make its inputs."""
+
+    def full(seconds: float, forward: bool) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    spec = FusionSpec(name="f", fused=lambda x: x, reference=lambda x: x, inputs={"x": tensor("n")})
+    request = SimpleNamespace(profile=SimpleNamespace(seconds=1.0), replay=None)
+    job: Any = SimpleNamespace(alone=lambda case: SimpleNamespace(in_child=full), request=request, spec=spec)
+    told = tally_of(job, Crash("signal", "SIGSEGV", {"case": CASE.as_json(), "cases": 7}, ""))
+    assert told.failure is not None
+    assert (told.failure.verdict.check, told.failure.case, told.failure.shrink_runs) == ("crash", CASE, 0)

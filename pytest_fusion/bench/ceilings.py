@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.timing.replay import replayed
 
 # 512 MiB in and out pass every last-level cache many times; a product of 8192 cubed fills every multiprocessor.
@@ -35,7 +36,9 @@ def ceilings(device: torch.device) -> Ceilings | None:
         del source, both
         x = torch.zeros(_SIDE, _SIDE, dtype=torch.bfloat16, device=device).normal_()
         multiplied = _best(torch.mm, {"input": x, "mat2": x, "out": torch.empty_like(x)}, device)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         return None
     return Ceilings(2 * _COPIED / copied, 2 * _SIDE**3 / multiplied)
 

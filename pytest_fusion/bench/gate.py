@@ -11,7 +11,7 @@ import torch
 from pytest_fusion.bench.entries import Entry, smaller
 from pytest_fusion.bench.modelled import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.errors import SpecError, first_line
+from pytest_fusion.errors import SpecError, first_line, out_of_memory
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.judge import judge_case
@@ -61,10 +61,12 @@ def _fits(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torc
         return True
     try:
         logical = make_inputs(spec, entry.case, device, zeros=True)
-    except torch.OutOfMemoryError:
-        return False
     except (ImpossibleCase, InputFailed):
         return True  # and judging it says why it cannot be made
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return False
     traffic = traffic_of_reference(spec, logical, extra)
     largest = max((value.numel() for value in logical.values() if isinstance(value, torch.Tensor)), default=0)
     return max(largest, traffic.largest if traffic is not None else 0) * _ELEMENT <= room

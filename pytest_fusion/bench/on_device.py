@@ -21,7 +21,7 @@ from pytest_fusion.bench.gate import gate
 from pytest_fusion.bench.masks import full_mask
 from pytest_fusion.bench.modelled import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.errors import first_line, said
+from pytest_fusion.errors import first_line, out_of_memory, said
 from pytest_fusion.run.counting.count import count
 from pytest_fusion.run.counting.model import Counts, Uncounted, named
 from pytest_fusion.run.counting.profile import activities
@@ -159,7 +159,9 @@ def _fits(function: Callable[..., Any], logical: Mapping[str, Any]) -> bool:
     try:
         with torch.no_grad():
             function(**logical)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         torch.cuda.empty_cache()
         return False
     return True
@@ -183,7 +185,9 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
     backward: Counts | Uncounted | None
     try:
         backward, more = _backward(spec, function, logical, here.device) if spec.grad else (None, {})
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         torch.cuda.empty_cache()
         backward, more = Uncounted("there is no memory for it at these sizes"), {}
     return Side(memory, measures, timeline, backward, more)
@@ -294,7 +298,9 @@ def _timed(
                 here.noise, _ = timing.against_itself(control)
             candidate, also = timing.timed(fused[0], logical, outputs, here.device, here.cache, fused[1])
         blocks = timing.compared(candidate, control)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         return None, {}, "there is no memory for copies of its inputs and outputs"
     method = timing.replay_method(candidate, control, cold=cold and also)
     known = {**environment, **here.facts}

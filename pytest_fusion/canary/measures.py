@@ -26,7 +26,7 @@ from pytest_fusion.canary.shadow import Comparisons
 from pytest_fusion.canary.signature import signature_of
 from pytest_fusion.canary.stopwatch import Span, clock_of
 from pytest_fusion.canary.watchdog import CandidateHungError, Watchdog
-from pytest_fusion.errors import said
+from pytest_fusion.errors import out_of_memory, said
 from pytest_fusion.run.place import write
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -148,11 +148,8 @@ class Measures:
                     else:
                         timed = spans[second].around(self._incumbent)
                         again = self._alike(timed, copies.args, copies.kwargs)
-        except torch.OutOfMemoryError:
-            self._ledger.count("not timed: no memory for it")
-            return None
         except Exception as error:  # noqa: BLE001 - the caller has its result; ours is to be noted, not to be raised
-            self._ledger.count(f"not timed: {said(error)}"[:100])
+            self._ledger.count(f"not timed: {'no memory for it' if out_of_memory(error) else said(error)}"[:100])
             return None
         finally:
             after.put_back()
@@ -172,9 +169,9 @@ class Measures:
             self._watched(span.around(self._candidate), copies.args, copies.kwargs)
         except CandidateHungError:
             return Observation("hang", bucket, "it ran for too long when it was run again to be timed")
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - what the candidate raises is what we are here to see
+        except Exception as error:
+            if out_of_memory(error):
+                raise
             return Observation("error", bucket, f"{said(error)}, when it was run again to be timed")
         return None
 

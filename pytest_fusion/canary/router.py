@@ -38,7 +38,7 @@ from pytest_fusion.canary.state import Control
 from pytest_fusion.canary.tensor_files import need_safetensors
 from pytest_fusion.canary.traffic import Slot
 from pytest_fusion.canary.watchdog import CandidateHungError, Watchdog
-from pytest_fusion.errors import CanaryError, said
+from pytest_fusion.errors import CanaryError, out_of_memory, said
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 ARMS = ("incumbent", "candidate")
@@ -382,12 +382,11 @@ class Canary:
         except CandidateHungError:
             self._observe(Observation("hang", bucket, f"ran for over {self.policy.timeout_s:g} s in shadow", call=call))
             return _NOTHING
-        except torch.OutOfMemoryError:
-            self._paused_until = self._clock() + _PAUSE_S
-            self._ledger.skip("no memory for it")
-            return _NOTHING
         except Exception as error:  # noqa: BLE001 - what the candidate raises is what we are here to see
-            if copied == "incumbent":
+            if out_of_memory(error):
+                self._paused_until = self._clock() + _PAUSE_S
+                self._ledger.skip("no memory for it")
+            elif copied == "incumbent":
                 self._ledger.skip(f"the incumbent, run to verify, raised {said(error)}")
             else:
                 self._observe(Observation("error", bucket, said(error), call=call))

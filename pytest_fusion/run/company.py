@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from pytest_fusion.errors import out_of_memory
+
 # Products of 4096 x 4096 halves: 0.25 ms each on an H100, so that 40 of them outlast the few milliseconds that a
 # guarded call takes to be launched.
 _SIZE, _PRODUCTS = 4096, 40
@@ -31,7 +33,9 @@ def competing(device: torch.device) -> Iterator[None]:
         return
     try:
         factor, product = torch.full((2, _SIZE, _SIZE), 0.5, dtype=torch.float16, device=device).unbind()
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
         yield
         return
     stream = _stream(device)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar
 
+from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.child import HEADER, NOTE, Channel, ChildError, live
 
 __all__ = ["Channel", "ChildError", "Crash", "can_fork", "cuda_is_poisoned", "run_isolated", "unwrap"]
@@ -154,10 +155,8 @@ def cuda_is_poisoned() -> bool:
         try:
             torch.cuda.synchronize()
             torch.ones(1, device="cuda").item()
-        except torch.cuda.OutOfMemoryError:
-            pass
-        except RuntimeError:
-            failed = True
+        except RuntimeError as error:
+            failed = not out_of_memory(error)
     return failed
 
 

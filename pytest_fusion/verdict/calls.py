@@ -13,7 +13,7 @@ import torch
 from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import tensors_in
-from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError, first_line, not_modelled, words
+from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError, first_line, not_modelled, out_of_memory
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -29,9 +29,6 @@ from pytest_fusion.verdict.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT
 from pytest_fusion.verdict.vacuity import Vacuity
 
 State = TypeVar("State")
-
-# A plain RuntimeError: the driver had no room for the kernel itself beside what torch keeps of freed tensors.
-_NO_ROOM_FOR_KERNEL = "Triton Error [CUDA]: out of memory"
 
 
 @dataclass(slots=True)
@@ -131,7 +128,7 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
         return TOO_EXPENSIVE
     if not_modelled(error) is not None:
         return NOT_MODELLED
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or words(error).strip() == _NO_ROOM_FOR_KERNEL:
+    if out_of_memory(error):
         return OUT_OF_MEMORY
     return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
 
@@ -141,7 +138,7 @@ def unasked(error: ReferenceFailed) -> str:
     why = error.__cause__
     if isinstance(why, TooSlow):
         return TOO_EXPENSIVE
-    if isinstance(why, torch.OutOfMemoryError | MemoryError):
+    if out_of_memory(why):
         return NO_ROOM_TO_JUDGE
     return NOT_MODELLED if not_modelled(why) is not None else f"reference {type(why).__name__}"
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-import torch
-
 from pytest_fusion.case import large, numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
+from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.configs import noted
 from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.memory import FILLS, room
@@ -126,7 +125,9 @@ def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) 
             return reject(bench, result, NO_ROOM_TO_JUDGE, MemoryError(lacking))
     try:
         return _judge_made(bench, case, result, again=again)
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         # What a kernel raises is in its outcome, so this is the judge's own: of two dozen lanes asked for late, say.
         result.verdicts.clear()
         return reject(bench, result, NO_ROOM_TO_JUDGE, error)
@@ -147,7 +148,8 @@ def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) ->
     except ImpossibleCase as error:
         return reject(bench, result, IMPOSSIBLE, error)
     except InputFailed as error:
-        return reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)
+        lacking = out_of_memory(error.__cause__)
+        return reject(bench, result, NO_ROOM_TO_JUDGE if lacking else f"inputs {type(error.__cause__).__name__}", error)
     first, placed = call(bench, case, logical, FILLS[0])
     result.launches = first.launches
     if first.watch is not None:

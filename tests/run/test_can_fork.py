@@ -72,6 +72,7 @@ def test_poison_is_seen_on_the_second_look(monkeypatch: pytest.MonkeyPatch) -> N
 
     sticky = RuntimeError("CUDA error: an illegal memory access was encountered")
     full = torch.cuda.OutOfMemoryError("full")
+    no_kernel = RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in ...")
     monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: torch.zeros(()))
     assert cuda_is_poisoned() is False
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -80,6 +81,7 @@ def test_poison_is_seen_on_the_second_look(monkeypatch: pytest.MonkeyPatch) -> N
         ([sticky, None], False),
         ([sticky, sticky], True),
         ([full, full], False),
+        ([no_kernel, no_kernel], False),
     ):
         monkeypatch.setattr(torch.cuda, "synchronize", failing(errors))
         assert cuda_is_poisoned() is expected

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytest_fusion import FusionFailure, FusionSpec, check_equivalent, tensor
+from pytest_fusion.case.make import InputFailed
 from pytest_fusion.case.plan import Limits, build, make_plan
 from pytest_fusion.run.lanes.plan import plan_of
 from pytest_fusion.run.reference import ReferenceFailed
@@ -42,6 +43,21 @@ def test_the_case_is_rejected(monkeypatch: pytest.MonkeyPatch, late: bool) -> No
     assert (result.rejected, result.verdicts) == ("no-room-to-judge", [])
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_inputs_without_room(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """On a full card the kernel that fills with zeros could not be loaded, which no allocator tells."""
+    full = RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in ...")
+
+    def no_room(*_: Any) -> Any:
+        if not own:
+            raise full
+        raise InputFailed("x: RuntimeError: CUDA error: out of memory") from full
+
+    monkeypatch.setattr("pytest_fusion.verdict.judge.make_inputs", no_room)
+    result = judged()
+    assert (result.rejected, result.verdicts) == ("no-room-to-judge", [])
+
+
 def test_another_error_of_the_reference_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """It took the case before, so this is no question of its domain."""
 
@@ -57,7 +73,10 @@ def test_another_error_of_the_reference_is_raised(monkeypatch: pytest.MonkeyPatc
     ("error", "rejected"),
     [
         (RuntimeError("Triton Error [CUDA]: out of memory"), "out-of-memory"),
+        (RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in ..."), "out-of-memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "out-of-memory"),
         (RuntimeError("Triton Error [CUDA]: invalid argument"), None),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), None),
     ],
 )
 def test_a_driver_without_room_for_the_kernel(error: RuntimeError, rejected: str | None) -> None:

@@ -15,7 +15,7 @@ from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spill
 from pytest_fusion.canary.offline.wire import bytes_of
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
-from pytest_fusion.errors import said
+from pytest_fusion.errors import out_of_memory, said
 from pytest_fusion.run import counting
 from pytest_fusion.run.bare import bare
 from pytest_fusion.run.counting import Counts, Uncounted
@@ -90,7 +90,9 @@ class Kernel:
         bench, spec = self.bench, self.spec
         try:
             logical = make_inputs(spec, case, bench.device)
-        except (ImpossibleCase, InputFailed, MemoryError, torch.OutOfMemoryError) as error:
+        except (ImpossibleCase, InputFailed, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not out_of_memory(error):
+                raise
             return Measured(problem=f"its inputs cannot be made: {error}")
         found = Measured(inputs=digest(tensors_of(logical)))
         if spec.random is None:

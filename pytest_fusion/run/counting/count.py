@@ -49,6 +49,8 @@ def agreed(graph: Counts | Uncounted, profile: Counts | Uncounted) -> Counts | U
     if isinstance(graph, Uncounted):
         return Uncounted(f"{graph.reason}; {profile.reason}") if isinstance(profile, Uncounted) else profile
     if isinstance(profile, Uncounted):
+        if not any(graph.totals):
+            return Uncounted(f"a captured graph has nothing, and work on other streams is in none: {profile.reason}")
         return replace(graph, doubts=(f"work on streams of its own would not show: {profile.reason}",))
     if graph.totals == profile.totals:
         return replace(graph, agreed=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.lanes.ops import each
 from pytest_fusion.run.lanes.ops.registry import named
 from pytest_fusion.run.lanes.rounding import GRIDS, D
@@ -32,9 +33,9 @@ def run_on_lanes(
             call = _in(dtype, function)
             made = results_of(each(call, *_typed(lanes_args, dtype, args), **_typed(lanes_kwargs, dtype, kwargs)))
             check_shapes(made, natives)
-        except torch.OutOfMemoryError:
-            raise
-        except REFUSED:
+        except REFUSED as error:
+            if out_of_memory(error):
+                raise
             continue
         return [_widest(m) if isinstance(m, Tensor) else m for m in made]
     return None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.lanes.cancellation import (
     NARROW,
@@ -199,10 +200,10 @@ class LaneMode(DispatchMode):
             try:
                 self.drawn |= Drawn.OWN if plan.name == "native_dropout" and bool(args[1]) else Drawn.NONE
                 return self._by_rule(func, plan, args, kwargs, out, seen)
-            except torch.OutOfMemoryError:
-                # No other way needs less, and one of less noise would accuse the kernel.
-                raise
             except REFUSED as error:
+                # No other way needs less, and one of less noise would accuse the kernel.
+                if out_of_memory(error):
+                    raise
                 if plan.draws:
                     # Running it again would draw again; its native result is the only one there is.
                     self.drawn |= drawn_by(args, kwargs)
@@ -328,9 +329,9 @@ class LaneMode(DispatchMode):
         try:
             with self:
                 made = body(*args, **kwargs)
-        except torch.OutOfMemoryError:
-            raise
-        except REFUSED:
+        except REFUSED as error:
+            if out_of_memory(error):
+                raise
             made = NotImplemented
         if made is NotImplemented:
             del self.fallbacks[before:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_fusion.run.counting import Counts, Uncounted
@@ -91,6 +93,15 @@ def test_other_counts_are_no_number() -> None:
     assert isinstance(found, Uncounted)
     for words in ("has 2 kernel(s)", "saw 3 kernel(s)", "the profiler alone saw on_my_stream", "stream"):
         assert words in found.reason
+
+
+def test_an_empty_graph_alone_counts_nothing() -> None:
+    """Work on a stream that nobody joins leaves one, and the profiler, which would see it, has no answer."""
+    empty = Counts(0, 0, 0, (), "graph")
+    found = agreed(empty, Uncounted("CUPTI is busy"))
+    assert isinstance(found, Uncounted)
+    assert "CUPTI is busy" in found.reason
+    assert agreed(empty, replace(empty, method="profiler")) == replace(empty, agreed=True)
 
 
 def test_one_method_alone_counts() -> None:

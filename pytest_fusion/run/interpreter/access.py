@@ -93,13 +93,13 @@ class Access:
             yield view.region, view, elements, selected
             return
         mask = self._mask()
-        if not mask.any():
+        if not batch.some(mask):
             return
         among = None if not origin else {view.region: None for view in origin}
-        at = np.broadcast_to(self.pointers, mask.shape)
+        at = batch.broadcast(self.pointers, mask.shape)
         for region, inside in _current.regions.containing(at, among):
             lanes = inside & mask
-            if not lanes.any():
+            if not batch.some(lanes):
                 continue
             if region is None:
                 self._nowhere(lanes, nearest(origin, int(at[lanes][0])) if origin else None)
@@ -112,21 +112,21 @@ class Access:
         """Every lane's mask, with the shape of the access."""
         if self.mask is None:
             return np.ones(self.pointers.shape, np.bool_)
-        return np.broadcast_to(self.mask, np.broadcast_shapes(self.mask.shape, self.pointers.shape))
+        return batch.broadcast(self.mask, np.broadcast_shapes(self.mask.shape, self.pointers.shape))
 
     def _inside(self, region: Region, view: View | None, mask: Array | None) -> tuple[Array, Array | None]:
         offsets = self.pointers - np.uint64(region.address)
         size = self.itemsize
-        if offsets.size and (region.nbytes < size or offsets.max() > region.nbytes - size):
+        if offsets.size and (region.nbytes < size or np.maximum.reduce(offsets, None) > region.nbytes - size):
             beyond = offsets > np.uint64(region.nbytes - size) if region.nbytes >= size else np.ones_like(offsets, bool)
             bad = beyond if mask is None else beyond & mask
-            if bad.any():
+            if batch.some(bad):
                 self.report(self._out_of_bounds, view, region, bad)
                 mask = ~bad if mask is None else mask & ~bad
         if self._origin is None or size > region.step:
             crooked = (offsets & np.uint64(size - 1)) != 0
             bad = crooked if mask is None else crooked & mask
-            if bad.any():
+            if batch.some(bad):
                 self.report("misaligned-access", view, region, bad)
                 mask = ~bad if mask is None else mask & ~bad
         shift = size.bit_length() - 1
@@ -154,7 +154,7 @@ class Access:
         position = np.unravel_index(int(np.argmax(lanes)), lanes.shape)
         if number is None:
             number = self.number(int(position[0]), lanes.shape[0])
-        pointers = np.broadcast_to(self.pointers, np.broadcast_shapes(self.pointers.shape, lanes.shape))
+        pointers = batch.broadcast(self.pointers, np.broadcast_shapes(self.pointers.shape, lanes.shape))
         address = int(pointers[position])
         site = site or self.site
         offset = index = None

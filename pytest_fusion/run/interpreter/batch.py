@@ -71,6 +71,9 @@ def single(count: int = 1) -> Batch:
     return Batch(np.zeros((3, count), np.int64))
 
 
+# Counting takes 0.4 us, and `any`, which ends at the first, 1.0 us and less for each further element.
+_FEW = 4096
+
 current: Batch = single()
 
 
@@ -85,11 +88,33 @@ def running(batch: Batch) -> Iterator[Batch]:
         current = before
 
 
+def broadcast(array: Array, shape: tuple[int, ...]) -> Array:
+    """``array`` as `numpy.broadcast_to` has it, in less than half of its time; itself where it has that shape.
+
+    Raises ``ValueError`` where the shapes do not fit.
+    """
+    if array.shape == shape:
+        return array
+    lead = len(shape) - array.ndim
+    # numpy cannot lend out arrays of ml_dtypes' types.
+    if lead < 0 or array.dtype.kind == "V" or not array.flags.c_contiguous:
+        return np.broadcast_to(array, shape)
+    strides = [0] * lead
+    for size, stride, wanted in zip(array.shape, array.strides, shape[lead:], strict=True):
+        if size != wanted and size != 1:
+            return np.broadcast_to(array, shape)
+        strides.append(0 if size == 1 else stride)
+    return np.ndarray(shape, array.dtype, array, 0, tuple(strides))
+
+
+def some(lanes: Array) -> bool:
+    """Whether any of these bools holds: of a few thousand, `ndarray.any` takes longer to be called than to look."""
+    return bool(np.count_nonzero(lanes) if lanes.size <= _FEW else lanes.any())
+
+
 def lanes(array: Array, count: int) -> Array:
     """``array`` with its program axis spelled out."""
-    if array.shape[0] == count:
-        return array
-    return np.broadcast_to(array, (count, *array.shape[1:]))
+    return broadcast(array, (count, *array.shape[1:]))
 
 
 def aligned(*arrays: Array) -> list[Array]:

@@ -96,7 +96,9 @@ def _mend_pointers(interpreter: Any) -> None:
         # One byte holds an int1, whose width is one bit.
         size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
         pointers, offsets = aligned(ptr.data, offset.data)
-        return handle(pointers + np.uint64(size) * offsets.astype(np.uint64), ptr.dtype, ptr.attr)
+        # A view where there is one: widths of 64 bits only change their sign.
+        steps = offsets.view(np.uint64) if offsets.dtype == np.int64 else offsets.astype(np.uint64)
+        return handle(pointers + (steps if size == 1 else steps * np.uint64(size)), ptr.dtype, ptr.attr)
 
     def load(self: Any, ptr: Any, *_: Any) -> Any:
         pointee = ptr.get_element_ty()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pytest_fusion.run.interpreter.batch import some
 from pytest_fusion.run.interpreter.dtypes import Array
 
 # A storage larger than this is mostly gap, or no interpreted kernel would ever be done with it: what is needed of it is
@@ -312,13 +313,17 @@ class Regions:
         """
         found: list[tuple[Region | None, Array]] = []
         left = np.ones(pointers.shape, np.bool_)
+        # Where tables of pointers lead, some hundred storages are live, and a block of pointers is near one of them.
+        low, high = (int(end(pointers)) for end in (np.min, np.max)) if pointers.size else (0, 0)
         for region in list(self._regions.values()) if among is None else among:
+            if region.address > high or region.address + region.nbytes <= low:
+                continue
             inside = (pointers - np.uint64(region.address) < np.uint64(region.nbytes)) & left
-            if inside.any():
+            if some(inside):
                 found.append((region, inside))
                 left &= ~inside
-            if not left.any():
-                return found
+                if not some(left):
+                    return found
         if among is None and not self._scanned:
             self._scanned = True
             for address, nbytes in _live_storages():

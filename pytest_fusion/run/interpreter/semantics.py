@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_fusion.run.interpreter.batch import broadcast
 from pytest_fusion.run.interpreter.dtypes import Array
 
 # Types that no rule of promotion changes when both operands, or a tensor and a number, have them.
@@ -79,7 +80,7 @@ def quicken(interpreter: Any) -> None:
         kind = block_types.get(key)
         if kind is None:
             kind = block_types[key] = interpreter.tl.block_type(scalar, list(whole))
-        wide = np.broadcast_to(old.data, (old.data.shape[0], *whole))
+        wide = broadcast(old.data, (old.data.shape[0], *whole))
         return tensor(handle(wide, old.dtype.scalar, old.attr), kind)
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:

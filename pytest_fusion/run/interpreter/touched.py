@@ -37,12 +37,12 @@ class Touched:
     @cached_property
     def selected(self) -> Array | None:
         """Bool of the access's shape; ``None`` for all lanes."""
-        return None if self._selected is None else np.broadcast_to(self._selected, self.shape)
+        return None if self._selected is None else batch.broadcast(self._selected, self.shape)
 
     @cached_property
     def flat(self) -> Array:
         """The selected elements, int64 (lanes,)."""
-        elements = np.broadcast_to(self._elements, self.shape)
+        elements = batch.broadcast(self._elements, self.shape)
         return elements.reshape(-1) if self.selected is None else elements[self.selected]
 
     @cached_property
@@ -90,7 +90,7 @@ class Touched:
 
     def of(self, values: Array) -> Array:
         """The entries of ``values`` (of the access's shape, or broadcastable) that belong to the selected lanes."""
-        whole = np.broadcast_to(values, self.shape)
+        whole = batch.broadcast(values, self.shape)
         return whole.reshape(-1) if self.selected is None else whole[self.selected]
 
     def at(self, positions: Array) -> Array:

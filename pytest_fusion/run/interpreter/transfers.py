@@ -16,7 +16,7 @@ import numpy as np
 
 from pytest_fusion.run.interpreter import batch, findings, observers, tracking
 from pytest_fusion.run.interpreter.access import Access, launch
-from pytest_fusion.run.interpreter.batch import aligned
+from pytest_fusion.run.interpreter.batch import aligned, broadcast, some
 from pytest_fusion.run.interpreter.dtypes import Array, poison
 from pytest_fusion.run.interpreter.findings import Site
 from pytest_fusion.run.interpreter.regions import Origin
@@ -118,7 +118,7 @@ def load(
             result = np.where(selected, values, rest if result is None else result)
     if result is None:
         shape = np.broadcast_shapes(pointers.shape, rest.shape if rest.ndim else (1,) * pointers.ndim)
-        result = np.broadcast_to(rest, shape).copy()
+        result = broadcast(rest, shape).copy()
     if _padded is not None and other is not None and mask is not None and mask.ndim > 1 and not mask.all():
         here = findings.site()
         _padded[here] = None
@@ -129,7 +129,7 @@ def load(
 
 def _repeating(values: Array, mask: Array) -> Array:
     """``values`` with the last one kept along an axis, the last such axis, in the place of those masked off."""
-    mask = np.broadcast_to(mask, values.shape)
+    mask = broadcast(mask, values.shape)
     for axis in range(values.ndim - 1, 0, -1):
         last = values.shape[axis] - 1 - np.flip(mask, axis).argmax(axis, keepdims=True)
         kept = mask.any(axis, keepdims=True)
@@ -147,15 +147,15 @@ def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | N
     else:
         pointers, bits, mask = aligned(pointers, bits, mask)
     shape = np.broadcast_shapes(pointers.shape, bits.shape, mask.shape if mask is not None else (1,))
-    pointers = np.broadcast_to(pointers, shape)
+    pointers = broadcast(pointers, shape)
     now = batch.current
     now.widest = max(now.widest, pointers.size // shape[0])
     access = Access(("out-of-bounds-store", "racing-stores"), pointers, origin, itemsize, mask)
     for region, view, elements, selected in access.targets():
         if selected is not None:
-            selected = np.broadcast_to(selected, shape)
+            selected = broadcast(selected, shape)
         selected = tracking.own_lanes(access, region, view, elements, selected)
-        if selected is not None and not selected.any():
+        if selected is not None and not some(selected):
             continue
         lanes = Touched(elements, selected, itemsize)
         wanted = lanes.of(bits)
@@ -195,16 +195,16 @@ def atomic(
     arrays = aligned(*given)
     count = batch.current.count
     shape = np.broadcast_shapes((count, *(1,) * (arrays[0].ndim - 1)), *(a.shape for a in arrays))
-    pointers = np.broadcast_to(arrays[0], shape)
-    wanted = np.broadcast_to(arrays[1], shape)
-    whole = np.broadcast_to(arrays[2], shape) if mask is not None else None
+    pointers = broadcast(arrays[0], shape)
+    wanted = broadcast(arrays[1], shape)
+    whole = broadcast(arrays[2], shape) if mask is not None else None
     access = Access(("out-of-bounds-store", "racing-stores"), pointers, origin, values.dtype.itemsize, whole)
     found = np.zeros(shape, values.dtype)
     for region, view, elements, selected in access.targets():
-        lanes = np.ones(shape, np.bool_) if selected is None else np.broadcast_to(selected, shape)
+        lanes = np.ones(shape, np.bool_) if selected is None else broadcast(selected, shape)
         own = tracking.own_lanes(access, region, view, elements, lanes)
         lanes = lanes if own is None else own
-        if not lanes.any():
+        if not some(lanes):
             continue
         touched = Touched(elements, lanes, values.dtype.itemsize)
         region.save()
@@ -214,12 +214,12 @@ def atomic(
         turns = touched.turns
         operands: tuple[Array, ...] = (touched.flat[turns], wanted[lanes][turns], memory)
         if expected is not None:
-            operands = (np.broadcast_to(arrays[-1], shape)[lanes][turns], *operands)
+            operands = (broadcast(arrays[-1], shape)[lanes][turns], *operands)
         old, changed = update(*operands)
         found[lanes] = old[turns]
         batch.current.changes += int(bool(changed.any()))
     if pointers.size == count:
-        lanes = np.ones(count, np.bool_) if access.mask is None else np.broadcast_to(access.mask, shape).reshape(-1)
+        lanes = np.ones(count, np.bool_) if access.mask is None else broadcast(access.mask, shape).reshape(-1)
         numbers = batch.current.numbers[lanes] + 1
         launch().order.atomic(pointers.reshape(-1)[lanes], numbers, acquire=acquire, release=release)
     return found

@@ -321,8 +321,9 @@ def result_of(y: torch.Tensor, rows: int, columns: int, tile: MatmulTile) -> Des
 
 def _programs(tiles: int, tile: MatmulTile, device: torch.device) -> int:
     """As many as the multiprocessors hold at a time, or as there are tiles."""
+    # Interpreted, two, so that small cases have programs of several tiles; but no program of thousands, one by one.
     on_gpu = device.type == "cuda"
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 2
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else max(2, tiles // 64)
     return min(tiles, tile.resident * processors)
 
 

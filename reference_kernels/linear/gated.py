@@ -123,7 +123,7 @@ def gated(
     if tile.resident and gated_by_tiles(y, halves, rows, gate_weight, up_weight, tile, **constants):
         return
     if tile.resident:
-        tile = replace(by_pointers(tile, warps=8), k=32, stages=5)
+        tile = replace(by_pointers(tile, warps=8), k=tile.k // 2, stages=5)
     with placed(x.device):
         _gated_kernel[(triton.cdiv(rows.count, tile.m) * triton.cdiv(N, tile.n),)](
             y,

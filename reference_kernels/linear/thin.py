@@ -46,7 +46,8 @@ def config_sums(rows: int, columns: int, dtype: torch.dtype, *, interpreted: boo
     """For ``(rows, rank)``, transposed, times ``(rows, columns)``. At 8192 x 4096 and rank 16 on an H200 a factor's
     gradient took 39 us, by twice the columns or parts 41 to 42."""
     if interpreted:
-        return ThinTile(32, 512, warps=4, stages=1, splits=max(1, min(2, triton.cdiv(rows, 32))))
+        # Two parts, where there are as many tiles, and more of those that would take over 64 one by one.
+        return ThinTile(32, 512, warps=4, stages=1, splits=max(1, min(max(2, rows // 2048), triton.cdiv(rows, 32))))
     high, wide = 64, 128 // dtype.itemsize
     wanted = PROGRAMS // triton.cdiv(columns, wide)
     return ThinTile(high, wide, warps=4, stages=4, splits=max(1, min(wanted, triton.cdiv(rows, 4 * high))))

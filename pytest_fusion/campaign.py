@@ -115,11 +115,11 @@ class Campaign:
             self._run(self._usual)
         return self.finish()
 
-    def replay(self, case: Case) -> Tally:
-        """One case alone, as it stands."""
+    def replay(self, case: Case, *, explained: bool = True) -> Tally:
+        """One case alone, as it stands; not ``explained``, a failure has no diagnosis."""
         self.bench.complete = True
         self._run(case, again=True)
-        return self.finish(shrink=False)
+        return self.finish(shrink=False, explained=explained)
 
     def asks_again(self) -> bool:
         """Whether the next case is one of those that more is asked of."""
@@ -269,7 +269,7 @@ class Campaign:
             kept=not self.dry,
         )
 
-    def finish(self, *, shrink: bool = True) -> Tally:
+    def finish(self, *, shrink: bool = True, explained: bool = True) -> Tally:
         tally = self.tally
         tally.coverage = self.pairs.as_json()
         unpriced = sorted(self.bench.fallbacks)
@@ -298,7 +298,7 @@ class Campaign:
         if shrink:
             tally.notes += declared.notes(self.bench, 0 if self.failing is not None else tally.judged)
         if self.failing is not None:
-            tally.failure = self._minimum(self.failing, shrink=shrink)
+            tally.failure = self._minimum(self.failing, shrink=shrink) if explained else _bare(self.failing)
         elif tally.judged == 0 and self.profile.large:
             tally.notes.append(unjudged.no_far_case(tally.cases, tally.rejected, self.bench.refusals))
         elif tally.judged == 0:
@@ -322,6 +322,11 @@ class Campaign:
         tally = self.tally
         minimum = Minimum(self.bench, self.plan, self.outer, tally.blocks, tally.cases, self.note)
         return minimum.of(found, shrink=shrink)
+
+
+def _bare(found: CaseResult) -> Failure:
+    assert found.failure is not None
+    return Failure(found.failure, found.case)
 
 
 def _longest(choice: Mapping[str, Any]) -> int:

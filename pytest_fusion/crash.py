@@ -37,7 +37,7 @@ def hangs(job: Job, crash: Crash) -> bool:
         return True  # the finding stands; only its diagnosis did not end
     if case is None or job.request.replay is not None:
         return True
-    outcome = job.alone(case).in_child(2 * job.request.profile.seconds, forward=False)
+    outcome = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
     return isinstance(outcome, Crash) and outcome.kind == "timeout"
 
 
@@ -81,7 +81,7 @@ def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
     if not large.goes_far(job.spec, case):
         return None
     compact = case.contiguous(large.far_tensors(job.spec, case))
-    outcome = job.alone(compact).in_child(job.request.profile.seconds, forward=False)
+    outcome = job.alone(compact, explained=False).in_child(job.request.profile.seconds, forward=False)
     if isinstance(outcome, Crash):
         return None
     return Diagnosis(
@@ -110,7 +110,7 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
     def dies(case: Case) -> bool:
         nonlocal last
         try:
-            outcome = job.alone(case).in_child(seconds, forward=False)
+            outcome = job.alone(case, explained=False).in_child(seconds, forward=False)
         except Exception:  # noqa: BLE001 - a case that raises is not the one that dies, and hides no crash that is found
             return False
         # The further checks make calls of other sizes: that one of these dies says nothing of the case itself.

@@ -25,7 +25,7 @@ def with_first_call(job: Job, tally: Tally) -> Tally:
     if failure is None or not _asks(job, tally, failure):
         return tally
     assert failure.case is not None
-    alone = job.alone(failure.case)
+    alone = job.alone(failure.case, explained=False)
     try:
         found = run_isolated(
             lambda channel: alone.here(channel.note), time_limit_s=job.request.profile.seconds, forward=False

@@ -50,9 +50,9 @@ class Job:
     extra: Mapping[str, Any]
     drawn: int = field(default_factory=lambda: secrets.randbits(63))
 
-    def alone(self, case: Case) -> Job:
-        """The same job for one case only."""
-        return replace(self, request=replace(self.request, replay=case, isolate="on"))
+    def alone(self, case: Case, *, explained: bool = True) -> Job:
+        """The same job for one case only; not ``explained``, a failure has no diagnosis, which takes seconds."""
+        return replace(self, request=replace(self.request, replay=case, isolate="on", explained=explained))
 
     def campaign(self, note: Note, *, dry: bool = False) -> Campaign:
         return Campaign(
@@ -89,7 +89,7 @@ class Job:
     def _all_cases(self, note: Note) -> Tally:
         """The one case asked for, else pinned ones, the failures of earlier runs, and then all phases."""
         if self.request.replay is not None:
-            return self.campaign(note).replay(self.request.replay)
+            return self.campaign(note).replay(self.request.replay, explained=self.request.explained)
         pinned, said = self._pinned(note)
         if pinned is not None:
             return pinned

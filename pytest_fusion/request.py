@@ -30,7 +30,8 @@ class Request:
 
     Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder
     that pytest was started in. ``given`` describes the caller's own arguments where there is nothing to generate.
-    ``made`` tells where the case ``replay`` failed, ``cause`` why; ``pinned`` cases run before all others.
+    ``made`` tells where the case ``replay`` failed, ``cause`` why; ``explained``: what comes of it is to be told, and
+    not only whether it fails. ``pinned`` cases run before all others.
     """
 
     nodeid: str
@@ -44,6 +45,7 @@ class Request:
     replay: Case | None = None
     made: Mapping[str, Any] = field(default_factory=dict)
     cause: str | None = None
+    explained: bool = True
     pinned: tuple[Pinned, ...] = ()
     known: tuple[Case, ...] = ()
     shown: str = ""

@@ -388,3 +388,19 @@ def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: b
     notes = [note for note in found.notes if f"torch.compile stopped after {most} variants of 'reference'" in note]
     assert found.verdict == "pass", found.message
     assert bool(notes) == said, found.notes
+
+
+def test_whether_a_case_fails_is_told_without_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing test asks it of a new process, which made its whole diagnosis a second time: 5 s of 10."""
+    run = campaign(lambda x: x + 2)
+    run.run()
+    assert run.failing is not None
+    case = run.failing.case
+    explained = campaign(lambda x: x + 2).replay(case)
+    monkeypatch.setattr("pytest_fusion.minimum.diagnose", lambda lab: pytest.fail("it was asked what comes of it"))
+    bare = campaign(lambda x: x + 2).replay(case, explained=False)
+    assert explained.failure is not None
+    assert bare.failure is not None
+    assert explained.failure.diagnosis is not None
+    assert bare.failure.diagnosis is None
+    assert (bare.failure.verdict, bare.failure.case) == (explained.failure.verdict, case)

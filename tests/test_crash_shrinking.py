@@ -24,7 +24,9 @@ WRONG = Tally(cases=1, failure=Failure(failed("values", "off"), CASE))
 def job_that_tells(outcome: Any) -> Any:
     """A job whose case, run alone, ends so."""
     alone = SimpleNamespace(in_child=lambda seconds, forward: outcome)
-    return SimpleNamespace(alone=lambda case: alone, request=SimpleNamespace(profile=SimpleNamespace(seconds=1.0)))
+    return SimpleNamespace(
+        alone=lambda case, explained=True: alone, request=SimpleNamespace(profile=SimpleNamespace(seconds=1.0))
+    )
 
 
 def test_the_failure_is_told_where_only_the_search_does_not_end() -> None:
@@ -66,7 +68,7 @@ def test_a_case_that_raises_where_it_died_hides_no_crash() -> None:
 
     spec = FusionSpec(name="f", fused=lambda x: x, reference=lambda x: x, inputs={"x": tensor("n")})
     request = SimpleNamespace(profile=SimpleNamespace(seconds=1.0), replay=None)
-    job: Any = SimpleNamespace(alone=lambda case: SimpleNamespace(in_child=full), request=request, spec=spec)
+    job: Any = SimpleNamespace(alone=lambda case, explained: SimpleNamespace(in_child=full), request=request, spec=spec)
     told = tally_of(job, Crash("signal", "SIGSEGV", {"case": CASE.as_json(), "cases": 7}, ""))
     assert told.failure is not None
     assert (told.failure.verdict.check, told.failure.case, told.failure.shrink_runs) == ("crash", CASE, 0)

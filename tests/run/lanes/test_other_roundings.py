@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pytest_fusion.run.lanes import run_lanes
@@ -69,6 +71,62 @@ def test_two_forms_of_a_weighted_mean_agree(seed: int) -> None:
     assert judged(lambda a: 0.9 * a + 0.1 * b, torch.lerp(a, b, 0.1), a, seed)
     assert judged(lambda a: torch.lerp(a, b, 0.1), 0.9 * a + 0.1 * b, a, seed)
     assert not judged(lambda a: 0.9 * a + 0.1 * b, 0.9 * a + 0.100001 * b, a, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_scaled_product_rounds_twice_and_its_number_once(seed: int) -> None:
+    """``addcmul`` of Adam's second moment beside ``(1 - beta) * g * g``: honest float32 was 1.3 times too far off."""
+    generator = torch.Generator().manual_seed(seed)
+    v, g, d = (torch.randn(16, generator=generator) for _ in range(3))
+    g, d = 100 * g, d.square() + 0.1
+
+    def second(g: Tensor) -> Tensor:
+        return (v * 0.95).addcmul(g, g, value=0.05)
+
+    def step(g: Tensor) -> Tensor:
+        return v.addcdiv(g, d, value=-0.3)
+
+    assert judged(second, 0.95 * v + 0.05 * g * g, g, seed)
+    assert judged(second, 0.95 * v + (g * g) * 0.05, g, seed)
+    assert judged(step, v - (0.3 * g) / d, g, seed)
+    assert judged(step, v - 0.3 * (g / d), g, seed)
+    assert judged(lambda g: torch.add(v, g, alpha=-0.3), v - 0.3 * g, g, seed)
+    assert not judged(second, 0.95 * v + 0.0500004 * g * g, g, seed)
+    assert not judged(step, v - (0.300002 * g) / d, g, seed)
+
+
+# Each operation of torch, as kernels write it, and what is wrong by some 2^-20.
+WRITTEN: dict[str, tuple[Function, Function]] = {
+    "hypot": (lambda x: torch.hypot(x, x + 1), lambda x: (x * x + (x + 1) * (x + 1)).sqrt()),
+    "xlogy": (lambda x: torch.xlogy(x, x.abs()), lambda x: x * (x.abs().log2() * math.log(2))),
+    "deg2rad": (torch.deg2rad, lambda x: x * math.pi / 180),
+    "rad2deg": (torch.rad2deg, lambda x: x * 180 / math.pi),
+    "hardsigmoid": (F.hardsigmoid, lambda x: (x * (1 / 6) + 0.5).clamp(0, 1)),
+    "hardswish": (F.hardswish, lambda x: x * (x * (1 / 6) + 0.5).clamp(0, 1)),
+    "addr": (lambda x: torch.addr(x, x[0], x[0], alpha=0.3), lambda x: x + (0.3 * x[0])[:, None] * x[0]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("seed", range(3))
+def test_an_operation_as_kernels_write_it(name: str, seed: int) -> None:
+    """More roundings than one are no error, and an error of three bits is one."""
+    function, written = WRITTEN[name]
+    x = 2 * torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))
+    assert judged(function, written(x), x, seed)
+    assert not judged(function, written(x) * (1 + 2**-20), x, seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_integers_scale_exactly(seed: int) -> None:
+    """No kernel rounds them, so one that is off by one is wrong."""
+    n = torch.randint(1 << 30, (65537,), generator=torch.Generator().manual_seed(seed))
+
+    def scaled(n: Tensor) -> Tensor:
+        return torch.add(torch.addcmul(n, n, n, value=3), n, alpha=7)
+
+    assert judged(scaled, scaled(n), n, seed)
+    assert not judged(scaled, scaled(n) + 1, n, seed)
 
 
 @pytest.mark.parametrize("scale", [0.3, 0.125])

@@ -8,6 +8,7 @@ library functions of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (abso
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ def _plain(function: Callable[..., Tensor]) -> Rule:
     return rule
 
 
-for _name in ("addcmul", "square", "hypot", "frac", "ldexp", "xlogy", "copysign", "deg2rad"):
+for _name in ("square", "frac", "ldexp", "copysign"):
     computed(_name)(_plain(getattr(torch, _name)))
 
 
@@ -56,7 +57,7 @@ def _lerp(op: Op, a: Tensor, b: Tensor, weight: Any) -> Tensor:
 @computed("add")
 def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     a, b, factor = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
-    total: Tensor = a + (b if isinstance(factor, int) and factor == 1 else b * factor)
+    total: Tensor = a + _scaled(op, b, factor)
     if isinstance(factor, Tensor) and op.outs[0].dtype in NARROW:
         # ATen's code for the CPU takes it in 16 bits.
         total = mixed(op.noise, [total], [a + b * held(alpha, op.outs[0].dtype)])[0]
@@ -65,6 +66,14 @@ def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
         size = torch.maximum(size, b[:1].abs() if isinstance(b, Tensor) else total.new_tensor(abs(b)))
         return op.carried(total, size[0], op.terms)
     return total
+
+
+def _scaled(op: Op, term: Any, factor: Any) -> Any:
+    """A term of a sum times a number, which rounds unless that is a power of two or both are integers."""
+    if not isinstance(factor, Tensor) and factor == 1:
+        return term
+    exact = op.whole or not isinstance(term, Tensor) or (not isinstance(factor, Tensor) and _power_of_two(factor))
+    return term * factor if exact else op.relative(term * factor, 1)
 
 
 def _power_of_two(value: Any) -> Any:
@@ -99,9 +108,16 @@ def _div(op: Op, a: Tensor, b: Any) -> Tensor:
 
 @computed("addcdiv")
 def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
-    c, a, b = (as_float(v) for v in aligned(op, (c, a, b)))
-    ratio = op.relative(a / b, 2)
-    total: Tensor = c + value * ratio
+    c, a, b, factor = (as_float(v) for v in aligned(op, (c, a, b, op.number(value))))
+    total: Tensor = c + _scaled(op, op.relative(a / b, 2), factor)
+    return total
+
+
+@computed("addcmul")
+def _addcmul(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
+    """``(value * a) * b`` and ``value * (a * b)`` each round twice, and both round ``value`` itself."""
+    c, a, b, factor = (as_float(v) for v in aligned(op, (c, a, b, op.number(value))))
+    total: Tensor = c + _scaled(op, a * b if op.whole else op.relative(a * b, 1), factor)
     return total
 
 
@@ -146,6 +162,28 @@ def _exp2(op: Op, x: Tensor) -> Tensor:
     """A power of two is exact wherever it is computed, and what it scales (microscaling formats) keeps its ties."""
     x = as_float(x)
     return _exact_where(op, x == x.round(), torch.exp2(x), lambda: op.relative(torch.exp2(op.relative(x, 1)), 3))
+
+
+@computed("hypot")
+def _hypot(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    return op.relative(torch.hypot(a, b), 3)
+
+
+@computed("xlogy")
+def _xlogy(op: Op, x: Any, y: Any) -> Tensor:
+    """``x * log(y)``, whose logarithm has the error of any, and exactly 0 where ``x`` is."""
+    x, y = (as_float(v) for v in aligned(op, [op.number(v) for v in (x, y)]))
+    exact = torch.xlogy(x, y)
+    log = op.absolute(
+        op.relative(torch.log(y) if isinstance(y, Tensor) else exact.new_full(exact.shape, y).log(), 4), 2
+    )
+    return torch.where(torch.isfinite(exact) & (exact != 0), x * log, exact)
+
+
+for _name, _factor in (("deg2rad", math.pi / 180), ("rad2deg", 180 / math.pi)):
+    # As ``x * pi / 180`` two roundings more, and one of the number.
+    computed(_name)(_noisy(functools.partial(torch.mul, other=_factor), 3))
 
 
 @computed("atan2")
@@ -219,7 +257,8 @@ def _leaky_relu(op: Op, x: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 @computed("hardsigmoid")
 def _hardsigmoid(op: Op, x: Tensor) -> Tensor:
-    return op.relative((as_float(x) + 3).clamp(0, 6) / 6, 2)
+    """``x / 6 + 0.5`` is off by as much near its zero as elsewhere."""
+    return op.absolute(op.relative((as_float(x) + 3) / 6, 2), 1).clamp(0, 1)
 
 
 @computed("hardswish")

@@ -187,7 +187,8 @@ def _dot(op: Op, a: Tensor, b: Tensor) -> Tensor:
 
 @computed("addr")
 def _addr(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _biased(op, as_float(a).unsqueeze(-1) * as_float(b).unsqueeze(-2), bias, beta, alpha, 1)
+    outer = as_float(a).unsqueeze(-1) * as_float(b).unsqueeze(-2)
+    return _biased(op, outer if op.whole else op.relative(outer, 1), bias, beta, alpha, 1)
 
 
 @computed("addbmm")

@@ -25,6 +25,7 @@ from reference_kernels.linear.gate_up import _gate_up_linear
 from reference_kernels.linear.kernel import _linear
 from reference_kernels.linear.lora import _lora_linear, _lora_linear_backward
 from reference_kernels.linear.qkv import _qkv_linear
+from reference_kernels.linear.thin import config_sums
 
 SIZES = [(3, 5, 7), (40, 100, 70), (33, 600, 5)]  # rows, k, n: in one tile, in several, and many steps of k
 
@@ -280,3 +281,9 @@ def test_what_is_refused(error: type[Exception], words: str, call: Callable[...,
     """What the kernels do not support is refused in words, before anything is launched."""
     with pytest.raises(error, match=words):
         call(torch.ones(2, 4), torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (33, 2), (4097, 2), (65537, 32)])
+def test_no_part_of_an_interpreted_sum_is_long(rows: int, parts: int) -> None:
+    """Two where rows allow it, so that small cases add parts up; 1024 turns of two took 3 s."""
+    assert config_sums(rows, 1, torch.float16, interpreted=True).splits == parts

@@ -314,7 +314,7 @@ class Regions:
         found: list[tuple[Region | None, Array]] = []
         left = np.ones(pointers.shape, np.bool_)
         # Where tables of pointers lead, some hundred storages are live, and a block of pointers is near one of them.
-        low, high = (int(end(pointers)) for end in (np.min, np.max)) if pointers.size else (0, 0)
+        low, high = (int(pointers.min()), int(pointers.max())) if pointers.size else (0, 0)
         for region in list(self._regions.values()) if among is None else among:
             if region.address > high or region.address + region.nbytes <= low:
                 continue

@@ -57,7 +57,7 @@ def _lerp(op: Op, a: Tensor, b: Tensor, weight: Any) -> Tensor:
 @computed("add")
 def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     a, b, factor = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
-    total: Tensor = a + _scaled(op, b, factor)
+    total: Tensor = a + (b if isinstance(factor, int) and factor == 1 else _scaled(op, b, factor))
     if isinstance(factor, Tensor) and op.outs[0].dtype in NARROW:
         # ATen's code for the CPU takes it in 16 bits.
         total = mixed(op.noise, [total], [a + b * held(alpha, op.outs[0].dtype)])[0]
@@ -68,12 +68,18 @@ def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     return total
 
 
+def _rounded(op: Op, value: Tensor) -> Tensor:
+    """A product inside of an operation, as a kernel that does not contract it has it."""
+    if op.whole:
+        return value
+    return op.relative(value, 1) if op.wide else op.noise.rounded(value, torch.float32)
+
+
 def _scaled(op: Op, term: Any, factor: Any) -> Any:
-    """A term of a sum times a number, which rounds unless that is a power of two or both are integers."""
-    if not isinstance(factor, Tensor) and factor == 1:
-        return term
-    exact = op.whole or not isinstance(term, Tensor) or (not isinstance(factor, Tensor) and _power_of_two(factor))
-    return term * factor if exact else op.relative(term * factor, 1)
+    """A term of a sum times a number."""
+    product = term * factor
+    exact = not isinstance(product, Tensor) or (not isinstance(factor, Tensor) and _power_of_two(factor))
+    return product if exact else _rounded(op, product)
 
 
 def _power_of_two(value: Any) -> Any:
@@ -117,7 +123,7 @@ def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tenso
 def _addcmul(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
     """``(value * a) * b`` and ``value * (a * b)`` each round twice, and both round ``value`` itself."""
     c, a, b, factor = (as_float(v) for v in aligned(op, (c, a, b, op.number(value))))
-    total: Tensor = c + _scaled(op, a * b if op.whole else op.relative(a * b, 1), factor)
+    total: Tensor = c + _scaled(op, _rounded(op, a * b), factor)
     return total
 
 

@@ -147,6 +147,9 @@ def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) ->
     """The case asks nothing of the kernel."""
     bench.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200])
     result.rejected = kind
+    if kind in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE) and bench.device.type == "cuda":
+        # What torch keeps of freed tensors is what the next kernel, and another process's context, is loaded into.
+        torch.cuda.empty_cache()
     return result
 
 

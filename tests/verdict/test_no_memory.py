@@ -14,6 +14,7 @@ from pytest_fusion.case.make import InputFailed
 from pytest_fusion.case.plan import Limits, build, make_plan
 from pytest_fusion.run.lanes.plan import plan_of
 from pytest_fusion.run.reference import ReferenceFailed
+from pytest_fusion.verdict.calls import CaseResult, reject
 from pytest_fusion.verdict.judge import Bench, judge_case
 from pytest_fusion.verdict.trial import Trial
 
@@ -87,6 +88,18 @@ def test_a_driver_without_room_for_the_kernel(error: RuntimeError, rejected: str
 
     result = judged(launched)
     assert (result.rejected, result.failure is None) == (rejected, rejected is not None)
+
+
+@pytest.mark.parametrize(("kind", "given_back"), [("no-room-to-judge", 1), ("out-of-memory", 1), ("too-expensive", 0)])
+def test_a_full_card_gets_back_what_is_kept(monkeypatch: pytest.MonkeyPatch, kind: str, given_back: int) -> None:
+    """Loading a kernel asks no allocator: the freed tensors that ours keeps would stay in its way for all cases."""
+    seen: list[None] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(None))
+    spec = FusionSpec(name="f", fused=lambda x: x, reference=lambda x: x, inputs={"x": tensor("n")})
+    case = build(make_plan(spec, limits=Limits()), {"dim n": 3}, 1)
+    for device in ("cuda", "cpu"):
+        assert reject(Bench(spec, torch.device(device)), CaseResult(case), kind, MemoryError()).rejected == kind
+    assert len(seen) == given_back
 
 
 def test_lanes_without_room_are_not_priced_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

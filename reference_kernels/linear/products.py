@@ -30,6 +30,12 @@ class MatmulTile:
     resident: int = 0
 
 
+def interpreted_step(size: int) -> int:
+    """How much of a long dim a tile takes where it is interpreted: a step costs some 0.5 ms however much that is, so
+    only what is short takes several small ones."""
+    return 32 if size <= 512 else 512
+
+
 def config(rows: int, columns: int, depth: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> MatmulTile:
     """Tile for a ``rows x columns`` result that sums ``depth`` products of ``dtype``.
 
@@ -37,11 +43,10 @@ def config(rows: int, columns: int, depth: int, dtype: torch.dtype, *, interpret
     other stores. By descriptors that was 1723 us at 8192**3 with gelu, 238 at 16384 x 8192 x 512 with relu,
     on an H200; 128 x 256 for 8 warps, `wide`, 1746 and 266; cuBLAS alone 1585 and 249. Few rows (decoding) stream the
     weight through narrow tiles: 16 x 64 x 256 took 15.2 us where 16 x 32 x 128 took 16.6. float32 runs on the ordinary
-    cores, where registers bound the tile. Interpreted, a step costs some 0.5 ms whatever its depth, so long sums take
-    deep ones.
+    cores, where registers bound the tile.
     """
     if interpreted:
-        tile = MatmulTile(32, 32, 32 if depth <= 512 else 512, warps=4, stages=1)
+        tile = MatmulTile(32, 32, interpreted_step(depth), warps=4, stages=1)
         return tile if dtype == torch.float32 else replace(tile, parts=2, resident=1)
     if dtype == torch.float32:
         return MatmulTile(32 if rows <= 32 else 64, 64, 32, warps=4, stages=3)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from reference_kernels._common import INTERPRETED, Rows, jit, placed, row_offset
 from reference_kernels._sums import added_parts
-from reference_kernels.linear.products import product
+from reference_kernels.linear.products import interpreted_step, product
 
 PROGRAMS = 2 * 132  # of sums over rows, at the most: two for each multiprocessor of an H200
 
@@ -33,10 +33,10 @@ def room_of(rank: int) -> int:
     return room
 
 
-def config_thin(rows: int, rank: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> ThinTile:
+def config_thin(rows: int, depth: int, rank: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED) -> ThinTile:
     """For ``(rows, k)`` times ``(rank, k)``: as high as leaves each multiprocessor of an H200 a tile."""
     if interpreted:
-        return ThinTile(32, 512, warps=4, stages=1)
+        return ThinTile(32, interpreted_step(depth), warps=4, stages=1)
     high = max(16, min(64, triton.next_power_of_2(rows) // 128))
     deep = 256 // dtype.itemsize // (2 if rank > 64 else 1)
     return ThinTile(high, deep, warps=4, stages=4)
@@ -47,7 +47,8 @@ def config_sums(rows: int, columns: int, dtype: torch.dtype, *, interpreted: boo
     gradient took 39 us, by twice the columns or parts 41 to 42."""
     if interpreted:
         # Two parts, where there are as many tiles, and more of those that would take over 64 one by one.
-        return ThinTile(32, 512, warps=4, stages=1, splits=max(1, min(max(2, rows // 2048), triton.cdiv(rows, 32))))
+        splits = max(1, min(max(2, rows // 2048), triton.cdiv(rows, 32)))
+        return ThinTile(32, interpreted_step(columns), warps=4, stages=1, splits=splits)
     high, wide = 64, 128 // dtype.itemsize
     wanted = PROGRAMS // triton.cdiv(columns, wide)
     return ThinTile(high, wide, warps=4, stages=4, splits=max(1, min(wanted, triton.cdiv(rows, 4 * high))))
@@ -131,7 +132,7 @@ def thin_rows(x: torch.Tensor, factor: torch.Tensor, scale: float) -> torch.Tens
     nothing."""
     rows, room = Rows.of(x), room_of(len(factor))
     low = torch.empty((rows.count, room), dtype=x.dtype, device=x.device)
-    tile = config_thin(rows.count, room, x.dtype)
+    tile = config_thin(rows.count, x.shape[-1], room, x.dtype)
     if rows.count:
         with placed(x.device):
             _thin_rows_kernel[(triton.cdiv(rows.count, tile.rows),)](

@@ -170,6 +170,7 @@ class Measures:
         except CandidateHungError:
             return Observation("hang", bucket, "it ran for too long when it was run again to be timed")
         except Exception as error:
+            # Of whatever else the candidate raises: that is what we are here to see.
             if out_of_memory(error):
                 raise
             return Observation("error", bucket, f"{said(error)}, when it was run again to be timed")

@@ -181,9 +181,7 @@ def _xlogy(op: Op, x: Any, y: Any) -> Tensor:
     """``x * log(y)``, whose logarithm has the error of any, and exactly 0 where ``x`` is."""
     x, y = (as_float(v) for v in aligned(op, [op.number(v) for v in (x, y)]))
     exact = torch.xlogy(x, y)
-    log = op.absolute(
-        op.relative(torch.log(y) if isinstance(y, Tensor) else exact.new_full(exact.shape, y).log(), 4), 2
-    )
+    log = op.absolute(op.relative(torch.log(y if isinstance(y, Tensor) else torch.full_like(exact, y)), 4), 2)
     return torch.where(torch.isfinite(exact) & (exact != 0), x * log, exact)
 
 

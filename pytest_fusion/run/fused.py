@@ -28,6 +28,7 @@ from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.place import Placed
+from pytest_fusion.run.precision import default_precision
 
 # Programs of a launch that an interpreted kernel may need one after the other, at 1-4 ms each: a case that takes longer
 # would be taken for one that hangs.
@@ -141,7 +142,7 @@ def _called(
     outcome.watch = watch
     try:
         with _launches(outcome.launches, programs), _accesses(outcome.findings, placed.arena, watch), watch:
-            with genuine.watched():
+            with default_precision(), genuine.watched():
                 outcome.result = fused(**rebuilt(placed.arguments), **extra)
             if placed.arena.device.type == "cuda":
                 genuine.synchronize(placed.arena.device)

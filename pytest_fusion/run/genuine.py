@@ -59,12 +59,21 @@ _OPTIONAL = {
     "triton.testing": "assert_close do_bench do_bench_cudagraph",
     "timeit": "default_timer",
 }
+_MATMUL = "allow_bf16_reduced_precision_reduction allow_fp16_reduced_precision_reduction allow_fp16_accumulation"
+
+
+def _flag(owner: Any, where: str, name: str) -> tuple[str, Callable[[], Any], Callable[[Any], Any]]:
+    return f"{where}.{name}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
 # What a launcher sets for its own arithmetic and leaves so: whatever comes after it has another dtype, no graph, TF32.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("torch's grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
     ("torch's float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     ("torch's deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    *(_flag(torch.backends.cuda.matmul, "torch.backends.cuda.matmul", name) for name in _MATMUL.split()),
+    _flag(torch.backends.cudnn, "torch.backends.cudnn", "allow_tf32"),
 )
 # Of this package, what calls and decides.
 _OWN = tuple(

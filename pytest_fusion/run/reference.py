@@ -17,6 +17,7 @@ from pytest_fusion.run import genuine
 from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.lanes import Drawn, LaneRun, OutputLanes, run_lanes
+from pytest_fusion.run.precision import full_precision
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Few lanes price every case; a suspected failure is judged again by many fresh ones (tolerance.md, two stages).
@@ -35,13 +36,14 @@ class ReferenceCrashed(SpecError):
 
 @contextmanager
 def on_its_own(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Run a reference; a CUDA context that is lost here is its doing. ``name`` is the spec's.
+    """Run a reference, in full precision; a CUDA context that is lost here is its doing. ``name`` is the spec's.
 
     Raises ``ReferenceCrashed`` where that happens. An error of the last launch shows when the device is waited for.
     """
     devices = {value.device for value in inputs.values() if isinstance(value, torch.Tensor)}
     try:
-        yield
+        with full_precision():
+            yield
         for device in devices:
             if device.type == "cuda":
                 genuine.synchronize(device)

@@ -16,6 +16,7 @@ from reference_kernels.cross_entropy.kernel import config as config_rows
 from reference_kernels.cross_entropy.rows import row_losses, slopes
 from reference_kernels.linear.products import check_operands
 from reference_kernels.linear_cross_entropy.chunks import config
+from reference_kernels.linear_cross_entropy.products import add_columns, float32_sums, multiply, write_logits
 
 Gradients = Literal["forward", "backward"]
 Options = tuple[int, float, float, float]  # ignore_index, label smoothing, z-loss, softcap
@@ -155,28 +156,6 @@ def _scale(values: torch.Tensor, scale: torch.Tensor) -> None:
             )
 
 
-def _write_logits(logits: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if bias is None:
-        torch.mm(x, weight.t(), out=logits)
-    else:
-        torch.addmm(bias, x, weight.t(), out=logits)
-
-
-def _multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, more: bool = False) -> None:
-    """``out = a @ b``, or with ``more`` ``out += a @ b``; float32 sums, stored in the dtype of ``out``: ``a``'s, or
-    float32."""
-    options: dict[str, Any] = {}
-    if out.dtype != a.dtype:
-        if a.device.type == "cuda":
-            options = {"out_dtype": out.dtype}
-        else:  # torch 2.13 has such products for CUDA alone
-            a, b = a.to(out.dtype), b.to(out.dtype)
-    if more:
-        torch.addmm(out, a, b, out=out, **options)
-    else:
-        torch.mm(a, b, out=out, **options)
-
-
 def _rows(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``x`` as ``(rows, hidden)`` and its labels as contiguous ``(rows,)``."""
     count = math.prod(target.shape)  # which reshape(-1, ...) cannot tell where there are no columns
@@ -197,6 +176,7 @@ def _gradients(
     return dx, dweight, dbias
 
 
+@float32_sums()
 def _early(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -218,22 +198,18 @@ def _early(
     for begin in range(0, max(len(rows), 1), step):
         part = slice(begin, min(begin + step, len(rows)))
         logits = buffer[: part.stop - begin]
-        _write_logits(logits, rows[part], weight, bias)
+        write_logits(logits, rows[part], weight, bias)
         _loss_gradient(losses[part], statistics[:, part], logits, labels[part], count, *options, mean)
         if wanted[0]:
-            _multiply(dx.view(rows.shape)[part], logits, weight)
+            multiply(dx.view(rows.shape)[part], logits, weight)
         if wanted[1]:
-            _multiply(dweight, logits.t(), rows[part], more=begin > 0)
+            multiply(dweight, logits.t(), rows[part], more=begin > 0)
         if wanted[2]:
-            _add_columns(dbias, logits, more=begin > 0)
+            add_columns(dbias, logits, more=begin > 0)
     return losses, statistics, found
 
 
-def _add_columns(out: torch.Tensor, values: torch.Tensor, more: bool) -> None:
-    sums = values.sum(0, dtype=torch.float32)
-    out.copy_(out + sums if more else sums)
-
-
+@float32_sums()
 def _plain(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -250,12 +226,13 @@ def _plain(
     for begin in range(0, max(len(rows), 1), step):
         part = slice(begin, min(begin + step, len(rows)))
         logits = buffer[: part.stop - begin]
-        _write_logits(logits, rows[part], weight, bias)
+        write_logits(logits, rows[part], weight, bias)
         found.append(_losses(logits, labels[part], *options))
     losses, statistics = zip(*found, strict=True)
     return torch.cat(losses), torch.cat(statistics, 1)
 
 
+@float32_sums()
 def _late(
     dloss: torch.Tensor,
     x: torch.Tensor,
@@ -281,14 +258,14 @@ def _late(
         part = slice(begin, min(begin + step, len(weight)))
         shape = len(rows), part.stop - begin
         logits = buffer[: math.prod(shape)].view(shape)
-        _write_logits(logits, rows, weight[part], None if bias is None else bias[part])
+        write_logits(logits, rows, weight[part], None if bias is None else bias[part])
         write_gradient(logits, upstream, logits, labels, statistics, count, *options, mean, begin, len(weight))
         if wanted[0]:
-            _multiply(total, logits, weight[part], more=begin > 0)
+            multiply(total, logits, weight[part], more=begin > 0)
         if wanted[1]:
-            _multiply(dweight[part], logits.t(), rows)
+            multiply(dweight[part], logits.t(), rows)
         if wanted[2]:
-            _add_columns(dbias[part], logits, more=False)
+            add_columns(dbias[part], logits, more=False)
     if wanted[0]:
         dx.view(rows.shape).copy_(total)
     return dx, dweight, dbias

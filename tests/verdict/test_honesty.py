@@ -57,8 +57,18 @@ def test_a_replaced_function_is_put_back_and_named(judge_one: Any) -> None:
             lambda: torch.use_deterministic_algorithms(True, warn_only=True),
             torch.get_deterministic_debug_mode,
         ),
+        (
+            "torch.backends.cuda.matmul.allow_fp16_accumulation",
+            lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
+            lambda: torch.backends.cuda.matmul.allow_fp16_accumulation,
+        ),
+        (
+            "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+            lambda: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", True),
+            lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        ),
     ],
-    ids=["dtype", "grad", "precision", "deterministic"],
+    ids=["dtype", "grad", "precision", "deterministic", "fp16 sums", "bf16 sums"],
 )
 def test_a_setting_that_a_call_leaves_changed_is_put_back_and_named(
     judge_one: Any, name: str, change: Callable[[], Any], read: Callable[[], Any]

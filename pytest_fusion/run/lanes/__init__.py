@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pytest_fusion.run.lanes.model import Drawn, Kind, LaneRun, OutputLanes
 from pytest_fusion.run.lanes.patience import TooSlow
-from pytest_fusion.run.lanes.precision import full_precision
 from pytest_fusion.run.lanes.shadow import run_lanes
 
-__all__ = ["Drawn", "Kind", "LaneRun", "OutputLanes", "TooSlow", "full_precision", "run_lanes"]
+__all__ = ["Drawn", "Kind", "LaneRun", "OutputLanes", "TooSlow", "run_lanes"]

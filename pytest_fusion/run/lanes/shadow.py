@@ -12,9 +12,9 @@ from pytest_fusion.run.lanes.mode import LaneMode
 from pytest_fusion.run.lanes.model import Kind, LaneRun, OutputLanes
 from pytest_fusion.run.lanes.outside import noting, priced
 from pytest_fusion.run.lanes.patience import Timed
-from pytest_fusion.run.lanes.precision import full_precision
 from pytest_fusion.run.lanes.rounding import Noise
 from pytest_fusion.run.lanes.store import Lanes
+from pytest_fusion.run.precision import full_precision
 
 
 def run_lanes(

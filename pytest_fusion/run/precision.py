@@ -1,0 +1,76 @@
+"""How exactly torch's own products are computed while a reference and a kernel run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+
+_MATMUL: Any = torch.backends.cuda.matmul
+_CUDNN: Any = torch.backends.cudnn
+_MKLDNN: Any = torch.backends.mkldnn
+# Of a precision by its newer name: "none" is what nobody chose, and is "ieee".
+_FULL = ("ieee", "none")
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """All digits of a product, while a reference runs; every setting is back as it was afterwards.
+
+    A float32 reference that silently reads 10 bits of its inputs (cuDNN convolutions do by default) would excuse a
+    kernel that does the same.
+    """
+    with default_precision(), ExitStack() as undo:
+        _float32_products(undo)
+        _off(undo, _MATMUL, "allow_fp16_accumulation")
+        for operations in (_MKLDNN.conv, _MKLDNN.rnn):
+            _in_full(undo, operations)
+        yield
+
+
+@contextmanager
+def default_precision() -> Iterator[None]:
+    """The shortcuts off that torch takes where nobody asked for them, while a kernel runs.
+
+    Where cuBLAS splits a sum it rounds each part to bfloat16 (sums of 16 terms in two columns were two units in the
+    last place off on an H100), and cuDNN convolves in TF32. By these settings of the process a kernel that calls torch
+    is as wrong as the unfused code. What somebody chose, such as TF32 in products, holds for the kernel.
+    """
+    with ExitStack() as undo:
+        _off(undo, _MATMUL, "allow_bf16_reduced_precision_reduction")
+        _off(undo, _MATMUL, "allow_fp16_reduced_precision_reduction")
+        _convolutions(undo)
+        yield
+
+
+def _off(undo: ExitStack, owner: Any, name: str) -> None:
+    if getattr(owner, name):
+        undo.callback(setattr, owner, name, True)
+        setattr(owner, name, False)
+
+
+def _in_full(undo: ExitStack, operations: Any) -> None:
+    before = operations.fp32_precision
+    if before not in _FULL:
+        undo.callback(setattr, operations, "fp32_precision", before)
+        operations.fp32_precision = "ieee"
+
+
+def _float32_products(undo: ExitStack) -> None:
+    """By the older name first, which then can be read meanwhile; it is not told what was chosen by the newer ones."""
+    with suppress(RuntimeError):
+        chosen = torch.get_float32_matmul_precision()
+        if chosen != "highest":
+            undo.callback(torch.set_float32_matmul_precision, chosen)
+            torch.set_float32_matmul_precision("highest")
+    for operations in (_MATMUL, _MKLDNN.matmul):
+        _in_full(undo, operations)
+
+
+def _convolutions(undo: ExitStack) -> None:
+    with suppress(RuntimeError):
+        _off(undo, _CUDNN, "allow_tf32")
+    for operations in (_CUDNN.conv, _CUDNN.rnn):
+        _in_full(undo, operations)

@@ -16,6 +16,7 @@ from pytest_fusion.run.interpreter.device import posing_as_cuda
 from pytest_fusion.run.interpreter.findings import Findings, into
 from pytest_fusion.run.interpreter.named_device import with_stand_in
 from pytest_fusion.run.isolate import cuda_is_poisoned
+from pytest_fusion.run.precision import default_precision
 
 
 @contextlib.contextmanager
@@ -37,7 +38,7 @@ def called(
     )
 
     def once() -> Any:
-        with bare():
+        with bare(), default_precision():
             result = fused(**arguments, **extra)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)

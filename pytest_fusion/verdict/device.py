@@ -22,6 +22,7 @@ from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed, place, rewrite, write
+from pytest_fusion.run.precision import default_precision
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict.calls import Bench, rejection, tensors_of
 from pytest_fusion.verdict.compiling import judged
@@ -136,7 +137,8 @@ class _Parts:
         return place(self.trial.logical, self.trial.result.case, self.bench.device, FILLS[0])
 
     def fused(self, **arguments: Any) -> Any:
-        return self.spec.fused(**arguments, **self.bench.extra)
+        with default_precision():
+            return self.spec.fused(**arguments, **self.bench.extra)
 
     def guarded(self, work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         try:

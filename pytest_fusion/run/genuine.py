@@ -29,6 +29,7 @@ perf_counter = time.perf_counter
 process_time = time.process_time
 equal = torch.equal
 _synchronize = torch.cuda.synchronize
+_cuda_runs: Callable[[], bool] = torch.cuda.is_initialized
 
 # What a comparison, a wait or a timing is made of. torch.manual_seed is missing on purpose: the first torch.compile of
 # a process replaces it (torch/_dynamo/__init__.py).
@@ -62,11 +63,16 @@ _OPTIONAL = {
 _MATMUL = "allow_bf16_reduced_precision_reduction allow_fp16_reduced_precision_reduction allow_fp16_accumulation"
 
 
+def _where_cuda_runs(read: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: read() if _cuda_runs() else None
+
+
 def _flag(owner: Any, where: str, name: str) -> tuple[str, Callable[[], Any], Callable[[Any], Any]]:
     return f"{where}.{name}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
-# What a launcher sets for its own arithmetic and leaves so: whatever comes after it has another dtype, no graph, TF32.
+# What a launcher sets for its own work and leaves so: whatever comes after it has another dtype, no graph, TF32, or a
+# stream that waits for nothing.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("torch's grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
@@ -74,6 +80,8 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("torch's deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     *(_flag(torch.backends.cuda.matmul, "torch.backends.cuda.matmul", name) for name in _MATMUL.split()),
     _flag(torch.backends.cudnn, "torch.backends.cudnn", "allow_tf32"),
+    ("the current CUDA device", _where_cuda_runs(torch.cuda.current_device), torch.cuda.set_device),
+    ("the current CUDA stream", _where_cuda_runs(torch.cuda.current_stream), torch.cuda.set_stream),
 )
 # Of this package, what calls and decides.
 _OWN = tuple(

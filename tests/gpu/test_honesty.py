@@ -60,6 +60,22 @@ def test_a_stream_that_is_waited_for_is_honest() -> None:
     assert "caller" in verdict.evidence["ran"]
 
 
+def test_a_stream_that_stays_the_current_one_is_put_back_and_named() -> None:
+    """What the caller launches next would be on it, and wait for nothing that came before; one that is left is fine."""
+    side, home = torch.cuda.Stream(), torch.cuda.current_stream()
+
+    def fused(x: T) -> T:
+        side.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_stream(side)
+        return x + x
+
+    failure = judge(fused).failure
+    assert failure is not None
+    assert failure.identity == "honesty:tampers"
+    assert failure.evidence["replaced"] == ["the current CUDA stream"]
+    assert torch.cuda.current_stream() == home
+
+
 @pytest.mark.parametrize(
     ("key", "identity"),
     [

@@ -39,6 +39,7 @@ CAUSES: dict[str, str] = {
     "wrong-index-map": "elements are taken from, or stored to, the wrong indices",
     "low-precision-accumulation": "a sum or an intermediate is kept in too few bits",
     "cast-order": "a rounding to 16 bits happens where the reference has none",
+    "shortened-products": "a setting of torch gives products fewer digits than the reference is judged with",
     "wider-reference": "the reference computes in float64, and the kernel is off by what float32 costs",
     "missing-max-subtraction": "an exponential overflows or vanishes because its argument's maximum is not taken away",
     "overflow": "a value leaves the range of its dtype where the reference's does not",

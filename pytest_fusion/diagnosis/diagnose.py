@@ -13,6 +13,7 @@ from pytest_fusion.diagnosis import (
     machine_code,
     numerics,
     order,
+    products,
     roundings,
     slices,
     sources,
@@ -34,6 +35,7 @@ Rule = Callable[[Lab], Found | None]
 # What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
 _OF_VALUES: tuple[Rule, ...] = (
     machine_code.miscompiled,
+    products.shortened,
     tuning.config,
     extents.zero,
     strides.layout,

@@ -14,7 +14,7 @@ from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.isolate import run_isolated, unwrap
 from pytest_fusion.run.lanes import run_lanes
 from pytest_fusion.run.place import place
-from pytest_fusion.run.precision import default_precision, full_precision
+from pytest_fusion.run.precision import chosen, default_precision, full_precision
 
 MATMUL, CUDNN, MKLDNN = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
 SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")
@@ -63,12 +63,12 @@ def _in_a_fork(body: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("context", [full_precision, default_precision])
-@pytest.mark.parametrize("chosen", CHOSEN)
-def test_every_setting_is_back_afterwards(chosen: str, context: Callable[[], AbstractContextManager[None]]) -> None:
+@pytest.mark.parametrize("name", CHOSEN)
+def test_every_setting_is_back_afterwards(name: str, context: Callable[[], AbstractContextManager[None]]) -> None:
     """By whichever names somebody chose: torch refuses to tell by the older ones what was set by the newer."""
 
     def body() -> None:
-        CHOSEN[chosen]()
+        CHOSEN[name]()
         before = _state()
         with context():
             pass
@@ -76,17 +76,17 @@ def test_every_setting_is_back_afterwards(chosen: str, context: Callable[[], Abs
         with pytest.raises(ZeroDivisionError), context():
             1 // 0  # noqa: B018 -- raises
         assert _state() == before
-        assert getattr(MATMUL, f"{SUMS[0]}_split_k", True) == (chosen != "no split")
+        assert getattr(MATMUL, f"{SUMS[0]}_split_k", True) == (name != "no split")
 
     _in_a_fork(body)
 
 
-@pytest.mark.parametrize("chosen", CHOSEN)
-def test_a_reference_runs_in_full_precision(chosen: str) -> None:
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_reference_runs_in_full_precision(name: str) -> None:
     """Nothing that anybody chose, or torch by itself, shortens what a reference multiplies."""
 
     def body() -> None:
-        CHOSEN[chosen]()
+        CHOSEN[name]()
         readable = _state()["older"] != "not told"
         seen: list[dict[str, Any]] = []
 
@@ -99,6 +99,31 @@ def test_a_reference_runs_in_full_precision(chosen: str) -> None:
         assert not any(seen[0][name] for name in SUMS)
         assert {seen[0][name] for name in OWNERS} <= {"ieee", "none"}
         assert not readable or seen[0]["older"] == "highest"
+
+    _in_a_fork(body)
+
+
+TOLD = {
+    "nothing": [],
+    "high": ['torch.set_float32_matmul_precision("high")'],
+    "newer matmul": ['torch.backends.cuda.matmul.fp32_precision = "tf32"'],
+    "newer cudnn": [],
+    "newer mkldnn": ['torch.backends.mkldnn.matmul.fp32_precision = "bf16"'],
+    "newer mkldnn conv": ['torch.backends.mkldnn.conv.fp32_precision = "bf16"'],
+    "fp16 sums": ["torch.backends.cuda.matmul.allow_fp16_accumulation = True"],
+    "no split": [],
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_somebody_chose_is_told_as_it_is_written(name: str) -> None:
+    """What torch does by itself is not among it, nor is anything while a reference runs."""
+
+    def body() -> None:
+        CHOSEN[name]()
+        assert chosen() == TOLD[name]
+        with full_precision():
+            assert chosen() == []
 
     _in_a_fork(body)
 

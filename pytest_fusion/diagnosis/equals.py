@@ -87,7 +87,11 @@ def _distinct(name: str) -> Edit:
         t = logical[name]
         used = t.flatten().tolist()
         others = sorted(set(range(max(used) + 1)) - set(used), key=lambda i: numbers.mix(len(used), "distinct", i))
-        order = [i if i not in used[:at] else others.pop() for at, i in enumerate(used)]
+        order: list[int] = []
+        seen: set[int] = set()
+        for index in used:
+            order.append(others.pop() if index in seen else index)
+            seen.add(index)
         return {**logical, name: torch.tensor(order, dtype=t.dtype, device=t.device).reshape(t.shape)}
 
     return Edit(f"no two of {name} alike", apply)

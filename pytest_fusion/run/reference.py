@@ -93,16 +93,18 @@ def run_reference(
     seed: int,
     kind: Literal["E", "F"] = "E",
     limit_s: float = math.inf,
+    laid: Mapping[str, Any] | None = None,
 ) -> ReferenceRun:
     """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively;
-    kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end.
+    kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end. It gets
+    contiguous copies of the inputs, or those that are ``laid`` elsewhere, of the same values.
 
     Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input (a
     generator that it seeds by its inputs in each call is not random),
     ``ReferenceCrashed`` where it loses the CUDA context. ``TooSlow`` is the cause of a ``ReferenceFailed`` where its
     lanes take more than ``limit_s`` seconds.
     """
-    arguments = copies(logical)
+    arguments = copies(logical) if laid is None else dict(laid)
     run = ReferenceRun(None, arguments, [])
     own = rebuilt(arguments)
 

@@ -25,6 +25,7 @@ def judge_output(
     *,
     fine: Callable[[], OutputLanes] | None = None,
     wide: Callable[[], OutputLanes] | None = None,
+    laid: Callable[[], OutputLanes | None] | None = None,
 ) -> ValuesVerdict:
     """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
 
@@ -32,6 +33,8 @@ def judge_output(
     (24; 64 for fewer than 16 elements) and must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given,
     a pass is graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``. ``wide()``
     returns as many of kind ``F`` as ``more()``; where the reference computes in 16 bits, they must fail it as well.
+    ``laid()`` returns as many of the reference on the inputs as they lie, which must fail it too where there are any:
+    by the layout torch decides how some functions are computed.
     """
     verdict = _judge(candidate, few)
     if not verdict.ok and verdict.statistic != "shape":
@@ -42,6 +45,11 @@ def judge_output(
         strict = _judge(candidate, wide(), inclusive=False)
         if strict.ok:
             return replace(strict, grade="A")
+    if not verdict.ok and laid is not None and verdict.statistic != "shape":
+        there = laid()
+        as_laid = verdict if there is None else _judge(candidate, there)
+        if as_laid.ok:
+            return replace(as_laid, grade="B" if fine is not None else None)
     if not verdict.ok or fine is None:
         return verdict
     strict = _judge(candidate, fine(), inclusive=False)

@@ -65,6 +65,7 @@ class ReferenceRun:
     native: list[torch.Tensor]
     lanes: list[OutputLanes] = field(default_factory=list)
     fallbacks: tuple[str, ...] = ()
+    numbers: frozenset[float] = frozenset()
 
 
 def takes(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,10 +95,12 @@ def run_reference(
     kind: Literal["E", "F"] = "E",
     limit_s: float = math.inf,
     laid: Mapping[str, Any] | None = None,
+    numbers: frozenset[float] = frozenset(),
 ) -> ReferenceRun:
     """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively;
     kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end. It gets
-    contiguous copies of the inputs, or those that are ``laid`` elsewhere, of the same values.
+    contiguous copies of the inputs, or those that are ``laid`` elsewhere, of the same values; ``numbers`` are those of
+    an earlier run.
 
     Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input (a
     generator that it seeds by its inputs in each call is not random),
@@ -119,11 +122,11 @@ def run_reference(
     before = torch.get_rng_state()
     if lanes:
         with on_its_own(spec.name, logical):
-            shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed, limit_s=limit_s)
+            shadow: LaneRun = run_lanes(call, lanes=lanes, kind=kind, seed=seed, limit_s=limit_s, numbers=numbers)
         random, seeded = Drawn.OWN in shadow.drawn, Drawn.PASSED in shadow.drawn
         run.lanes = list(shadow.outputs)
         run.native = [output.native for output in run.lanes]
-        run.fallbacks = shadow.fallbacks
+        run.fallbacks, run.numbers = shadow.fallbacks, shadow.numbers
     else:
         with on_its_own(spec.name, logical):
             run.native = list(call())

@@ -289,6 +289,7 @@ class Trial:
                     kind=kind,
                     seed=numbers.mix(self.result.case.seed, "fresh lanes", count, kind),
                     limit_s=self.bench.reference_s,
+                    numbers=self.reference.numbers,
                 )
             names = collect(run.result, run.arguments, self.spec.mutates).tensors
             self._lanes[key] = dict(zip(names, run.lanes, strict=True))
@@ -316,6 +317,7 @@ class Trial:
                 seed=numbers.mix(self.result.case.seed, "laid lanes"),
                 limit_s=self.bench.reference_s,
                 laid=placed.arguments,
+                numbers=self.reference.numbers,
             )
             return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
         return {}

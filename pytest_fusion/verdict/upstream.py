@@ -59,6 +59,7 @@ class Upstream:
         self.used: list[str] = []
         self.present: list[str] = []
         self.native: dict[str, torch.Tensor] = {}
+        self._numbers: frozenset[float] = frozenset()
 
     def settle(self) -> None:
         """Learn which outputs get an upstream gradient, without any gradient that a kernel could find in memory.
@@ -78,7 +79,9 @@ class Upstream:
         seed = numbers.mix(trial.result.case.seed, "gradient lanes", count)
         with trial.bench.clock.phase("reference"), on_its_own(trial.spec.name, trial.logical):
             count = 1 if fixed else count
-            run = run_lanes(self._backward, lanes=count, kind=kind, seed=seed, limit_s=trial.bench.reference_s)
+            limit_s, seen = trial.bench.reference_s, self._numbers
+            run = run_lanes(self._backward, lanes=count, kind=kind, seed=seed, limit_s=limit_s, numbers=seen)
+        self._numbers = run.numbers
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
 

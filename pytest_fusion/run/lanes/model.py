@@ -39,7 +39,7 @@ class LaneRun:
 
     ``fallbacks`` names the operations whose rounding is not modelled: their lanes come from running the operation
     itself on each lane's values, or from the native value alone. ``drawn`` says which random numbers the reference
-    drew; the lanes share the native draw.
+    drew; the lanes share the native draw. ``numbers`` are Python's that it multiplied by.
     """
 
     outputs: list[OutputLanes]
@@ -48,3 +48,4 @@ class LaneRun:
     seed: int
     K: int
     kind: Kind
+    numbers: frozenset[float] = frozenset()

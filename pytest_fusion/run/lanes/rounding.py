@@ -19,6 +19,8 @@ U64 = 2.0**-53
 # A pool this long is drawn once per process and device; every request takes a window at a random offset. Drawing
 # 57 000 numbers takes 0.3 ms on one CPU thread and a window nothing, so that small cases cost their arithmetic only.
 POOL = 1 << 19
+# Of Python's floats: ``1 - 0.999`` is 0.001 and one unit in the last place of 1.
+_SAME = 2.0**-50
 # Odd numbers of 62 bits, which spread what they multiply over the bits above.
 _ODD = 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85, 0x1B873593CC9E2D51
 
@@ -86,11 +88,12 @@ class Noise:
     All values are float64 tensors ``(L, *shape)`` with ``L`` = 1 (the same in every lane) or 1 + K.
     """
 
-    def __init__(self, lanes: int, kind: Kind, seed: int) -> None:
+    def __init__(self, lanes: int, kind: Kind, seed: int, numbers: frozenset[float] = frozenset()) -> None:
         self.lanes = lanes
         self.kind = kind
         self._random = random.Random(seed)
         self._generators: dict[str, torch.Generator] = {}
+        self.numbers = set(numbers)
 
     def _draw(self, what: str, shape: tuple[int, ...], device: torch.device, drop: int = 0) -> Tensor:
         count = math.prod(shape)
@@ -128,6 +131,11 @@ class Noise:
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Uniform in [-1, 1)."""
         return self._draw("uniform", (self.lanes, *shape), device)
+
+    def leaves(self, value: float) -> bool:
+        """Whether ``value`` is what a number that was asked about before, or in a run before this, leaves of 1."""
+        self.numbers.add(value)
+        return any(abs(1 - other - value) < _SAME for other in self.numbers)
 
     def spread(self, value: Tensor) -> Tensor:
         """A fresh ``(1 + K, *shape)`` copy of ``value``."""

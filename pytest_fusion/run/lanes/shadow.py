@@ -24,21 +24,23 @@ def run_lanes(
     kind: Kind = "E",
     seed: int,
     limit_s: float = math.inf,
+    numbers: frozenset[float] = frozenset(),
 ) -> LaneRun:
     """Runs ``call`` once and returns its results natively, in float64, and in ``lanes`` randomly rounded versions.
 
     ``call`` runs the reference and returns a flat sequence of result tensors; an input it wrote in place may be among
     them, and backward passes inside it are followed. Kind ``E`` rounds where the reference rounds, as written; kind
     ``F`` keeps float32 inside and leaves one rounding at the end. The global random state is touched by nothing but
-    ``call`` itself. Raises whatever ``call`` raises, and ``TooSlow`` inside it after ``limit_s`` seconds.
+    ``call`` itself. ``numbers`` are those of an earlier run. Raises whatever ``call`` raises, and ``TooSlow`` inside it
+    after ``limit_s`` seconds.
     """
-    noise = Noise(lanes, kind, seed)
+    noise = Noise(lanes, kind, seed, numbers)
     mode = Timed(noise, limit_s)
     with full_precision(), noting(mode.taken, mode), mode:
         results = list(call())
     outputs = [_output(mode, result.detach(), lanes) for result in results]
     outside = tuple(f"what became of numbers outside of torch, by {name}" for name in sorted(set(mode.taken)))
-    return LaneRun(outputs, (*mode.fallbacks, *outside), mode.drawn, seed, lanes, kind)
+    return LaneRun(outputs, (*mode.fallbacks, *outside), mode.drawn, seed, lanes, kind, frozenset(noise.numbers))
 
 
 def _output(mode: LaneMode, native: Tensor, count: int) -> OutputLanes:

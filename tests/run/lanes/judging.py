@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pytest_fusion.run.lanes import run_lanes
+from pytest_fusion.run.lanes import OutputLanes, run_lanes
 from pytest_fusion.verdict.tolerance import judge_output
 
 
 def judged(got: Tensor, reference: Callable[[], Tensor], seed: int) -> bool:
-    few = run_lanes(lambda: [reference()], seed=seed).outputs[0]
-    return judge_output(got, few, lambda: run_lanes(lambda: [reference()], lanes=24, seed=seed + 100).outputs[0]).ok
+    few = run_lanes(lambda: [reference()], seed=seed)
+
+    def more() -> OutputLanes:
+        return run_lanes(lambda: [reference()], lanes=24, seed=seed + 100, numbers=few.numbers).outputs[0]
+
+    return judge_output(got, few.outputs[0], more).ok

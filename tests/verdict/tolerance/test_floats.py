@@ -160,6 +160,21 @@ def test_overflow_in_low_precision_may_be_avoided_or_followed() -> None:
     assert not judged(-followed, reference).ok
 
 
+def test_one_of_two_overflows_that_cancel_may_be_reached_alone() -> None:
+    """Of ``base + low @ b`` in fp16 the reference has ``inf - inf``, an unrounded ``base`` one infinity."""
+    x = torch.full((4, 32), 300.0, dtype=torch.float16)
+
+    def reference() -> Tensor:
+        return x * 300 - x * 302
+
+    one = torch.full_like(x, -math.inf)
+    assert bool(torch.isnan(reference()).all())
+    assert judged(one, reference).ok
+    assert judged((x.float() * 300 - x.float() * 302).half(), reference).ok
+    assert not judged(one, lambda: x - x * 3).ok
+    assert not judged(one, lambda: x * math.nan).ok
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_degenerate_tensors(dtype: torch.dtype) -> None:
     """All-zero, constant, empty, scalar and transposed outputs are judged without division by zero."""

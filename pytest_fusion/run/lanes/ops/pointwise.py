@@ -47,7 +47,7 @@ def _rsub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
 @computed("lerp")
 def _lerp(op: Op, a: Tensor, b: Tensor, weight: Any) -> Tensor:
     """``a + weight * (b - a)``, in every other lane ``(1 - weight) * a + weight * b``: kernels have either."""
-    a, b, weight = (as_float(v) for v in aligned(op, (a, b, op.number(weight))))
+    a, b, weight = (as_float(v) for v in aligned(op, (a, b, op.number(weight, rest=True))))
     out = op.noise.spread(torch.lerp(a, b, weight if isinstance(weight, Tensor) else float(weight)))
     out[1::2] = op.noise.spread(a + op.relative(weight * op.relative(b - a, 1), 1))[1::2]
     out[2::2] = (op.relative(a * (1 - weight), 1) + op.relative(b * weight, 1))[2::2]

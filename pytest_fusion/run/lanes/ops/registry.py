@@ -98,15 +98,20 @@ class Op:
     def relative(self, value: Tensor, units: float) -> Tensor:
         return self.noise.relative(value, units * self.unit)
 
-    def number(self, value: Any) -> Any:
+    def number(self, value: Any, *, rest: bool = False) -> Any:
         """A Python number as kernels hold it: off by up to a unit, alike in all elements, unless float32 holds it.
 
-        ``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` differ by that where they cancel.
+        ``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` differ by that where they cancel. What is left of 1 beside
+        another number, or by what the operation means (``rest``), a kernel computes of that: ``1 - 0.999`` in float32,
+        as moments of Adam have it, is off by 1.3e-5 of itself.
         """
         if not isinstance(value, float) or self.wide or not math.isfinite(value):
             return value
         held = struct.unpack("f", struct.pack("f", value))[0] if abs(value) < LARGEST32 else math.inf
-        return value if held == value else self.relative(self.outs[0].new_full((1,), value, dtype=D), 1)
+        if held == value:
+            return value
+        left = (rest or self.noise.leaves(value)) and 0 < value < 0.5
+        return self.relative(self.outs[0].new_full((1,), value, dtype=D), max(1.0, 0.5 / value) if left else 1)
 
     def absolute(self, value: Tensor, units: float) -> Tensor:
         return self.noise.absolute(value, units * self.unit)

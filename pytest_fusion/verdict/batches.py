@@ -83,12 +83,13 @@ class Effort:
         # One at least: the first cases, of short slices, may have taken the seconds.
         return asked.wide[narrow] < (1 if spent else self.wide) and width >= 2 * asked.widest[narrow]
 
-    def note(self, asked: Asked, trial: Trial, width: int) -> None:
-        """Count a case that is asked."""
+    def note(self, asked: Asked, trial: Trial, width: int) -> bool:
+        """Count a case that is asked; whether it is one for its width."""
         narrow = _narrow(trial)
         counts = asked.cases if asked.cases[narrow] < self._most(trial) else asked.wide
         counts[narrow] += 1
         asked.widest[narrow] = max(asked.widest[narrow], width)
+        return counts is asked.wide
 
 
 def _narrow(trial: Trial) -> bool:

@@ -9,15 +9,18 @@ that ``deterministic=`` allows to vary. Gradients are asked of by `sliced_gradie
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import memory
-from pytest_fusion.verdict.batches import NAME, Asked, Effort, width
-from pytest_fusion.verdict.calls import allows_chance, call, rejection
+from pytest_fusion.verdict.batches import NAME, Asked, Batches, Effort, width
+from pytest_fusion.verdict.calls import allows_chance, call, rejection, same_draws
 from pytest_fusion.verdict.company import Along, Called, OtherCase
 from pytest_fusion.verdict.model import Verdict, passed, unknown
 from pytest_fusion.verdict.slices import Unsliceable, resized, tensors, unsliceable
@@ -29,6 +32,8 @@ __all__ = ["NAME", "adopt", "dims_of", "due", "missing", "outputs", "run"]
 # of. Several dims share the calls of a case.
 _EFFORT = Effort(any_case=3, thorough=6, wide=4, calls=22)
 _FEWEST_CALLS = 7
+# Fewer than a launcher's usual thresholds, of 64 and more.
+_MANY = 37
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -47,12 +52,13 @@ def due(trial: Trial) -> bool:
 def run(trial: Trial) -> Verdict:
     """Every dim that the case has at least two slices of."""
     dims, asked = dims_of(trial), _asked(trial)
-    _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
+    wide = _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
     reasons = unsliceable(trial.spec)
     sizes: dict[str, list[int]] = {}
     for dim in dims:
+        many = _of_many(trial, dim) if wide and not asked.found else trial
         try:
-            along = Along(trial, dim, asked, outputs)
+            along = Along(many, dim, asked, outputs)
             verdict = along.judge(max(_EFFORT.calls // len(dims), _FEWEST_CALLS))
         except Unsliceable as error:
             reasons[dim] = f"{dim}: {error}"
@@ -65,12 +71,34 @@ def run(trial: Trial) -> Verdict:
         if verdict is None:
             sizes[dim] = along.seen
         elif verdict.failed:
+            trial.result.case = many.result.case
             return verdict
         else:
             reasons[dim] = f"{dim}: {verdict.reason}"
     if reasons:
         return unknown(NAME, "; ".join(reasons.values()), sizes=sizes)
     return passed(NAME, sizes=sizes)
+
+
+def _of_many(trial: Trial, dim: str) -> Trial:
+    """The case with `_MANY` slices of other values, or as it is where it has as many or cannot.
+
+    In one row of ten, or fewer, another order of its sum shows: of two rows repeated to 257 mostly none does.
+    """
+    size, bench = trial.result.case.sizes[dim], trial.bench
+    assert isinstance(size, int)
+    if size >= _MANY or not Batches(trial, dim, _asked(trial)).fits(_MANY):
+        return trial
+    many = copy.copy(trial)
+    many.result = replace(trial.result, case=resized(trial.result.case, dim, _MANY))
+    try:
+        with bench.clock.phase("make"):
+            made = make_inputs(trial.spec, many.result.case, bench.device)
+        many.logical = {**made, **same_draws(trial.spec, trial.logical)}
+        outputs(many, range(_MANY))
+    except (ImpossibleCase, InputFailed, OtherCase):
+        return trial
+    return many
 
 
 def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:

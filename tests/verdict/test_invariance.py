@@ -18,6 +18,7 @@ from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import derived, tensor
 from pytest_fusion.verdict import company
+from pytest_fusion.verdict.batches import Asked
 from pytest_fusion.verdict.calls import Bench
 from pytest_fusion.verdict.judge import judge_case
 from pytest_fusion.verdict.model import Verdict
@@ -157,6 +158,28 @@ def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
     failure = judge_one(fused, reference, INPUTS, case=case, invariant="rows").failure
     assert "bits change between 199 and 200 rows" in failure.reason
     assert judge_one(tiled, reference, INPUTS, case=case, invariant="rows").failure is None
+
+
+def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
+    """One row of ten shows that 200 are summed in another order: of two, repeated to 257, none does."""
+
+    def fused(x: T, w: T) -> T:
+        rare = (x[..., :1].abs() * 64).remainder(10).floor().eq(0).any(-1)
+        return torch.where(rare, in_halves(x, w), in_order(x, w)) if len(x) > 200 else in_order(x, w)
+
+    spec = FusionSpec(fused=fused, reference=reference, inputs=INPUTS, dtypes="float32", invariant="rows")
+    case = Case({"rows": 2, "hidden": 100}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
+    bench = Bench(spec, torch.device("cpu"))
+    assert judge_case(bench, case, again=True).failure is None
+    bench = Bench(spec, torch.device("cpu"))
+    bench.state("invariance", Asked).cases = {True: 6, False: 6}  # as many as are asked before wider ones
+
+    result = judge_case(bench, case, again=True)
+
+    assert result.failure is not None
+    assert result.failure.check == "invariance"
+    assert result.failure.evidence["depends_on"] == "size"
+    assert result.case.sizes["rows"] == 37
 
 
 def test_any_axis_and_inputs_written_in_place_count(judge_one: Any) -> None:

@@ -16,7 +16,7 @@ _SIZE, _PRODUCTS = 4096, 40
 
 
 @functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
+def own_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all: cuBLAS keeps a workspace of 32 MB for each stream that it has worked on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -38,7 +38,7 @@ def competing(device: torch.device) -> Iterator[None]:
             raise
         yield
         return
-    stream = _stream(device)
+    stream = own_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream), torch.no_grad():
         for _ in range(_PRODUCTS):

@@ -3,7 +3,8 @@
 Every case is called twice, under two fills, so a test compares hundreds of pairs of calls; what comes by chance shows
 there. Left for a few cases is what needs more than two calls of one case or other circumstances: state that a third
 or a tenth call meets, other addresses and dirty fresh memory, other work on the device, programs in another order
-(which the CPU lane can choose and a GPU does not promise), and calls of other sizes in between.
+(which the CPU lane can choose and a GPU does not promise; there few of them at a time), and calls of other sizes in
+between.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, cost, refit
 from pytest_fusion.run.company import competing
+from pytest_fusion.run.crowd import crowded
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.interpreter import installed
 from pytest_fusion.run.interpreter.executor import Order, ordered
@@ -38,6 +40,9 @@ NAME = "repeat"
 # Counted by these names: cases that were asked more, those of them with several programs in a launch, and findings,
 # after which all cases are those of a shrinking.
 _SPENT, _ORDERED, _FOUND = "repetition", "repetition of several programs", "repetition found"
+# A GPU that is nearly full has room for fewer programs than this, of 128 threads.
+_MOST_AT_ONCE = 16
+_CROWDED = "few at a time, on a device that is full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,13 @@ def _ordered(trial: Trial) -> bool:
 
 
 def _several(trial: Trial) -> bool:
-    return any(math.prod(launch.grid) > 1 for launch in trial.result.launches)
+    least = 1 if trial.bench.device.type == "cpu" else _MOST_AT_ONCE
+    return any(math.prod(launch.grid) > least for launch in trial.result.launches)
 
 
 def _may_be_ordered(trial: Trial) -> bool:
-    """On a GPU chance orders programs."""
-    return trial.bench.device.type == "cpu" and installed() and bool(trial.result.launches)
+    """Whether there are launches of Triton's, whose programs are interpreted or, on a GPU, may have little room."""
+    return bool(trial.result.launches) and (trial.bench.device.type == "cuda" or installed())
 
 
 def _effort(trial: Trial) -> _Effort:
@@ -151,16 +157,16 @@ class _Again:
         return repeat.check_repeat(varied, count + 2)
 
     def in_other_orders(self) -> Verdict | None:
-        """Programs and their lanes in another order, where this process chooses it: on a GPU chance does."""
+        """Programs and their lanes in another order, where this process chooses it; on a GPU few at a time."""
         trial = self.trial
         if not _may_be_ordered(trial):
             return None
         trial.bench.spent[_ORDERED] += _several(trial)
-        for order in _effort(trial).orders:
+        for order in _effort(trial).orders if trial.bench.device.type == "cpu" else (None,):
             got = self._in_order(order)
             if got is None:
                 continue
-            self.orders.append(str(order))
+            self.orders.append("crowded" if order is None else str(order))
             varied = repeat.variations(self.base, [got])
             # Chance has had its calls; once more as launched, in case it needed one more.
             if not varied or repeat.variations(self.base, [self._call(0)]):
@@ -169,7 +175,7 @@ class _Again:
                 varied,
                 f"when the programs of a launch, or the lanes of one, run in another order ({_named(order)}), which a "
                 f"GPU chooses as it likes: {repeat.ORDERED}",
-                order=str(order),
+                order=self.orders[-1],
             )
         return None
 
@@ -238,10 +244,10 @@ class _Again:
         with bench.clock.phase("fused"), around:
             return run_fused(bench.spec.fused, placed, bench.extra, programs=bench.programs), placed
 
-    def _in_order(self, order: Order) -> dict[str, torch.Tensor] | None:
+    def _in_order(self, order: Order | None) -> dict[str, torch.Tensor] | None:
         """``None`` where the programs wait for each other in the order of the launch, as a tile that comes late."""
         trial = self.trial
-        with ordered(order):
+        with crowded(trial.bench.device) if order is None else ordered(order):
             outcome, placed = call(trial.bench, trial.result.case, trial.logical, FILLS[0])
         return None if outcome.error is not None else _copies(trial, outcome, placed)
 
@@ -282,7 +288,10 @@ def _other(size: int, *, smaller: bool) -> int:
     return (size + 1) // 2 if smaller else 2 * size + 1
 
 
-def _named(order: Order) -> str:
+def _named(order: Order | None) -> str:
+    """``None`` is whichever a nearly full GPU has."""
+    if order is None:
+        return _CROWDED
     return "the last one first" if order == "reversed" else f"shuffled by seed {order}"
 
 

@@ -12,11 +12,13 @@ pytestmark = pytest.mark.gpu
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
+globaltimer = pytest.importorskip("triton.language.extra.cuda").globaltimer
 
 from benchmarks.checks.kernels import specs  # noqa: E402 - after the skip
 from pytest_fusion import FusionSpec, dim, tensor  # noqa: E402
 from pytest_fusion.case.model import Case, TensorCase  # noqa: E402
 from pytest_fusion.run.company import competing  # noqa: E402
+from pytest_fusion.run.crowd import crowded  # noqa: E402
 from pytest_fusion.run.memory.decoys import Decoys  # noqa: E402
 from pytest_fusion.testing import examine  # noqa: E402
 from pytest_fusion.verdict.judge import Bench, CaseResult, judge_case  # noqa: E402
@@ -103,6 +105,83 @@ def test_a_gradient_by_atomics_fails_unless_declared() -> None:
     assert '"db": False' in record.message
     record = examine(FusionSpec(**keywords, deterministic={"db": False}), device="cuda", max_cases=40)
     assert record.verdict == "pass", record.message
+
+
+@triton.jit
+def ticketed_sum(x, parts, counter, out, n, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
+    """Whoever draws the ticket ``last`` adds up the parts, 30 us later: by then all others have theirs, if they run."""
+    program = tl.program_id(0)
+    at = program * BLOCK + tl.arange(0, BLOCK)
+    tl.store(parts + program, tl.sum(tl.load(x + at, mask=at < n, other=0.0)))
+    if tl.atomic_add(counter, 1, sem="acq_rel") == last:
+        begin = globaltimer()
+        now = begin
+        while now - begin < 30_000:
+            now = globaltimer()
+        which = tl.arange(0, MOST)
+        tl.store(out, tl.sum(tl.load(parts + which, mask=which < tl.num_programs(0), other=0.0, volatile=True)))
+
+
+def by_tickets(x: T, *, early: int) -> T:
+    x = x.contiguous().flatten()
+    programs = triton.cdiv(x.numel(), 128)
+    parts, counter = torch.empty(programs, device=x.device), torch.zeros(1, dtype=torch.int32, device=x.device)
+    out = torch.empty((), device=x.device)
+    last = max(programs - 1 - early, 0)
+    ticketed_sum[(programs,)](x, parts, counter, out, x.numel(), last, BLOCK=128, MOST=triton.next_power_of_2(programs))
+    return out
+
+
+def judged_with_little_room(early: int) -> CaseResult:
+    inputs: Mapping[str, Any] = {"x": tensor("rows columns")}
+    spec = FusionSpec(
+        fused=lambda x: by_tickets(x, early=early), reference=lambda x: x.sum(), inputs=inputs, dtypes="float32"
+    )
+    case = Case({"rows": 80, "columns": 128}, "float32", {"x": TensorCase("float32")}, seed=1)
+    return judge_case(Bench(spec, torch.device("cuda", 0), programs=1 << 30), case, again=True)
+
+
+def test_a_program_that_is_not_the_last_one_is_caught_where_few_run_at_a_time() -> None:
+    """Alone 80 programs run at once, and who takes itself for the last one finds all parts."""
+    failure = judged_with_little_room(early=20).failure
+    assert failure is not None
+    assert failure.check == "repeat", failure
+    assert failure.evidence["order"] == "crowded"
+    assert "few at a time" in failure.reason
+
+
+def test_the_last_one_of_few_at_a_time_is_right() -> None:
+    """The same kernel with the right ticket, and the order that was asked is told."""
+    result = judged_with_little_room(early=0)
+    assert result.failure is None, result.failure
+    assert [v.evidence["orders"] for v in result.verdicts if "orders" in v.evidence] == [["crowded"]]
+
+
+@triton.jit
+def count_together(now_running, most, NANOSECONDS: tl.constexpr):
+    tl.atomic_max(most, tl.atomic_add(now_running, 1) + 1)
+    begin = globaltimer()
+    now = begin
+    while now - begin < NANOSECONDS:
+        now = globaltimer()
+    tl.atomic_add(now_running, -1)
+
+
+def test_a_crowded_device_has_little_room_and_is_free_afterwards() -> None:
+    """Of 256 programs some 128 and more run at once alone, and 16 at the most beside others."""
+    device = torch.device("cuda", 0)
+    counts = torch.zeros((2, 2), dtype=torch.int32, device=device)
+    count_together[(256,)](counts[0, 0:], counts[0, 1:], NANOSECONDS=20_000)
+    torch.cuda.synchronize()
+    with crowded(device):
+        count_together[(256,)](counts[1, 0:], counts[1, 1:], NANOSECONDS=20_000)
+        torch.cuda.current_stream().synchronize()
+    assert counts[0, 1] >= 64
+    assert counts[1, 1] <= 16
+    before = torch.cuda.memory_allocated()
+    with crowded(device):
+        pass
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_company_and_decoys_leave_nothing_behind() -> None:

@@ -1,0 +1,71 @@
+"""A device on which few programs run at a time, which is what decides in what order they do."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_fusion.errors import out_of_memory
+from pytest_fusion.run.company import own_stream
+
+# Longer than a guarded call of a small kernel takes; programs that wait for others to run beside them go on then.
+_HELD_NS = 40_000_000
+_ARRIVED_S = 5e-3
+# The most threads that a program has: what is left of a multiprocessor is a half, or on some nothing.
+_THREADS = 1024
+
+
+@contextmanager
+def crowded(device: torch.device) -> Iterator[None]:
+    """Programs that do nothing hold all of a CUDA device but one place for 1024 threads, for 40 ms at the most.
+
+    The programs of a launch then run one small group after the other: who reads what another program writes, or takes
+    itself for the last one, finds that it was not. Alone hundreds of them run at once, and 80 short ones end together.
+    Raises ``ImportError`` without Triton.
+    """
+    hold, properties = _hold(), torch.cuda.get_device_properties(device)
+    places = properties.multi_processor_count * (properties.max_threads_per_multi_processor // _THREADS) - 1
+    try:
+        arrived = torch.zeros(1, dtype=torch.int32, device=device)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        yield
+        return
+    stream, until = own_stream(device), time.perf_counter() + _ARRIVED_S
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        hold[(places,)](arrived, _HELD_NS, num_warps=_THREADS // properties.warp_size)
+    try:
+        with torch.cuda.stream(_watching(device)):
+            while int(arrived) < places and time.perf_counter() < until:
+                pass
+        yield
+    finally:
+        stream.synchronize()
+
+
+@functools.cache
+def _watching(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _hold() -> Any:
+    import triton
+    import triton.language as tl
+    from triton.language.extra.cuda import globaltimer
+
+    def hold(arrived: tl.tensor, nanoseconds: tl.tensor) -> None:
+        tl.atomic_add(arrived, 1)
+        begin = globaltimer()
+        now = begin
+        while now - begin < nanoseconds:
+            now = globaltimer()
+
+    return triton.jit(hold)

@@ -12,9 +12,12 @@ import torch
 
 from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.company import own_stream
+from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.launch import Launch
 
-# Longer than a guarded call of a small kernel takes; programs that wait for others to run beside them go on then.
-_HELD_NS = 40_000_000
+# Longer than a small kernel takes that has a half of one multiprocessor; programs that wait for others to run beside
+# them go on then.
+_HELD_NS = 10_000_000
 _ARRIVED_S = 5e-3
 # The most threads that a program has: what is left of a multiprocessor is a half, or on some nothing.
 _THREADS = 1024
@@ -22,7 +25,8 @@ _THREADS = 1024
 
 @contextmanager
 def crowded(device: torch.device) -> Iterator[None]:
-    """Programs that do nothing hold all of a CUDA device but one place for 1024 threads, for 40 ms at the most.
+    """Before each of Triton's launches inside programs that do nothing take all of a CUDA device but one place for 1024
+    threads, for 10 ms.
 
     The programs of a launch then run one small group after the other: who reads what another program writes, or takes
     itself for the last one, finds that it was not. Alone hundreds of them run at once, and 80 short ones end together.
@@ -37,15 +41,23 @@ def crowded(device: torch.device) -> Iterator[None]:
             raise
         yield
         return
-    stream, until = own_stream(device), time.perf_counter() + _ARRIVED_S
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        hold[(places,)](arrived, _HELD_NS, num_warps=_THREADS // properties.warp_size)
-    try:
+    torch.cuda.current_stream(device).synchronize()
+    # As it is before anybody observes launches: these are none of the kernel's.
+    launch, stream, expected = type(hold).run, own_stream(device), 0
+
+    def fill(_: Launch) -> None:
+        nonlocal expected
+        expected += places
+        warps, until = _THREADS // properties.warp_size, time.perf_counter() + _ARRIVED_S
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            launch(hold, arrived, _HELD_NS, grid=(places,), warmup=False, num_warps=warps)
         with torch.cuda.stream(_watching(device)):
-            while int(arrived) < places and time.perf_counter() < until:
+            while int(arrived) < expected and time.perf_counter() < until:
                 pass
-        yield
+
+    try:
+        with observe_compiled(fill):
+            yield
     finally:
         stream.synchronize()
 

@@ -40,8 +40,9 @@ NAME = "repeat"
 # Counted by these names: cases that were asked more, those of them with several programs in a launch, and findings,
 # after which all cases are those of a shrinking.
 _SPENT, _ORDERED, _FOUND = "repetition", "repetition of several programs", "repetition found"
-# A GPU that is nearly full has room for fewer programs than this, of 128 threads.
-_MOST_AT_ONCE = 16
+# A GPU that is nearly full has room for fewer programs than this, of 128 threads. A case is 15 ms there, and of two in
+# three a program that took itself for the last one was not.
+_MOST_AT_ONCE, _CROWDED_CASES = 32, 8
 _CROWDED = "few at a time, on a device that is full"
 
 
@@ -85,7 +86,8 @@ def _ordered(trial: Trial) -> bool:
     The first cases are small: of a compaction by blocks of 64 those that are asked more had 5, 40 and 63 elements, and
     places that its programs take by an atomic passed.
     """
-    return trial.bench.spent[_ORDERED] < _effort(trial).cases and _may_be_ordered(trial) and _several(trial)
+    cases = _effort(trial).cases if trial.bench.device.type == "cpu" else max(_effort(trial).cases, _CROWDED_CASES)
+    return trial.bench.spent[_ORDERED] < cases and _may_be_ordered(trial) and _several(trial)
 
 
 def _several(trial: Trial) -> bool:

@@ -42,7 +42,7 @@ NAME = "repeat"
 _SPENT, _ORDERED, _FOUND = "repetition", "repetition of several programs", "repetition found"
 # A GPU that is nearly full has room for fewer programs than this, of 128 threads. A case is 15 ms there, and of two in
 # three a program that took itself for the last one was not.
-_MOST_AT_ONCE, _CROWDED_CASES = 32, 8
+_MOST_AT_ONCE, _CROWDED_CASES = 12, 8
 _CROWDED = "few at a time, on a device that is full"
 
 

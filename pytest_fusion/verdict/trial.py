@@ -279,20 +279,7 @@ class Trial:
         """Lanes of one output from another run of the reference, which serves all outputs."""
         key = (count, kind)
         if key not in self._lanes:
-            with self.bench.clock.phase("reference"):
-                run = run_reference(
-                    self.spec,
-                    self.logical,
-                    self.bench.extra,
-                    reader(self.spec),
-                    lanes=count,
-                    kind=kind,
-                    seed=numbers.mix(self.result.case.seed, "fresh lanes", count, kind),
-                    limit_s=self.bench.reference_s,
-                    numbers=self.reference.numbers,
-                )
-            names = collect(run.result, run.arguments, self.spec.mutates).tensors
-            self._lanes[key] = dict(zip(names, run.lanes, strict=True))
+            self._lanes[key] = self._priced("fresh lanes", count, kind)
         return self._lanes[key][name]
 
     def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
@@ -300,27 +287,30 @@ class Trial:
         adds a bias that has a stride, unless ``x`` is a matrix. ``None`` where all are contiguous, or it does not take
         them so, or means something else by them."""
         if self._laid is None:
-            self._laid = self._on_laid_inputs(count)
+            self._laid = {}
+            placed = place(self.logical, self.result.case, self.bench.device, FILLS[0])
+            if not all(t.is_contiguous() for t in placed.tensors.values()):
+                with contextlib.suppress(ReferenceFailed, SpecError):
+                    self._laid = self._priced("laid lanes", count, "E", laid=placed.arguments)
         return values.meant_alike(self.fresh_lanes(name, count, "E"), self._laid[name]) if name in self._laid else None
 
-    def _on_laid_inputs(self, count: int) -> dict[str, OutputLanes]:
-        placed = place(self.logical, self.result.case, self.bench.device, FILLS[0])
-        if all(t.is_contiguous() for t in placed.tensors.values()):
-            return {}
-        with self.bench.clock.phase("reference"), contextlib.suppress(ReferenceFailed, SpecError):
+    def _priced(
+        self, salt: str, count: int, kind: Literal["E", "F"], *, laid: Mapping[str, Any] | None = None
+    ) -> dict[str, OutputLanes]:
+        with self.bench.clock.phase("reference"):
             run = run_reference(
                 self.spec,
                 self.logical,
                 self.bench.extra,
                 reader(self.spec),
                 lanes=count,
-                seed=numbers.mix(self.result.case.seed, "laid lanes"),
+                kind=kind,
+                seed=numbers.mix(self.result.case.seed, salt, count, kind),
                 limit_s=self.bench.reference_s,
-                laid=placed.arguments,
+                laid=laid,
                 numbers=self.reference.numbers,
             )
-            return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
-        return {}
+        return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
 
     def judge(self, got: Outputs, *, grade: bool = False) -> dict[str, ValuesVerdict]:
         with self.bench.clock.phase("judge"):

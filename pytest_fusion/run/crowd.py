@@ -19,18 +19,19 @@ from pytest_fusion.run.launch import Launch
 # them go on then.
 _HELD_NS = 10_000_000
 _ARRIVED_S = 5e-3
+_MOST_LAUNCHES = 8
 # The most threads that a program has: what is left of a multiprocessor is a half, or on some nothing.
 _THREADS = 1024
 
 
 @contextmanager
 def crowded(device: torch.device) -> Iterator[None]:
-    """Before each of Triton's launches inside programs that do nothing take all of a CUDA device but one place for 1024
-    threads, for 10 ms.
+    """Before each of Triton's first launches inside programs that do nothing take all of a CUDA device but one place
+    for 1024 threads, for 10 ms.
 
     The programs of a launch then run one small group after the other: who reads what another program writes, or takes
     itself for the last one, finds that it was not. Alone hundreds of them run at once, and 80 short ones end together.
-    Raises ``ImportError`` without Triton.
+    For NVIDIA's GPUs, whose clock it reads. Raises ``ImportError`` without Triton.
     """
     hold, properties = _hold(), torch.cuda.get_device_properties(device)
     places = properties.multi_processor_count * (properties.max_threads_per_multi_processor // _THREADS) - 1
@@ -47,6 +48,9 @@ def crowded(device: torch.device) -> Iterator[None]:
 
     def fill(_: Launch) -> None:
         nonlocal expected
+        # A capture allows no other stream to be waited for.
+        if expected >= _MOST_LAUNCHES * places or torch.cuda.is_current_stream_capturing():
+            return
         expected += places
         warps, until = _THREADS // properties.warp_size, time.perf_counter() + _ARRIVED_S
         with torch.cuda.device(device), torch.cuda.stream(stream):

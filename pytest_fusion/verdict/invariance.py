@@ -95,10 +95,9 @@ def _of_many(trial: Trial, dim: str) -> Trial:
         with bench.clock.phase("make"):
             made = make_inputs(trial.spec, many.result.case, bench.device)
         many.logical = {**made, **same_draws(trial.spec, trial.logical)}
-        outputs(many, range(_MANY))
+        return trial if outputs(many, range(_MANY)) is None else many
     except (ImpossibleCase, InputFailed, OtherCase):
         return trial
-    return many
 
 
 def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:

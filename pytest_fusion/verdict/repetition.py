@@ -96,8 +96,10 @@ def _several(trial: Trial) -> bool:
 
 
 def _may_be_ordered(trial: Trial) -> bool:
-    """Whether there are launches of Triton's, whose programs are interpreted or, on a GPU, may have little room."""
-    return bool(trial.result.launches) and (trial.bench.device.type == "cuda" or installed())
+    """Whether there are launches of Triton's, whose programs are interpreted or, on NVIDIA's GPUs, may have little
+    room."""
+    little_room = trial.bench.device.type == "cuda" and torch.version.hip is None
+    return bool(trial.result.launches) and (little_room or (trial.bench.device.type == "cpu" and installed()))
 
 
 def _effort(trial: Trial) -> _Effort:

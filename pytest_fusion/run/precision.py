@@ -80,9 +80,9 @@ def _in_full(undo: ExitStack, operations: Any) -> None:
 def _float32_products(undo: ExitStack) -> None:
     """By the older name first, which then can be read meanwhile; it is not told what was chosen by the newer ones."""
     with suppress(RuntimeError):
-        chosen = torch.get_float32_matmul_precision()
-        if chosen != "highest":
-            undo.callback(torch.set_float32_matmul_precision, chosen)
+        before = torch.get_float32_matmul_precision()
+        if before != "highest":
+            undo.callback(torch.set_float32_matmul_precision, before)
             torch.set_float32_matmul_precision("highest")
     for operations in (_MATMUL, _MKLDNN.matmul):
         _in_full(undo, operations)

@@ -319,6 +319,8 @@ class Trial:
     def judge_tensor(
         self, index: int, candidate: torch.Tensor, *, grade: bool = False, laid: bool = True
     ) -> ValuesVerdict:
+        """``laid=False`` leaves out what the inputs' layout may excuse, another run of the reference: of results that
+        are made wrong on purpose it excuses none."""
         lanes = self.reference.lanes
         name, native = self.order[index], self.reference.native[index]
         many = MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES

@@ -34,7 +34,7 @@ CAUSES: dict[str, str] = {
     "needs-alignment": "addresses must be multiples of a vector's width, which nothing checks",
     "int32-overflow": "an offset is computed in 32 bits and wraps",
     "tail-mask": "whole tiles are right and the last, partial one is wrong: its mask or its padding is mishandled",
-    "wrong-neutral-element": "the lanes that pad a partial tile hold a value that is not neutral for what follows",
+    "wrong-neutral-element": "what pads a partial tile, or stands for nothing, counts in what follows",
     "block-limit": "the kernel is right up to a size and wrong above it: what is past a block or a grid is not reached",
     "wrong-index-map": "elements are taken from, or stored to, the wrong indices",
     "low-precision-accumulation": "a sum or an intermediate is kept in too few bits",

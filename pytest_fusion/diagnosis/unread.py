@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis import edits, numerics
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
@@ -40,7 +43,8 @@ def unread(lab: Lab) -> Found | None:
         if name in case.absent or name in needed:
             continue
         values = [answer.probe.logical[name] for answer, _ in others if answer.probe is not None]
-        if _has_no_say(lab, case, before, (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))):
+        changes = (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))
+        if _has_no_say(lab, case, before, itertools.chain(changes, _of_size_one(lab, case, name))):
             return Found("ignores-input", [_said(name)])
     for name, value in case.drawn.items():
         values = [other for other in lab.plan.pools.get(name, ()) if other != value][:_OTHERS]
@@ -59,6 +63,14 @@ def _needed(lab: Lab) -> set[str]:
     """What derived inputs are made of: changed alone, it would no longer fit them."""
     derived = (inner for given in lab.spec.inputs.values() if isinstance(inner := unwrap(given), DerivedSpec))
     return {need for inner in derived for need in inner.needs}
+
+
+def _of_size_one(lab: Lab, case: Case, name: str) -> Iterator[Edit]:
+    """The same values, scaled until the largest is about 1: scores near -12000 are all the same to who takes -10000
+    for minus infinity, and yet are read."""
+    most = numerics.largest(lab, case, [name]) if case.tensors[name].dtype.startswith(("float", "bfloat")) else 0.0
+    if 2 < most < math.inf:
+        yield edits.scaled([name], -math.ceil(math.log2(most)))
 
 
 def _instead(name: str, what: str, value: Any) -> Edit:

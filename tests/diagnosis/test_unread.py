@@ -82,6 +82,13 @@ def test_an_input_that_is_read_wrongly_is_another_matter(lab_of: Any, name: str)
     assert unread(lab) is None
 
 
+def test_scores_that_are_all_too_low_are_read(lab_of: Any) -> None:
+    """Others of some -12000 change no bit where -10000 stands for minus infinity; what they are near 0 does."""
+    inputs = {"x": tensor("rows cols", values=values.normal(-12000.0, 3.0))}
+    lab = lab_of(lambda x: x.amax(-1).clamp(min=-10000.0), lambda x: x.amax(-1), inputs, SIZES, dtypes="float32")
+    assert unread(lab) is None
+
+
 def test_a_gradient_that_ignores_an_input(lab_of: Any) -> None:
     """The forward reads the weight, backward does not."""
 

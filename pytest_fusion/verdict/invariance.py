@@ -21,19 +21,19 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import memory
 from pytest_fusion.verdict.batches import NAME, Asked, Batches, Effort, width
 from pytest_fusion.verdict.calls import allows_chance, call, rejection, same_draws
-from pytest_fusion.verdict.company import Along, Called, OtherCase
+from pytest_fusion.verdict.company import Along, Call, Called, OtherCase
 from pytest_fusion.verdict.model import Verdict, passed, unknown
 from pytest_fusion.verdict.slices import Unsliceable, resized, tensors, unsliceable
 from pytest_fusion.verdict.trial import Trial
 
-__all__ = ["NAME", "adopt", "dims_of", "due", "missing", "outputs", "run"]
+__all__ = ["MANY", "NAME", "adopt", "dims_of", "due", "missing", "of_many", "outputs", "run"]
 
 # A case costs some twenty calls, so that few are asked; half of them need not be among those that more is asked
 # of. Several dims share the calls of a case.
 _EFFORT = Effort(any_case=3, thorough=6, wide=4, calls=22)
 _FEWEST_CALLS = 7
 # Fewer than a launcher's usual thresholds, of 64 and more.
-_MANY = 37
+MANY = 37
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -56,7 +56,7 @@ def run(trial: Trial) -> Verdict:
     reasons = unsliceable(trial.spec)
     sizes: dict[str, list[int]] = {}
     for dim in dims:
-        many = _of_many(trial, dim) if wide and not asked.found else trial
+        many = of_many(trial, dim, asked, outputs) if wide and not asked.found else trial
         try:
             along = Along(many, dim, asked, outputs)
             verdict = along.judge(max(_EFFORT.calls // len(dims), _FEWEST_CALLS))
@@ -80,22 +80,22 @@ def run(trial: Trial) -> Verdict:
     return passed(NAME, sizes=sizes)
 
 
-def _of_many(trial: Trial, dim: str) -> Trial:
-    """The case with `_MANY` slices of other values, or as it is where it has as many or cannot.
+def of_many(trial: Trial, dim: str, asked: Asked, make: Call) -> Trial:
+    """The case with `MANY` slices of other values, or as it is where it has as many or cannot; ``make`` calls it once.
 
     In one row of ten, or fewer, another order of its sum shows: of two rows repeated to 257 mostly none does.
     """
     size, bench = trial.result.case.sizes[dim], trial.bench
     assert isinstance(size, int)
-    if size >= _MANY or not Batches(trial, dim, _asked(trial)).fits(_MANY):
+    if size >= MANY or not Batches(trial, dim, asked).fits(MANY):
         return trial
     many = copy.copy(trial)
-    many.result = replace(trial.result, case=resized(trial.result.case, dim, _MANY))
+    many.result = replace(trial.result, case=resized(trial.result.case, dim, MANY))
     try:
         with bench.clock.phase("make"):
             made = make_inputs(trial.spec, many.result.case, bench.device)
         many.logical = {**made, **same_draws(trial.spec, trial.logical)}
-        return trial if outputs(many, range(_MANY)) is None else many
+        return trial if make(many, range(MANY)) is None else many
     except (ImpossibleCase, InputFailed, OtherCase):
         return trial
 

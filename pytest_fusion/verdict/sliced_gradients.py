@@ -19,7 +19,7 @@ from pytest_fusion.verdict import invariance, memory
 from pytest_fusion.verdict.backward import Attempt
 from pytest_fusion.verdict.batches import NAME, Asked, Effort, width
 from pytest_fusion.verdict.calls import allows_chance, rejection
-from pytest_fusion.verdict.company import Along, Called, OtherCase
+from pytest_fusion.verdict.company import Along, Call, Called, OtherCase
 from pytest_fusion.verdict.model import GRADIENTS, Verdict, passed, unknown
 from pytest_fusion.verdict.slices import Unsliceable, selected
 from pytest_fusion.verdict.trial import Trial
@@ -46,13 +46,14 @@ def due(trial: Trial, upstream: Upstream) -> bool:
 def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     """What it found or why nothing can be known; ``None`` where no gradient follows a dim. ``first`` was right."""
     dims, asked = invariance.dims_of(trial), _asked(trial)
-    _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
+    wide = _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
     reasons: dict[str, str] = {}
     sizes: dict[str, list[int]] = {}
     with trial.bench.clock.check(NAME):
         for dim in dims:
             try:
-                verdict, seen = _along(trial, upstream, first, dim, max(_EFFORT.calls // len(dims), _FEWEST_CALLS))
+                calls = max(_EFFORT.calls // len(dims), _FEWEST_CALLS)
+                verdict, seen = _along(trial, upstream, first, dim, calls, wide=wide)
             except Unsliceable as error:
                 reasons[dim] = f"{dim}: {error}"
                 continue
@@ -72,8 +73,13 @@ def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     return passed(NAME, sizes=sizes) if sizes else None
 
 
-def _along(trial: Trial, upstream: Upstream, first: Attempt, dim: str, calls: int) -> tuple[Verdict | None, list[int]]:
-    """The verdict on one dim, and the sizes that were called; none where no gradient follows it."""
+def _along(
+    trial: Trial, upstream: Upstream, first: Attempt, dim: str, calls: int, *, wide: bool
+) -> tuple[Verdict | None, list[int]]:
+    """The verdict on one dim, and the sizes that were called; none where no gradient follows it.
+
+    A case that is asked for its width has many slices, as in `invariance`.
+    """
     asked = _asked(trial)
     forward, came = Along(trial, dim, asked, invariance.outputs), first.named()
     axes = {
@@ -88,11 +94,26 @@ def _along(trial: Trial, upstream: Upstream, first: Attempt, dim: str, calls: in
     if not given:
         return None, []  # the gradient of a mean may well depend on how many there are
 
-    def gradients(trial: Trial, slices: Sequence[int]) -> Called | None:
-        return _gradients(trial, _cut(upstream, given, slices), slices, axes)
+    def called_with(upstream: Upstream) -> Call:
+        return lambda trial, slices: _gradients(trial, _cut(upstream, given, slices), slices, axes)
 
-    along = Along(trial, dim, asked, gradients, gradients=True)
-    return along.judge(calls, axes), along.seen
+    many, gradients = trial, called_with(upstream)
+    if wide and not asked.found:
+        others = called_with(_of_many(upstream, given))
+        many = invariance.of_many(trial, dim, asked, others)
+        gradients = gradients if many is trial else others
+    along = Along(many, dim, asked, gradients, gradients=True)
+    verdict = along.judge(calls, axes)
+    if verdict is not None and verdict.failed:
+        trial.result.case = many.result.case
+    return verdict, along.seen
+
+
+def _of_many(upstream: Upstream, axes: Mapping[str, int]) -> Upstream:
+    """The same for `MANY` slices, of other values, for the outputs that follow the dim."""
+    many = _cut(upstream, axes, [0] * invariance.MANY)
+    many.upstream = {name: upstream.drawn(name, t) for name, t in many.upstream.items()}
+    return many
 
 
 def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Mapping[str, int]) -> Called | None:

@@ -54,7 +54,7 @@ class Upstream:
         self.kind = KINDS[numbers.mix(seed, "upstream kind") % len(KINDS)]
         floating = {n: t for n, t in trial.expected.tensors.items() if t.dtype.is_floating_point}
         # Made outside of the lanes, which would take the rounding of random numbers for the reference's own.
-        self.upstream = {name: self._gradient(name, t) for name, t in floating.items()}
+        self.upstream = {name: self.drawn(name, t) for name, t in floating.items()}
         self.layout = {name: self._layout(name, t) for name, t in floating.items()}
         self.used: list[str] = []
         self.present: list[str] = []
@@ -84,6 +84,20 @@ class Upstream:
         self._numbers = run.numbers
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
+
+    def drawn(self, name: str, output: torch.Tensor) -> torch.Tensor:
+        """The upstream gradient of an output of this shape."""
+        device, dtype = output.device, output.dtype
+        generator = torch.Generator(device)
+        generator.manual_seed(numbers.mix(self.trial.result.case.seed, "upstream", name) >> 1)
+        if self.kind == "zero":
+            return torch.zeros(output.shape, dtype=dtype, device=device)
+        if self.kind == "expanded":
+            return torch.randn((), generator=generator, device=device).to(dtype).expand(output.shape)
+        drawn = torch.randn(output.shape, generator=generator, device=device)
+        if self.kind == "zero-rows" and drawn.dim():
+            drawn = drawn * (torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) < _KEPT_ROWS)
+        return (-drawn.abs() if self.kind == "negative" else drawn).to(dtype)
 
     def strides(self, name: str) -> dict[str, Any] | None:
         """How an output's upstream gradient lies, in elements; ``None`` for one element of storage."""
@@ -165,19 +179,6 @@ class Upstream:
         if len(outputs) == 1 or numbers.mix(seed, "one alone?") % _ONE_ALONE_EVERY:
             return outputs
         return [outputs[numbers.mix(seed, "one alone") % len(outputs)]]
-
-    def _gradient(self, name: str, output: torch.Tensor) -> torch.Tensor:
-        device, dtype = output.device, output.dtype
-        generator = torch.Generator(device)
-        generator.manual_seed(numbers.mix(self.trial.result.case.seed, "upstream", name) >> 1)
-        if self.kind == "zero":
-            return torch.zeros(output.shape, dtype=dtype, device=device)
-        if self.kind == "expanded":
-            return torch.randn((), generator=generator, device=device).to(dtype).expand(output.shape)
-        drawn = torch.randn(output.shape, generator=generator, device=device)
-        if self.kind == "zero-rows" and drawn.dim():
-            drawn = drawn * (torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) < _KEPT_ROWS)
-        return (-drawn.abs() if self.kind == "negative" else drawn).to(dtype)
 
     def _layout(self, name: str, output: torch.Tensor) -> Layout:
         if self.kind == "expanded" and output.dim():

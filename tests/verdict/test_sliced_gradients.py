@@ -13,7 +13,10 @@ from pytest_fusion import fused_equivalent
 from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.diagnosis import replay as replays
 from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.verdict.batches import Asked
+from pytest_fusion.verdict.judge import Bench, judge_case
 from pytest_fusion.verdict.model import GRADIENTS, Verdict
 
 T = torch.Tensor
@@ -90,6 +93,33 @@ def test_a_gradient_that_depends_on_the_batch_fails_with_the_threshold(judge_one
     assert "the gradients of inputs with rows" in failure.reason
     assert GRADIENTS in failure.reason
     assert failure.evidence["output"] == "dx"
+
+
+def rarely(y: T, g: T, w: T) -> T:
+    """Beside 200 rows one of ten is summed in halves."""
+    rare = (y[..., :1] * 2**20).remainder(10).floor().eq(0)
+    return torch.where(rare, dx(y, g, w, halves=True), dx(y, g, w)) if len(y) > 200 else dx(y, g, w)
+
+
+def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
+    """Of two rows, repeated to 257, mostly none shows what one of ten does."""
+    keywords: dict[str, Any] = {"inputs": INPUTS, "dtypes": "float32", "invariant": "rows", "grad": True}
+    spec = FusionSpec(fused=made(rarely), reference=reference, **keywords)
+    case = Case({"rows": 2, "hidden": 100}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
+    assert judge_case(Bench(spec, torch.device("cpu")), case, again=True).failure is None
+    bench = Bench(spec, torch.device("cpu"))
+    bench.state(GRADIENTS, Asked).cases = {True: 6, False: 6}  # as many as are asked before wider ones
+    result = judge_case(bench, case, again=True)
+    assert result.failure is not None
+    assert result.failure.identity == "invariance:rows:gradients"
+    assert result.case.sizes["rows"] == 37
+    again = judge_case(Bench(spec, torch.device("cpu")), result.case, again=True).failure
+    assert again is not None
+    assert again.identity == "invariance:rows:gradients"
+    honest = FusionSpec(fused=made(dx), reference=reference, **keywords)
+    bench = Bench(honest, torch.device("cpu"))
+    bench.state(GRADIENTS, Asked).cases = {True: 6, False: 6}
+    assert judge_case(bench, case, again=True).failure is None
 
 
 def test_what_other_rows_hold_must_not_reach_a_gradient(judge_one: Any) -> None:

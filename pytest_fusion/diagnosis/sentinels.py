@@ -67,7 +67,7 @@ def _of_differences(lab: Lab, logical: Logical, name: str, moved: Edit) -> bool:
     if before is None or after is None:
         return False
     floating = {n: output for n, output in before.items() if output.is_floating_point() and output.numel()}
-    if not floating or not all(any(_moved(t, after[n], step) for step in (0.0, by)) for n, t in floating.items()):
+    if not floating or not all(any(_moved(old, after[n], step) for step in (0.0, by)) for n, old in floating.items()):
         return False
     return any(_has_say(lab, floating, {**logical, name: _with_0(t, i)}, t) for i in range(min(t.numel(), _ELEMENTS)))
 

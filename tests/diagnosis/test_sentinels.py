@@ -59,7 +59,7 @@ OTHER: dict[str, tuple[Callable[..., T], Callable[..., T], dict[str, Any]]] = {
     "an activation that is 0 there": (lambda x: torch.where(x < -9000, 0.1, torch.relu(x)), torch.relu, LOW),
     "an activation that follows it": (lambda x: x.clamp(min=-9000.0), lambda x: x * 1, LOW),
     "wrong anywhere": (lambda x: 0.5 * torch.softmax(x, -1), lambda x: torch.softmax(x, -1), LOW),
-    "a product": (lambda x: x.sum(-1).clamp(min=-9000.0), lambda x: x.sum(-1), LOW),
+    "a sum": (lambda x: x.sum(-1).clamp(min=-9000.0), lambda x: x.sum(-1), LOW),
 }
 
 

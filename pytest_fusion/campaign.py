@@ -223,12 +223,15 @@ class Campaign:
 
     def _covering_choices(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The choices of the covering phase with their positions, from which their seeds follow."""
-        for position, choice in enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering)):
-            yield 1000 + position, choice
-        for position, choice in enumerate(covering.long_rows(self.plan) if self.profile.long else ()):
-            yield 100_000 + position, choice
-        for position, choice in enumerate(covering.broad_rows(self.plan) if self.profile.long else ()):
-            yield 200_000 + position, choice
+        pairs = enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering), 1000)
+        if not self.profile.long:
+            yield from pairs
+            return
+        long = [
+            *enumerate(covering.long_rows(self.plan), 100_000),
+            *enumerate(covering.broad_rows(self.plan), 200_000),
+        ]
+        yield from covering.within(self._left(), pairs, long)
 
     def compile_share(self, worker: int, workers: int) -> None:
         """Compile, without launching, what this worker's share of the cases will launch (see `prefetch`).

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import covertable
 
@@ -27,6 +27,10 @@ _VECTORS = (16, 32, 48, 96, 160, 256)
 # projection, which fast paths take as well.
 _PITCHED_EVERY = 4
 _PITCHED = ("pitched", 16)
+# One in so many has whole vectors in rows whose pitch no vector divides: who asks for the width alone, and not for the
+# pitch, promises an alignment that they lack.
+_ODD_EVERY, _ODD_TURN = 8, 4
+_ODD, _INTERIOR = ("padded", 0), ("padded", 1)  # a vector has no pitch, and no interior: padded, it begins elsewhere
 _LAYOUTS = "layout ", "offset "
 # Dtypes and flags that make no more combinations meet in all of them.
 _MOST_COMBINATIONS = 32
@@ -46,6 +50,10 @@ _PAST_BLOCKS = "unit", "outlier"
 # chunks of rows have several for each program from some hundred on. Whole vectors in each row, and one past a block.
 _BROAD = (640, 160), (577, 129)
 _MOST_BROAD = 4
+# Of fewer cases than there are one in so many is a long one.
+_LONG_OF = 6
+
+T = TypeVar("T")
 
 
 def rows(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -76,7 +84,7 @@ def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Choices in which all tensors that have layouts are contiguous, or, those that may be padded, rows of one pitch.
+    """Choices in which all tensors that have layouts are contiguous, or, those that may be padded, rows with a gap.
 
     Every pair of sizes and of kinds of values, special ones with several elements in each dim; all combinations of
     dtypes and flags, where those are few; whole vectors in each row of two choices of three, some with a single row.
@@ -86,7 +94,7 @@ def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         return
     flags = _flags(plan)
     others = {n: levels for n, levels in plan.factors.items() if n not in flags and not n.startswith(_LAYOUTS)}
-    pitched = {name: _PITCHED for name in laid_out if ("padded", 0) in plan.factors[name]}
+    padded = [name for name in laid_out if _ODD in plan.factors[name]]
     inner = _innermost(plan.spec)
     combinations = [dict(zip(flags, levels, strict=True)) for levels in itertools.product(*flags.values())]
     combinations.sort(key=lambda one: numbers.mix(*map(repr, one.values())))
@@ -103,7 +111,9 @@ def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         if turn % 6 == _ONE_ROW and not special:
             row |= {f"dim {name}": 1 for name in plan.spec.sized if name not in inner}
         if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1:
-            row |= pitched
+            row |= dict.fromkeys(padded, _PITCHED)
+        elif turn % _ODD_EVERY == _ODD_TURN:
+            row |= {name: _ODD for name in padded if _INTERIOR in plan.factors[name]}
         yield row
 
 
@@ -187,6 +197,22 @@ def _alternated(pairs: list[tuple[str, str]]) -> Iterator[tuple[tuple[str, str],
     """Each pair with the first sizes or the second, then with the others."""
     for round_, (turn, pair) in itertools.product(range(len(_BROAD)), enumerate(pairs)):
         yield pair, _BROAD[(turn + round_) % len(_BROAD)]
+
+
+def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
+    """First those for pairs, then the long ones: all where ``budget`` allows; else long ones have a part of it, spread
+    over all of them.
+
+    By ``max_examples=60`` no case was longer than a block, whatever a kernel did past it.
+    """
+    if budget == math.inf:
+        yield from itertools.chain(pairs, long)
+        return
+    most = int(budget)
+    first = list(itertools.islice(pairs, most))
+    count = min(len(long), max(most - len(first), most // _LONG_OF))
+    yield from first[: most - count]
+    yield from (long[i * len(long) // count] for i in range(count))
 
 
 class PairCount:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -114,10 +115,14 @@ def test_tensors_lie_alike_in_every_fourth_case(plan_of: PlanOf) -> None:
     plan = plan_of(inputs)
     rows = list(itertools.islice(covering.mixed_rows(plan), 130))
     alike = [row for row in rows if "layout w" not in row or row["layout w"] == ("pitched", 16)]
-    pitched = [row for row in alike if "layout x" in row]
+    odd = [row for row in alike if row.get("layout x") == ("padded", 0)]
+    pitched = [row for row in alike if "layout x" in row and row not in odd]
 
     assert 130 // 4 <= len(alike) <= 40  # the others end before 130
     assert len(pitched) == len(alike) // 4
+    assert len(alike) // 8 <= len(odd) <= len(alike) // 8 + 1
+    assert any(isinstance(row["dim hidden"], int) and row["dim hidden"] % 16 == 0 for row in odd)
+    assert all("layout w" not in row and "layout y" not in row for row in odd)
     assert all(row["layout x"] == ("pitched", 16) and "layout y" not in row for row in pitched)
     assert not any(name.startswith("offset") for row in alike for name in row)
     for name, levels in plan.factors.items():
@@ -165,6 +170,25 @@ def test_a_fast_path_with_a_flag_and_a_dtype_is_met(plan_of: PlanOf) -> None:
 
     assert sum(map(fast, rows)) >= 2
     assert not any(fast(row) for row in covering.rows(plan))
+
+
+@pytest.mark.parametrize(("budget", "pairs", "long"), [(60, 50, 10), (12, 10, 2), (5, 5, 0), (1000, 130, 30)])
+def test_few_cases_are_shared_with_long_ones(budget: float, pairs: int, long: int) -> None:
+    """A sixth of what somebody asks for is long, from the first to the last of them; else there is room for all."""
+    found = list(covering.within(budget, iter(range(130)), range(1000, 1030)))
+    assert found[:pairs] == list(range(pairs))
+    assert len(found) == pairs + long
+    assert found[pairs:] == sorted(set(found[pairs:]))
+    if long > 2:
+        assert found[pairs] == 1000
+        assert found[-1] >= 1030 - 30 // long
+    assert found == sorted(found)
+
+
+def test_where_pairs_are_few_long_ones_have_the_rest() -> None:
+    """Ten pairs of a plain spec leave 30 of 40 cases."""
+    assert list(covering.within(40, iter(range(10)), range(100, 130))) == [*range(10), *range(100, 130)]
+    assert list(covering.within(math.inf, iter(range(2)), range(5, 7))) == [0, 1, 5, 6]
 
 
 def test_without_layouts_there_are_no_such_cases(plan_of: PlanOf) -> None:

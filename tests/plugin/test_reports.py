@@ -16,7 +16,7 @@ from tests.run.children import interruptible
 
 RIGHT = """
 @fused_equivalent(relu_reference, inputs={"x": tensor("rows")}, dtypes=[torch.float32])
-@settings(max_examples=60)
+@settings(max_examples=80)
 def test_right(x):
     return relu(x)
 """
@@ -68,7 +68,7 @@ def test_unknown(x):
     right = project.tests["test_right"]
     assert {right[key] for key in ("failed_check", "cause", "replay")} == {None}
     assert right["case"] is None
-    assert (right["verdict"], right["cases"]) == ("pass", 60)
+    assert (right["verdict"], right["cases"]) == ("pass", 80)
     assert project.tests["test_unknown"]["verdict"] == "unknown"
 
 
@@ -108,7 +108,7 @@ def test_thin(x):
     verbose = project.run("-v")
     plain = project.run()
 
-    verbose.stdout.fnmatch_lines(["pass test_it.py::test_right", "  60 cases, * of pairs covered, *grade A*"])
+    verbose.stdout.fnmatch_lines(["pass test_it.py::test_right", "  80 cases, * of pairs covered, *grade A*"])
     verbose.stdout.fnmatch_lines(["  rests on little: *2 cases*"])
     plain.stdout.fnmatch_lines(["thin pass test_it.py::test_thin: *2 cases*"])
     plain.stdout.no_fnmatch_line("*thin pass test_it.py::test_right*")

@@ -19,6 +19,9 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 
+# Sums of a few numbers of up to 100 times this leave 32 bits; they, and products of two, are exact in float32 too.
+_PAST_32_BITS = 1 << 24
+
 
 class ImpossibleCase(Exception):
     """The sizes give no tensor: a negative dim, or an index into nothing."""
@@ -114,8 +117,12 @@ def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
     if dtype is torch.bool or dtype.is_complex or v.dtype is torch.bool:
         return v.to(dtype)
+    if dtype is torch.uint64 and v.dtype is torch.int64:
+        return v.view(dtype)
     info = torch.iinfo(dtype)
-    return v.clamp(max(info.min, -(2**62)), min(info.max, 2**62)).to(dtype)
+    # 2^63 - 1 has no float64.
+    low, high = (info.min, min(info.max, 2**63 - 1)) if v.dtype is torch.int64 else (max(info.min, -(2**62)), 2**62)
+    return v.clamp(low, min(info.max, high)).to(dtype)
 
 
 def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
@@ -129,8 +136,12 @@ def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int,
     low, high = 0 if info.min == 0 else -100, 100
     # Bytes are data, often packed, whose upper bits count. Wider numbers may be indices or counts, which stay small.
     if info.bits == 8 and numbers.mix(seed, "all bits") % 2:
-        low, high = info.min, info.max
-    return numbers.integers(shape, low, high, seed, device).to(dtype)
+        v = numbers.integers(shape, info.min, info.max, seed, device)
+        return patterns.ended(v, info.min, info.max, seed).to(dtype)
+    v = numbers.integers(shape, low, high, seed, device)
+    if info.bits == 64 and numbers.mix(seed, "all bits") % 4 == 0:
+        v = v * _PAST_32_BITS
+    return v.to(dtype)
 
 
 def _recorded(

@@ -51,6 +51,11 @@ def bits(count: int, seed: int, device: torch.device | str) -> torch.Tensor:
     return z ^ _shift(z, 31)
 
 
+def wrapped(number: int) -> int:
+    """The signed 64-bit number that is the same modulo 2^64."""
+    return (number + (1 << 63) & MASK) - (1 << 63)
+
+
 def uniform(shape: tuple[int, ...], seed: int, device: torch.device | str) -> torch.Tensor:
     """float64 in ``[0, 1)``, 53 random bits each."""
     return _shift(bits(math.prod(shape), seed, device), 11).to(torch.float64).mul(2.0**-53).reshape(shape)
@@ -71,6 +76,15 @@ def normal(shape: tuple[int, ...], seed: int, device: torch.device | str) -> tor
 
 
 def integers(shape: tuple[int, ...], low: int, high: int, seed: int, device: torch.device | str) -> torch.Tensor:
-    """int64 from ``low`` to ``high``, both included."""
-    span = high - low + 1
-    return _shift(bits(math.prod(shape), seed, device), 2).remainder(span).add(low).reshape(shape)
+    """int64 from ``low`` to ``high``, both included; of a range that ends beyond 2^63 the same 64 bits, unsigned."""
+    span, word = high - low + 1, bits(math.prod(shape), seed, device)
+    if span <= 1 << 62:
+        return _shift(word, 2).remainder(span).add(wrapped(low)).reshape(shape)
+    # Too many for a remainder of 62 bits. As many bits as the range has; what lies beyond it is moved into it.
+    if span <= 1 << 63:
+        word = _shift(word, 1)
+    if span < 1 << 64:
+        # As unsigned numbers, which those are that are 2^63 less.
+        least = torch.iinfo(torch.int64).min
+        word = torch.where(word + least >= span + least, word - wrapped(span), word)
+    return word.add(wrapped(low)).reshape(shape)

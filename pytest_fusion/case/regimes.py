@@ -53,6 +53,22 @@ def _scaled(scale: float) -> Callable[[Field], torch.Tensor]:
     return lambda f: f.normal() * scale
 
 
+def _hundred(f: Field) -> torch.Tensor:
+    """Of a hundred; for every other seed half of them powers of two and their neighbours in the dtype.
+
+    log2 of the number below 2^7 is 7 in float32, so that an exponent that is its floor is one too large.
+    """
+    v = f.normal() * 100
+    if numbers.mix(f.seed, 18) % 2:
+        return v
+    which, eps = f.uniform(1), float(f.info.eps)
+    above = torch.where(f.uniform(2) < 0.5, 1.0, 2.0)
+    # Half of an epsilon below a power of two, as the step is there.
+    beside = torch.where(which < 0.2, 1 - eps / 2, torch.where(which < 0.35, 1 + eps, 1.0))
+    power = torch.exp2(torch.frexp(v).exponent.to(torch.float64) - 1) * above
+    return torch.where((which < 0.5) & (v != 0), torch.copysign(power * beside, v), v)
+
+
 def _offset(f: Field) -> torch.Tensor:
     # 24 standard deviations: a variance computed as E[x^2]-E[x]^2 or with padded lanes left in loses its digits. For
     # every other seed below zero: padding that became finite (a soft cap makes -cap of -inf) shows beside such rows.
@@ -170,7 +186,9 @@ _SORTED, _SORTED_FLAT = 32, 128
 
 
 def _signed(v: torch.Tensor, f: Field) -> torch.Tensor:
-    """Half of the NaN of a small tensor with their sign bit set: a key made of bits sorts those below all numbers.
+    """Half of the NaN with all bits set, as NVIDIA's arithmetic makes them: what rounds them as integers leaves NaN.
+
+    And half of those of a small tensor with their sign bit set: a key made of bits sorts those below all numbers.
 
     By their bits, since a conversion to bfloat16 sets all of them where it is vectorised. No NaN of a longer tensor has
     one, as torch.sort is wrong about them on CUDA (pytorch#190781); of float8 all stay: some have one NaN.
@@ -181,7 +199,9 @@ def _signed(v: torch.Tensor, f: Field) -> torch.Tensor:
     bits, sign = v.view(word), torch.iinfo(word).min
     small = v.numel() <= _SORTED_FLAT and max(f.shape, default=1) <= _SORTED
     negative = (f.uniform(16) < 0.5) & small
-    return torch.where(v.isnan(), torch.where(negative, bits | sign, bits & ~sign), bits).view(v.dtype)
+    one = torch.tensor(_NAN, dtype=v.dtype, device=v.device).view(word)
+    nan = torch.where(f.uniform(17) < 0.5, torch.iinfo(word).max, one)
+    return torch.where(v.isnan(), torch.where(negative, nan | sign, nan & ~sign), bits).view(v.dtype)
 
 
 def _infinite(f: Field) -> torch.Tensor:
@@ -203,7 +223,7 @@ REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
     "unit": (_unit, False),
     "small": (_scaled(1e-3), False),
     "large": (_scaled(30.0), False),
-    "hundred": (_scaled(100.0), False),
+    "hundred": (_hundred, False),
     "offset": (_offset, False),
     "negative": (_negative, False),
     "ties": (_ties, False),

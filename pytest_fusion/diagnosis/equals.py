@@ -68,7 +68,8 @@ def _repeats(t: torch.Tensor) -> bool:
     if t.dtype is torch.bool or t.dtype.is_complex or t.element_size() == 1 or not 2 <= t.numel() <= _MOST:
         return False
     if not t.dtype.is_floating_point:
-        return bool((t >= 0).all()) and len(set(t.flatten().tolist())) < t.numel() <= int(t.max()) + 1
+        room = int(t.max()) - int(t.min()) + 1
+        return bool((t >= 0).all()) and len(set(t.flatten().tolist())) < t.numel() <= room
     return any(len(set(row)) < len(row) for row in t.reshape(-1, t.shape[-1]).tolist())
 
 
@@ -86,7 +87,9 @@ def _distinct(name: str) -> Edit:
     def apply(logical: dict[str, Any]) -> dict[str, Any]:
         t = logical[name]
         used = t.flatten().tolist()
-        others = sorted(set(range(max(used) + 1)) - set(used), key=lambda i: numbers.mix(len(used), "distinct", i))
+        others = sorted(
+            set(range(min(used), max(used) + 1)) - set(used), key=lambda i: numbers.mix(len(used), "distinct", i)
+        )
         order: list[int] = []
         seen: set[int] = set()
         for index in used:

@@ -292,7 +292,8 @@ def limit(lab: Lab) -> Found | None:
     changes = (None, edits.rising(names)) if names else (None,)
     for name, size in lab.lengths().items():
         for most, edit in itertools.product(dict.fromkeys((size - 1, *lab.blocks)), changes):
-            if most < _SMALLEST_LIMIT:
+            # The failure itself may lie below a block: then no limit is there.
+            if most < _SMALLEST_LIMIT or most >= size:
                 continue
             below = [lab.resized({name: n}) for n in (most, most // 2)]
             above = [case for n in (most + 1, 2 * most, 3 * most) if (case := lab.resized({name: n}))]

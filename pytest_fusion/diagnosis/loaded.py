@@ -18,6 +18,7 @@ from pytest_fusion.spec.values import ValueProfile
 # float16 has the 10 bits that tf32 keeps too; what is right of these is not asked whether bfloat16's 7 do.
 _COARSE = (torch.float16, torch.bfloat16)
 _TELLING = 2
+_BITS = 17
 
 
 def rounded(lab: Lab) -> Found | None:
@@ -35,6 +36,8 @@ def rounded(lab: Lab) -> Found | None:
             if _changes(lab, cases[0], edit, chosen) and all(lab.ask(case, edit=edit).right for case in cases):
                 if not lab.always_right(larger, edit=edit):
                     continue
+                if not any(lab.ask(case, edit=_of_some(chosen)).wrong for case in cases):
+                    continue
                 said = f"{' and '.join(chosen)} hold numbers of {str(dtype).removeprefix('torch.')}"
                 return Found("cast-order", [f"right once {said}, which rounding them so changes nothing of"])
     if names:
@@ -46,6 +49,20 @@ def _of(names: Sequence[str], dtype: torch.dtype) -> Edit:
     """Numbers of a smaller dtype, as far as it reaches."""
     limit = float(torch.finfo(dtype).max)
     return edits.on(names, f"{dtype}", lambda t: torch.where(t.abs() < limit, t.to(dtype).to(t.dtype), t))
+
+
+def _of_some(names: Sequence[str]) -> Edit:
+    """Numbers of more bits than 16-bit dtypes have, and of fewer than float32: those are rounded as others are.
+
+    What is wrong next to a power of two alone, such as a logarithm, is right of them too.
+    """
+    step = 2.0**_BITS
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        mantissa, exponent = torch.frexp(t)
+        return torch.where(torch.isfinite(t), torch.ldexp((mantissa * step).round() / step, exponent), t)
+
+    return edits.on(names, f"{_BITS} bits", function)
 
 
 def _changes(lab: Lab, case: Case, edit: Edit, names: Sequence[str]) -> bool:

@@ -173,6 +173,48 @@ def test_integers_reach_both_ends_in_every_other_tensor(make_spec: Make) -> None
     assert 20 <= sum(int(t) == 300 for t in lengths(1)) <= 40
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_integers_of_whole_ranges_keep_to_them(make_spec: Make, dtype: str) -> None:
+    """Nothing is cut off on the way to the dtype; both ends of 64 bits are among them."""
+    ends = torch.iinfo(getattr(torch, dtype))
+    low = max(ends.min, 0)
+    spec = make_spec({"x": tensor("n", dtype=dtype, values=values.integers(low, ends.max))})
+    seen: list[int] = []
+    for seed in range(20):
+        case = Case({"n": 9}, "float32", {"x": TensorCase(dtype)}, seed=seed)
+        seen += [int(n) for n in make_inputs(spec, case, CPU)["x"].numpy()]
+    assert all(low <= n <= ends.max for n in seen)
+    assert {low, ends.max} <= set(seen)
+    assert any(n > ends.max - ends.max // 4 for n in set(seen) - {ends.max})
+
+
+@pytest.mark.parametrize("profile", [None, values.integers(0, 255)], ids=str)
+def test_bytes_come_at_their_ends_together(make_spec: Make, profile: Any) -> None:
+    """Three of a pixel at once, as of 160 random ones hardly ever: what is added up of them wraps there."""
+    spec = make_spec({"x": tensor("n 3", dtype=torch.uint8, values=profile)})
+    corners = 0
+    for seed in range(40):
+        case = Case({"n": 20}, "float32", {"x": TensorCase("uint8")}, seed=seed)
+        x = make_inputs(spec, case, CPU)["x"]
+        corners += bool(((x == 0) | (x == 255)).all(-1).any())
+    assert 3 <= corners <= 20
+
+
+def test_wide_integers_leave_32_bits_at_times(make_spec: Make) -> None:
+    """One int64 tensor of four: sums of a few pass 2^31, and float32 holds each number and product of two."""
+    spec = make_spec({"x": tensor("n", dtype=torch.int64), "y": tensor("n", dtype=torch.int32)})
+    large = 0
+    for seed in range(60):
+        case = Case({"n": 50}, "float32", {"x": TensorCase("int64"), "y": TensorCase("int32")}, seed=seed)
+        made = make_inputs(spec, case, CPU)
+        x = made["x"]
+        assert int(made["y"].abs().max()) <= 100
+        assert torch.equal(x.float().long(), x)
+        assert torch.equal((x * x).float().double(), x.double() ** 2)
+        large += int(x.abs().sum()) > 2**31
+    assert 6 <= large <= 26
+
+
 @pytest.mark.parametrize("profile", [None, values.booleans(), values.booleans(0.9)], ids=str)
 def test_masks_have_leading_runs(make_spec: Make, profile: Any) -> None:
     """Some rows keep nothing of their first 32 elements and something after; of 130 drawn alone that never happens."""

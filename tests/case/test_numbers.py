@@ -55,6 +55,29 @@ def test_integers_take_every_value_from_low_to_high(low: int, high: int) -> None
     assert found == set(range(low, high + 1))
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (0, 2**62),
+        (-(2**62), 2**62),
+        (0, 2**63 - 1),
+        (-(2**63), 2**63 - 2),
+        (-(2**63), 2**63 - 1),
+        (0, 2**64 - 2),
+        (2**63, 2**64 - 1),
+    ],
+)
+def test_integers_fill_ranges_of_64_bits(low: int, high: int) -> None:
+    """Evenly to both ends; those above 2^63 come as the negative numbers of the same bits."""
+    found = [n + (1 << 64) if n < min(low, 0) else n for n in numbers.integers((4000,), low, high, 5, "cpu").tolist()]
+    found = [n % (1 << 64) for n in found] if high >= 1 << 63 else found
+    assert all(low <= n <= high for n in found)
+    places = [(n - low) / (high - low) for n in found]
+    assert min(places) < 0.01
+    assert max(places) > 0.99
+    assert abs(sum(places) / len(places) - 0.5) < 0.03
+
+
 def test_streams_of_neighbouring_seeds_are_unrelated() -> None:
     """Seeds 1 and 2 agree in no element and hardly correlate."""
     a, b = numbers.normal((10_000,), 1, "cpu"), numbers.normal((10_000,), 2, "cpu")

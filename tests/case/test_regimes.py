@@ -53,6 +53,29 @@ def test_nan_has_either_sign(dtype: torch.dtype) -> None:
         assert not bool(large[large.isnan()].signbit().any())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_nan_has_all_bits_set_at_times(dtype: torch.dtype) -> None:
+    """As NVIDIA's arithmetic makes it: rounded as an integer it is a number afterwards."""
+    word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    v = torch.cat([regimes.make("nan", (6, 5), dtype, seed, CPU).flatten() for seed in range(30)])
+    bits = v[v.isnan()].view(word)
+    full = (bits & torch.iinfo(word).max) == torch.iinfo(word).max
+    assert 0.3 < float(full.double().mean()) < 0.7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_neighbours_of_powers_of_two_are_met(dtype: torch.dtype) -> None:
+    """Above and below, and the power itself; in every other tensor there is none of it."""
+    met = {-1: 0, 0: 0, 1: 0}
+    for seed in range(20):
+        v = regimes.make("hundred", (40,), dtype, seed, CPU)
+        for by in met:
+            away = torch.full_like(v, float("inf") * by) if by else v
+            beside = torch.nextafter(v.abs(), -away) if by else v.abs()
+            met[by] += int((beside.double().frexp().mantissa == 0.5).sum()) > 2
+    assert all(5 <= count <= 15 for count in met.values()), met
+
+
 def test_minus_infinity_comes_in_runs_too() -> None:
     """For some seeds all of the first 32 elements of a row are -inf, and something finite follows in every row."""
     masked = 0

@@ -79,6 +79,21 @@ def test_what_is_wrong_of_unequal_numbers_is_no_matter_of_them(lab_of: Any, name
     assert equals(lab) is None
 
 
+def test_what_stands_in_for_equal_ones_is_of_their_range(lab_of: Any) -> None:
+    """Labels from 1 on: a 0, which is a blank to the reference, was put in their places and found wrong."""
+
+    def reference(i: T) -> T:
+        return torch.cat([i[:1], i[1:] * (i[1:] != i[:-1])]).masked_fill(i == 0, 100)
+
+    def fused(i: T) -> T:
+        return i.clone()
+
+    inputs = {"i": tensor("n", dtype=torch.int32, values=values.integers(1, 20))}
+    lab = lab_of(fused, reference, inputs, {"dim n": 12}, change=lambda case: case.with_(seed=3))
+    found = diagnose(lab)
+    assert found.cause == "equal-values", found
+
+
 def test_numbers_that_hardly_ever_repeat_are_not_asked(lab_of: Any) -> None:
     """Of numbers that all differ nothing is known of equal ones."""
     inputs = {"x": tensor("rows n", values=values.uniform(0, 1))}

@@ -179,3 +179,14 @@ def test_nan_among_what_counts_is_no_empty_row(lab_of: Any) -> None:
     inputs = {"x": tensor("rows n")}
     lab = lab_of(torch.sqrt, lambda x: x.abs().sqrt(), inputs, {"dim rows": 3, "dim n": 5}, dtypes="float32")
     assert diagnose(lab).cause == "unexplained"
+
+
+def test_what_fails_below_a_block_has_no_limit_there(lab_of: Any) -> None:
+    """What is wrong at 4 elements is not right up to 64, whatever it is beyond and at some sizes between."""
+
+    def fused(x: T) -> T:
+        return -x if len(x) == 4 or len(x) > 64 else x * 1.0
+
+    sizes = {"dim n": 4}
+    found = diagnose(lab_of(fused, lambda x: x * 1, {"x": tensor("n")}, sizes, blocks=(64,), dtypes="float32"))
+    assert found.cause != "block-limit", found

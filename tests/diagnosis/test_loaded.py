@@ -58,6 +58,7 @@ OTHERWISE: dict[str, Callable[[T, T], T]] = {
     "a product in 16 bits": lambda x, w: coarse(x * w, torch.bfloat16).sum(-1),
     "a sum in 16 bits": lambda x, w: (x * w).bfloat16().cumsum(-1)[:, -1].float(),
     "another formula": lambda x, w: (x * w.square()).sum(-1),
+    "beside round numbers": lambda x, w: mixed(x, w) + (x.view(torch.int32) & 0x7F != 0).any(-1),
 }
 
 

@@ -12,6 +12,12 @@ from pytest_fusion.run.lanes.model import OutputLanes
 from pytest_fusion.run.lanes.rounding import U32, D
 from pytest_fusion.verdict.tolerance.model import ValuesVerdict
 
+# Lanes round more than a kernel that keeps a quotient in float32, whose codes some of 65536 elements never have then:
+# of 24 lanes one strays at 19 of them, and the kernel, right to the last code, at 71.
+_NEAR = 4
+# Of fewer elements that are equal each may count for itself.
+_CLASS = 4
+
 
 def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     """Every element must be a code that honest arithmetic reaches, and not many more may be moved than in the lanes.
@@ -34,9 +40,36 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     near = int(outside.sum()) - far
     moved = int((got != oracle).sum())
     limit = max(1.5 * most + 3 + 3 * math.sqrt(most), 1.1 * int((native != oracle).sum())) if most else math.inf
-    ok = far <= 2 * strays and near <= 2 * strays + min(3, most) and moved <= limit
+    ok = far <= 2 * strays
+    if not (near <= _NEAR * strays + min(3, most) and moved <= limit):
+        once, none = _alike(got, oracle, every, lanes.oracle.shape)
+        near_once = int((outside & ~none & once).sum()) - far
+        ok = ok and near_once <= _NEAR * strays + min(3, most) and int(((got != oracle) & once).sum()) <= limit
     shown = outside if bool(outside.any()) else got != oracle
     return _verdict(ok, got, oracle, shown, distance, moved, limit, candidate)
+
+
+def _alike(got: Tensor, oracle: Tensor, every: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The elements that count, one of each class that is moved as a whole, and those of classes that some lane has.
+
+    Equal elements are rounded alike by a kernel, and each for itself in the lanes: a row of one value is moved as a
+    whole or not at all. A class is some elements of one exact code in a row, or in a column where rows are equal.
+    """
+    columns = shape[-1] if shape else 1
+    place = torch.arange(got.numel(), device=got.device)
+    best: tuple[Tensor, Tensor] | None = None
+    for group in (place // columns, place % columns):
+        _, of, sizes = torch.unique(torch.stack([group, oracle]), dim=1, return_inverse=True, return_counts=True)
+        first = torch.full_like(sizes, got.numel()).scatter_reduce_(0, of, place, "amin")[of]
+        reached, differs = torch.zeros_like(sizes), torch.zeros_like(sizes)
+        differs.index_add_(0, of, (got != got[first]).long())
+        reached.index_add_(0, of, (every == got).any(0).long())
+        whole = (differs == 0) & (sizes >= _CLASS)
+        found = (place == first) | ~whole[of], (whole & (reached > 0))[of]
+        if best is None or int(found[0].sum()) < int(best[0].sum()):
+            best = found
+    assert best is not None
+    return best
 
 
 def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Tensor:

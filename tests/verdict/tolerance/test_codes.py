@@ -46,6 +46,37 @@ def test_int8_quantisation() -> None:
     assert (excess(one, few) > 1).nonzero().tolist() == [[5, 7]]
 
 
+def _in_own_dtype(x: Tensor) -> Tensor:
+    """The quotient is rounded to the input's dtype, and truncated."""
+    return (x / (x.abs().amax(-1, keepdim=True) / 127)).to(torch.int8)
+
+
+def _in_float32(x: Tensor, to: Callable[[Tensor], Tensor] = torch.trunc) -> Tensor:
+    """As a kernel does it: the scale in the input's dtype, as it is stored, the quotient in float32."""
+    scale = (x.abs().amax(-1, keepdim=True) / 127).float()
+    return to(x.float() / scale).to(torch.int8)
+
+
+@pytest.mark.parametrize("value", [0.2275390625, 0.5, 1.1171875, 3.390625, 0.0201416015625])
+def test_equal_elements_are_moved_together(value: float) -> None:
+    """A row of one value is 127 everywhere or 126, by one rounding; another code is a bug."""
+    x = torch.full((2, 128), value, dtype=torch.bfloat16)
+    x[1] = torch.randn(128, generator=torch.Generator().manual_seed(3))
+    assert judged(_in_float32(x), lambda: _in_own_dtype(x)).ok
+    low = _in_float32(x)
+    low[0] = 100
+    assert not judged(low, lambda: _in_own_dtype(x)).ok
+
+
+@pytest.mark.parametrize("seed", [0, 8, 13, 15, 19])
+def test_fewer_roundings_than_the_reference_pass(seed: int) -> None:
+    """Codes of a long float16 row that a kernel rounds once; one that rounds otherwise fails."""
+    x = torch.randn(1, 65536, generator=torch.Generator().manual_seed(seed)).half()
+    rounded = lambda: (x / (x.abs().amax(-1, keepdim=True) / 127)).round().to(torch.int8)  # noqa: E731
+    assert judged(_in_float32(x, torch.round), rounded).ok
+    assert not judged(_in_float32(x), rounded).ok
+
+
 def test_fp8_quantisation_with_exact_ties() -> None:
     """Values on ties between codes may go either way; an extra rounding to bfloat16 moves too many."""
     ties = torch.randint(-64, 64, (64, 1024), generator=torch.Generator().manual_seed(2)) * 0.25

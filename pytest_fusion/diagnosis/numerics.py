@@ -175,12 +175,14 @@ def overflow(lab: Lab) -> Found | None:
     if not names or wrong is None:
         return None
     lost = lost_values(wrong)
-    if not lost and not (wrong.got.dtype.is_floating_point and _has_huge(lab)) and wrong.got.is_floating_point():
+    if not lost and not _has_huge(lab) and wrong.got.is_floating_point():
         return None
     most = largest(lab, lab.base, names)
     if not 2 < most < math.inf:
         return None
-    if is_coarse(lab.base) and lab.always_right(lab.base, edit=edits.upcast()):
+    # A code next to the right one has not left any range.
+    floating = wrong.got.is_floating_point()
+    if floating and is_coarse(lab.base) and lab.always_right(lab.base, edit=edits.upcast()):
         evidence = ["the same numbers given as float32 are right: a 16-bit intermediate overflows"]
         return Found("low-precision-accumulation", evidence)
     if not lab.always_right(lab.base, edit=edits.scaled(names, -math.ceil(math.log2(most)))):

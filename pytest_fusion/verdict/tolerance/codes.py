@@ -35,12 +35,13 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     flips = [int(n) for n in (every != oracle).sum(1)]
     most = max(flips, default=0)
     # How often a lane leaves the range of all others is how often an honest kernel may leave the range of all lanes.
-    strays = max((_strays(every, oracle, native, k) for k in range(every.shape[0])), default=0) if most else 0
+    lanes_own = [_strays(every, oracle, native, k) for k in range(every.shape[0])] if most else [(0, 0)]
+    strays, strays_far = (max(counts) for counts in zip(*lanes_own, strict=True))
     far = int((distance > 1).sum())
     near = int(outside.sum()) - far
     moved = int((got != oracle).sum())
     limit = max(1.5 * most + 3 + 3 * math.sqrt(most), 1.1 * int((native != oracle).sum())) if most else math.inf
-    ok = far <= 2 * strays
+    ok = far <= 2 * strays_far
     if not (near <= _NEAR * strays + min(3, most) and moved <= limit):
         once, none = _alike(got, oracle, every, lanes.oracle.shape)
         near_once = int((outside & ~none & once).sum()) - far
@@ -88,9 +89,11 @@ def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Ten
     return torch.where(dense | (distinct >= 4), to_range, to_nearest)
 
 
-def _strays(every: Tensor, oracle: Tensor, native: Tensor, lane: int) -> int:
+def _strays(every: Tensor, oracle: Tensor, native: Tensor, lane: int) -> tuple[int, int]:
+    """At how many elements a lane leaves the range of all others, and at how many by more than a step."""
     others = torch.cat([every[:lane], every[lane + 1 :]])
-    return int((_distance(every[lane], others, oracle, native) > 0).sum())
+    distance = _distance(every[lane], others, oracle, native)
+    return int((distance > 0).sum()), int((distance > 1).sum())
 
 
 def _judge_fp8(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:

@@ -118,6 +118,7 @@ FUNCTIONS: dict[str, Function] = {
     "gated silu": _gated,
     "glu": F.glu,
     "softplus": F.softplus,
+    "logaddexp": lambda x: torch.logaddexp(x, _weight(x, ROWS, COLUMNS)),
     "mish": F.mish,
     "elu": F.elu,
     "hardswish": F.hardswish,

@@ -435,3 +435,14 @@ def test_what_16_bits_hold_by_chance_binds_no_kernel_of_float32(name: str, dtype
     assert verdict.grade == "A"
     assert not judged(wrong.to(dtype), lambda: REFERENCES[name](x)).ok
     assert not judged((right + 0.01).to(dtype), lambda: REFERENCES[name](x)).ok
+
+
+def test_a_merge_of_two_log_sum_exps_passes_beside_logaddexp() -> None:
+    """As split attention has it: 1 + e is rounded where log1p takes e alone. In another base it fails."""
+    generator = torch.Generator().manual_seed(5)
+    a, b = (3 * torch.randn(200, 100, generator=generator) for _ in range(2))
+    top = torch.maximum(a, b)
+    low = torch.minimum(a, b) - top
+    assert judged(top + torch.log(torch.exp(a - top) + torch.exp(b - top)), lambda: torch.logaddexp(a, b)).ok
+    assert not judged(top + torch.log1p(torch.exp2(low)), lambda: torch.logaddexp(a, b)).ok
+    assert not judged(top + torch.log1p(torch.exp(low.bfloat16().float())), lambda: torch.logaddexp(a, b)).ok

@@ -247,6 +247,13 @@ def softplus(op: Op, x: Tensor, beta: float = 1, threshold: float = 20) -> Tenso
     return torch.where(x * beta > threshold, x, smooth)
 
 
+@computed("logaddexp")
+def _logaddexp(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    """``m + log(e^(a - m) + e^(b - m))`` rounds a sum from 1 to 2: an absolute error, as in softplus of a - b."""
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    return op.absolute(op.relative(torch.logaddexp(a, b), 4), 2)
+
+
 @computed("elu")
 def _elu(op: Op, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
     x = as_float(x)

@@ -50,6 +50,9 @@ _PAST_BLOCKS = "unit", "outlier"
 # chunks of rows have several for each program from some hundred on. Whole vectors in each row, and one past a block.
 _BROAD = (640, 160), (577, 129)
 _MOST_BROAD = 4
+# Where so many elements are cheap (a GPU, the deep profile): past 2^18, at which launchers choose another kernel, and
+# past one turn of 132 programs with tiles of 2048.
+_VAST = 1537, 257
 # Of fewer cases than there are one in so many is a long one.
 _LONG_OF = 6
 
@@ -180,7 +183,10 @@ def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     dims = [n for n in plan.spec.sized if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
     pairs = list(zip(dims, dims[1:] + dims[:1], strict=True)) if len(dims) > 1 else []
     ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
-    for turn, ((many, several), (long, less)) in enumerate(itertools.islice(_alternated(pairs), _MOST_BROAD)):
+    both = list(itertools.islice(_alternated(pairs), _MOST_BROAD))
+    if math.prod(_VAST) <= plan.limits.elements:
+        both += [(pair, _VAST) for pair in pairs[:1]]
+    for turn, ((many, several), (long, less)) in enumerate(both):
         # A tensor of all dims at once would be too large beside threes.
         choice: dict[str, Any] = {f"dim {name}": 3 if turn % 2 else 1 for name in plan.spec.sized}
         choice |= {f"dim {many}": long, f"dim {several}": less}

@@ -104,8 +104,8 @@ def ended(v: torch.Tensor, low: int, high: int, seed: int) -> torch.Tensor:
     if numbers.mix(seed, "ended") % 2 or not v.numel():
         return v
     if numbers.mix(seed, "corners") % 2:
-        at = numbers.uniform(tuple(v.shape), numbers.mix(seed, "which"), v.device)
-        v = torch.where(at < 0.25, low, torch.where(at < 0.5, high, v))
+        which = numbers.uniform(tuple(v.shape), numbers.mix(seed, "which"), v.device)
+        v = torch.where(which < 0.25, low, torch.where(which < 0.5, high, v))
     flat = v.reshape(-1)
     count = flat.numel()
     at = numbers.mix(seed, "high") % count

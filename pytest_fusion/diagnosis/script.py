@@ -28,6 +28,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.verdict.model import Verdict
+from pytest_fusion.verdict.modelled import multiprocessors_of
 
 # What two calls beside the reference show; the other checks ask for more than a script of one case repeats.
 _SHOWN = ("error", "crash", "structure", "inputs", "bounds", "unwritten", "repeat", "values", "gradients")
@@ -276,6 +277,7 @@ def _failure(spec: FusionSpec, case: Case, verdict: Verdict) -> str:
     fields |= {key: tuple(getattr(spec, key)) for key in ("mutates", "clobbers") if getattr(spec, key)}
     if spec.deterministic is not True:
         fields["varies"] = True
+    fields["multiprocessors"] = multiprocessors_of(case)
     if verdict.check not in _SHOWN:
         fields["beyond"] = f"the check {verdict.check!r} asks for more calls than this one; see the replay file"
     elif verdict.identity == "repeat:stale":

@@ -14,7 +14,7 @@ from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.memory import FILLS, room
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed
-from pytest_fusion.verdict import configs, declared, gradients, memory
+from pytest_fusion.verdict import configs, declared, gradients, memory, modelled
 from pytest_fusion.verdict.calls import (
     Bench,
     CaseResult,
@@ -114,7 +114,7 @@ def _unless_tuning(bench: Bench, result: CaseResult) -> CaseResult:
 
 def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case)
-    with noted(result.tuned):
+    with noted(result.tuned), modelled.described(case):
         return _judge_noting(bench, case, result, again=again)
 
 

@@ -20,7 +20,7 @@ from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.place import Placed
 from pytest_fusion.run.reference import ReferenceFailed, run_reference
-from pytest_fusion.verdict import gradients, memory, values
+from pytest_fusion.verdict import gradients, memory, modelled, values
 from pytest_fusion.verdict.backward import Attempt
 from pytest_fusion.verdict.calls import (
     Bench,
@@ -83,8 +83,13 @@ def probe(
     """
     quiet = {**bench.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
     every = replace(bench, spec=bench.spec.with_(without=quiet))
+    with modelled.described(case):
+        return _probe(every, case, check, laid or case, edit, again=again)
+
+
+def _probe(every: Bench, case: Case, check: str, laid: Case, edit: Edit | None, *, again: bool) -> Probe:
     bench = seeded(every, case)
-    result = CaseResult(laid or case)
+    result = CaseResult(laid)
     found = Probe(result)
     try:
         with bench.clock.phase("make"):

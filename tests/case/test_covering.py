@@ -243,6 +243,8 @@ def test_two_dims_are_long_at_once(plan_of: PlanOf) -> None:
         assert (case.sizes["rows"], case.sizes["n"]) == (row["dim rows"], row["dim n"])
     assert list(covering.broad_rows(plan_of({"x": tensor("n")}))) == []
     assert list(covering.broad_rows(plan_of({"x": tensor("rows n")}, dims={"n": dim(1, 128)}))) == []
+    (vast,) = list(covering.broad_rows(replace(plan, limits=Limits(1 << 19))))[4:]
+    assert vast["dim rows"] * vast["dim n"] > 2**18
     many = list(covering.broad_rows(plan_of({"x": tensor("a b c d e")})))
     assert len(many) == 4
     assert all(sorted(row[f"dim {name}"] for name in "abcde")[:3] in ([1, 1, 1], [3, 3, 3]) for row in many)

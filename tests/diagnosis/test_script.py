@@ -220,15 +220,17 @@ def test_the_sources_need_torch_alone(generator: bool) -> None:
 def test_a_script_without_a_gpu_answers_what_launchers_ask_of_one() -> None:
     """As the CPU lane does, so that the same grids are launched; where there is a GPU nothing changes."""
     cuda = SimpleNamespace(device_count=lambda: 0)
-    describe_gpu(cuda)
+    describe_gpu(cuda, PROPERTIES["multi_processor_count"])
     with cuda.device(None):
         facts = vars(cuda.get_device_properties(0))
     shared = facts.keys() & PROPERTIES.keys() - {"name"}
     assert {key: facts[key] for key in shared} == {key: PROPERTIES[key] for key in shared}
     assert facts.keys() <= PROPERTIES.keys()
     assert cuda.get_device_capability() == (PROPERTIES["major"], PROPERTIES["minor"])
+    describe_gpu(cuda, 8)
+    assert cuda.get_device_properties(0).multi_processor_count == 8
     real = SimpleNamespace(device_count=lambda: 1)
-    describe_gpu(real)
+    describe_gpu(real, 8)
     assert vars(real).keys() == {"device_count"}
 
 

@@ -65,6 +65,8 @@ class Failure:
     mutates: Sequence[str] = ()
     clobbers: Sequence[str] = ()
     varies: bool = False
+    # Of the device that is described to launchers where there is no GPU.
+    multiprocessors: int = 132
     # Why running this script cannot show the failure, where it cannot.
     beyond: str = ""
 
@@ -88,7 +90,7 @@ def main(
         for what, why in missing.items():
             raise Impossible(f"{what}: {why}")
         if device == "cpu":
-            describe_gpu(torch.cuda)
+            describe_gpu(torch.cuda, failure.multiprocessors)
         fused, reference = _imported(find)
         found = _compare(fused, reference, inputs, failure, device)
     except Impossible as error:

@@ -38,10 +38,11 @@ GPU = types.SimpleNamespace(
 )
 
 
-def describe_gpu(cuda: Any) -> None:
+def describe_gpu(cuda: Any, multiprocessors: int) -> None:
     """Let ``torch.cuda`` answer what launchers ask before they launch, where it would refuse for want of a GPU."""
     if cuda.device_count() > 0:
         return
+    GPU.multi_processor_count = multiprocessors
     cuda.device = contextlib.nullcontext  # ``with torch.cuda.device(x.device.index)`` has None to select
     cuda.get_device_properties = lambda device=None: GPU
     cuda.get_device_capability = lambda device=None: (GPU.major, GPU.minor)

@@ -1,0 +1,27 @@
+"""How many multiprocessors an interpreted kernel is told of: few, so that a persistent one has several turns.
+
+The case alone decides, and with it all of its calls: how a kernel splits a sum may follow from what it is told.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from pytest_fusion.case.model import Case
+from pytest_fusion.run.interpreter import device
+
+# Two turns for the largest tiles in use, of 128 x 128, in the broadest cases (640 x 160). A Jetson Orin Nano has 8.
+FEW, MANY = 8, 132
+# With so few programs a row more is a turn more, and the interpreter runs turns one after the other.
+_LONG = 2000
+
+
+def multiprocessors_of(case: Case) -> int:
+    """``FEW`` where sizes are drawn and none is long, else ``MANY``, those of an H100."""
+    sizes = [size for size in case.sizes.values() if isinstance(size, int)]
+    return FEW if sizes and max(sizes) <= _LONG else MANY
+
+
+def described(case: Case) -> AbstractContextManager[None]:
+    """While it lasts the modelled device is the one of this case; where there is a GPU, that one answers."""
+    return device.multiprocessors(multiprocessors_of(case))

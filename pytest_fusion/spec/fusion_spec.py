@@ -236,6 +236,11 @@ class FusionSpec:
         while waiting:
             ready = [name for name, needs in waiting.items() if not needs & set(waiting)]
             if not ready:
+                own = next((name for name, needs in waiting.items() if name in needs), None)
+                if own is not None and own in known:
+                    raise SpecError(
+                        f"{self.name}: derived input {own!r} needs {own!r}, itself; rename the dim or the input"
+                    )
                 raise SpecError(f"{self.name}: the derived inputs {sorted(waiting)} need each other in a circle")
             for name in ready:
                 del waiting[name]

@@ -175,6 +175,13 @@ def test_derived_inputs_in_a_circle_are_refused_when_the_spec_is_written() -> No
         make(fused=lambda x, y: x, reference=lambda x, y: x, inputs=inputs)
 
 
+def test_a_derived_input_named_like_a_dim_cannot_take_it() -> None:
+    """``n`` is both; whoever wants the dim as an argument is told to rename one, not of a circle."""
+    inputs = {"x": tensor("rows n"), "n": derived(lambda n: n)}
+    with pytest.raises(SpecError, match=r"'n' needs 'n', itself; rename the dim or the input"):
+        make(fused=lambda x, n: x, reference=lambda x, n: x, inputs=inputs)
+
+
 def test_a_dim_is_narrowed_by_the_dims_that_are_multiples_of_it() -> None:
     """With 1 to 32 heads that are a multiple of kv_heads, kv_heads is 1 to 32 too; without a minimum, 0 stays."""
     inputs = {"x": tensor("heads kv")}

@@ -251,7 +251,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
                 wide=(lambda name=name: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,  # type: ignore[misc]
             )
         if not judged.ok:
-            trial.result.evidence = (f"d{name}", got.detach(), few[name])
+            trial.result.evidence = (f"d{name}", got.detach(), judged.by or native)
             kind = "nonfinite" if judged.statistic == "nonfinite" else "finite"
             evidence = values.evidence_of(f"d{name}", judged)
             ratio = blame.constant_ratio(got, few[name].oracle)

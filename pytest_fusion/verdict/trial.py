@@ -339,8 +339,8 @@ class Trial:
         """Remember the output that the verdict is about, for the picture of its errors."""
         name = values.worst_of(verdicts)
         if name is not None and not verdicts[name].ok:
-            lanes, i = self.reference.lanes, self.order.index(name)
-            self.result.evidence = (name, got.tensors[name], lanes[i] if lanes else self.reference.native[i])
+            right = verdicts[name].by or self.reference.native[self.order.index(name)]
+            self.result.evidence = (name, got.tensors[name], right)
 
     def observe_vacuity(self) -> None:
         if not self.bench.on("vacuity"):

@@ -15,6 +15,7 @@ from pytest_fusion.verdict import judge
 from pytest_fusion.verdict.judge import Bench, judge_case
 from pytest_fusion.verdict.model import failed
 from pytest_fusion.verdict.tolerance import ValuesVerdict
+from pytest_fusion.verdict.tolerance.judge import excess_by
 from pytest_fusion.verdict.values import as_verdict
 
 T = torch.Tensor
@@ -166,3 +167,38 @@ def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: py
     found = judge_case(bench, case)
     assert found.failure is hard
     assert found.case.seed != case.seed
+
+
+class RoundedBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        y = x.softmax(-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: T) -> T:
+        (y,) = ctx.saved_tensors
+        y = y.half().float()
+        return y * (grad - (grad * y).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("check", "fused"), [("values", lambda x: x.half().float().softmax(-1)), ("gradients", RoundedBack.apply)]
+)
+def test_a_picture_shows_what_the_text_says(check: str, fused: Any, judge_one: Any) -> None:
+    """Both go by the lanes that told of the failure: by the few at first a text said 101 times, its picture 76.4."""
+    result = judge_one(fused, lambda x: x.softmax(-1), grad=check == "gradients")
+
+    verdict = result.failure
+    assert verdict is not None
+    assert verdict.check == check
+    assert result.evidence is not None
+    _, candidate, right = result.evidence
+    share = excess_by(candidate, right, "auto")
+    found = verdict.evidence
+    assert int((share > 1).sum()) == found["mismatched"]
+    assert float(share[tuple(found["index"])]) == pytest.approx(
+        abs(found["got"] - found["expected"]) / found["allowed"]
+    )

@@ -36,9 +36,11 @@ def judge_output(
     ``laid()`` returns as many of the reference on the inputs as they lie, which must fail it too where there are any:
     by the layout torch decides how some functions are computed.
     """
+    by = few
     verdict = _judge(candidate, few)
     if not verdict.ok and verdict.statistic != "shape":
-        verdict = _judge(candidate, more())
+        by = more()
+        verdict = _judge(candidate, by)
     if not verdict.ok and wide is not None and candidate.dtype in GRIDS and verdict.statistic != "shape":
         # Numbers that 16 bits happen to hold round to themselves, and what cancels of them is then 0 in every lane. Of
         # 1 - sigmoid(40) in bfloat16 a kernel that computes in float32 has 4e-18, and 1e-8 of two gradients of a hinge.
@@ -50,7 +52,9 @@ def judge_output(
         as_laid = verdict if there is None else _judge(candidate, there)
         if as_laid.ok:
             return replace(as_laid, grade="B" if fine is not None else None)
-    if not verdict.ok or fine is None:
+    if not verdict.ok:
+        return replace(verdict, by=by)
+    if fine is None:
         return verdict
     strict = _judge(candidate, fine(), inclusive=False)
     return replace(verdict, grade="A" if strict.ok else "B")

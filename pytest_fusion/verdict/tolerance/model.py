@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from pytest_fusion.run.lanes.model import OutputLanes
 
 Grade = Literal["A", "B", "C"]
 
@@ -18,7 +20,8 @@ class ValuesVerdict:
     of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the worst
     element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical`` marks a
     failure that fresh values have to repeat.
-    ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a pass when it was asked for.
+    ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a pass when it was asked for. A failure is told ``by`` these
+    lanes: by others less or more is allowed of an element.
     """
 
     ok: bool
@@ -33,3 +36,4 @@ class ValuesVerdict:
     total: int
     statistical: bool
     reason: str
+    by: OutputLanes | None = field(default=None, repr=False, compare=False)

@@ -168,6 +168,15 @@ def _excused(
     return torch.where(astray & near, 0.0, error)
 
 
+def _which(statistic: str, score: Tensor, shape: tuple[int, ...]) -> str:
+    """Of a row or column that is told of, which one it is: the worst element need not lie in it."""
+    if statistic not in ("row", "col"):
+        return ""
+    square = score.square().reshape(-1, shape[-1]).sum(-1 if statistic == "row" else 0)
+    worst = int(square.argmax())
+    return f" {_unravel(worst, shape[:-1])}" if statistic == "row" else f" {worst}"
+
+
 def _verdict(
     measured: Statistics,
     limits: Limits,
@@ -199,8 +208,9 @@ def _verdict(
     index = tuple(int(i) for i in _unravel(worst, shape))
     reason = "within rounding"
     if not ok:
+        which = f"{name}{_which(name, error / deviation.mean, shape)}"
         reason = (
-            f"{WORDS[name]}: {name} is {ratios[name]:.3g} times the allowed; worst element {list(index)} is "
+            f"{WORDS[name]}: {which} is {ratios[name]:.3g} times the allowed; worst element {list(index)} is "
             f"{value:.9g}, exact {expected:.9g}, off by {float(error[worst].abs()):.3g} where "
             f"{float(allowed[worst]):.3g} is allowed"
         )

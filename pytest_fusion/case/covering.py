@@ -214,7 +214,7 @@ def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
     if budget == math.inf:
         yield from itertools.chain(pairs, long)
         return
-    most = int(budget)
+    most = max(int(budget), 0)
     first = list(itertools.islice(pairs, most))
     count = min(len(long), max(most - len(first), most // _LONG_OF))
     yield from first[: most - count]

@@ -29,7 +29,7 @@ MATRIX = {"x": tensor("rows hidden")}
 def examined(tmp_path: Any) -> Any:
     """All checks on up to ten cases, with ``compile=True`` unless said otherwise."""
 
-    def judge(fused: Any, reference: Any, *, profile: str = "dev", cases: int = 16, **keywords: Any) -> TestRecord:
+    def judge(fused: Any, reference: Any, *, profile: str = "dev", cases: int = 20, **keywords: Any) -> TestRecord:
         def outer() -> None: ...
 
         search.adopt(outer, outer)

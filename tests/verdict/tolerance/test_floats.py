@@ -466,3 +466,20 @@ def test_a_row_or_column_that_is_further_off_is_named(where: tuple[Any, ...], to
 
     assert verdict.statistic in ("row", "col")
     assert re.search(told, verdict.reason)
+
+
+@pytest.mark.parametrize("rows_at_once", [250, 8])
+def test_a_weight_gradient_that_is_added_up_in_16_bits_is_wrong(rows_at_once: int) -> None:
+    """A kernel may round the computed factor once, as tensor cores take it; 32 roundings of the sum are no such thing."""
+    generator = torch.Generator().manual_seed(5)
+    x, g = (torch.randn(250, n, generator=generator).bfloat16() for n in (8, 6))
+
+    def reference() -> Tensor:
+        return ((g.float() * 0.7).T @ x.float()).bfloat16()
+
+    factor = (g.float() * 0.7).bfloat16()
+    total = torch.zeros(6, 8, dtype=torch.bfloat16)
+    for at in range(0, 250, rows_at_once):
+        total += (factor[at : at + rows_at_once].float().T @ x[at : at + rows_at_once].float()).bfloat16()
+
+    assert judged(total, reference).ok is (rows_at_once == 250)

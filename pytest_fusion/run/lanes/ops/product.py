@@ -76,11 +76,13 @@ def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | No
     """
     if value.shape[0] == 1 or low is not None or other is None:
         return value
-    # Rounded before or after it is divided by its sum: values that lie on the grid one way do not the other way, and
-    # equal ones, as the weights of equal scores, are off by one factor.
-    shared = op.noise.relative(torch.ones((1,) * value.dim(), dtype=value.dtype, device=value.device), unit(other))
-    fed = op.noise.rounded(op.noise.relative(value, unit(other)), other)
-    fed[1::2] = (value * shared)[1::2]
+    # Rounded before or after it is divided by its sum, so at any scale: values that lie on the grid one way do not the
+    # other way. Equal ones, as the weights of equal scores, share their error; others have the error of one rounding
+    # and no more, or an accumulator of 16 bits hides in it (33 roundings of a weight gradient passed).
+    scale = torch.exp2(op.noise.uniform((1,) * (value.dim() - 1), value.device) / 2 - 0.5)
+    fed = op.noise.spread(value)
+    near = (fed[1:] * scale).to(other).to(fed.dtype) / scale
+    fed[1:] = torch.where(torch.isfinite(near), near, fed[1:])
     return fed
 
 

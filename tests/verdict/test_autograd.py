@@ -97,6 +97,28 @@ def test_a_second_derivative_that_lacks_a_term_fails(judge_one: Any) -> None:
     assert "once_differentiable" in found[0].reason
 
 
+class Nowhere(Silu):
+    """With a backward whose own derivative is NaN: the slope of a root at 0."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        (x,) = ctx.saved_tensors
+        return Silu.backward(ctx, *gradients) + 0 * torch.sqrt(x - x.detach())
+
+
+def stopped(x: T) -> T:
+    return x * torch.sigmoid(x).detach() + x.detach() * torch.sigmoid(x) - (x * torch.sigmoid(x)).detach()
+
+
+@pytest.mark.parametrize(("fused", "told"), [(of_x(Nowhere), "is off by nan"), (stopped, "as by detach")])
+def test_a_second_derivative_is_no_number_or_torchs_own(judge_one: Any, fused: Any, told: str) -> None:
+    """NaN is no small error, and who wrote no autograd.Function saved nothing."""
+    failures = [judge_one(fused, silu, grad=True, again=True, case=case).failure for case in CASES]
+    found = [failure for failure in failures if failure is not None]
+    assert {failure.identity for failure in found} == {"gradients:second:x"}
+    assert told in found[0].reason
+
+
 @pytest.mark.parametrize(("function", "second"), [(Silu, "right"), (Refusing, "refused"), (Detached, "missing")])
 def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, second: str) -> None:
     """All terms, an error, and a gradient without a graph, for which torch itself raises, are answers."""

@@ -15,8 +15,18 @@ from pytest_fusion.run.lanes.ops.registry import named
 from pytest_fusion.run.lanes.rounding import GRIDS, D
 from pytest_fusion.run.lanes.store import Lanes
 
-# What a rule may raise on arguments it was not written for: the operation then runs lane by lane, and is listed.
-REFUSED = (TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError, AttributeError)
+# What a rule may raise on arguments it was not written for: the operation then runs lane by lane, and is listed. ATen's
+# decomposition of a mean's gradient divides by the number of elements, which may be 0.
+REFUSED = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    AttributeError,
+    ZeroDivisionError,
+)
 
 
 def run_on_lanes(

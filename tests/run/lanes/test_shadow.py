@@ -348,3 +348,15 @@ def test_subnormal_inputs_may_be_flushed() -> None:
 
     assert (scaled.lanes == 0).flatten(1).all(-1).tolist() == [True, False] * 3
     assert torch.equal(copied.lanes, x.double().expand(6, 4, 8))
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.huber_loss, F.smooth_l1_loss])
+def test_the_gradient_of_a_mean_over_nothing_is_one_over_nothing(loss: Any) -> None:
+    """ATen's decompositions divide by the number of elements; gradients of all losses by mean went unjudged."""
+    x = torch.empty(0, 3, requires_grad=True)
+
+    def gradient() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(loss(x, torch.empty(0, 3)), [x]))
+
+    (lanes,) = run_lanes(gradient, lanes=2, seed=1).outputs
+    assert lanes.native.shape == (0, 3)

@@ -46,6 +46,8 @@ _WHOLE = 256
 # Past most blocks there are few cases: one kind of values that saturates nothing, and one where a later block matters.
 _BLOCKS = 4000
 _PAST_BLOCKS = "unit", "outlier"
+# And one in which the first block of the longest row has nothing finite: a cross entropy with blocks of 32768 was NaN.
+_MASKED = "masked"
 # Two dims of many and of several blocks at once: launchers group tiles by eight (Triton's matmul tutorial), and sums by
 # chunks of rows have several for each program from some hundred on. Whole vectors in each row, and one past a block.
 _BROAD = (640, 160), (577, 129)
@@ -153,6 +155,7 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     dtypes = plan.factors.get("dtype", ("float32",))
     others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
     ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
+    masked = _innermost(plan.spec) if "inf" in plan.factors.get("values", ()) else []
     turn = 0
     for round_, size, name in itertools.product((0, 1), LONG, dims):
         if round_ and size not in _EVEN:
@@ -176,6 +179,10 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
             choice["values"] = past[(LONG.index(size) + round_) % len(past)] if past else ordinary[turn % len(ordinary)]
         turn += 1
         yield choice
+        if round_ and size == LONG[-1] and choice[f"dim {name}"] == long and name in masked:
+            # Two rows: of one a label that is left out would leave nothing.
+            two = {f"dim {other}": 2 for other in dims if other != name}
+            yield {**choice, **dict(itertools.islice(two.items(), 1)), f"dim {name}": long - 1024, "values": _MASKED}
 
 
 def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:

@@ -219,6 +219,16 @@ def _infinite(f: Field) -> torch.Tensor:
     return torch.where(run & ((f.row() + numbers.mix(f.seed, 5)) % 4 > 0), -_INF, f.normal())
 
 
+def _masked(f: Field) -> torch.Tensor:
+    """-inf in the first half of each row and more, as a causal mask or padding on the left leave it in logits.
+
+    Its first tile has no finite maximum, however large a tile is: of a row of one tile that is no question.
+    """
+    if not f.shape or f.shape[-1] < 2:
+        return f.normal()
+    return torch.where(torch.arange(f.shape[-1], device=f.device) < (f.shape[-1] + 1) // 2, -_INF, f.normal())
+
+
 _INF = float("inf")
 _NAN = float("nan")
 
@@ -241,6 +251,7 @@ REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
     "huge": (_huge, True),
     "nan": (_special(_NAN), True),
     "inf": (_infinite, True),
+    "masked": (_masked, True),
 }
 
 # Those that the covering phase pairs with every size, layout and dtype; the others are met by random search.

@@ -35,7 +35,7 @@ from pytest_fusion.verdict.upstream import KINDS, NoGraph, Upstream
 __all__ = ["NAME", "asks_plainly", "compile_only", "due", "missing", "run", "wanted"]
 
 # Values whose gradients depend on how a formula is written: 0 * inf, inf - inf.
-_WILD = frozenset({"nan", "inf", "huge"})
+_WILD = frozenset({"nan", "inf", "masked", "huge"})
 # One case in so many asks for the same gradients twice, by retain_graph and under the other fill.
 _TWICE_EVERY = 4
 # One case in so many asks for a part of the gradients.

@@ -20,6 +20,7 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.case.plan import Limits, Plan, build
+from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import optional, tensor
 
@@ -226,8 +227,27 @@ def test_long_rows_meet_flags_both_ways(plan_of: PlanOf) -> None:
     assert len({row["layout x"] for row in rows if "layout x" in row}) > 3
     assert [{"layout x", "offset bias"} <= set(row) for row in rows if row["dim n"] in (4097, 6144)] == [True, False]
     kinds = {row["values"] for row in rows if "values" in row}
-    assert len(kinds) > 1
-    assert not any(map(regimes.is_special, kinds))
+    assert len(kinds) > 2
+    assert set(filter(regimes.is_special, kinds)) == {"masked"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "bounds", "profile", "found"),
+    [
+        ("rows n", {}, None, [(2, 65536)]),
+        ("rows n", {"n": dim(1, 4096)}, None, []),
+        ("rows n", {}, values.normal(), []),
+        ("n", {}, None, [(65536,)]),
+    ],
+)
+def test_of_the_longest_rows_two_begin_with_nothing_finite(
+    plan_of: PlanOf, shape: str, bounds: Any, profile: Any, found: list[Any]
+) -> None:
+    """A cross entropy with blocks of 32768 columns was NaN where the whole first block is masked."""
+    plan = replace(plan_of({"x": tensor(shape, values=profile)}, dims=bounds), limits=Limits())
+    masked = [build(plan, row, 1) for row in covering.long_rows(plan) if row.get("values") == "masked"]
+    assert [tuple(case.sizes[name] for name in shape.split()) for case in masked] == found
+    assert all(case.tensors["x"].regime == "masked" for case in masked)
 
 
 def test_two_dims_are_long_at_once(plan_of: PlanOf) -> None:

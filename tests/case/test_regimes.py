@@ -155,7 +155,22 @@ def test_ties_have_zeros_of_both_signs() -> None:
     assert kinds == {(-1.0, -0.5, 0.0, 0.5, 1.0), tuple(float(n) for n in range(-6, 7))}
 
 
+def test_a_masked_row_has_no_finite_maximum_in_its_first_half() -> None:
+    """And something finite in the other; one element, or none, is what it is elsewhere."""
+    v = regimes.make("masked", (3, 9), torch.float16, 4, CPU)
+    assert bool((v[:, :5] == -float("inf")).all())
+    assert bool(torch.isfinite(v[:, 5:]).all())
+    assert bool(torch.isfinite(regimes.make("masked", (3, 1), torch.float32, 4, CPU)).all())
+    assert regimes.make("masked", (3, 0), torch.float32, 4, CPU).shape == (3, 0)
+
+
 def test_finite_names_leave_out_the_special_ones() -> None:
     """A finite profile never meets NaN, infinity, subnormal or huge values."""
-    assert set(regimes.names(finite=False)) - set(regimes.names(finite=True)) == {"nan", "inf", "huge", "subnormal"}
+    assert set(regimes.names(finite=False)) - set(regimes.names(finite=True)) == {
+        "nan",
+        "inf",
+        "masked",
+        "huge",
+        "subnormal",
+    }
     assert set(regimes.COVERED) <= set(regimes.REGIMES)

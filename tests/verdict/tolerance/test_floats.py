@@ -470,7 +470,7 @@ def test_a_row_or_column_that_is_further_off_is_named(where: tuple[Any, ...], to
 
 @pytest.mark.parametrize("rows_at_once", [250, 8])
 def test_a_weight_gradient_that_is_added_up_in_16_bits_is_wrong(rows_at_once: int) -> None:
-    """A kernel may round the computed factor once, as tensor cores take it; 32 roundings of the sum are no such thing."""
+    """A kernel may round the computed factor once, as tensor cores take it; 32 roundings of the sum are no such."""
     generator = torch.Generator().manual_seed(5)
     x, g = (torch.randn(250, n, generator=generator).bfloat16() for n in (8, 6))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -483,3 +484,17 @@ def test_a_weight_gradient_that_is_added_up_in_16_bits_is_wrong(rows_at_once: in
         total += (factor[at : at + rows_at_once].float().T @ x[at : at + rows_at_once].float()).bfloat16()
 
     assert judged(total, reference).ok is (rows_at_once == 250)
+
+
+def test_a_factor_beyond_the_range_of_16_bits_may_be_infinite() -> None:
+    """90,000 in float16, as tensor cores take it, and in float32; half of it is no infinity."""
+    a, b = torch.full((4, 3), 300.0).half(), torch.full((4, 5), 1e-3).half()
+
+    def product(factor: float) -> Tensor:
+        return ((a.float() * factor).T @ b.float()).half()
+
+    rounded = ((a.float() * 300).half().float().T @ b.float()).half()
+    assert bool(torch.isinf(rounded).all())
+    assert judged(rounded, partial(product, 300)).ok
+    assert judged(product(300), partial(product, 300)).ok
+    assert not judged(rounded, partial(product, 150)).ok

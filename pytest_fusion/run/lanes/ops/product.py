@@ -81,8 +81,12 @@ def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | No
     # and no more, or an accumulator of 16 bits hides in it (33 roundings of a weight gradient passed).
     scale = torch.exp2(op.noise.uniform((1,) * (value.dim() - 1), value.device) / 2 - 0.5)
     fed = op.noise.spread(value)
-    near = (fed[1:] * scale).to(other).to(fed.dtype) / scale
-    fed[1:] = torch.where(torch.isfinite(near), near, fed[1:])
+    lanes = fed[1:]
+    near = (lanes * scale).to(other).to(fed.dtype) / scale
+    # What is beyond the other's range a kernel has as infinity, or at a scale at which it is not.
+    near[1::2] = torch.where(torch.isfinite(near[1::2]), near[1::2], lanes[1::2])
+    near[::2] = torch.where(lanes[::2].abs() > torch.finfo(other).max, lanes[::2].sign() * math.inf, near[::2])
+    lanes.copy_(near)
     return fed
 
 

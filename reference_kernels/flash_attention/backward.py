@@ -276,18 +276,22 @@ def _keys_kernel(
     dk = tl.zeros([BLOCK_KEYS, BLOCK_FEATURES], tl.float32)
     dv = tl.zeros([BLOCK_KEYS, BLOCK_FEATURES], tl.float32)
     steps = tl.maximum(end - begin + BLOCK_QUERIES - 1, 0) // BLOCK_QUERIES
+    # Triton pipelines the loop: it divides for the first steps before it asks whether there are any. Of a division by 0
+    # LLVM concludes that there are, and 1 query beside 20,000 keys brought tiles for blocks that none meets; they came
+    # late, into the memory by which some block stored its zeros (Triton 3.6.0 and 3.7.1).
+    per_head = tl.maximum(steps, 1)
     for step in range(group * steps):
-        head = kv_head * group + step // steps
-        first = begin + step % steps * BLOCK_QUERIES
+        head = kv_head * group + step // per_head
+        first = begin + step % per_head * BLOCK_QUERIES
         row = first + tl.arange(0, BLOCK_QUERIES)
         if DESCRIBED:
             at = batch.to(tl.int32), first, head.to(tl.int32), 0
             query = q_ptr.load(at).reshape(BLOCK_QUERIES, BLOCK_FEATURES)
             dout = dout_ptr.load(at).reshape(BLOCK_QUERIES, BLOCK_FEATURES)
             # Rows past the last query are 0 as well: their weights of 1 meet gradients of 0.
-            of_head = (batch * heads + head).to(tl.int32)
-            lse = sums_ptr.load([of_head, first]).reshape(BLOCK_QUERIES)
-            delta = delta_ptr.load([of_head, first]).reshape(BLOCK_QUERIES)
+            place = (batch * heads + head).to(tl.int32)
+            lse = sums_ptr.load([place, first]).reshape(BLOCK_QUERIES)
+            delta = delta_ptr.load([place, first]).reshape(BLOCK_QUERIES)
         else:
             q_base = q_ptr + batch * q_batch + start.to(tl.int64) * q_row + head * q_head
             dout_base = dout_ptr + batch * dout_batch + start.to(tl.int64) * dout_row + head * dout_head

@@ -230,3 +230,14 @@ def test_checks_cannot_be_captured() -> None:
         given["q"].clone()  # torch warns of a graph of nothing
         with pytest.raises(RuntimeError, match="pass checked=False"):
             decode_attention(**given)
+
+
+def test_keys_that_no_query_meets_have_no_gradient() -> None:
+    """Blocks whose loop is empty must not bring tiles: of 320 such blocks one or two held pieces of the gradient."""
+    inputs = _inputs(1, queries=1, keys=20_585, features=16, dtype=torch.float16, kv_heads=1)
+    wrong = []
+    for _ in range(100):
+        out, _ = flash_attention(*inputs, window=7)
+        _, dk, dv = torch.autograd.grad(out, inputs, torch.randn_like(out))
+        wrong += [int(each[:, :-7].count_nonzero()) for each in (dk, dv)]
+    assert not any(wrong), wrong

@@ -57,6 +57,7 @@ _MOST_BROAD = 4
 _VAST = 1537, 257
 # Of fewer cases than there are one in so many is a long one.
 _LONG_OF = 6
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 T = TypeVar("T")
 
@@ -213,10 +214,10 @@ def _alternated(pairs: list[tuple[str, str]]) -> Iterator[tuple[tuple[str, str],
 
 
 def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
-    """First those for pairs, then the long ones: all where ``budget`` allows; else long ones have a part of it, spread
-    over all of them.
+    """First those for pairs, then the long ones: all where ``budget`` allows; else long ones have a part of it.
 
-    By ``max_examples=60`` no case was longer than a block, whatever a kernel did past it.
+    By ``max_examples=60`` no case was longer than a block, whatever a kernel did past it. Multiples of the golden ratio
+    pick them: even steps would meet one dim alone, since dims take turns.
     """
     if budget == math.inf:
         yield from itertools.chain(pairs, long)
@@ -225,7 +226,11 @@ def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
     first = list(itertools.islice(pairs, most))
     count = min(len(long), max(most - len(first), most // _LONG_OF))
     yield from first[: most - count]
-    yield from (long[i * len(long) // count] for i in range(count))
+    steps = (int(turn * _GOLDEN % 1 * len(long)) for turn in itertools.count(1))
+    picked: set[int] = set()
+    while len(picked) < count:
+        picked.add(next(steps))
+    yield from (long[i] for i in sorted(picked))
 
 
 class PairCount:

@@ -32,7 +32,7 @@ def test_what_is_compiled_ahead_includes_the_backward_pass() -> None:
         nodeid="dry",
         extra={},
         seed=0,
-        max_cases=6,
+        max_cases=60,
         dry=True,
     )
     compiled: list[tuple[str, int]] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,10 +17,12 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.run.lanes.rounding import GRIDS
+from pytest_fusion.run.reference import ReferenceFailed
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.inputs import TensorSpec, may_index, unwrap
 from pytest_fusion.verdict import gradients
 from pytest_fusion.verdict import probe as probing
+from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
 # Less is no block: a vector, a group, a window.
 _SMALLEST_LIMIT = 8
@@ -246,12 +250,18 @@ def _still_tells(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
     """Whether an error could be seen with the changed values: the result is not all zero or non-finite.
 
     Also that the last index of the dim still counts, in every tensor that has it: where a softmax gives all to another
-    one, a loop that leaves it out is right as well.
+    one, a loop that leaves it out is right as well. Of a gradient that failed both are asked, not of what the forward
+    gives: that of a slope is 0 where no value is below 0, and what drops the last tile of its sum is right there.
     """
     found = lab.ask(case, edit=edit).probe
-    if found is None or not _of_use(found.expected):
+    before = _right_with(lab, found, found.logical) if found is not None else None
+    if found is None or before is None or not _of_use(before):
         return False
-    before = probing.right_of(lab.bench, found.logical)
+    size = count(case.sizes[dim])
+    # Where a gradient follows only what comes from behind, as that of a ReLU does, the last index counts by that.
+    last = _right_with(lab, found, found.logical, louder=size)
+    if last is not None and _differ(before, last):
+        return True
     for name in edits.free(lab.spec, case):
         inner, t = unwrap(lab.spec.inputs[name]), found.logical[name]
         axis = inner.shape.axis_of(dim, case.sizes) if isinstance(inner, TensorSpec) else None
@@ -261,10 +271,40 @@ def _still_tells(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
         for factor in (3.0, 1 / 3):
             changed = t.clone()
             changed.select(axis, -1).mul_(factor)
-            others.append(probing.right_of(lab.bench, {**found.logical, name: changed}))
-        if before is None or not any(other is not None and _differ(before, other) for other in others):
+            others.append(_right_with(lab, found, {**found.logical, name: changed}))
+        if not any(other is not None and _differ(before, other) for other in others):
             return False
     return True
+
+
+def _right_with(
+    lab: Lab, found: probing.Probe, logical: Mapping[str, Any], *, louder: int | None = None
+) -> dict[str, torch.Tensor] | None:
+    """What the reference gives for these values: the gradient that failed, or its outputs where none did.
+
+    ``louder`` takes three times the last index of each axis of so many elements of the upstream gradient, and gives
+    ``None`` where there is none.
+    """
+    name = str(lab.verdict.evidence.get("output", ""))
+    if lab.check != gradients.NAME or not name.startswith("d") or found.trial is None:
+        return probing.right_of(lab.bench, logical) if louder is None else None
+    trial = copy.copy(found.trial)
+    trial.logical = dict(logical)
+    upstream = Upstream(trial, gradients.wanted(trial))
+    if louder is not None:
+        axes = [(output, axis) for output, t in upstream.upstream.items() for axis in range(t.dim())]
+        axes = [(output, axis) for output, axis in axes if upstream.upstream[output].shape[axis] == louder]
+        if not axes:
+            return None
+        for output, axis in axes:
+            given = upstream.upstream[output].clone()
+            given.select(axis, -1).mul_(3)
+            upstream.upstream[output] = given
+    try:
+        lanes = upstream.lanes(1)
+    except (NoGraph, ReferenceFailed):
+        return None
+    return {name: lanes[name[1:]].oracle} if name[1:] in lanes else None
 
 
 def _of_use(expected: Mapping[str, torch.Tensor]) -> bool:

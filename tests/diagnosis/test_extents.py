@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
+from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived
+from pytest_fusion.verdict import gradients
 
 T = torch.Tensor
 
@@ -190,3 +193,68 @@ def test_what_fails_below_a_block_has_no_limit_there(lab_of: Any) -> None:
     sizes = {"dim n": 4}
     found = diagnose(lab_of(fused, lambda x: x * 1, {"x": tensor("n")}, sizes, blocks=(64,), dtypes="float32"))
     assert found.cause != "block-limit", found
+
+
+def pooled(gradient_of: Callable[[T, T], T], scaled: Callable[[T, T], T]) -> Callable[[T, T], T]:
+    """What ``scaled`` gives, with the gradient of ``w`` that a function of ``x`` and the upstream gradient makes."""
+
+    class Pooled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: T, w: T) -> T:
+            ctx.save_for_backward(x)
+            return scaled(x, w)
+
+        @staticmethod
+        def backward(ctx: Any, g: T) -> tuple[None, T]:
+            return None, gradient_of(*ctx.saved_tensors, g)
+
+    def fused(x: T, w: T) -> T:
+        return Pooled.apply(x, w)  # type: ignore[no-any-return,no-untyped-call]
+
+    return fused
+
+
+def sloped(x: T, w: T) -> T:
+    return torch.where(x > 0, x, x * w)
+
+
+def slope_of_whole_tiles(x: T, g: T) -> T:
+    parts = torch.where(x > 0, 0.0, x * g)
+    return parts[: max(len(x) // 16, 1) * 16].sum(0)
+
+
+def by_most(x: T, w: T) -> T:
+    return x.amax(0) * w
+
+
+def most_in_padded_tiles(x: T, g: T) -> T:
+    return F.pad(x, (0, 0, 0, len(x) % 2)).amax(0) * g
+
+
+@pytest.mark.parametrize(
+    ("gradient_of", "reference", "sizes", "block", "cause"),
+    [
+        (slope_of_whole_tiles, sloped, {"dim rows": 17, "dim hidden": 1}, 16, "tail-mask"),
+        # The largest of three is below 0 once in eight columns.
+        (most_in_padded_tiles, by_most, {"dim rows": 3, "dim hidden": 24}, 2, "wrong-neutral-element"),
+    ],
+    ids=["a dropped part", "a padded maximum"],
+)
+def test_a_gradient_that_is_0_tells_of_no_padding(
+    lab_of: Any,
+    gradient_of: Callable[[T, T], T],
+    reference: Callable[[T, T], T],
+    sizes: dict[str, int],
+    block: int,
+    cause: str,
+) -> None:
+    """A slope's gradient is 0 above 0, where the forward is not; that of a maximum counts what pads below 0 alone."""
+
+    def plainly(case: Case) -> Case:
+        return case.with_(seed=next(filter(gradients.asks_plainly, range(100))))
+
+    inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
+    more: dict[str, Any] = {"dtypes": "float32", "grad": ("w",), "dims": {"rows": dim(1)}}
+    fused = pooled(gradient_of, reference)
+    found = diagnose(lab_of(fused, reference, inputs, sizes, blocks=(block,), change=plainly, **more))
+    assert found.cause == cause, found

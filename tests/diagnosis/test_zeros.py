@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_fusion import FusionSpec, dim, tensor
+from pytest_fusion import FusionSpec, dim, tensor, values
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.zeros import zeros
 from pytest_fusion.verdict.judge import Bench, judge_case
 
 T = torch.Tensor
@@ -141,3 +142,31 @@ def test_a_0_that_one_seed_alone_draws_is_too_little(lab_of: Any) -> None:
     found = diagnose(lab_of(fused, torch.ones_like, inputs, {"dim n": 3}, change=change, dtypes="float32"))
     assert found.cause == "unexplained", found
     assert not any("zeros" in each for each in found.ruled_out)
+
+
+def test_what_fails_without_a_0_is_no_matter_of_those_in_larger_cases(lab_of: Any) -> None:
+    """Where two inputs are equal the slope of their distance is 0: two of a single share, each of them 1, are."""
+
+    class Distance(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, p: T, q: T) -> T:
+            ctx.save_for_backward(p, q)
+            return (p - q).abs().sum()
+
+        @staticmethod
+        def backward(ctx: Any, up: T) -> tuple[T, None]:
+            p, q = ctx.saved_tensors
+            return torch.where(p > q, up, -up), None
+
+    inputs = {name: tensor("rows n", values=values.probabilities()) for name in ("p", "q")}
+    lab = lab_of(
+        Distance.apply,
+        lambda p, q: (p - q).abs().sum(),
+        inputs,
+        {"dim rows": 1, "dim n": 1},
+        dims={"rows": dim(1), "n": dim(1)},
+        dtypes="float32",
+        grad=("p",),
+    )
+    assert lab.check == "gradients"
+    assert zeros(lab) is None

@@ -33,12 +33,14 @@ def equals(lab: Lab) -> Found | None:
             continue
         for name in _repeating(lab, cases):
             whole = _is_whole(lab, cases[0], name)
-            unlike, alike = (_distinct(name), _one(name)) if whole else (_spread(name), edits.larger([name]))
-            if not all(lab.ask(each, edit=alike).wrong for each in cases):
+            unlike = _distinct(name) if whole else _spread(name)
+            # Numbers that are moved apart are no longer tiny, nor 0: so must be those that stay equal.
+            alike = (_one(name),) if whole else (edits.larger([name]), _raised(name))
+            if not all(lab.ask(each, edit=edit).wrong for each in cases for edit in alike):
                 continue
             asked.append(name)
             if all(lab.ask(each, edit=unlike).right for each in cases) and lab.always_right(case, edit=unlike):
-                how = "all are the same" if whole else "all are larger"
+                how = "all are the same" if whole else "all are 3 % larger, or by 1/32 of the largest"
                 return Found("equal-values", [f"right once no two numbers of {name} are equal, wrong where {how}"])
     if asked:
         lab.ruled_out.append(f"equal values of {', '.join(dict.fromkeys(asked))}: wrong where all differ too")
@@ -109,11 +111,20 @@ def _filled(t: torch.Tensor) -> torch.Tensor:
     return torch.full_like(t, int(t.flatten()[0]))
 
 
+def _largest(t: torch.Tensor) -> float:
+    return float(t.abs().nan_to_num(0, 0, 0).max() or 1.0)
+
+
+def _raised(name: str) -> Edit:
+    """All numbers larger by what `_spread` adds to them on average."""
+    return edits.on([name], "1/32 of the largest more", lambda t: t + _SPREAD / 2 * _largest(t))
+
+
 def _spread(name: str) -> Edit:
     """Numbers that are equal apart from each other, by less than unequal ones mostly are."""
 
     def function(t: torch.Tensor) -> torch.Tensor:
-        step = _SPREAD * float(t.abs().nan_to_num(0, 0, 0).max() or 1.0) / max(t.numel(), 1)
+        step = _SPREAD * _largest(t) / max(t.numel(), 1)
         order = sorted(range(t.numel()), key=lambda i: numbers.mix(t.numel(), "spread", i))
         return t + step * torch.tensor(order, dtype=t.dtype, device=t.device).reshape(t.shape)
 

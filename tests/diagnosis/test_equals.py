@@ -100,3 +100,30 @@ def test_numbers_that_hardly_ever_repeat_are_not_asked(lab_of: Any) -> None:
     lab = lab_of(lambda x: x * 2, lambda x: x * 3, inputs, {"dim rows": 2, "dim n": 6}, dtypes="float32")
     assert equals(lab) is None
     assert not any(told.startswith("equal values") for told in lab.ruled_out)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_tiny_numbers_are_equal_and_tiny_at_once(lab_of: Any, ties: bool) -> None:
+    """A floor of a product in place of its factors shows in rows of next to nothing; of ties that is no matter."""
+
+    def cosine(a: T, b: T) -> T:
+        return F.cosine_similarity(a, b, dim=-1)
+
+    def of_first(a: T, b: T) -> T:
+        return (b * first_of_most(a)).sum(-1)
+
+    def floored(a: T, b: T) -> T:
+        return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)).clamp_min(1e-8)
+
+    def of_all(a: T, b: T) -> T:
+        return (b * all_of_most(a)).sum(-1)
+
+    def tiny(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> T:
+        return torch.full(shape, 1e-12).index_fill(0, torch.arange(shape[0])[1:], 1.0).to(dtype)
+
+    inputs = {"a": tensor("rows n", values=tiny), "b": tensor("rows n")}
+    fused, reference = (of_all, of_first) if ties else (floored, cosine)
+    lab = lab_of(fused, reference, inputs, {"dim rows": 3, "dim n": 4}, dims={"n": dim(2)}, dtypes="float32")
+    found = equals(lab)
+    assert (found is not None) == ties, found
+    assert found is None or found.evidence[0].endswith("wrong where all are 3 % larger, or by 1/32 of the largest")

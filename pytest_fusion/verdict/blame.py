@@ -17,12 +17,16 @@ from pytest_fusion.verdict.upstream import NoGraph, Upstream
 
 # A gradient that is the right one times a constant: how constant, and how far from 1.
 _SAME_RATIO, _OTHER_RATIO = 0.02, 0.05
+# A sum in place of a mean is off by how many it adds up; a rounding of what has cancelled to 1e-16 by 1e11 and more.
+_LARGEST_RATIO = 2.0**31
 # Upstream gradients that are the same everywhere; what only takes them for 1 is right with the first alone.
 _ONE, _OTHER = 1.0, 3.0
 # Roundings are far below this share of the largest element, another element's value is of its size.
 _FAR = 0.02
 # A gradient of less than this share of the case's own has cancelled.
 _TELLING = 0.01
+# An error of a larger share, where the upstream gradient is threes, is of no rounding, which takes a bfloat16 1/256.
+_LEFT_OUT = 0.1
 # Upstream gradients of so many elements are asked about one by one: all of the reference, so many of the kernel.
 _MOST_ELEMENTS, _MOST_ASKED = 128, 6
 # In shares of the largest part: what is another one, and what is the same. So many of the wrong ones tell.
@@ -127,17 +131,20 @@ def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> t
 
     A gradient that is next to nothing there (of a softmax or a norm) is right in any case and tells nothing.
     """
-    usual = float(upstream.native[name].abs().nan_to_num().max()) if upstream.native[name].numel() else 0.0
+    usual = _largest(_exact(upstream, name))
 
     def deals_with(other: Upstream) -> bool:
         if not right(Attempt(trial, other, FILLS[0], contiguous=True), other):
             return False
-        there = other.native.get(name)
-        return there is not None and float(there.abs().nan_to_num().max()) > _TELLING * usual
+        exact = _exact(other, name)
+        # Of a row that gives all to one element the gradient is 0, and 1e-16 in float64: all there is are roundings.
+        cancelled = exact is None or _largest(other.native[name].double() - exact) > _largest(exact)
+        return not cancelled and _largest(exact) > _TELLING * usual
 
     if not deals_with(upstream.constant(_ONE)):
         return None
-    if deals_with(upstream.constant(_OTHER)):
+    others = upstream.constant(_OTHER)
+    if deals_with(others):
         several = any(t.numel() > 1 for t in upstream.upstream.values())
         # In 16 bits sums of equal numbers are often exact where those of others are not.
         exact = upstream.native[name].dtype.itemsize >= 4
@@ -149,8 +156,36 @@ def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> t
             "wrong-index-map",
             "it is right when all elements of the upstream gradient are equal: they are taken from wrong places",
         )
+    if not _lacks_a_factor(trial, others, name, usual):
+        return None
     said = "it is right for an upstream gradient of ones and for no other: the factor is left out or applied wrongly"
     return "gradient-scale", said
+
+
+def _exact(upstream: Upstream, name: str) -> torch.Tensor | None:
+    """The exact gradient: what a reference in 16 bits makes of one that cancels is its own rounding."""
+    try:
+        lanes = upstream.lanes(1)
+    except (NoGraph, ReferenceFailed):
+        return None
+    return lanes[name].oracle if name in lanes else None
+
+
+def _largest(t: torch.Tensor | None) -> float:
+    return float(t.double().abs().nan_to_num().max()) if t is not None and t.numel() else 0.0
+
+
+def _lacks_a_factor(trial: Trial, others: Upstream, name: str, usual: float) -> bool:
+    """Whether the gradient is off by its own size for these upstream gradients, by which products are rounded too.
+
+    A product with ones is exact in any number of bits: a rounding of it shows with threes, as a factor that is left
+    out does, and is below 2 % of what the gradient usually is where that takes two thirds of it.
+    """
+    backward = Attempt(trial, others, FILLS[0], contiguous=True).backward
+    got, right = backward.gradients.get(name) if backward is not None else None, _exact(others, name)
+    if got is None or right is None or got.shape != right.shape:
+        return False
+    return _largest(got.detach().double() - right) > _LEFT_OUT * max(usual, _largest(right))
 
 
 def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
@@ -216,4 +251,4 @@ def constant_ratio(got: torch.Tensor, right: torch.Tensor) -> float | None:
     if len(ratios) == 1:
         # One element is always some multiple of the right one; factors that are forgotten are small whole numbers.
         same = any(abs(r - round(r)) < _SAME_RATIO and 1 <= abs(round(r)) <= 64 for r in (middle, 1 / (middle or 1)))
-    return middle if same and abs(middle - 1) > _OTHER_RATIO else None
+    return middle if same and abs(middle - 1) > _OTHER_RATIO and abs(middle) < _LARGEST_RATIO else None

@@ -277,7 +277,7 @@ def mixed(lab: Lab) -> Found | None:
                 if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
                     break
                 # An error of each slice by itself is within what is allowed of few elements, and not of many.
-                if wrong is not None and not any(_changed_by_others(wrong[0], one, i, size) for i, one in alone):
+                if wrong is not None and not any(changed_by_others(wrong[0], one, [i], size) for i, one in alone):
                     break
             else:
                 return Found(
@@ -309,12 +309,12 @@ def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
     return [int(off.movedim(axis, 0).reshape(size, -1).amax(1).argmax())]
 
 
-def _changed_by_others(wrong: Wrong, one: Answer, at: int, size: int) -> bool:
-    """Whether the kernel's own result for a slice is another among the others, by half of its error or more."""
+def changed_by_others(wrong: Wrong, one: Answer, chosen: Sequence[int], size: int) -> bool:
+    """Whether the kernel's own result for these slices is another among the others, by half of its error or more."""
     got = one.probe.got.get(wrong.name) if one.probe is not None else None
     axis = axis_of(wrong.mask, size)
     assert axis is not None
-    among, right, mask = (selected(t, axis, [at]) for t in (wrong.got, wrong.right, wrong.mask))
+    among, right, mask = (selected(t, axis, list(chosen)) for t in (wrong.got, wrong.right, wrong.mask))
     if got is None or got.shape != among.shape or not bool(mask.any()):
         return False
     error, change = (among.double() - right.double()).abs(), (among.double() - got.double()).abs()

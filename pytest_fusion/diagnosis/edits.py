@@ -118,6 +118,23 @@ def _span(profile: ValueProfile) -> tuple[float, float, float] | None:
     return None
 
 
+def reals(spec: FusionSpec, case: Case) -> dict[str, float]:
+    """The floating tensors that a profile narrows to numbers of either sign, and how far they go from 0.
+
+    What is normal may be any number, of any mean; what is uniform has ends, and none of its numbers passes the nearer.
+    """
+    found = {}
+    for name, (low, middle, high) in ranged(spec, case).items():
+        inner = unwrap(spec.inputs[name])
+        assert isinstance(inner, TensorSpec)
+        assert isinstance(inner.values, ValueProfile)
+        normal = _chosen(inner.values, case.tensors[name].regime).kind == "normal"
+        reach = high - middle if normal else min(-low, high)
+        if reach > 0:
+            found[name] = reach
+    return found
+
+
 def _chosen(profile: ValueProfile, regime: str) -> ValueProfile:
     """The profile that the case draws from, of several."""
     while profile.kind == "one_of":
@@ -179,9 +196,9 @@ def scaled(names: Iterable[str], power: int) -> Edit:
     return on(names, f"2^{power} times", lambda t: t * 2.0**power)
 
 
-def larger(names: Iterable[str]) -> Edit:
+def larger(names: Iterable[str], times: float = 1.03) -> Edit:
     """Other numbers of the same signs and zeros, 3 % larger: other roundings of what is else alike."""
-    return on(names, "1.03 times", lambda t: t * 1.03)
+    return on(names, f"{times:g} times", lambda t: t * times)
 
 
 def shifted(names: Iterable[str], by: float) -> Edit:
@@ -201,9 +218,18 @@ def centred(names: Iterable[str]) -> Edit:
     return on(names, "centred rows", lambda t: t - t.mean(-1, keepdim=True) if t.dim() and t.shape[-1] else t)
 
 
-def whole(names: Iterable[str]) -> Edit:
-    """Whole numbers from -4 to 4: sums and products of a few of them are exact in every floating dtype."""
-    return on(names, "small whole numbers instead", lambda t: torch.remainder((t.nan_to_num() * 7).round(), 9) - 4)
+def whole(names: Iterable[str], power: int = 0) -> Edit:
+    """Whole numbers from -4 to 4: sums and products of a few of them are exact in every floating dtype.
+
+    So are those of whole multiples of any 2^power.
+    """
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.remainder((t.nan_to_num() * 7 * 2.0**-power).round(), 9) - 4
+        return made * 2.0**power
+
+    what = "small whole numbers" + (f" times 2^{power}" if power else "")
+    return on(names, f"{what} instead", function)
 
 
 def twins(names: Iterable[str]) -> Edit:

@@ -17,12 +17,14 @@ from pytest_fusion.case.sizes import count
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.diagnosis.indices import axis_of
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.diagnosis.numerics import is_coarse, largest, lost_values
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.verdict import gradients
 from pytest_fusion.verdict import probe as probing
+from pytest_fusion.verdict.slices import selected
 
 # What 16 bits round to is 2^-9 of the largest; a sum of many such roundings is still far from this.
 _SMALL_ERROR = 2.0**-5
@@ -37,9 +39,14 @@ _SEEDS, _GROWTH_SEEDS = 4, 3
 _ONE_ROUNDING = 0.2
 # So many roundings have their mean square to a third.
 _SAMPLES = 36
+# What is off by more than this share of itself has cancelled, and its error tells nothing of how many were added up.
+_CANCELLED = 0.5
+# Sizes of which one is no other dim's.
+_UNUSUAL = (13, 11, 14, 15, 17, 19, 21, 22, 23, 26)
 # An error that is this much like the one of values 3 % larger, in so many elements, is of no rounding:
 # those that all go one way, as in truncation, are alike by three quarters. Few must be the same.
 _ALIKE, _SAME = 0.9, 0.999
+_FACTORS = (1.03, 1.01, 1.02, 1.025)
 _FEWEST_ERRORS, _ENOUGH_ERRORS = 3, 8
 # Another order changes a sum in few bits by about its own error, and one in float32 by less than a thousandth of that.
 _OTHER_ORDER = 0.2
@@ -94,13 +101,44 @@ def _growth(lab: Lab, summed_well: Collection[str]) -> _Growth | None:
     """The dim along which the error grows most, beside many slices of all others, or of one where all thin it out."""
     names = list(lab.lengths())
     found = [grown for name in names if (grown := _growth_along(lab, name, [n for n in names if n != name]))]
-    found = [grown for grown in found if grown.along or grown.dim not in summed_well]
+    found = [
+        grown for grown in found if not (stands_apart(lab, grown.dim) if grown.along else grown.dim in summed_well)
+    ]
     for grown in list(found):
         # Such as the rows of a table, of which more leave less to add up for each.
         if not grown.along and not any(each.adds_up for each in found):
             singles = (_growth_along(lab, grown.dim, [n]) for n in names if n != grown.dim and len(names) > 2)
             found += filter(None, singles)
     return max(found, key=lambda grown: grown.ratio, default=None)
+
+
+def stands_apart(lab: Lab, dim: str) -> bool:
+    """Whether no slice along a dim changes, in the reference, with the first or the last one: rows of a softmax.
+
+    Nothing adds up along it, whatever the errors of its slices do.
+    """
+    others = {count(size) for name, size in lab.base.sizes.items() if name != dim}
+    size = next((n for n in _UNUSUAL if n not in others), _UNUSUAL[0])
+    case = lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))
+    found = lab.ask(case).probe
+    before = probing.right_of(lab.bench, found.logical) if found is not None else None
+    if found is None or before is None or not any(axis_of(t, size) is not None for t in before.values()):
+        return False
+    for at in (0, size - 1):
+        changed = dict(found.logical)
+        for name, t in found.logical.items():
+            if isinstance(t, torch.Tensor) and t.is_floating_point() and (axis := axis_of(t, size)) is not None:
+                changed[name] = t.clone()
+                changed[name].select(axis, at).mul_(0.5)
+        after = probing.right_of(lab.bench, changed)
+        if after is None:
+            return False
+        for name, right in before.items():
+            axis, rest = axis_of(right, size), [i for i in range(size) if i != at]
+            pair = [t if axis is None else selected(t, axis, rest) for t in (right, after[name])]
+            if pair[0].shape != pair[1].shape or not torch.equal(*(t.double().nan_to_num() for t in pair)):
+                return False
+    return True
 
 
 def _growth_along(lab: Lab, name: str, beside: list[str]) -> _Growth | None:
@@ -155,6 +193,9 @@ def _error_of(lab: Lab, answer: Answer, case: Case, dim: str) -> tuple[float, bo
     if axis is not None:
         relative = relative.sum(axis) / large.sum(axis).clamp(min=1)
     error = float(relative.square().mean().sqrt())
+    # The gradient of a softmax of equal upstream gradients is 0, and 1e-17 in float64: of that any rounding is 1e12.
+    if error > _CANCELLED:
+        return None
     if axis is None:
         # What is exact where little is added up is rounded once, by an honest kernel too, where more is.
         error = max(error, _ONE_ROUNDING * eps)
@@ -252,7 +293,8 @@ def _ordered(places: Mapping[str, int], order: list[int]) -> Edit:
 
 def digits(lab: Lab) -> Found | None:
     """Small whole numbers, whose sums are exact in few bits, are right; others are off by little."""
-    names = edits.free(lab.spec, lab.base)
+    free, reals = edits.free(lab.spec, lab.base), edits.reals(lab.spec, lab.base)
+    names = [*free, *(name for name in reals if name not in free)]
     wrong = lab.wrong_of(lab.ask(lab.base))
     if not names or wrong is None or not wrong.got.is_floating_point() or not bool(torch.isfinite(wrong.got).all()):
         return None
@@ -266,7 +308,7 @@ def digits(lab: Lab) -> Found | None:
         return None
     centred = edits.centred(names)
     if _mean_dominates(lab, names) and all(
-        lab.ask(lab.base.with_(seed=seed), edit=centred).right for seed in lab.seeds(count=_SEEDS)
+        _right_and_finite(lab.ask(lab.base.with_(seed=seed), edit=centred)) for seed in lab.seeds(count=_SEEDS)
     ):
         if _stays(lab, names):
             lab.ruled_out.append("lost digits: the error stays where other digits are lost")
@@ -278,7 +320,11 @@ def digits(lab: Lab) -> Found | None:
         return None
     larger = lab.grown(lab.base, (4, 4, 4, 4))
     cases = [case.with_(seed=seed) for case in (lab.base, larger) for seed in lab.seeds(case, _SEEDS)]
-    if not all(lab.ask(case, edit=edits.whole(names)).right for case in cases):
+    exact = edits.whole(free)
+    for name in names[len(free) :]:
+        # As far from 0 as the profile goes, by a power of two.
+        exact = edits.both(exact, edits.whole([name], math.floor(math.log2(reals[name] / 4))))
+    if not all(_right_and_finite(lab.ask(case, edit=exact)) for case in cases):
         lab.ruled_out.append("lost digits: small whole numbers are wrong too")
         return None
     if _stays(lab, names):
@@ -294,12 +340,22 @@ def digits(lab: Lab) -> Found | None:
     return Found("low-precision-accumulation", evidence) if small else None
 
 
+def _right_and_finite(answer: Answer) -> bool:
+    """Not as a logarithm of what is below 0 is right: values that a profile narrows may leave a formula's domain."""
+    outputs = answer.probe.expected.values() if answer.probe is not None else ()
+    return answer.right and all(bool(torch.isfinite(t.double()).all()) for t in outputs if t.is_floating_point())
+
+
 def _stays(lab: Lab, names: list[str]) -> bool:
     """Whether the error is nearly the same where all values are some percents larger.
 
-    So is that of an epsilon, a bound or an element taken elsewhere; each rounding on the way is another one.
+    So is that of an epsilon, a bound or an element taken elsewhere; each rounding on the way is another one. Where one
+    row of two has most of the error, as below a variance, that is one number, which goes the same way every other time.
     """
-    larger = edits.larger(names)
+    return all(_stays_with(lab, edits.larger(names, times)) for times in _FACTORS)
+
+
+def _stays_with(lab: Lab, larger: Edit) -> bool:
     both: tuple[Edit | None, Edit] = None, larger
     if is_coarse(lab.base):
         # In 16 bits other values would be equal.

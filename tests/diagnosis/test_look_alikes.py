@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.case.model import Case
+from pytest_fusion.diagnosis.causes import CAUSES
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.order import way
 from tests.diagnosis.wrong import (
@@ -264,6 +265,48 @@ def test_rows_that_are_moved_are_named_beside_their_places(lab_of: Any) -> None:
     lab = lab_of(taken_backwards, taken_in_order, inputs, {"dim rows": 5, "dim n": 3}, dtypes="float32")
     found = diagnose(lab)
     assert (found.cause, "are right ones of other indices" in found.evidence[0]) == ("wrong-index-map", True), found
+
+
+def normed(x: T) -> T:
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True, correction=0) + 1e-5)
+
+
+def normed_by_squares(x: T) -> T:
+    mean = x.sum(-1, keepdim=True) / x.shape[-1]
+    return (x - mean) * torch.rsqrt(x.square().sum(-1, keepdim=True) / x.shape[-1] - mean * mean + 1e-5)
+
+
+def normed_but_smooth(x: T) -> T:
+    """Off by a millionth, by a formula of the values and no rounding."""
+    return (normed(x).double() * (1 + 3e-5 * torch.cos(x.double()) * (x != x.round()))).to(x.dtype)
+
+
+NARROWED = {
+    "normal": values.normal(0, 1),
+    "another mean": values.normal(3, 1),
+    "uniform": values.uniform(-1, 2),
+    "any": values.finite(),
+}
+
+
+@pytest.mark.parametrize("name", NARROWED)
+def test_digits_are_lost_of_narrowed_values_too(lab_of: Any, name: str) -> None:
+    """A variance by a difference of squares is one of normal numbers as of any; a formula that is off is none."""
+    lost = "low-precision-accumulation"
+    inputs = {"x": tensor("rows hidden", values=NARROWED[name])}
+    sizes = {"dim rows": 24, "dim hidden": 2, "dtype": "float32"}
+    for fused, causes in ((normed_by_squares, {lost}), (normed_but_smooth, set(CAUSES) - {lost})):
+        for seed in range(100):
+            try:
+                lab = lab_of(
+                    fused, normed, inputs, sizes, dims={"hidden": dim(2)}, **FLOAT32,
+                    change=lambda case, seed=seed: case.with_(seed=seed),
+                )  # fmt: skip
+            except AssertionError:
+                continue
+            break
+        found = diagnose(lab)
+        assert found.cause in causes, found
 
 
 def quantile(x: T, q: float) -> T:

@@ -104,6 +104,9 @@ def facts(result: Any) -> dict[str, Any]:
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage.stdout + usage.stderr))
     ptx = result.asm["ptx"]
+    # One thread asks for a copy, and besides only where there is something to do with it: two conditions, not one.
+    asking = re.findall(r"@(%p\d+) mbarrier\.arrive\.expect_tx", ptx)
+    both = set(re.findall(r"and\.pred\s+(%p\d+),", ptx))
     return {
         "registers": int(found["REG"]),
         "spilled": int(found["STACK"]) + int(found["LOCAL"]),
@@ -114,6 +117,7 @@ def facts(result: Any) -> dict[str, Any]:
         "vector_loads": len(re.findall(r"ld\.global\S*\.v4", ptx)),
         "paired_loads": len(re.findall(r"ld\.global\S*\.v2", ptx)),
         "copies": len(re.findall(r"cp\.async\.(?:c|bulk\.tensor)", ptx)),
+        "unasked_copies": sum(predicate not in both for predicate in asking),
         "layouts": sorted(re.findall(r"= (#ttg\.blocked<.*>)", result.asm["ttgir"])),
     }
 

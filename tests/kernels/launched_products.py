@@ -127,8 +127,10 @@ def attentions(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any
     bind = functools.partial
     offsets = empty(9, kind=torch.int32)
 
-    def flash(name: str, features: int, causal: bool, window: int | None, packed: bool = False) -> None:
-        q, k = (empty(*(() if packed else (2,)), 512, heads, features) for heads in (8, 2))
+    def flash(
+        name: str, features: int, causal: bool, window: int | None, packed: bool = False, kv_heads: int = 2
+    ) -> None:
+        q, k = (empty(*(() if packed else (2,)), 512, heads, features) for heads in (8, kv_heads))
         lse, rest = empty(*q.shape[:-3], 8, 512, kind=torch.float32), empty(*q.shape, kind=torch.bfloat16)
         cuts = (offsets, None) if packed else (None, None)
         options = causal, window, 0.1
@@ -141,6 +143,7 @@ def attentions(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any
         flash(f" {features}", features, True, None)
     flash("", 128, False, None)
     flash(" window", 128, True, 100)
+    flash(" ungrouped", 64, False, 7, kv_heads=8)
     flash(" packed", 128, True, None, packed=True)
     lengths, table, scales = empty(2, kind=torch.int32), empty(2, 512, kind=torch.int32), empty(8, kind=torch.float32)
 

@@ -131,6 +131,16 @@ def test_half_precision_products_use_the_tensor_cores(dtype: str) -> None:
         assert facts["copies"] > 0, (name, facts)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_blocks_that_meet_nothing_bring_no_tiles(dtype: str) -> None:
+    """The copies before a loop ask whether it has a step. By a division by the number of steps, which is 0 where there
+    is none, LLVM knew that it has: tiles came late, into memory that was used for something else by then."""
+    for name in ("attention backward 2", "attention backward ungrouped 2"):
+        facts = compiled(dtype)[name]
+        assert facts["copies"] > 0, (name, facts)
+        assert facts["unasked_copies"] == 0, (name, facts)
+
+
 def test_float32_products_do_not_round_to_tf32() -> None:
     """float32 operands keep their 24 bits: there is no TF32 instruction in the product."""
     for name, facts in compiled("float32").items():

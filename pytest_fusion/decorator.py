@@ -135,11 +135,17 @@ def _test_of(spec: FusionSpec) -> Callable[..., None]:
     return test
 
 
+# What a function is called that was written in place: ``test_norm = fused_equivalent(norm_reference)(lambda x: ...)``.
+_NAMELESS = "<lambda>"
+
+
 def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
     """Run a spec for the current test: keep the record, raise ``FusionFailure``, skip what could not be judged."""
     __tracebackhide__ = True
     running = active.current()
     request = running.make_request() if running is not None else Request(nodeid=spec.name)
+    if spec.name == _NAMELESS and running is not None:
+        spec = spec.with_(name=request.nodeid.rpartition("::")[2])
     lacking = missing(spec.requires, request.device)
     if lacking is not None:
         record = TestRecord(request.nodeid, "unknown", notes=[f"not run: {lacking}"], message=lacking)

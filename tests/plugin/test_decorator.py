@@ -292,3 +292,10 @@ def test_it(x, i):
 
     gradients = project.report["tests"][0]["checks"]["gradients"]
     assert (gradients["verdict"], gradients["reason"]) == ("unknown", "no case had what it is asked of")
+
+
+def test_a_lambda_is_called_as_its_test(project: Project) -> None:
+    """Two of them in one file failed under the same name, which is none."""
+    project.write("test_doubled = fused_equivalent(relu_reference, inputs=X)(lambda x: 2 * relu(x))\n")
+
+    project.run().stdout.fnmatch_lines(["test_doubled: values failed"])

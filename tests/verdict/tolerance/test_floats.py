@@ -498,3 +498,16 @@ def test_a_factor_beyond_the_range_of_16_bits_may_be_infinite() -> None:
     assert judged(rounded, partial(product, 300)).ok
     assert judged(product(300), partial(product, 300)).ok
     assert not judged(rounded, partial(product, 150)).ok
+
+
+def test_a_convolution_takes_a_computed_factor_in_16_bits() -> None:
+    """As a product does: the same kernel beside `F.linear` passed, and beside a convolution of width 1 was accused."""
+    generator = torch.Generator().manual_seed(2)
+    x, w = torch.randn(3, 4, 9, generator=generator).bfloat16(), torch.randn(5, 4, 1, generator=generator).bfloat16()
+
+    def reference(once: bool = False) -> Tensor:
+        value = F.silu(x.float() * 1.3)
+        return F.conv1d(value.bfloat16().float() if once else value, w.float()).bfloat16()
+
+    assert judged(reference(once=True), reference).ok
+    assert not judged(reference(once=True) * 1.02, reference).ok

@@ -33,12 +33,9 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
     if op.whole:
         return torch.matmul(a, b)
-    known = op.low.get(id(a)), op.low.get(id(b))
     sizes = op.sizes.get(id(a)), op.sizes.get(id(b))
-    a, b = as_float(a), as_float(b)
-    low_a, low_b = known[0] or _narrow(a), known[1] or _narrow(b)
-    if op.noise.kind == "E" and not op.wide:
-        a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
+    (a, low_a), (b, low_b) = _with_low(op, a), _with_low(op, b)
+    a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
     value = torch.matmul(a, b[0] if b.shape[0] == 1 and b.dim() == 3 else b)
     first_a, first_b = a[0], b[0]
     squares = torch.matmul(first_a.square(), first_b.square())
@@ -68,13 +65,20 @@ def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
     return out
 
 
+def _with_low(op: Op, operand: Tensor) -> tuple[Tensor, torch.dtype | None]:
+    """An operand's lanes, and the 16-bit dtype that holds its values, if one does."""
+    known = op.low.get(id(operand))
+    value = as_float(operand)
+    return value, known or _narrow(value)
+
+
 def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:
     """A computed float32 operand as tensor cores get it when the other one is low-precision: in the other's dtype.
 
     Fused attention and MLP kernels store probabilities and activations so between their two products; a reference
     that upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay as they are.
     """
-    if value.shape[0] == 1 or low is not None or other is None:
+    if op.noise.kind != "E" or op.wide or value.shape[0] == 1 or low is not None or other is None:
         return value
     # Rounded before or after it is divided by its sum, so at any scale: values that lie on the grid one way do not the
     # other way. Equal ones, as the weights of equal scores, share their error; others have the error of one rounding
@@ -206,7 +210,8 @@ def _addbmm(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alph
 
 @computed("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
 def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    x, weight = as_float(x), as_float(weight)
+    (x, low_x), (weight, low_weight) = _with_low(op, x), _with_low(op, weight)
+    x, weight = _fed(op, x, low_x, low_weight), _fed(op, weight, low_weight, low_x)
     stride, padding, dilation, transposed, output_padding, groups = rest[:6]
 
     def convolve(a: Tensor, w: Tensor) -> Tensor:
@@ -220,7 +225,7 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
     squares = convolve(x[0].square(), weight[0].square())
     channels = weight.shape[1] // groups if transposed else weight.shape[2]
     terms = channels * math.prod(weight.shape[3:])
-    if _narrow(x) is not None and _narrow(weight) is not None:
+    if low_x is not None and low_weight is not None:
         value = truncated(op, value, squares, terms)
     value = op.accumulated(value, squares, terms, lambda: convolve(x[0].abs(), weight[0].abs()))
     if bias is None:
@@ -231,7 +236,12 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
 
 @computed("convolution_backward")
 def _convolution_backward(op: Op, grad: Tensor, x: Tensor, weight: Tensor, sizes: Any, *rest: Any) -> tuple[Any, ...]:
-    grad, x, weight = as_float(grad), as_float(x), as_float(weight)
+    (grad, low), (x, low_x), (weight, low_weight) = (_with_low(op, t) for t in (grad, x, weight))
+    grad, x, weight = (
+        _fed(op, grad, low, low_x or low_weight),
+        _fed(op, x, low_x, low),
+        _fed(op, weight, low_weight, low),
+    )
     wanted = rest[-1]
 
     def backward(g: Tensor, a: Tensor, w: Tensor) -> Any:

@@ -8,18 +8,20 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from pytest_fusion.case.model import Case
+from pytest_fusion.case.sizes import count
 from pytest_fusion.run.interpreter import device
 
 # Two turns for the largest tiles in use, of 128 x 128, in the broadest cases (640 x 160). A Jetson Orin Nano has 8.
 FEW, MANY = 8, 132
-# With so few programs a row more is a turn more, and the interpreter runs turns one after the other.
-_LONG = 2000
+# In smaller cases hardly anything has so many tiles, and a launcher that asks once, in its first call, is told of an
+# H100; in longer ones a row more is a turn more, and the interpreter runs turns one after the other (21 s, not 4).
+_FROM, _TO = 100, 2000
 
 
 def multiprocessors_of(case: Case) -> int:
-    """``FEW`` where sizes are drawn and none is long, else ``MANY``, those of an H100."""
-    sizes = [size for size in case.sizes.values() if isinstance(size, int)]
-    return FEW if sizes and max(sizes) <= _LONG else MANY
+    """``FEW`` where the longest of the sizes that are drawn is one of hundreds, else ``MANY``, those of an H100."""
+    longest = max((count(size) for size in case.sizes.values()), default=0)
+    return FEW if _FROM <= longest <= _TO else MANY
 
 
 def described(case: Case) -> AbstractContextManager[None]:

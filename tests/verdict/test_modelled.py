@@ -1,6 +1,8 @@
-"""Without a GPU launchers are told of few multiprocessors in small cases, and of as many in all calls of one."""
+"""Without a GPU launchers are told of few multiprocessors in cases of hundreds of rows, alike in all calls of one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -48,9 +50,12 @@ def test_a_persistent_loop_has_a_second_turn(examine: Examine) -> None:
     assert (wrong.verdict, wrong.failed_check) == ("fail", "values")
 
 
-@pytest.mark.parametrize(("sizes", "count"), [((3, 5), FEW), ((640, 160), FEW), ((3, 4097), MANY), ((), MANY)])
-def test_the_case_decides(sizes: tuple[int, ...], count: int) -> None:
-    """A long one has those of an H100, since the interpreter runs turns one after the other; so has a given call."""
+@pytest.mark.parametrize(
+    ("sizes", "count"), [((3, 5), MANY), ((640, 160), FEW), (((20, 50), 3), FEW), ((3, 4097), MANY), ((), MANY)]
+)
+def test_the_case_decides(sizes: tuple[Any, ...], count: int) -> None:
+    """A long one has those of an H100, since the interpreter runs turns one after the other; so have small ones, of
+    which the first call is one, and a given call."""
     case = Case({str(i): size for i, size in enumerate(sizes)}, "float32", {"x": TensorCase("float32")})
     assert multiprocessors_of(case) == count
     with described(case):
@@ -69,7 +74,7 @@ def test_all_calls_of_a_case_are_told_the_same(judge_one: JudgeOne) -> None:
     result = judge_one(
         summed,
         lambda x: x.sum(-1),
-        case=Case({"rows": 5, "hidden": 20}, "float32", {"x": TensorCase("float32")}),
+        case=Case({"rows": 150, "hidden": 20}, "float32", {"x": TensorCase("float32")}),
         invariant="rows",
     )
 

@@ -5,7 +5,8 @@ raise without a device, so no such kernel could run here unmodified. While the C
 ``torch.cuda.is_available()`` is false (it stays false), they describe an H100 SXM: 132 multiprocessors of compute
 capability 9.0 (NVIDIA H100 whitepaper). Contexts that select a device do nothing.
 
-Checks tell small cases of fewer: of 132 programs with tiles of 1024 elements none has a second turn below 135,169.
+Checks tell cases of hundreds of rows of fewer: of 132 programs with tiles of 1024 elements none has a second turn
+below 135,169.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import cost, refit
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.verdict.model import GRADIENTS
+from pytest_fusion.verdict.modelled import MANY
 from pytest_fusion.verdict.slices import resized
 from pytest_fusion.verdict.trial import Trial
 
@@ -28,7 +29,6 @@ _NARROW = frozenset({"float16", "bfloat16"})
 # GPU, decide about splits and persistent grids.
 _POWERS = tuple(2**k for k in range(3, 13))
 _BOTH_SIDES, _NEIGHBOURS = 64, (0, 1, -1)
-_MULTIPROCESSORS = 132
 # No lanes of the reference run at these sizes, so they may be larger than a case: 257 rows of 4097, since what is split
 # or tiled in another way shows in long rows, and a quarter of that in larger batches.
 _ELEMENTS, _ELEMENTS_OF_MANY, _WORK, _FEW = 257 * 4097, 257 * 1025, 1 << 24, 257
@@ -155,7 +155,7 @@ class Batches:
         the sizes that showed it are enough; a replay asks for them too.
         """
         seed, dim, device = self._case.seed, self._dim, self._trial.bench.device
-        cores = _MULTIPROCESSORS
+        cores = MANY
         if device.type == "cuda":
             cores = torch.cuda.get_device_properties(device).multi_processor_count
         groups = [[2], *([around + by for by in _NEIGHBOURS] for around in (*_POWERS, cores))]

@@ -12,7 +12,7 @@ from pytest_fusion.case.sizes import count
 from pytest_fusion.run.interpreter import device
 
 # Two turns for the largest tiles in use, of 128 x 128, in the broadest cases (640 x 160). A Jetson Orin Nano has 8.
-FEW, MANY = 8, 132
+FEW, MANY = 8, int(device.PROPERTIES["multi_processor_count"])
 # In smaller cases hardly anything has so many tiles, and a launcher that asks once, in its first call, is told of an
 # H100; in longer ones a row more is a turn more, and the interpreter runs turns one after the other (21 s, not 4).
 _FROM, _TO = 100, 2000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,21 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pytest_fusion.run.lanes import OutputLanes, run_lanes
-from pytest_fusion.verdict.tolerance import ValuesVerdict, excess, judge_output
+from pytest_fusion.verdict.tolerance import excess, judge_output
+from tests.verdict.tolerance.judging import judged
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
-
-
-def judged(candidate: Tensor, reference: Callable[[], Tensor], seed: int = 1, strict: bool = False) -> ValuesVerdict:
-    def lanes(count: int, kind: str, offset: int) -> OutputLanes:
-        return run_lanes(lambda: [reference()], lanes=count, kind=kind, seed=seed + offset).outputs[0]  # type: ignore[arg-type]
-
-    def wide() -> OutputLanes:
-        return lanes(24, "F", 200)
-
-    fine = wide if strict else None
-    return judge_output(candidate, lanes(6, "E", 0), lambda: lanes(24, "E", 100), fine=fine, wide=wide)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
@@ -467,47 +456,3 @@ def test_a_row_or_column_that_is_further_off_is_named(where: tuple[Any, ...], to
 
     assert verdict.statistic in ("row", "col")
     assert re.search(told, verdict.reason)
-
-
-@pytest.mark.parametrize("rows_at_once", [250, 8])
-def test_a_weight_gradient_that_is_added_up_in_16_bits_is_wrong(rows_at_once: int) -> None:
-    """A kernel may round the computed factor once, as tensor cores take it; 32 roundings of the sum are no such."""
-    generator = torch.Generator().manual_seed(5)
-    x, g = (torch.randn(250, n, generator=generator).bfloat16() for n in (8, 6))
-
-    def reference() -> Tensor:
-        return ((g.float() * 0.7).T @ x.float()).bfloat16()
-
-    factor = (g.float() * 0.7).bfloat16()
-    total = torch.zeros(6, 8, dtype=torch.bfloat16)
-    for at in range(0, 250, rows_at_once):
-        total += (factor[at : at + rows_at_once].float().T @ x[at : at + rows_at_once].float()).bfloat16()
-
-    assert judged(total, reference).ok is (rows_at_once == 250)
-
-
-def test_a_factor_beyond_the_range_of_16_bits_may_be_infinite() -> None:
-    """90,000 in float16, as tensor cores take it, and in float32; half of it is no infinity."""
-    a, b = torch.full((4, 3), 300.0).half(), torch.full((4, 5), 1e-3).half()
-
-    def product(factor: float) -> Tensor:
-        return ((a.float() * factor).T @ b.float()).half()
-
-    rounded = ((a.float() * 300).half().float().T @ b.float()).half()
-    assert bool(torch.isinf(rounded).all())
-    assert judged(rounded, partial(product, 300)).ok
-    assert judged(product(300), partial(product, 300)).ok
-    assert not judged(rounded, partial(product, 150)).ok
-
-
-def test_a_convolution_takes_a_computed_factor_in_16_bits() -> None:
-    """As a product does: the same kernel beside `F.linear` passed, and beside a convolution of width 1 was accused."""
-    generator = torch.Generator().manual_seed(2)
-    x, w = torch.randn(3, 4, 9, generator=generator).bfloat16(), torch.randn(5, 4, 1, generator=generator).bfloat16()
-
-    def reference(once: bool = False) -> Tensor:
-        value = F.silu(x.float() * 1.3)
-        return F.conv1d(value.bfloat16().float() if once else value, w.float()).bfloat16()
-
-    assert judged(reference(once=True), reference).ok
-    assert not judged(reference(once=True) * 1.02, reference).ok

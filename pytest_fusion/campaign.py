@@ -28,7 +28,7 @@ from pytest_fusion.run.launch import Launch, likely_blocks
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.policy import Tolerance
 from pytest_fusion.tally import Failure, Tally
-from pytest_fusion.verdict import configs, declared, further
+from pytest_fusion.verdict import configs, declared, further, modelled
 from pytest_fusion.verdict.judge import Bench, CaseResult, dry_run, judge_case
 from pytest_fusion.verdict.rejections import IMPOSSIBLE, NOT_MODELLED, TOO_EXPENSIVE
 
@@ -118,7 +118,7 @@ class Campaign:
     def replay(self, case: Case, *, explained: bool = True) -> Tally:
         """One case alone, as it stands; not ``explained``, a failure has no diagnosis."""
         self.bench.complete = True
-        self._run(case, again=True)
+        self._run_told(case, again=True)
         return self.finish(shrink=False, explained=explained)
 
     def asks_again(self) -> bool:
@@ -129,6 +129,9 @@ class Campaign:
         return math.inf if self.budget is None else self.budget - self.tally.cases
 
     def _run(self, case: Case, choice: Mapping[str, Any] | None = None, *, again: bool | None = None) -> CaseResult:
+        return self._run_told(modelled.told(case), choice, again=again)
+
+    def _run_told(self, case: Case, choice: Mapping[str, Any] | None = None, *, again: bool | None) -> CaseResult:
         tally = self.tally
         tally.cases += 1
         self.note({"case": case.as_json(), "cases": tally.cases})

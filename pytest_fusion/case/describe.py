@@ -95,4 +95,6 @@ def one_line(data: dict[str, Any]) -> str:
             words.append(f"values {entry['values']}")
         parts.append(" ".join(words))
     parts.extend(f"{name}={written(value)}" for name, value in data["drawn"].items())
+    if "multiprocessors" in data:
+        parts.append(f"told of {data['multiprocessors']} multiprocessors")
     return "; ".join(part for part in parts if part)

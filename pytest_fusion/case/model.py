@@ -39,7 +39,10 @@ class TensorCase:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Sizes, dtypes, layouts, value regimes and a seed: everything that decides the inputs of one call."""
+    """Sizes, dtypes, layouts, value regimes and a seed: everything that decides the inputs of one call.
+
+    ``multiprocessors`` are what launchers are told of that ask the modelled device; ``None`` stands for its own.
+    """
 
     sizes: Mapping[str, Size]
     dtype: str
@@ -47,6 +50,7 @@ class Case:
     absent: tuple[str, ...] = ()
     drawn: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    multiprocessors: int | None = None
 
     def with_(self, **changes: Any) -> Case:
         return replace(self, **changes)
@@ -67,7 +71,7 @@ class Case:
 
     def as_json(self) -> dict[str, Any]:
         sizes = sorted(self.sizes.items())
-        return {
+        data = {
             "dims": {name: list(size) if isinstance(size, tuple) else size for name, size in sizes},
             "dtype": self.dtype,
             "inputs": {
@@ -84,6 +88,7 @@ class Case:
             "drawn": {name: encode(value) for name, value in sorted(self.drawn.items())},
             "seed": self.seed,
         }
+        return data if self.multiprocessors is None else {**data, "multiprocessors": self.multiprocessors}
 
     @classmethod
     def from_json(cls, data: Any) -> Case:
@@ -103,6 +108,7 @@ class Case:
                 absent=tuple(map(str, data["absent"])),
                 drawn={str(name): decode(value) for name, value in data["drawn"].items()},
                 seed=int(data["seed"]),
+                multiprocessors=int(data["multiprocessors"]) if "multiprocessors" in data else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReplayError(f"this is not a case ({type(error).__name__}: {error}); was the file edited?") from None

@@ -36,6 +36,7 @@ CAUSES: dict[str, str] = {
     "tail-mask": "whole tiles are right and the last, partial one is wrong: its mask or its padding is mishandled",
     "wrong-neutral-element": "what pads a partial tile, or stands for nothing, counts in what follows",
     "block-limit": "the kernel is right up to a size and wrong above it: what is past a block or a grid is not reached",
+    "later-turn": "a persistent kernel is wrong where it has more tiles than programs: a later turn, or their shares",
     "wrong-index-map": "elements are taken from, or stored to, the wrong indices",
     "low-precision-accumulation": "a sum or an intermediate is kept in too few bits",
     "cast-order": "a rounding to 16 bits happens where the reference has none",

@@ -20,6 +20,7 @@ from pytest_fusion.diagnosis import (
     sources,
     strides,
     tuning,
+    turns,
     undefined,
     unread,
     wider,
@@ -55,6 +56,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     epsilons.epsilon,
     zeros.zeros,
     equals.equals,
+    turns.later,
     extents.tail,
     extents.last_index,
     unread.unread,
@@ -72,7 +74,14 @@ _OF_VALUES: tuple[Rule, ...] = (
     numerics.factor,
     sources.beyond,
 )
-_OF_HOLES: tuple[Rule, ...] = (extents.zero, strides.layout, extents.last_index, indices.moved, extents.limit)
+_OF_HOLES: tuple[Rule, ...] = (
+    extents.zero,
+    strides.layout,
+    turns.later,
+    extents.last_index,
+    indices.moved,
+    extents.limit,
+)
 _OF_BOUNDS: tuple[Rule, ...] = (machine_code.miscompiled, extents.zero, strides.layout, extents.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
 # Where nothing more can be learned, the check has said all there is.

@@ -66,6 +66,8 @@ def compose(
         lines += [_tensor_line(k, entry, k in case["absent"], held.get(k)) for k, entry in case["inputs"].items()]
         lines += [f"    {key}: {words}" for key, words in case.get("derived", {}).items()]
         lines += [f"    {key} = {written(value)}" for key, value in case["drawn"].items()]
+        if "multiprocessors" in case:
+            lines.append(f"    told of {case['multiprocessors']} multiprocessors, where the launcher asks")
     if diagnosis is not None:
         lines += _why(diagnosis)
     if found_after:

@@ -58,6 +58,8 @@ class Shrinker:
 
     def run(self) -> Case:
         """The minimum found; the original where nothing simpler fails."""
+        if self.case.multiprocessors is not None:
+            self._try(self.case.with_(multiprocessors=None))
         self._try_plainest()
         for _ in range(4):
             before = self.case.key()

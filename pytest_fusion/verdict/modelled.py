@@ -1,11 +1,14 @@
 """How many multiprocessors an interpreted kernel is told of: few, so that a persistent one has several turns.
 
-The case alone decides, and with it all of its calls: how a kernel splits a sum may follow from what it is told.
+The case alone decides, and with it all of its calls: how a kernel splits a sum may follow from what it is told. It is
+told so before it is judged first; what is made of it, for a smaller failure or an experiment, is told the same.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+
+import torch
 
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.sizes import count
@@ -18,10 +21,17 @@ FEW, MANY = 8, int(device.PROPERTIES["multi_processor_count"])
 _FROM, _TO = 100, 2000
 
 
-def multiprocessors_of(case: Case) -> int:
-    """``FEW`` where the longest of the sizes that are drawn is one of hundreds, else ``MANY``, those of an H100."""
+def told(case: Case) -> Case:
+    """The case with ``FEW`` where the longest of its sizes is one of hundreds and no GPU answers for itself."""
     longest = max((count(size) for size in case.sizes.values()), default=0)
-    return FEW if _FROM <= longest <= _TO else MANY
+    if torch.cuda.device_count() > 0 or not _FROM <= longest <= _TO:
+        return case
+    return case.with_(multiprocessors=FEW)
+
+
+def multiprocessors_of(case: Case) -> int:
+    """Those that a launcher is told of in this case, where there is no GPU."""
+    return MANY if case.multiprocessors is None else case.multiprocessors
 
 
 def described(case: Case) -> AbstractContextManager[None]:

@@ -35,6 +35,8 @@ def test_a_description_adds_shapes_and_strides_and_names_what_is_unusual(make_sp
     assert data["inputs"]["b"]["shape"] == []
     assert data["text"] == "half=4 rows=3; b None; w float16; x float16 padded offset 2 values nan; k=(3, True)"
     assert Case.from_json(data) == case
+    told = describe(spec, case.with_(multiprocessors=8))
+    assert told["text"] == data["text"] + "; told of 8 multiprocessors"
 
 
 def test_derived_inputs_are_told_by_their_values(make_spec: Any) -> None:

@@ -53,6 +53,7 @@ CASES = st.builds(
     absent=st.sets(NAMES, max_size=2).map(lambda names: tuple(sorted(names))),
     drawn=st.dictionaries(NAMES, PLAIN, max_size=3),
     seed=st.integers(0, 2**63),
+    multiprocessors=st.none() | st.integers(1, 200),
 )
 
 

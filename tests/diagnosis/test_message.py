@@ -52,6 +52,13 @@ def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> 
     assert places == sorted(places)
 
 
+def test_multiprocessors_are_told_where_the_case_has_them() -> None:
+    """A failure that needs few of them names them; others say nothing of the modelled device."""
+    told = "told of 8 multiprocessors, where the launcher asks"
+    assert told in compose("test_norm", failed("values", "off"), {**CASE, "multiprocessors": 8})
+    assert "multiprocessors" not in compose("test_norm", failed("values", "off"), CASE)
+
+
 def test_values_that_no_kind_tells_are_shown() -> None:
     """In place of the kind, which says nothing of them."""
     text = compose("test_norm", failed("values", "off"), {**CASE, "held": {"x": "-inf 3"}})

@@ -11,7 +11,7 @@ from pytest_fusion.case.model import Case, TensorCase
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.interpreter.device import PROPERTIES
 from pytest_fusion.spec.inputs import tensor
-from pytest_fusion.verdict.modelled import FEW, MANY, described, multiprocessors_of
+from pytest_fusion.verdict.modelled import FEW, MANY, described, multiprocessors_of, told
 from tests.verdict.conftest import Examine, JudgeOne
 
 if torch.cuda.device_count() > 0:
@@ -56,7 +56,7 @@ def test_a_persistent_loop_has_a_second_turn(examine: Examine) -> None:
 def test_the_case_decides(sizes: tuple[Any, ...], count: int) -> None:
     """A long one has those of an H100, since the interpreter runs turns one after the other; so have small ones, of
     which the first call is one, and a given call."""
-    case = Case({str(i): size for i, size in enumerate(sizes)}, "float32", {"x": TensorCase("float32")})
+    case = told(Case({str(i): size for i, size in enumerate(sizes)}, "float32", {"x": TensorCase("float32")}))
     assert multiprocessors_of(case) == count
     with described(case):
         assert asked() == PROPERTIES["multi_processor_count"] == count
@@ -65,19 +65,19 @@ def test_the_case_decides(sizes: tuple[Any, ...], count: int) -> None:
 
 def test_all_calls_of_a_case_are_told_the_same(judge_one: JudgeOne) -> None:
     """Those with more slices too: how a kernel splits a sum may follow from it, and is no question of the batch."""
-    told: set[tuple[int, int]] = set()
+    heard: set[tuple[int, int]] = set()
 
     def summed(x: torch.Tensor) -> torch.Tensor:
-        told.add((len(x), asked()))
+        heard.add((len(x), asked()))
         return x.double().sum(-1).float()
 
     result = judge_one(
         summed,
         lambda x: x.sum(-1),
-        case=Case({"rows": 150, "hidden": 20}, "float32", {"x": TensorCase("float32")}),
+        case=told(Case({"rows": 150, "hidden": 20}, "float32", {"x": TensorCase("float32")})),
         invariant="rows",
     )
 
     assert result.failure is None
-    assert {count for _, count in told} == {FEW}
-    assert max(rows for rows, _ in told) > 2000
+    assert {count for _, count in heard} == {FEW}
+    assert max(rows for rows, _ in heard) > 2000

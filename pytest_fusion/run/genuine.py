@@ -123,6 +123,8 @@ def watched() -> Iterator[None]:
 
 def take() -> list[str]:
     """What watched code replaced since this was asked last, as dotted names."""
+    for watch in _current:
+        watch.keep_codes()
     names = list(_found)
     _found.clear()
     return names
@@ -238,7 +240,7 @@ class _Watch:
         # Views of the dicts themselves: what is put there later is seen through them.
         self._views = [vars(space.owner).values() for space in self._own]
         self._keep()
-        self._keep_codes()
+        self.keep_codes()
         self.modules = len(sys.modules)
 
     def _keep(self) -> None:
@@ -246,7 +248,8 @@ class _Watch:
         self._held = tuple(value for space in self._own for value in space.held)
         self._where = addresses(self._held)
 
-    def _keep_codes(self) -> None:
+    def keep_codes(self) -> None:
+        """Once a test: nobody but what is watched writes code into functions of this package while it runs."""
         self._codes = tuple(map(_CODE, self._functions))
         self._codes_where = addresses(self._codes)
 
@@ -266,8 +269,6 @@ class _Watch:
             for space in self._own:
                 space.renew()
             self._keep()
-        if not self._codes_intact():
-            self._keep_codes()
 
     def undo(self) -> list[str]:
         """Put back what was replaced since ``renew``, and name it."""

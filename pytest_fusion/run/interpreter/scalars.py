@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter.dtypes import numpy_dtype
+from pytest_fusion.run.interpreter.dtypes import Array, numpy_dtype
 from pytest_fusion.run.interpreter.regions import Regions
 
+_KEPT = 4096
 _INTEGER_WIDTH = re.compile(r"([iu])(\d+)")
 
 
@@ -27,6 +28,9 @@ class Arguments:
         self._handle = handle
         self._upstream = upstream
         self._types: dict[str, tuple[Any, np.dtype[Any]]] = {}
+        # A launch has two dozen scalars, and a stride, a size or a width comes again.
+        self._numbers: dict[tuple[str, int], tuple[Any, Array]] = {}
+        self._pointers: dict[Any, Any] = {}
 
     def convert(self, value: Any, annotation: str = "") -> Any:
         """``value`` as a kernel sees it; ``annotation`` is the canonical type name (``"fp32"``) or empty."""
@@ -39,7 +43,15 @@ class Arguments:
         if isinstance(value, tuple):
             converted = [self.convert(v) for v in value]
             return type(value)(*converted) if hasattr(value, "_fields") else type(value)(converted)
-        return self._upstream(value)
+        if not hasattr(value, "data_ptr"):
+            return self._upstream(value)
+        dtype = value.dtype
+        pointer = self._pointers.get(dtype)
+        if pointer is None:
+            made = self._upstream(value)
+            self._pointers[dtype] = made.type
+            return made
+        return self._tl.tensor(self._handle(np.array([value.data_ptr()], np.uint64), pointer), pointer)
 
     def launched(self, name: str, value: Any, annotation: str, regions: Regions) -> Any:
         """An argument as ``convert`` makes it, its memory known to ``regions`` and to the pointer that it becomes."""
@@ -60,6 +72,17 @@ class Arguments:
         return converted
 
     def _scalar(self, value: bool | float, name: str) -> Any:
+        if type(value) is not int:
+            type_, data = self._number(value, name)
+        elif (found := self._numbers.get((name, value))) is not None:
+            type_, data = found
+        else:
+            type_, data = self._number(value, name)
+            if len(self._numbers) < _KEPT:
+                self._numbers[name, value] = type_, data
+        return self._tl.tensor(self._handle(data, type_), type_)
+
+    def _number(self, value: bool | float, name: str) -> tuple[Any, Array]:
         known = self._types.get(name)
         if known is None:
             type_ = self._tl.str_to_ty(name, None)
@@ -72,7 +95,7 @@ class Arguments:
             # A float beyond float32 becomes infinity, as in the C of the launcher, and without a warning.
             with np.errstate(all="ignore"):
                 data = np.array([value], np.float64).astype(dtype)
-        return self._tl.tensor(self._handle(data, type_), type_)
+        return type_, data
 
 
 def _narrowest(value: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.lanes.einsum import Contracting
 from pytest_fusion.run.lanes.mode import LaneMode
 from pytest_fusion.run.lanes.model import Kind, LaneRun, OutputLanes
 from pytest_fusion.run.lanes.outside import noting, priced
@@ -36,7 +37,7 @@ def run_lanes(
     """
     noise = Noise(lanes, kind, seed, numbers)
     mode = Timed(noise, limit_s)
-    with full_precision(), noting(mode.taken, mode), mode:
+    with full_precision(), noting(mode.taken, mode), Contracting(), mode:
         results = list(call())
     outputs = [_output(mode, result.detach(), lanes) for result in results]
     outside = tuple(f"what became of numbers outside of torch, by {name}" for name in sorted(set(mode.taken)))

@@ -20,8 +20,13 @@ def _exp(op: Op, below: Tensor) -> Tensor:
 
 
 def _score(op: Op, x: Tensor) -> Tensor:
-    """A computed score: kernels scale by log2 e too, which rounds it even where the reference's scale is exact."""
-    return _calm(op, x, op.relative(op.unrounded(x), 1)) if id(x) in op.held else x
+    """Kernels scale scores by log2 e, which rounds them, before they take the largest away: ``exp2(y - max(y))``.
+
+    Compiled, a fused multiply-add keeps all digits of the product; interpreted, or by another compiler, nothing does.
+    The largest itself is rounded alike, so that no score that nobody computed overflows.
+    """
+    noisy = op.relative(op.unrounded(x), 1)
+    return _calm(op, x, noisy) if id(x) in op.held else torch.where(x.abs() * op.unit > 1, x, noisy)
 
 
 def _calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
@@ -62,9 +67,8 @@ def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor | None = None) -> 
 def _log_softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     x, dims = as_float(x), dims_from_end(dim, rank(x))
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
-    score = _score(op, x)
-    whole = total(op, _exp(op, score - top), dims, True)
-    below = (op.relative(op.again(x), 1) if id(x) in op.held else score) - top
+    whole = total(op, _exp(op, _score(op, x) - top), dims, True)
+    below = (op.relative(op.again(x), 1) if id(x) in op.held else x) - top
     log = _log(op, whole)
     # x - lse, as kernels that need the log-sum-exp anyway have it: rounded where it is as large as the largest x.
     lse = torch.nan_to_num(top + log, 0.0, 0.0, 0.0)

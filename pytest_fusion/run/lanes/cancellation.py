@@ -25,6 +25,7 @@ from pytest_fusion.run.lanes.store import Lanes
 
 NARROW = frozenset({torch.float16, torch.bfloat16})
 SUMS = frozenset({"add", "sub", "subtract", "rsub"})
+LARGEST = frozenset({"amax", "max"})
 # A sum below this share of its largest operand: what is multiplied out then rounds more than the sum itself does.
 _LEFT = 1 / 8
 
@@ -109,3 +110,18 @@ def at_operands_size(noise: Noise, difference: Tensor, size: Tensor, unit: float
     noisy = noise.spread(difference)
     noisy[1:].add_(torch.where(where, unit * size, 0.0) * noise.uniform(tuple(exact.shape), exact.device))
     return noisy
+
+
+def scaled_before(noise: Noise, found: Lanes, given: Tensor, unit: float) -> Lanes:
+    """``x - max(x)`` of ``given`` numbers (*shape), as what reads it may have it: scaled by log2 e before, for exp2.
+
+    Each product rounds then, at the size of ``x``, but the largest as itself; and none so much that an exponential
+    overflows. A softmax that is written out was refused 6 times what was allowed, interpreted, for values of hundreds.
+    """
+    size = given.abs()
+    where = (found.raw[0] != 0) & (size * unit <= 1)
+    if not bool(where.any()):
+        return found
+    noisy = noise.spread(found.rounded)
+    noisy[1:].add_(torch.where(where, unit * size, 0.0) * noise.uniform(tuple(where.shape), where.device))
+    return replace(found, rounded=noisy)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.lanes.rounding import U32, Noise
+from pytest_fusion.run.lanes.cancellation import SUMS
+from pytest_fusion.run.lanes.rounding import U32, D, Noise
 from pytest_fusion.run.lanes.store import Lanes
 
 # What may leave a chain as it is, element by element.
@@ -107,3 +108,23 @@ def _exact_in_any_order(most: Tensor, parts: Sequence[Terms], unit: float) -> Te
     for part in parts:
         exact &= torch.remainder(part.value, step) == 0
     return exact
+
+
+def chain_of(
+    noise: Noise, name: str, args: Any, kwargs: Any, results: list[Any], seen: dict[int, Lanes], unit: float
+) -> Terms | None:
+    """What chain of additions the result of operation ``name`` is, if any. A sum's lanes, in place in ``results``, are
+    given what they lack of the roundings of other orders."""
+    if name not in SUMS | CARRYING:
+        return None
+    total = results[0]
+    if total.dtype != D or not total.numel():
+        return None
+    operands = [seen[id(v)] if isinstance(v, Tensor) else v for v in args]
+    if name not in SUMS:
+        return carried(name, operands, total[0])
+    factor = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    scaled = 0 if name == "rsub" else 1
+    one, other = (terms_of(v, factor if at == scaled else 1, total[0]) for at, v in enumerate(operands[:2]))
+    results[0], chain = in_any_order(noise, total, (one, other), unit)
+    return chain

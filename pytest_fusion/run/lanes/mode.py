@@ -14,15 +14,17 @@ from torch.utils._pytree import tree_map_only
 from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.lanes.cancellation import (
+    LARGEST,
     NARROW,
     SUMS,
     exposed,
     loose,
     multiplied_out,
     reread,
+    scaled_before,
     widened,
 )
-from pytest_fusion.run.lanes.chains import CARRYING, Terms, carried, in_any_order, noted, terms_of
+from pytest_fusion.run.lanes.chains import chain_of, noted
 from pytest_fusion.run.lanes.constants import filled, lifted, mixed, narrowed, narrowed_lanes, rounds_to
 from pytest_fusion.run.lanes.drift import product_terms
 from pytest_fusion.run.lanes.finish import finished
@@ -144,6 +146,8 @@ class LaneMode(DispatchMode):
         narrow = plan.name in CASTS and bool(results) and bool(given) and given[0].dtype in NARROW
         if narrow and results[0].dtype in (torch.float32, D):
             self.store.mark_widened(results[0], given[0].dtype)
+        if plan.name in LARGEST and results and len(given) == 1:
+            self.store.mark_largest(results[0], given[0])
         self._note_eighths(plan, args, results)
         if not results or not self._matters(plan, args, kwargs, given, results):
             return
@@ -255,7 +259,7 @@ class LaneMode(DispatchMode):
 
         rounded = apply(lambda lanes: lanes.rounded)
         check_shapes(rounded, natives)
-        chain = self._chain(plan, args, kwargs, rounded, seen, op)
+        chain = chain_of(self.noise, plan.name, args, kwargs, rounded, seen, op.unit)
         if plan.exact:
             if all(lanes.single for lanes in seen.values()):
                 return [None if r is None else Lanes(r, r, terms) for r in rounded]
@@ -288,26 +292,9 @@ class LaneMode(DispatchMode):
             computed = [seen[id(t)] for t in operands]
             if not all(lanes.single for lanes in computed):
                 every[0] = multiplied_out(self.noise, every[0], [lanes.rounded for lanes in computed], op.unit)
+            elif self.store.is_largest(operands[1], operands[0]):
+                every[0] = scaled_before(self.noise, every[0], computed[0].rounded[0], op.unit)
         return [None if lanes is None else noted(lanes, chain) for lanes in every]
-
-    def _chain(
-        self, plan: Plan, args: Any, kwargs: Any, results: list[Any], seen: dict[int, Lanes], op: Op
-    ) -> Terms | None:
-        """What chain of additions the result is, if any. A sum's lanes, in place in ``results``, are given what they
-        lack of the roundings of other orders."""
-        if plan.name not in SUMS | CARRYING:
-            return None
-        total = results[0]
-        if total.dtype != D or not total.numel():
-            return None
-        operands = [seen[id(v)] if isinstance(v, Tensor) else v for v in args]
-        if plan.name not in SUMS:
-            return carried(plan.name, operands, total[0])
-        factor = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-        scaled = 0 if plan.name == "rsub" else 1
-        one, other = (terms_of(v, factor if at == scaled else 1, total[0]) for at, v in enumerate(operands[:2]))
-        results[0], chain = in_any_order(self.noise, total, (one, other), op.unit)
-        return chain
 
     def _reread(self, operands: Sequence[Tensor], seen: dict[int, Lanes]) -> dict[int, Lanes]:
         """What an operation reads: of its narrow operands, every second lane rounded once more (``reread``)."""

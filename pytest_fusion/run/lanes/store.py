@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,7 @@ class Store:
         self._unwritten: dict[int, StorageWeakRef] = {}
         self._widened: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self._eighths: dict[int, StorageWeakRef] = {}
+        self._largest: dict[int, tuple[StorageWeakRef, tuple[int, StorageWeakRef]]] = {}
 
     @staticmethod
     def _key(tensor: Tensor) -> int:
@@ -179,6 +181,7 @@ class Store:
         self._unwritten.pop(self._key(tensor), None)
         self._widened.pop(self._key(tensor), None)
         self._eighths.pop(self._key(tensor), None)
+        self._largest.pop(self._key(tensor), None)
 
     def unwritten(self, tensor: Tensor) -> bool:
         """True for memory that no operation is known to have written: a foreign kernel must have."""
@@ -201,14 +204,23 @@ class Store:
         """Whether a kernel may give this factor of a product to the tensor cores as float8."""
         return tensor.dtype in FLOAT8 or self._key(tensor) in self._eighths
 
+    def mark_largest(self, tensor: Tensor, source: Tensor) -> None:
+        """Notes that it holds the largest values of ``source``."""
+        self._largest[self._key(tensor)] = (_weak(tensor), (self._key(source), _weak(source)))
+
+    def is_largest(self, tensor: Tensor, source: Tensor) -> bool:
+        """Whether ``tensor`` holds the largest values of what lies in the storage of ``source``."""
+        found = self._largest.get(self._key(tensor))
+        return found is not None and found[1][0] == self._key(source)
+
     def _sweep(self) -> None:
         # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
-        for table in (self._entries, self._unwritten, self._widened, self._eighths):
+        for table in (self._entries, self._unwritten, self._widened, self._eighths, self._largest):
             for key in [key for key, held in table.items() if _owner(held).expired()]:  # type: ignore[no-untyped-call]
                 del table[key]
 
 
-def _owner(held: Entry | StorageWeakRef | tuple[StorageWeakRef, torch.dtype]) -> StorageWeakRef:
+def _owner(held: Entry | StorageWeakRef | tuple[StorageWeakRef, Any]) -> StorageWeakRef:
     if isinstance(held, tuple):
         return held[0]
     return held.owner if isinstance(held, Entry) else held

@@ -193,12 +193,29 @@ def test_scores_may_be_scaled_for_powers_of_two_before_the_largest_is_taken_away
     power, top = powers(x)
     whole = power.sum(-1, keepdim=True)
     share, log = power / whole, (top + whole.squeeze(-1).log2()) / 1.4426950408889634
-    assert judged(lambda x: torch.softmax(x, -1), share, x, 0)
-    assert judged(lambda x: torch.logsumexp(x, -1), log, x, 0)
     coarse = powers(x.bfloat16().float())[0]
-    if size < 2.0**60:
-        assert not judged(lambda x: torch.softmax(x, -1), coarse / coarse.sum(-1, keepdim=True), x, 0)
-    assert not judged(lambda x: torch.softmax(x, -1), torch.full_like(x, torch.nan), x, 0)
+    for softmax in (lambda x: torch.softmax(x, -1), written_softmax):
+        assert judged(softmax, share, x, 0)
+        assert not judged(softmax, torch.full_like(x, torch.nan), x, 0)
+        if size < 2.0**60:
+            assert not judged(softmax, coarse / coarse.sum(-1, keepdim=True), x, 0)
+    assert judged(lambda x: torch.logsumexp(x, -1), log, x, 0)
+
+
+def written_softmax(x: Tensor) -> Tensor:
+    power = torch.exp(x - x.max(-1)[0][:, None])
+    return power / power.sum(-1, keepdim=True)
+
+
+def test_the_difference_itself_is_held_to_its_own_rounding() -> None:
+    """As a result; what an exponential reads of it may be a rounding off at the size of what was given."""
+    x = 100 * torch.randn(40, 32, generator=torch.Generator().manual_seed(2))
+
+    def below(x: Tensor) -> Tensor:
+        return x - x.amax(-1, keepdim=True)
+
+    assert judged(below, below(x), x, 0)
+    assert not judged(below, below(x) * (1 + 2**-20), x, 0)
 
 
 @pytest.mark.parametrize("form", ["linear", "matmul", "two sums"])

@@ -148,6 +148,10 @@ class LaneMode(DispatchMode):
             self.store.mark_widened(results[0], given[0].dtype)
         if plan.name in LARGEST and results and len(given) == 1:
             self.store.mark_largest(results[0], given[0])
+        elif results and results[0].dtype == torch.float32:
+            source = next((dtype for t in given if (dtype := self._source(t)) is not None), None)
+            if source is not None:
+                self.store.mark_computed(results[0], source)
         self._note_eighths(plan, args, results)
         if not results or not self._matters(plan, args, kwargs, given, results):
             return
@@ -158,6 +162,9 @@ class LaneMode(DispatchMode):
             if lanes is not None and any(native is result for result in results):
                 lanes = split(lanes)
                 self.store.put(parts(native), lanes)
+
+    def _source(self, tensor: Tensor) -> torch.dtype | None:
+        return tensor.dtype if tensor.dtype in NARROW else self.store.source(tensor)
 
     def _note_eighths(self, plan: Plan, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
         """Float8 numbers in another dtype, on the devices whose tensor cores add them in few bits."""
@@ -242,6 +249,8 @@ class LaneMode(DispatchMode):
         if plan.name in PRODUCTS:
             lows = ((seen[id(t)].rounded, t.dtype if t.dtype in NARROW else self.store.widened(t)) for t in operands)
             op.low = {id(value): dtype for value, dtype in lows if dtype is not None}
+            sources = ((seen[id(t)].rounded, self.store.source(t)) for t in operands)
+            op.sources = {id(value): dtype for value, dtype in sources if dtype is not None}
         rule = plan.rule
         assert rule is not None
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "device", "pin_memory")}

@@ -68,6 +68,7 @@ class Store:
         self._entries: dict[int, Entry] = {}
         self._unwritten: dict[int, StorageWeakRef] = {}
         self._widened: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
+        self._computed: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self._eighths: dict[int, StorageWeakRef] = {}
         self._largest: dict[int, tuple[StorageWeakRef, tuple[int, StorageWeakRef]]] = {}
 
@@ -182,6 +183,7 @@ class Store:
         self._widened.pop(self._key(tensor), None)
         self._eighths.pop(self._key(tensor), None)
         self._largest.pop(self._key(tensor), None)
+        self._computed.pop(self._key(tensor), None)
 
     def unwritten(self, tensor: Tensor) -> bool:
         """True for memory that no operation is known to have written: a foreign kernel must have."""
@@ -195,6 +197,15 @@ class Store:
         """What ``tensor`` was converted from, where that is known; its whole storage was."""
         found = self._widened.get(self._key(tensor))
         return found[1] if found is not None else None
+
+    def mark_computed(self, tensor: Tensor, source: torch.dtype) -> None:
+        """Notes that it was computed from numbers of the 16-bit dtype ``source``, among others."""
+        self._computed[self._key(tensor)] = (_weak(tensor), source)
+
+    def source(self, tensor: Tensor) -> torch.dtype | None:
+        """The 16-bit dtype of what ``tensor`` is, was converted from or was computed from, if there is one."""
+        found = self._computed.get(self._key(tensor))
+        return self.widened(tensor) or (found[1] if found is not None else None)
 
     def mark_eighth(self, tensor: Tensor) -> None:
         """Notes that its values are float8 numbers, or such times factors that a kernel may apply to the sum."""
@@ -215,7 +226,7 @@ class Store:
 
     def _sweep(self) -> None:
         # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
-        for table in (self._entries, self._unwritten, self._widened, self._eighths, self._largest):
+        for table in (self._entries, self._unwritten, self._widened, self._computed, self._eighths, self._largest):
             for key in [key for key, held in table.items() if _owner(held).expired()]:  # type: ignore[no-untyped-call]
                 del table[key]
 

@@ -54,3 +54,27 @@ def test_a_convolution_takes_a_computed_factor_in_16_bits() -> None:
 
     assert judged(reference(once=True), reference).ok
     assert not judged(reference(once=True) * 1.02, reference).ok
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("seed", range(4))
+def test_both_factors_may_be_computed_from_16_bits(seed: int, dtype: torch.dtype) -> None:
+    """Queries and keys are turned in float32 and stored in 16 bits again, where they came in 16 bits."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = ((1.5 * torch.randn(16, 8, generator=generator)).to(dtype) for _ in range(2))
+    v, angle = torch.randn(16, 9, generator=generator).to(dtype), torch.randn(16, 4, generator=generator)
+
+    def attended(once: bool = False, low: torch.dtype = torch.float32) -> Tensor:
+        a, b = turned(q, angle), turned(k, angle)
+        a, b = (a.bfloat16().float(), b.bfloat16().float()) if once else (a, b)
+        score = (a @ b.T).to(low).float() / 8**0.5
+        return (score.softmax(-1) @ v.float()).to(dtype)
+
+    assert judged(attended(once=True), attended).ok is (dtype == torch.bfloat16)
+    assert not judged((attended(once=True) * 1.03).to(dtype), attended).ok
+    assert not judged(attended(once=True, low=torch.float8_e4m3fn), attended).ok

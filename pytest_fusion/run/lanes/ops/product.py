@@ -34,8 +34,13 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     if op.whole:
         return torch.matmul(a, b)
     sizes = op.sizes.get(id(a)), op.sizes.get(id(b))
+    from_a, from_b = op.sources.get(id(a)), op.sources.get(id(b))
     (a, low_a), (b, low_b) = _with_low(op, a), _with_low(op, b)
-    a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
+    if low_a is None and low_b is None and from_a is not None and from_b is not None:
+        # Queries and keys that were turned or normed: both computed, and both stored in 16 bits before the product.
+        a, b = _fed(op, a, None, from_b), _fed(op, b, None, from_a)
+    else:
+        a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
     value = torch.matmul(a, b[0] if b.shape[0] == 1 and b.dim() == 3 else b)
     first_a, first_b = a[0], b[0]
     squares = torch.matmul(first_a.square(), first_b.square())

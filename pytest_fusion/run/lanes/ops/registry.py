@@ -36,7 +36,8 @@ class Op:
     ``function`` is the functional ATen overload, ``name`` its base name, ``outs`` and ``operands`` its native results
     and arguments, ``terms`` the length of the longest product that made one of the operands, ``held`` the lanes of the
     operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values; by the same ``low``
-    has the 16-bit dtype of a product's factors, or what they were converted from. A product of 16-bit
+    has the 16-bit dtype of a product's factors, or what they were converted from, and ``sources`` that of what they
+    were computed from. A product of 16-bit
     factors leaves in ``spread`` (*shape) what it costs to round the factors to that once more, which ``spreads`` has of
     operands that are such products, and in ``made`` what ``Lanes.terms`` is of it where tensor cores truncate.
     ``eighths``: both factors may go to a GPU's tensor cores as float8. A factor that is a sum has in ``sizes``, by its
@@ -52,6 +53,7 @@ class Op:
     terms: int = 1
     held: Mapping[int, Lanes] = field(default_factory=dict)
     low: Mapping[int, torch.dtype] = field(default_factory=dict)
+    sources: Mapping[int, torch.dtype] = field(default_factory=dict)
     spreads: Mapping[int, Tensor] = field(default_factory=dict)
     spread: Tensor | None = None
     made: int = 0

@@ -100,7 +100,8 @@ def diagnose(lab: Lab) -> Diagnosis:
     """The cause of the lab's failure, or ``unexplained`` with what was ruled out."""
     direct = likely_cause(lab.verdict)
     by_ratio = direct == "gradient-scale" and "because" not in lab.verdict.evidence
-    if by_ratio and not _scales_everywhere(lab):
+    ratios = _ratios(lab) if by_ratio else []
+    if by_ratio and not ratios:
         lab.ruled_out.append("a constant factor: other inputs have none")
         direct = None
     rules = _rules(lab, direct)
@@ -120,7 +121,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         if lab.spent:
             del lab.ruled_out[known:]  # a rule whose experiments were refused has ruled out nothing
     stopped = [f"the experiments stopped at their limit, after {lab.runs} runs"] if lab.spent else []
-    return Diagnosis(direct or UNEXPLAINED, [*_said(lab, direct), *stopped], lab.ruled_out, lab.runs)
+    return Diagnosis(direct or UNEXPLAINED, [*_said(lab, direct, ratios), *stopped], lab.ruled_out, lab.runs)
 
 
 def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
@@ -135,12 +136,14 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     return _RULES.get(check, ())
 
 
-def _scales_everywhere(lab: Lab) -> bool:
-    """Whether the gradient is the right one times a constant, not 0, wherever it is wrong, on larger cases too.
+def _ratios(lab: Lab) -> list[float]:
+    """How many times the right gradient it is, wherever it is wrong, on larger cases too; none where it is no constant,
+    or 0, in some.
 
     The constant may be another for each case: a mean forgets the number of its terms.
     """
     larger = lab.grown(None, (17, 19, 18, 21))
+    ratios: list[float] = []
     seen = False
     for case in {case.key(): case for case in (lab.base, lab.grown(), larger)}.values():
         for seed in lab.seeds(case):
@@ -149,18 +152,23 @@ def _scales_everywhere(lab: Lab) -> bool:
                 continue
             evidence = answer.probe.failure.evidence if answer.probe and answer.probe.failure else {}
             if evidence.get("cause") != "gradient-scale" or not evidence.get("ratio_to_right"):
-                return False
+                return []
+            ratios.append(float(evidence["ratio_to_right"]))
             seen = seen or case.key() == larger.key()
-    return seen
+    return ratios if seen else []
 
 
-def _said(lab: Lab, direct: str | None) -> list[str]:
+def _said(lab: Lab, direct: str | None, ratios: list[float]) -> list[str]:
     """What the check itself saw, where it is the cause."""
     evidence = lab.verdict.evidence
     if direct is not None and "because" in evidence:
         return [str(evidence["because"])]
     if direct == "gradient-scale" and "ratio_to_right" in evidence:
-        return [f"{float(evidence['ratio_to_right']):.4g} times the right one, for other values and sizes alike"]
+        here, least, most = float(evidence["ratio_to_right"]), min(ratios, default=0.0), max(ratios, default=0.0)
+        if most - least <= numerics.ONE_FACTOR * abs(here):
+            return [f"{here:.4g} times the right one, for other values and sizes alike"]
+        others = f"another constant each, from {least:.4g} to {most:.4g}"
+        return [f"{here:.4g} times the right one here; in {len(ratios)} cases of other values and sizes {others}"]
     if lab.verdict.check != "bounds":
         return []
     if "zone" in evidence:

@@ -27,7 +27,7 @@ _MOST_ELEMENTS = 32
 _SEEDS, _MANY_SEEDS, _TELLING = 4, 16, 2
 _MOST_DRAWN = 4
 # By so much two constants may differ and be one: of 16 bits each element has some 2^-8 of its own.
-_ONE_FACTOR = 0.02
+ONE_FACTOR = 0.02
 
 
 def special(lab: Lab) -> Found | None:
@@ -363,11 +363,11 @@ def _times(lab: Lab, name: str) -> str | None:
             if not ratio:
                 return None
             ratios.append(ratio)
-        if max(ratios) - min(ratios) > _ONE_FACTOR * abs(ratios[0]):
+        if max(ratios) - min(ratios) > ONE_FACTOR * abs(ratios[0]):
             return None
         sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
         said[sizes] = ratios[0]
-    if max(said.values()) - min(said.values()) <= _ONE_FACTOR * abs(ratios[0]):
+    if max(said.values()) - min(said.values()) <= ONE_FACTOR * abs(ratios[0]):
         return f"{ratios[0]:.4g} times the right one, for other values and sizes alike"
     listed = ", ".join(f"{ratio:.4g} times it at {sizes}" for sizes, ratio in said.items())
     return f"the right one times a constant that follows the sizes: {listed}"

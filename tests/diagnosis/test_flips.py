@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,25 @@ def test_a_rounding_that_ones_do_not_show_is_no_factor(
         assert lab.verdict.check == "gradients"
         assert (lab.verdict.evidence.get("cause") == "gradient-scale") == left_out, lab.verdict
     assert (diagnose(lab).cause == "gradient-scale") == left_out
+
+
+def test_a_factor_of_each_case_is_not_said_to_be_one_of_all(lab_of: Any) -> None:
+    """A mean of what is kept, whose backward divides by all: the share of the kept ones is another for other values."""
+
+    def kept(x: T) -> T:
+        return x.clamp(min=0).sum() / (x > 0).sum()
+
+    def by_all(x: T, g: T) -> T:
+        return g * (x > 0) / x.numel()
+
+    choice = {"dim rows": 3, "dim hidden": 4, "dtype": "float32"}
+    seed = next(filter(gradients.asks_plainly, range(100)))
+    more: dict[str, Any] = {"change": lambda case: case.with_(seed=seed), "grad": True, "dtypes": "float32"}
+    found = diagnose(lab_of(function_of(kept, by_all), kept, ROWS, choice, **more))
+    assert found.cause == "gradient-scale", found
+    assert re.fullmatch(r"0\.\d+ times .* here; in \d+ cases .* another constant each, from .*", found.evidence[0]), (
+        found
+    )
 
 
 def test_a_gradient_that_cancels_tells_nothing_of_lengths(lab_of: Any) -> None:

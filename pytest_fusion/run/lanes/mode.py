@@ -44,6 +44,8 @@ from pytest_fusion.run.lanes.store import Lanes, Store, exact_lanes
 OVERWRITES = frozenset({"copy", "fill", "zero"})
 # Operations on complex numbers that change no digit but by their result's dtype.
 MOVES = frozenset({"_to_copy", "copy", "clone", "complex", "fill", "zero"})
+# Exact of real numbers; of complex ones a root of two squares, and what is divided by it.
+MODULI = frozenset({"abs", "sgn"})
 PRODUCTS = frozenset({"mm", "bmm"})
 # The last two operands of these are the factors of a product.
 FACTORS = PRODUCTS | {"addmm", "baddbmm"}
@@ -181,6 +183,8 @@ class LaneMode(DispatchMode):
         if any(self.store.tracks(t) or self.store.unwritten(t) for t in operands):
             return True
         floating = any(r.dtype.is_floating_point for r in results)
+        if plan.name in MODULI and any(t.is_complex() for t in operands):
+            return True
         if any(r.is_complex() for r in results):
             return not plan.exact and bool(operands)
         if plan.exact or plan.semantic:
@@ -203,7 +207,7 @@ class LaneMode(DispatchMode):
             # Not read: what is in memory from empty() would decide which random numbers the rest gets.
             seen.setdefault(id(operands[0]), exact_lanes(operands[0]))
         if any(t.is_complex() for t in (*operands, *tensors_of(out))):
-            moves = plan.exact or plan.name in MOVES
+            moves = plan.name not in MODULI and (plan.exact or plan.name in MOVES)
             if not moves:
                 self._fallback(plan.name + " (complex)")
             return self._by_running(func, args, kwargs, out, seen, noisy=not moves)

@@ -103,3 +103,20 @@ def test_copies_of_complex_numbers_round_nothing() -> None:
     for output in run_lanes(reference, seed=1).outputs:
         assert (output.lanes == output.oracle).all()
         assert torch.equal(output.oracle, output.native.double())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_modulus_is_rounded_as_a_root_of_squares(seed: int) -> None:
+    """As `hypot` is: of given numbers too, of which torch's own abs() was taken for exact."""
+    x, y = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(seed))
+    small, large = torch.minimum(x.abs(), y.abs()), torch.maximum(x.abs(), y.abs())
+    for made in ((x * x + y * y).sqrt(), large * (1 + (small / large) ** 2).sqrt()):
+        for reference in (lambda: torch.complex(x, y).abs(), lambda: torch.hypot(x, y)):
+            assert _ok(made, reference)
+            assert not _ok(made * (1 + 2**-18), reference)
+            assert not _ok(torch.maximum(made, large + 2**-8), reference)
+
+
+def _ok(candidate: Tensor, reference: Callable[[], Tensor]) -> bool:
+    lanes, more = (run_lanes(lambda: [reference()], lanes=count, seed=count).outputs[0] for count in (6, 24))
+    return judge_output(candidate, lanes, lambda: more).ok

@@ -17,7 +17,7 @@ from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.verdict import blame, gradients
 from pytest_fusion.verdict import probe as probing
 
-_MOST_REPEATED = 8
+_MOST_REPEATED, _MOST_NUMBERS = 8, 5
 # Less of the largest element is no change.
 _CHANGED = 1e-3
 # Slices that the reference, and those that the kernel is asked about one by one.
@@ -56,16 +56,15 @@ def indifferent(lab: Lab) -> Found | None:
 
 
 def _any_is_as_good(lab: Lab, case: Case, logical: Mapping[str, Any], places: list[tuple[str, int]]) -> bool:
-    """Whether it is right to repeat any other slice too, where some of what is repeated are indices themselves.
+    """Whether it is right to repeat any other slice too, a few where none of what is repeated are indices themselves.
 
-    An index that a kernel treats wrongly by its value is gone where another one is repeated.
+    An index that a kernel treats wrongly by its value is gone where another one is repeated, and so are the negative
+    numbers of a maximum that begins with 0.
     """
-    if not any(not logical[name].is_floating_point() for name, _ in places):
-        return True
-    lengths = {logical[name].shape[axis] for name, axis in places}
-    return all(
-        lab.ask(case, edit=edits.repeated(places, index)).right for index in range(1, min(*lengths, _MOST_REPEATED))
-    )
+    of_numbers = all(logical[name].is_floating_point() for name, _ in places)
+    least = min(logical[name].shape[axis] for name, axis in places)
+    most = min(least, _MOST_NUMBERS if of_numbers else _MOST_REPEATED)
+    return all(lab.ask(case, edit=edits.repeated(places, index)).right for index in range(1, most))
 
 
 def _still_depends(

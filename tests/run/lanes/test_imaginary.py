@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes import run_lanes
 from pytest_fusion.verdict.tolerance import judge_output
+from tests.verdict.tolerance.judging import judged
 
 PHASES = torch.linspace(-3, 3, 24).reshape(6, 4)
 FILTER = torch.linspace(-1, 2, 8)
@@ -112,11 +113,6 @@ def test_a_modulus_is_rounded_as_a_root_of_squares(seed: int) -> None:
     small, large = torch.minimum(x.abs(), y.abs()), torch.maximum(x.abs(), y.abs())
     for made in ((x * x + y * y).sqrt(), large * (1 + (small / large) ** 2).sqrt()):
         for reference in (lambda: torch.complex(x, y).abs(), lambda: torch.hypot(x, y)):
-            assert _ok(made, reference)
-            assert not _ok(made * (1 + 2**-18), reference)
-            assert not _ok(torch.maximum(made, large + 2**-8), reference)
-
-
-def _ok(candidate: Tensor, reference: Callable[[], Tensor]) -> bool:
-    lanes, more = (run_lanes(lambda: [reference()], lanes=count, seed=count).outputs[0] for count in (6, 24))
-    return judge_output(candidate, lanes, lambda: more).ok
+            assert judged(made, reference).ok
+            assert not judged(made * (1 + 2**-18), reference).ok
+            assert not judged(torch.maximum(made, large + 2**-8), reference).ok

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pytest_fusion.run.lanes import OutputLanes, run_lanes
+from pytest_fusion.run.lanes.model import Kind
 from pytest_fusion.verdict.tolerance import ValuesVerdict, judge_output
 
 
 def judged(candidate: Tensor, reference: Callable[[], Tensor], seed: int = 1, strict: bool = False) -> ValuesVerdict:
-    def lanes(count: int, kind: str, offset: int) -> OutputLanes:
-        return run_lanes(lambda: [reference()], lanes=count, kind=kind, seed=seed + offset).outputs[0]  # type: ignore[arg-type]
+    def lanes(count: int, kind: Kind, offset: int) -> OutputLanes:
+        return run_lanes(lambda: [reference()], lanes=count, kind=kind, seed=seed + offset).outputs[0]
 
     def wide() -> OutputLanes:
         return lanes(24, "F", 200)

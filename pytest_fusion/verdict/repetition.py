@@ -44,6 +44,9 @@ _SPENT, _ORDERED, _FOUND = "repetition", "repetition of several programs", "repe
 # three a program that took itself for the last one was not.
 _MOST_AT_ONCE, _CROWDED_CASES = 12, 8
 _CROWDED = "few at a time, on a device that is full"
+# Calls as the case has it that tell what follows from an order or from other sizes from what comes by chance: of an
+# output that is another every other time, few cases in a thousand are taken for one of these.
+_SURE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +175,11 @@ class _Again:
                 continue
             self.orders.append("crowded" if order is None else str(order))
             varied = repeat.variations(self.base, [got])
-            # Chance has had its calls; once more as launched, in case it needed one more.
-            if not varied or repeat.variations(self.base, [self._call(0)]):
+            if not varied:
                 continue
+            plain = self._plain()
+            if repeat.variations(self.base, plain):
+                return repeat.check_repeat(repeat.variations(self.base, [got, *plain]), self.calls)
             return repeat.varies(
                 varied,
                 f"when the programs of a launch, or the lanes of one, run in another order ({_named(order)}), which a "
@@ -192,11 +197,9 @@ class _Again:
         varied = repeat.variations(self.base, [changed])
         if not varied:
             return None
-        plain = [self._call(turn) for turn in range(2)]
-        again = self._after(others)
+        plain = self._plain()
         stays = bool(repeat.variations(self.base, plain[:1])) and not repeat.variations(plain[0], plain[1:])
-        steady = not repeat.variations(self.base, plain)
-        if again is None or not (stays or (steady and repeat.variations(self.base, [again]))):
+        if not (stays or (not repeat.variations(self.base, plain) and all(self._changes(others) for _ in range(2)))):
             return repeat.check_repeat(repeat.variations(self.base, [changed, *plain]), self.calls)
         between = " and ".join(_sized(case) for case, _ in others)
         worst = varied[0]
@@ -254,6 +257,13 @@ class _Again:
         with crowded(trial.bench.device) if order is None else ordered(order):
             outcome, placed = call(trial.bench, trial.result.case, trial.logical, FILLS[0])
         return None if outcome.error is not None else _copies(trial, outcome, placed)
+
+    def _plain(self) -> list[dict[str, torch.Tensor]]:
+        return [self._call(turn) for turn in range(_SURE)]
+
+    def _changes(self, others: list[tuple[Case, Mapping[str, object]]]) -> bool:
+        got = self._after(others)
+        return got is not None and bool(repeat.variations(self.base, [got]))
 
     def _after(self, others: list[tuple[Case, Mapping[str, object]]]) -> dict[str, torch.Tensor] | None:
         """The case's outputs after calls of the others; ``None`` where none of those was accepted."""

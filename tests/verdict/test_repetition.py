@@ -108,6 +108,14 @@ def test_what_other_sizes_leave_behind_fails(judge_one: Any) -> None:
     assert "rows=11, hidden=15" in result.failure.reason
 
 
+@pytest.mark.parametrize("wrong", [{9, 14}, {9, 10, 11}], ids=["right beside them", "wrong beside them"])
+def test_chance_is_not_taken_for_what_other_sizes_leave(judge_one: Any, wrong: set[int]) -> None:
+    """A result that is another after other sizes twice, and once in more calls as they are, varies by chance."""
+    failure = judge_one(Counting(lambda call: call in wrong), double, again=True).failure
+    assert failure.identity == "repeat:out"
+    assert "between 12 runs on the same inputs" in failure.reason
+
+
 def test_a_workspace_that_is_made_ready_passes(judge_one: Any) -> None:
     """A workspace that each call reads only where it has written it is nobody's loss."""
     result = judge_one(Workspace(own=True), last_row, again=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pytest_fusion.run.lanes.drift import drifted, product_drift, steps
 from pytest_fusion.run.lanes.ops.registry import Op, as_float, computed, each
-from pytest_fusion.run.lanes.rounding import GRIDS, unit
+from pytest_fusion.run.lanes.rounding import GRIDS, D, unit
 
 # Tensor cores add products in groups and truncate the accumulator and each product instead of rounding them (Fasi et
 # al. 2021, "Numerical behavior of NVIDIA tensor cores"): a drift towards zero, in units a term. Such sums of K = 256 to
@@ -233,10 +234,39 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
     if low_x is not None and low_weight is not None:
         value = truncated(op, value, squares, terms)
     value = op.accumulated(value, squares, terms, lambda: convolve(x[0].abs(), weight[0].abs()))
+    if not transposed and any(padding):
+        value = _past_the_edge(op, value, x, weight, terms, convolve)
     if bias is None:
         return value
     wide = as_float(bias).reshape(bias.shape[0], 1, -1, *(1,) * (x.dim() - 3))
     return _biased(op, value, wide, 1, 1, terms)
+
+
+def _past_the_edge(
+    op: Op, value: Tensor, x: Tensor, weight: Tensor, terms: int, convolve: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Half of the lanes as of a kernel that leaves out what lies in the padding, where others add 0 * NaN.
+
+    torch does either: on a CPU one weight that is NaN reaches past the edge in float16, in float32 it does not.
+    """
+    at, taps = x[0], weight[0]
+    odd = ~torch.isfinite(taps)
+    if not bool(odd.any()):
+        return value
+
+    def reached(inside: Tensor, odd_taps: Tensor) -> Tensor:
+        return convolve(inside.to(D), odd_taps.to(D)) > 0
+
+    above = reached(at > 0, taps == math.inf) | reached(at < 0, taps == -math.inf)
+    below = reached(at < 0, taps == math.inf) | reached(at > 0, taps == -math.inf)
+    neither = reached(at == 0, odd) | reached(torch.ones_like(at), taps.isnan())
+    even = torch.where(odd, 0.0, taps)
+    left_out = op.accumulated(convolve(at, even)[None], convolve(at.square(), even.square()), terms)
+    for there, what in ((above, math.inf), (below, -math.inf), (neither, math.nan)):
+        left_out = torch.where(there, left_out + what, left_out)
+    out, other = op.noise.spread(value), op.noise.spread(left_out)
+    out[1::2] = torch.where(torch.isfinite(out[1::2]), out[1::2], other[1::2])
+    return out
 
 
 @computed("convolution_backward")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,6 @@ from torch.utils._pytree import tree_map_only
 from pytest_fusion.errors import out_of_memory
 from pytest_fusion.run.dispatch import DispatchMode
 from pytest_fusion.run.lanes.cancellation import (
-    LARGEST,
     NARROW,
     SUMS,
     exposed,
@@ -31,6 +29,7 @@ from pytest_fusion.run.lanes.finish import finished
 from pytest_fusion.run.lanes.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.run.lanes.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
 from pytest_fusion.run.lanes.lists import one_by_one, takes_lists
+from pytest_fusion.run.lanes.marks import CASTS, mark_made, mark_written, multiplied_coarsely, source_of
 from pytest_fusion.run.lanes.model import Drawn
 from pytest_fusion.run.lanes.ops import Op
 from pytest_fusion.run.lanes.ops.order import UNORDERED
@@ -49,20 +48,9 @@ MODULI = frozenset({"abs", "sgn"})
 PRODUCTS = frozenset({"mm", "bmm"})
 # The last two operands of these are the factors of a product.
 FACTORS = PRODUCTS | {"addmm", "baddbmm"}
-CASTS = frozenset({"_to_copy", "to", "copy"})
-# What leaves float8 numbers float8 numbers, but for a factor.
-SCALINGS = frozenset({"mul", "div", "clone", "neg"})
-KEEPING = CASTS | SCALINGS
 # Positions of the running statistics, which these write.
 UPDATES = dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4))
 _UNSURE = 2.0**-21
-_HOPPER = (9, 0)
-
-
-@functools.cache
-def adds_coarsely(device: torch.device) -> bool:
-    """Whether the device's tensor cores add products of float8 in fewer bits than float32 has."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == _HOPPER
 
 
 class LaneMode(DispatchMode):
@@ -145,16 +133,7 @@ class LaneMode(DispatchMode):
             if (lanes := filled(self.noise, results[0], args, kwargs)) is not None:
                 self.store.put(results[0], lanes)
             return
-        narrow = plan.name in CASTS and bool(results) and bool(given) and given[0].dtype in NARROW
-        if narrow and results[0].dtype in (torch.float32, D):
-            self.store.mark_widened(results[0], given[0].dtype)
-        if plan.name in LARGEST and results and len(given) == 1:
-            self.store.mark_largest(results[0], given[0])
-        elif results and results[0].dtype == torch.float32:
-            source = next((dtype for t in given if (dtype := self._source(t)) is not None), None)
-            if source is not None:
-                self.store.mark_computed(results[0], source)
-        self._note_eighths(plan, args, results)
+        mark_made(self.store, plan, args, given, results)
         if not results or not self._matters(plan, args, kwargs, given, results):
             return
         every = self._evaluate(func, plan, args, kwargs, out)
@@ -164,17 +143,6 @@ class LaneMode(DispatchMode):
             if lanes is not None and any(native is result for result in results):
                 lanes = split(lanes)
                 self.store.put(parts(native), lanes)
-
-    def _source(self, tensor: Tensor) -> torch.dtype | None:
-        return tensor.dtype if tensor.dtype in NARROW else self.store.source(tensor)
-
-    def _note_eighths(self, plan: Plan, args: tuple[Any, ...], results: Sequence[Tensor]) -> None:
-        """Float8 numbers in another dtype, on the devices whose tensor cores add them in few bits."""
-        if plan.name not in KEEPING or len(results) != 1 or not adds_coarsely(results[0].device):
-            return
-        given = [t for t in args if isinstance(t, Tensor)]
-        if any(map(self.store.of_eighth, given if plan.name in SCALINGS else given[:1])):
-            self.store.mark_eighth(results[0])
 
     def _matters(
         self, plan: Plan, args: Any, kwargs: Any, operands: Sequence[Tensor], results: Sequence[Tensor]
@@ -248,8 +216,7 @@ class LaneMode(DispatchMode):
         op.spreads = {id(lanes.rounded): lanes.spread[0] for lanes in read if lanes.spread is not None}
         if plan.name in FACTORS:
             op.sizes = {id(lanes.rounded): lanes.chain[0].sqrt() for lanes in read if lanes.chain is not None}
-        if plan.name in FACTORS and adds_coarsely(out.device):
-            op.eighths = all(map(self.store.of_eighth, operands[-2:]))
+            op.eighths = multiplied_coarsely(self.store, operands[-2:], out.device)
         if plan.name in PRODUCTS:
             lows = ((seen[id(t)].rounded, t.dtype if t.dtype in NARROW else self.store.widened(t)) for t in operands)
             op.low = {id(value): dtype for value, dtype in lows if dtype is not None}
@@ -398,12 +365,28 @@ class LaneMode(DispatchMode):
         return self.noise.relative(value, _UNSURE) if value.dtype == D else value
 
     def _mutating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An in-place or ``out=`` operation: the functional lanes are computed first, from the values before it."""
+        """An in-place or ``out=`` operation."""
         arguments = named(func, args, kwargs)
         written = tensors_of([arguments.get(name) for _, name in plan.written])
         inputs = tensors_of(
             {k: v for k, v in arguments.items() if not plan.outs or k not in dict(plan.written).values()}
         )
+        replaced = [id(t) for t in written if plan.name in OVERWRITES and self.store.covers(t)]
+        source = source_of(self.store, [t for t in inputs if id(t) not in replaced])
+        out = self._writing(func, plan, args, kwargs, written, inputs)
+        mark_written(self.store, source, written)
+        return out
+
+    def _writing(
+        self,
+        func: Any,
+        plan: Plan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: list[Tensor],
+        inputs: list[Tensor],
+    ) -> Any:
+        """The functional lanes are computed first, from the values before it."""
         if plan.outs or plan.name in OVERWRITES:
             for target in written:
                 self.store.mark_written(target)

@@ -203,9 +203,9 @@ class Store:
         self._computed[self._key(tensor)] = (_weak(tensor), source)
 
     def source(self, tensor: Tensor) -> torch.dtype | None:
-        """The 16-bit dtype of what ``tensor`` is, was converted from or was computed from, if there is one."""
+        """The 16-bit dtype of what ``tensor`` was computed from, if there is one."""
         found = self._computed.get(self._key(tensor))
-        return self.widened(tensor) or (found[1] if found is not None else None)
+        return found[1] if found is not None else None
 
     def mark_eighth(self, tensor: Tensor) -> None:
         """Notes that its values are float8 numbers, or such times factors that a kernel may apply to the sum."""

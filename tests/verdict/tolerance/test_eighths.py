@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.lanes import OutputLanes, mode, run_lanes
+from pytest_fusion.run.lanes import OutputLanes, marks, run_lanes
 from pytest_fusion.verdict.tolerance import judge_output
 
 TERMS, BLOCK = 4096, 128
@@ -17,7 +17,7 @@ SCALE = torch.tensor(0.37)
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mode, "adds_coarsely", lambda _: True)
+    monkeypatch.setattr(marks, "adds_coarsely", lambda _: True)
 
 
 def passes(candidate: Tensor, reference: Callable[[], Tensor]) -> bool:

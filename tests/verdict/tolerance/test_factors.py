@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -61,9 +62,24 @@ def turned(x: Tensor, angle: Tensor) -> Tensor:
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
 
+def turned_into(x: Tensor, angle: Tensor) -> Tensor:
+    """The same, each half written where it belongs."""
+    wide = x.float()
+    a, b = wide.clone().chunk(2, -1)
+    out = torch.empty_like(wide)
+    out[:, : a.shape[1]] = a * angle.cos()
+    out[:, a.shape[1] :] = b * angle.cos()
+    out[:, : a.shape[1]].sub_(b.mul_(angle.sin()))
+    out[:, a.shape[1] :].add_(a.mul_(angle.sin()))
+    return out
+
+
+@pytest.mark.parametrize("turned", [turned, turned_into])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("seed", range(4))
-def test_both_factors_may_be_computed_from_16_bits(seed: int, dtype: torch.dtype) -> None:
+def test_both_factors_may_be_computed_from_16_bits(
+    seed: int, dtype: torch.dtype, turned: Callable[[Tensor, Tensor], Tensor]
+) -> None:
     """Queries and keys are turned in float32 and stored in 16 bits again, where they came in 16 bits."""
     generator = torch.Generator().manual_seed(seed)
     q, k = ((1.5 * torch.randn(16, 8, generator=generator)).to(dtype) for _ in range(2))

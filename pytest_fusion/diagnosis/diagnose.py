@@ -131,6 +131,8 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return ()
     if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch"):
         return _OF_PLACE
+    if lab.verdict.identity == "bounds:undefined":
+        return (undefined.lanes,)
     if check == "repeat":
         return (indices.moved, indices.mixed) if "access" in lab.verdict.evidence else ()
     return _RULES.get(check, ())

@@ -9,7 +9,8 @@ from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.interpreter.findings import Site
-from pytest_fusion.run.interpreter.transfers import masked_fill, repeated_lanes
+from pytest_fusion.run.interpreter.transfers import repeated_lanes
+from pytest_fusion.run.interpreter.undefined import masked_fill
 
 # Lines are asked one by one, which of them reaches the result.
 _MOST_LINES = 8

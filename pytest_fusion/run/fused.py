@@ -22,6 +22,7 @@ from pytest_fusion.run.interpreter.executor import most_alone
 from pytest_fusion.run.interpreter.findings import Findings, into
 from pytest_fusion.run.interpreter.named_device import missed, stand_in
 from pytest_fusion.run.interpreter.regions import described_by
+from pytest_fusion.run.interpreter.undefined import surrounded_by
 from pytest_fusion.run.isolate import cuda_is_poisoned
 from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.memory.arena import Arena
@@ -110,7 +111,7 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
 
 @contextmanager
 def _accesses(findings: Findings, arena: Arena, watch: Watch) -> Iterator[None]:
-    with into(findings), most_alone(_MOST_ALONE), described_by(Described(arena, watch)):
+    with into(findings), most_alone(_MOST_ALONE), described_by(Described(arena, watch)), surrounded_by(arena.fill):
         yield
 
 

@@ -9,7 +9,7 @@ import torch
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.reference import ReferenceFailed
-from pytest_fusion.verdict import repeat
+from pytest_fusion.verdict import memory, repeat
 from pytest_fusion.verdict.backward import Attempt
 from pytest_fusion.verdict.model import Verdict, failed
 from pytest_fusion.verdict.trial import Trial
@@ -114,6 +114,8 @@ def _of_memory(trial: Trial, upstream: Upstream, first: Attempt, name: str) -> t
     same = Attempt(trial, upstream, FILLS[0]).named().get(name)
     if same is None or bool(repeat.differing(before, same).any()):
         return None  # it varies by itself
+    if lines := memory.undefined_lanes(lambda fill: Attempt(trial, upstream, fill).named()):
+        return "wrong-neutral-element", f"{name} changes with {memory.of_undefined(lines)}"
     return "stale-memory", f"{name} changes with what fresh memory (torch.empty) held"
 
 

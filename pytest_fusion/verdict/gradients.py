@@ -346,6 +346,8 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
     if chance is not None:
         return chance
     name, mask = trial.result.differs = difference
+    if lines := memory.undefined_lanes(lambda fill: _steady(trial, Attempt(trial, upstream, fill).named())):
+        return memory.depends_on_undefined(name, mask, lines)
     return failed(
         "bounds",
         f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what lies around the inputs or in fresh "

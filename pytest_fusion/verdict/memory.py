@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 
 import torch
 
 from pytest_fusion.run.fused import Outcome
+from pytest_fusion.run.interpreter.findings import Site
+from pytest_fusion.run.interpreter.undefined import masked_fill
+from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.damage import Change, Damage
+from pytest_fusion.verdict import repeat
 from pytest_fusion.verdict.model import Verdict, failed, passed
 
 _ZONES = {"before": "before the start of", "after": "past the end of", "between": "between the elements of"}
@@ -86,6 +90,45 @@ def read_at(outcome: Outcome, *, scratch: bool) -> str:
         return ""
     file, line, code = sites[0]
     return f", read by `{code}` ({PurePath(file).name}:{line})"
+
+
+def undefined_lanes(run: Callable[[str], Mapping[str, torch.Tensor] | None]) -> list[Site]:
+    """The loads without ``other`` whose masked-off lanes make the results of ``run`` under the two fills differ.
+
+    None where these differ with 0 in such lanes too; ``run`` gives ``None`` where it comes to no result.
+    """
+    found = []
+    with masked_fill("zero") as met:
+        for fill in FILLS:
+            got = run(fill)
+            if not got or not met:
+                return []
+            found.append(got)
+    return list(met) if repeat.first_difference(*found) is None else []
+
+
+def of_undefined(lines: Sequence[Site]) -> str:
+    """What is read in these lines, in words."""
+    line = lines[0]
+    where = (
+        f"by `{line.code}` ({PurePath(line.file).name}:{line.line})" if len(lines) == 1 else f"in {len(lines)} lines"
+    )
+    return f"what the masked-off lanes of a load without other= hold, {where}, which Triton leaves undefined"
+
+
+def depends_on_undefined(output: str, mask: torch.Tensor, lines: Sequence[Site]) -> Verdict:
+    """Elements of an output, in ``mask``, that change with what masked lanes of loads in these lines hold."""
+    count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
+    return failed(
+        "bounds",
+        f"{count} of {mask.numel()} element(s) of {output} depend on {of_undefined(lines)}, the first at {first}",
+        identity="bounds:undefined",
+        cause="wrong-neutral-element",
+        output=output,
+        count=count,
+        total=mask.numel(),
+        first=first,
+    )
 
 
 def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:

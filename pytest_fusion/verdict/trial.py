@@ -211,7 +211,7 @@ class Trial:
         return got
 
     def explain_difference(self, got: Outputs, other: Outputs) -> bool:
-        """Two runs under different fills differ: is it chance, the surroundings of the inputs, or fresh memory?
+        """Two runs under different fills differ: is it chance, undefined lanes, the inputs' surroundings, fresh memory?
 
         What differs between two runs under one fill is chance. True when that ends the case.
         """
@@ -240,6 +240,8 @@ class Trial:
         if difference is None:
             names = ", ".join(sorted(chance))
             return self.note(unknown("repeat", f"{names} varies from run to run, as deterministic= allows"))
+        if lines := memory.undefined_lanes(lambda fill: self.again(fill, chance)):
+            return self.note(memory.depends_on_undefined(*difference, lines))
         with bench.clock.phase("make"):
             placed = place(self.logical, case, bench.device, FILLS[0])
         with bench.clock.phase("fused"):
@@ -266,6 +268,11 @@ class Trial:
                 first=first,
             )
         )
+
+    def again(self, fill: str, chance: set[str]) -> dict[str, torch.Tensor] | None:
+        """What one more call gives under a fill, but for what varies by chance; ``None`` where it raises."""
+        outcome, placed = call(self.bench, self.result.case, self.logical, fill)
+        return _without(self.collect(outcome, placed), chance) if outcome.error is None else None
 
     def tolerates(self, output: str) -> bool:
         """Whether ``deterministic=`` lets this output, or gradient, vary."""

@@ -6,30 +6,21 @@ through numpy views of the storages; Triton's own C++ loops take 40 ns an elemen
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter import batch, findings, observers, tracking
+from pytest_fusion.run.interpreter import batch, findings, tracking
 from pytest_fusion.run.interpreter.access import Access, launch
 from pytest_fusion.run.interpreter.batch import aligned, broadcast, some
-from pytest_fusion.run.interpreter.dtypes import Array, poison
+from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Site
 from pytest_fusion.run.interpreter.regions import Origin
 from pytest_fusion.run.interpreter.touched import Touched
+from pytest_fusion.run.interpreter.undefined import masked_lanes
 
-Fill = Literal["poison", "zero"]
-
-# What masked-off lanes of a load without `other` yield in a whole process and its children: "zero", else poison.
-ENVIRONMENT = "PYTEST_FUSION_UNDEFINED"
-
-_fill: Fill | None = None
-_poisoned: Site | None = None
-_undefined: dict[Site, None] | None = None
 _padded: dict[Site, None] | None = None
 _repeated: Site | None = None
 
@@ -49,43 +40,6 @@ def repeated_lanes(line: Site | None = None) -> Iterator[dict[Site, None]]:
         _padded, _repeated = before
 
 
-@contextmanager
-def masked_fill(fill: Fill, *, poisoned: Site | None = None) -> Iterator[dict[Site, None]]:
-    """What a masked-off load without ``other`` yields: ``"poison"`` (the default) or ``"zero"``, but in one line.
-
-    Triton leaves such a value undefined; today's NVIDIA code generator happens to move zero into the register first.
-    Yields the lines with such loads, in the order of their first one, complete when the body is done.
-    """
-    global _fill, _poisoned, _undefined
-    before = _fill, _poisoned, _undefined
-    _fill, _poisoned, _undefined = fill, poisoned, {}
-    try:
-        yield _undefined
-    finally:
-        _fill, _poisoned, _undefined = before
-
-
-@cache
-def asked_fill() -> Fill:
-    """What the environment asks for; read once, because a call that must see no test has no such variables."""
-    return "zero" if os.environ.get(ENVIRONMENT) == "zero" else "poison"
-
-
-def _fill_of(dtype: np.dtype[Any], mask: Array | None) -> Any:
-    fill = _fill or asked_fill()
-    if mask is None or (fill != "zero" and _undefined is None) or mask.all():
-        return poison(dtype)  # for what a check refuses
-    if _undefined is None:
-        observers.note(
-            "masked lanes of a load without other= were 0, as --fusion-undefined zero asks for; Triton leaves them "
-            "undefined"
-        )
-        return dtype.type(0)
-    here = findings.site()
-    _undefined[here] = None
-    return dtype.type(0) if fill == "zero" and here != _poisoned else poison(dtype)
-
-
 def load(
     pointers: Array,
     origin: Origin | None,
@@ -100,7 +54,7 @@ def load(
     now = batch.current
     now.widest = max(now.widest, pointers.size // pointers.shape[0])
     bits = np.dtype(f"u{dtype.itemsize}")
-    rest: Array = np.asarray(_fill_of(dtype, mask) if other is None else other)
+    rest: Array = masked_lanes(dtype, mask, pointers.shape) if other is None else np.asarray(other)
     if other is not None and other.ndim:
         rest = aligned(pointers, other)[1]
     rest = rest.astype(dtype, copy=False).view(bits)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.interpreter import interpreted
-from pytest_fusion.run.interpreter.transfers import Fill, masked_fill
+from pytest_fusion.run.interpreter.undefined import Fill, masked_fill
 from pytest_fusion.run.isolate import Crash, run_isolated, unwrap
 from tests.outside.survey.model import TOLERANCE, Draw, Op
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_fusion.run import interpreter
-from pytest_fusion.run.interpreter.transfers import masked_fill
+from pytest_fusion.run.interpreter.undefined import masked_fill, surrounded_by
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -41,6 +41,22 @@ def test_a_masked_integer_without_other_is_large() -> None:
     out = torch.empty(18, dtype=torch.int32)
     masked_kernel[(1,)](torch.ones(16, dtype=torch.int32), out, 5, N=16)
     assert out[5:16].eq(0x7F7F7F7F).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int32])
+def test_beside_a_huge_fill_they_are_far_from_zero_both_ways(dtype: torch.dtype) -> None:
+    """A maximum passes over NaN, a minimum over what is large: in turn both, finite; of uint8 127 and 0."""
+    out = torch.empty(18, dtype=dtype)
+    with surrounded_by("huge"):
+        masked_kernel[(1,)](torch.ones(16).to(dtype), out, 5, N=16)
+        bytes_out = torch.empty(18, dtype=torch.uint8)
+        masked_kernel[(1,)](torch.ones(16, dtype=torch.uint8), bytes_out, 5, N=16)
+    wide = out.double()
+    assert wide[:5].eq(1).all()
+    assert wide[5:16:2].lt(-20_000).all()
+    assert wide[6:16:2].gt(20_000).all()
+    assert wide[5:16].isfinite().all()
+    assert bytes_out[5:16].tolist() == [0, 127] * 5 + [0]
 
 
 def test_the_fill_can_be_zero_for_an_experiment() -> None:

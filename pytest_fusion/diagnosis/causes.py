@@ -23,7 +23,7 @@ CAUSES: dict[str, str] = {
     "racing-stores": "two programs, or two lanes of one, store different values to one element without an atomic",
     "racing-load": "a program loads what another one stores in the same launch",
     "reads-padding": "a load reaches between or around a tensor's elements and the result depends on what lies there",
-    "stale-memory": "the result depends on fresh memory that nothing wrote",
+    "stale-memory": "the result depends on memory that this call did not write: fresh, or kept between calls",
     "unwritten-output": "some elements of the result are never stored",
     "nondeterministic": "two runs on the same inputs differ: a race or an order of atomics",
     "batch-variant": "a slice's bits depend on how many others there are, on where it lies or on what they hold",

@@ -9,6 +9,7 @@ from pytest_fusion.diagnosis import (
     equals,
     extents,
     indices,
+    kept,
     loaded,
     machine_code,
     numerics,
@@ -105,7 +106,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         lab.ruled_out.append("a constant factor: other inputs have none")
         direct = None
     rules = _rules(lab, direct)
-    if rules and not lab.ask(lab.base).wrong:
+    if rules and rules != (kept.state,) and not lab.ask(lab.base).wrong:
         lab.ruled_out.append("the failure did not show again when its case was run once more")
         rules = ()
     for rule in rules:
@@ -134,7 +135,9 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     if lab.verdict.identity == "bounds:undefined":
         return (undefined.lanes,)
     if check == "repeat":
-        return (indices.moved, indices.mixed) if "access" in lab.verdict.evidence else ()
+        if "access" in lab.verdict.evidence:
+            return indices.moved, indices.mixed
+        return (kept.state,) if direct == "nondeterministic" else ()
     return _RULES.get(check, ())
 
 

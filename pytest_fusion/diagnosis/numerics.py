@@ -120,19 +120,26 @@ def _hidden(lab: Lab, names: list[str]) -> bool:
 
 
 def wrapped(lab: Lab) -> Found | None:
-    """Wrong integers are off by multiples of 2^32: sums or products of 32 bits in results of 64; or of fewer bits, in
-    what integers are scaled to."""
+    """Wrong integers are off by multiples of 2^32, 2^16 or 2^8: sums, products or counters of fewer bits than the
+    result has, or of fewer in what integers are scaled to."""
     wrong = lab.wrong_of(lab.ask(lab.base))
     if wrong is None:
         return None
     if wrong.got.is_floating_point():
         return _wrapped_before_scaling(lab)
-    if wrong.got.dtype not in (torch.int64, torch.uint64):
+    if wrong.got.dtype is torch.bool or wrong.got.is_complex():
         return None
-    off = (wrong.got.long() - wrong.right.long())[wrong.mask]
-    if not len(off) or bool((off % (1 << 32) != 0).any()):
-        return None
-    return Found("overflow", [f"{wrong.name}: every wrong element is off by a multiple of 2^32"])
+    wrongs = [lab.wrong_of(lab.ask(lab.base.with_(seed=seed)), wrong.name) for seed in lab.seeds()]
+    pairs = [(each.got.long()[each.mask], each.right.long()[each.mask]) for each in wrongs if each is not None]
+    got, right = (torch.cat(each) for each in zip(*pairs, strict=True))
+    for bits in (32, 16, 8):
+        if bits >= 8 * wrong.got.itemsize or not len(got) or bool(((got - right) % (1 << bits) != 0).any()):
+            continue
+        # Off by 256 is an index of a second block too, unless it is a number of the other sign.
+        half = 1 << (bits - 1)
+        if bits == 32 or bool(((got >= -half) & (got < half)).all() and ((got < 0) != (right < 0)).any()):
+            return Found("overflow", [f"{wrong.name}: every wrong element is off by a multiple of 2^{bits}"])
+    return None
 
 
 def _wrapped_before_scaling(lab: Lab) -> Found | None:

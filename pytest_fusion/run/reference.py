@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -114,6 +115,14 @@ def run_reference(
     def call() -> Sequence[torch.Tensor]:
         try:
             run.result = spec.reference(**own, **takes(spec.reference, extra))
+        except NotImplementedError as error:
+            if lanes and (found := re.search(r"Cannot access storage of (\w+?)(TensorImpl)?$", first_line(error))):
+                raise SpecError(
+                    f"{spec.name}: the reference makes {found[1]} tensors, whose rounding cannot be followed; write it "
+                    "with dense ones (to_dense() of what is given, and @), or say how far off a result may be: "
+                    "tolerance=Tolerance(...)"
+                ) from error
+            raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
         _forbid_exchanges(spec, arguments, own)

@@ -348,7 +348,10 @@ class FusionSpec:
         if not isinstance(self.deterministic, bool):
             self._check_deterministic(self.deterministic)
         if self.grad is True and not any(map(_may_have_gradient, self.inputs.values())):
-            raise SpecError(f"{self.name}: grad=True, but no input is a floating tensor; leave it out")
+            raise SpecError(
+                f"{self.name}: grad=True, but no input is a floating tensor; leave it out (gradients of complex inputs "
+                "are not compared: give their real and imaginary parts)"
+            )
         if self.distribution and self.random is None:
             raise SpecError(
                 f"{self.name}: distribution= needs rng=, the name of the input that seeds the kernel, to draw again"

@@ -40,6 +40,19 @@ def test_an_exception_of_the_reference_is_its_own(lanes: int) -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+@pytest.mark.parametrize(("sparse", "kind"), [("to_sparse", "Sparse"), ("to_sparse_csr", "SparseCsr")])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_tensors_are_for_a_tolerance_of_ones_own(sparse: str, kind: str) -> None:
+    """Their rounding is not followed, and the message says so; natively such a reference is as good as any."""
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(getattr(x, sparse)(), torch.ones(3, 2))
+
+    assert call(reference, 0).native[0].tolist() == [[3, 3], [12, 12]]
+    with pytest.raises(SpecError, match=rf"makes {kind} tensors, .* tolerance=Tolerance"):
+        call(reference, 4)
+
+
 @pytest.mark.parametrize("lanes", LANES)
 def test_a_reference_that_loses_the_context_is_told_from_the_kernel(
     lanes: int, monkeypatch: pytest.MonkeyPatch

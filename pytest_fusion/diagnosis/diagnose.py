@@ -62,6 +62,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     extents.last_index,
     unread.unread,
     sentinels.lowest,
+    sentinels.zero,
     indices.moved,
     indices.misread,
     sources.elsewhere,

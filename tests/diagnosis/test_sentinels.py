@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion import tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.sentinels import lowest
+from pytest_fusion.diagnosis.sentinels import lowest, zero
 
 T = torch.Tensor
 
@@ -76,3 +76,43 @@ def test_scores_near_0_are_not_asked(lab_of: Any) -> None:
     lab = lab_of(lambda x: torch.softmax(2 * x, -1), lambda x: torch.softmax(x, -1), inputs, SIZES, dtypes="float32")
     assert lowest(lab) is None
     assert not any("minus infinity" in what for what in lab.ruled_out)
+
+
+def window(x: T, pad: float, *, smallest: bool = False) -> T:
+    """The largest of three neighbours in a row."""
+    padded = torch.nn.functional.pad(x, (1, 1), value=pad)
+    found = torch.stack([padded[:, i : i + x.shape[1]] for i in range(3)])
+    return found.amin(0) if smallest else found.amax(0)
+
+
+def ordinary(x: T) -> T:
+    return x.float() * 1
+
+
+NEAR_0 = {"x": tensor("rows cols", values=values.normal())}
+TALL = {"dim rows": 40, "dim cols": 2}
+BESIDE: dict[str, tuple[Callable[..., T], Callable[..., T], str]] = {
+    "a window": (lambda x: window(x, 0.0), lambda x: window(x, -torch.inf), "below it, and right once x is positive"),
+    "a running maximum": (lambda x: x.cummax(-1)[0].clamp(min=0), lambda x: x.cummax(-1)[0], "the largest is sought"),
+    "the smallest": (
+        lambda x: window(x, 0.0, smallest=True),
+        lambda x: window(x, torch.inf, smallest=True),
+        "above it, and right once x is negative",
+    ),
+    "an activation": (torch.relu, ordinary, ""),
+    "twice the largest": (lambda x: 2 * window(x, 0.0), lambda x: 2 * window(x, -torch.inf), ""),
+    "a 0 in the first column": (lambda x: x.index_fill(1, torch.tensor([0]), 0.0), ordinary, ""),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_largest_value_from_0_on_is_named(lab_of: Any, name: str) -> None:
+    """Right of positive numbers; an element by itself that is cut at 0, or is lost, is no such thing."""
+    fused, reference, said = BESIDE[name]
+    found = zero(lab_of(fused, reference, NEAR_0, TALL, dtypes="float32"))
+    assert (found is not None) == bool(said), found
+    if found is not None:
+        assert found.cause == "wrong-neutral-element"
+        assert said in " ".join(found.evidence)
+        whole = diagnose(lab_of(fused, reference, NEAR_0, TALL, dtypes="float32"))
+        assert (whole.cause, whole.evidence) == (found.cause, found.evidence)

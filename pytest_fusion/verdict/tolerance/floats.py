@@ -60,6 +60,9 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
         used = torch.isfinite(got) & torch.isfinite(spread.centre)
         if not bool(used.any()):
             return ValuesVerdict(True, None, "max", 0.0, None, None, None, None, 0, total, False, "nothing is finite")
+    exact = spread.exact()
+    if exact is not None and bool((wrong := exact & (got != spread.centre)).any()):
+        return _inexact(got, spread, wrong, shape)
     deviation = spread.deviation()
     limits, native = _limits(spread, deviation, shape, inclusive)
     if used is not None:
@@ -238,6 +241,20 @@ def _without_error(got: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
     )
 
 
+def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
+    # In halves of the distance to the next number, by which rounding alone would be off.
+    halves = torch.where(wrong, 2 * (got - spread.centre) / spread.step, 0.0).abs()
+    worst = int(halves.argmax())
+    index, count = tuple(_unravel(worst, shape)), int(wrong.sum())
+    value, expected = float(got[worst]), float(spread.centre[worst])
+    reason = (
+        f"{count} of {got.numel()} elements are other numbers than the reference's, which takes, compares and moves "
+        f"numbers and rounds none; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
+    )
+    ratio = float(halves[worst])
+    return ValuesVerdict(False, "C", "exact", ratio, index, value, expected, 0.0, count, got.numel(), False, reason)
+
+
 def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
     wrong = ~fine
     first = int(wrong.to(torch.int8).argmax())
@@ -280,4 +297,6 @@ def excess_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
     error = torch.where(used, got - spread.centre, 0.0)
     error = _excused(error, got, spread, deviation, limits, native)
     share = torch.where(error == 0, 0.0, error.abs() / (limits.size["max"] * deviation.single))
+    if (exact := spread.exact()) is not None:
+        wrong |= exact & (error != 0)
     return torch.where(wrong, math.inf, share).reshape(candidate.shape)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_fusion.run import genuine
 from pytest_fusion.run.lanes.model import OutputLanes
 from pytest_fusion.run.lanes.rounding import GRIDS, D, quantum
 
@@ -56,6 +57,18 @@ class Spread:
     @property
     def lanes(self) -> int:
         return int(self.rounded.shape[0])
+
+    def exact(self) -> Tensor | None:
+        """Where a result must be this number (N): in an output of which no element has ever been rounded.
+
+        ``None`` where some has. Zeros and subnormal numbers are left out: what is flushed or cancels is another matter.
+        """
+        if bool(self.squares.any()) or not genuine.equal(self.native, self.centre):
+            return None
+        if self.finite is None and not genuine.equal(self.rounded[0], self.centre):
+            return None
+        tiny = GRIDS[self.dtype].tiny if self.dtype in GRIDS else torch.finfo(self.dtype).tiny
+        return (self.rounded[0] == self.centre) & (self.centre.abs() >= tiny)
 
     def deviation(self) -> Deviation:
         """What an honest kernel's elements (N) are granted, their own rounding to the dtype included."""

@@ -71,6 +71,10 @@ def _bind_builtins(tl: Any, core: Any, semantic: Any) -> None:
     classes = {c for c in vars(core).values() if inspect.isclass(c) and c.__module__ == core.__name__}
     for owner in (tl, core, tl.math, *classes, tl.extra.cuda, cuda_libdevice):
         bind(owner)
+    for name, member in list(vars(core.tensor).items()):
+        # `x.exp()` and its like are registered before they are marked as builtins; compiled code takes them so.
+        if inspect.isfunction(member) and "_semantic" in inspect.signature(inspect.unwrap(member)).parameters:
+            setattr(core.tensor, name, _with_semantic(member, semantic))
     for name, member in list(vars(libdevice).items()):
         # The portable module holds bodies of `...`, which the compiler swaps for the target's functions.
         if inspect.isfunction(member) and hasattr(cuda_libdevice, name):
@@ -85,7 +89,7 @@ def _with_semantic(member: Callable[..., Any], semantic: Any) -> Callable[..., A
         kwargs["_semantic"] = semantic
         return inner(*args, **kwargs)
 
-    del interpreted.__dict__["__triton_builtin__"]
+    interpreted.__dict__.pop("__triton_builtin__", None)
     return interpreted
 
 

@@ -142,6 +142,13 @@ def _hi_lo_to_double(high: Array, low: Array) -> Array:
     return bits.view(_F64)
 
 
+def _exponent(x: Array) -> Array:
+    """As libdevice has it: the least int32 for 0 and NaN, the greatest for infinities."""
+    ends = np.iinfo(np.int32)
+    exponent = (np.frexp(x)[1] - 1).astype(np.int32)
+    return np.where(np.isinf(x), ends.max, np.where((x == 0) | np.isnan(x), ends.min, exponent)).astype(np.int32)
+
+
 # Evaluated on the arguments as they are.
 _EXACT: dict[str, Function] = {
     "fma": fused_multiply_add,
@@ -153,7 +160,7 @@ _EXACT: dict[str, Function] = {
     **dict.fromkeys(("isinff", "isinfd"), np.isinf),
     **dict.fromkeys(("finitef", "isfinited"), np.isfinite),
     **dict.fromkeys(("signbitf", "signbitd"), np.signbit),
-    "ilogb": lambda x: np.frexp(x)[1] - 1,
+    "ilogb": _exponent,
     "llrint": np.rint,
     "llround": _round_half_away,
     "float_as_int": _bits(np.int32),

@@ -69,6 +69,14 @@ def test_predicates_give_integers() -> None:
         assert result.dtype == I32
 
 
+def test_exponents_of_what_has_none() -> None:
+    """ilogb of 0 and NaN is the least integer, of infinities the greatest, as sm_90 code selects them."""
+    x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, 12.0, -0.75, 1e-40], np.float32)
+    least, greatest = -(2**31), 2**31 - 1
+    expected = [least, least, least, greatest, greatest, 0, 3, -1, -133]
+    assert libdevice.call("__nv_ilogbf", [x], I32).tolist() == expected
+
+
 def test_directed_rounding_brackets_the_value() -> None:
     """1/3 rounded down, to nearest and up are ordered, and down and up are neighbours."""
     one, three = np.ones(1, np.float32), np.full(1, 3, np.float32)

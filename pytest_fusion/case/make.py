@@ -113,7 +113,8 @@ def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """To the target dtype without wrapping out of its range."""
     if dtype.is_floating_point:
         limit = float(torch.finfo(dtype).max)
-        v = v.to(torch.float64).clamp(-limit, limit)
+        wide = v.to(torch.float64)
+        v = torch.where(wide.isinf(), wide, wide.clamp(-limit, limit))
         return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
     if dtype is torch.bool or dtype.is_complex or v.dtype is torch.bool:
         return v.to(dtype)

@@ -198,11 +198,25 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
         if pick in (position, len(takers)):
             case = case.with_tensor(name, regime=regime)
     for name in case.tensors:
-        if f"choice {name}" in choice:
-            case = case.with_tensor(name, regime=str(choice[f"choice {name}"]))
-        elif isinstance(profile := _values_of(spec, name), ValueProfile) and profile.kind == "one_of":
-            case = case.with_tensor(name, regime="0")
+        profile = _values_of(spec, name)
+        if isinstance(profile, ValueProfile) and profile.kind == "one_of":
+            index = choice.get(f"choice {name}")
+            salt = numbers.mix(case.seed, "values of", name)
+            finite = regimes.is_special(regime)
+            case = case.with_tensor(name, regime="0" if index is None else _alternative(profile, index, salt, finite))
     return case
+
+
+def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> str:
+    """One of several profiles, and where that has regimes one of those, by the seed; special ones beside none such."""
+    chosen = profile.choices[index]
+    if chosen.kind == "one_of":
+        inner = numbers.mix(seed, index) % len(chosen.choices)
+        return f"{index}/{_alternative(chosen, inner, numbers.mix(seed, 1), finite)}"
+    if chosen.kind not in ("default", "finite"):
+        return str(index)
+    names = [name for name in regimes.COVERED if not (regimes.is_special(name) and (finite or chosen.kind == "finite"))]
+    return f"{index}/{names[numbers.mix(seed, index) % len(names)]}"
 
 
 def _values_of(spec: FusionSpec, name: str) -> Any:

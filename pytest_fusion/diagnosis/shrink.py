@@ -136,6 +136,8 @@ class Shrinker:
             ladder = regimes_of(inner, covered=False)
             if current not in ladder:
                 yield self.case.with_tensor(name, regime=self._plain_regime(inner))
+                if "/" in current:  # the same of several profiles, without a regime of its own
+                    yield self.case.with_tensor(name, regime=current.rpartition("/")[0])
                 continue
             for regime in ladder[: ladder.index(current)]:
                 # Special values hide what ordinary ones show, so a plainer special one is no simplification to aim at.

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import numbers, recorded
+from pytest_fusion.case import numbers, recorded, regimes
 from pytest_fusion.run import interpreter
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.interpreter.executor import ordered
@@ -65,7 +65,7 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 def due(trial: Trial) -> bool:
     """Cases whose values are finite and whose reference can be differentiated."""
     case = trial.result.case
-    wild = any(tensor.regime in _WILD or recorded.special(tensor.regime) for tensor in case.tensors.values())
+    wild = any(regimes.drawn(t.regime) in _WILD or recorded.special(t.regime) for t in case.tensors.values())
     return not wild and bool(wanted(trial))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -357,6 +358,14 @@ def test_one_of_takes_the_profile_that_the_case_names(make_spec: Make) -> None:
     """The regime ``"1"`` is the second profile."""
     entry = tensor("n", values=values.one_of(values.constant(1), values.constant(2)))
     assert made(make_spec, entry, TensorCase("float32", regime="1"), n=2).tolist() == [2, 2]
+
+
+def test_a_constant_may_be_infinite(make_spec: Make) -> None:
+    """It was the largest finite number; one too large for its dtype still is."""
+    low = tensor("n", dtype="float16", values=values.constant(-math.inf))
+    assert made(make_spec, low, TensorCase("float16"), n=2).tolist() == [-math.inf, -math.inf]
+    large = tensor("n", dtype="float16", values=values.constant(1e6))
+    assert made(make_spec, large, TensorCase("float16"), n=1).tolist() == [65504.0]
 
 
 def test_zeros_are_copied_without_being_read(make_spec: Make) -> None:

@@ -97,6 +97,28 @@ def test_values_with_a_constraint_are_not_repeated_unless_it_is_asked_for(plan_o
     assert all("expanded" in kinds(plan, name) for name in "gi")
 
 
+def test_a_choice_with_regimes_of_its_own_is_drawn_from_all_of_them(plan_of: PlanOf) -> None:
+    """``one_of(finite(), ...)`` had numbers of about 1 alone; beside another input's NaN special ones are left out."""
+    inner = values.one_of(values.one_of(values.constant(3.0), values.default()), values.normal())
+    plan = plan_of(
+        {
+            "x": tensor("n", values=values.one_of(values.finite(), values.normal())),
+            "y": tensor("n", values=inner),
+            "z": tensor("n"),
+        }
+    )
+    assert build(plan, {}, 0).tensors["x"].regime == "0"
+    assert build(plan, {"choice x": 1}, 0).tensors["x"].regime == "1"
+    finite = {build(plan, {"choice x": 0}, seed).tensors["x"].regime for seed in range(400)}
+    assert finite == {f"0/{name}" for name in regimes.COVERED if not regimes.is_special(name)}
+    every = {build(plan, {"choice y": 0}, seed).tensors["y"].regime for seed in range(900)}
+    assert every == {"0/0", *(f"0/1/{name}" for name in regimes.COVERED)}
+    assert regimes.is_special("0/1/nan")
+    assert not regimes.is_special("0/1/unit")
+    beside = {build(plan, {"choice y": 0, "values": "nan"}, seed).tensors["y"].regime for seed in range(200)}
+    assert not any(map(regimes.is_special, beside))
+
+
 def test_special_values_go_into_one_tensor_at_a_time(plan_of: PlanOf) -> None:
     """NaN in all inputs would hide which one is mishandled; over some seeds each input gets it."""
     plan = plan_of({"x": tensor("n"), "y": tensor("n"), "i": tensor("n", dtype="int32")})

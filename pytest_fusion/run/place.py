@@ -37,6 +37,20 @@ def write(target: torch.Tensor, values: torch.Tensor) -> None:
     target.copy_(values)
 
 
+def laid_apart(case: Case, logical: Mapping[str, Any]) -> Case:
+    """The case with those tensors contiguous whose values differ along an expanded axis: that holds one slice alone."""
+    for name, entry in case.tensors.items():
+        values = logical.get(name)
+        if not isinstance(values, torch.Tensor):
+            continue
+        for axis in geometry(tuple(values.shape), entry.layout).expanded:
+            first = values.narrow(axis, 0, min(1, values.shape[axis])).expand_as(values)
+            if not bool(((values == first) | (values != values) & (first != first)).all()):
+                case = case.contiguous([name])
+                break
+    return case
+
+
 def own_geometry(values: torch.Tensor) -> Geometry:
     """The layout that a tensor has already; of a large storage offset only what decides alignment is kept.
 

@@ -16,24 +16,27 @@ import torch
 
 from pytest_fusion.case import numbers
 from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.drawing import Seeded, Told, plain
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.run.place import Placed, place
+from pytest_fusion.run.place import Placed, laid_apart, place
 from pytest_fusion.run.reference import ReferenceFailed, run_reference, takes
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.spec.random import Rng
-from pytest_fusion.verdict.calls import Bench, call, reader
+from pytest_fusion.verdict.calls import Bench, call, reader, same_draws, shapes
 from pytest_fusion.verdict.outputs import collect
 
 # Seeds that fit every integer type a kernel may want.
 _SEED_BITS = 31
 # Lost by a seed that is cut to its lowest 8 or 16, or made a float32.
 _UPPER_BITS = (8, 28, 16, 24, 12, 20)
+# Other values that are asked for what an element of 0 does not show, kept or dropped.
+_OTHERS = 3
 # What may lie between two computations of one value, in units of the output's precision.
 _ROUNDINGS = 4
 # An element is dropped when it is this near to the dropped value, seen from the kept one: a kernel that forgets the
@@ -243,6 +246,7 @@ def told(bench: Bench, case: Case, logical: Mapping[str, Any], first: Outcome, p
     masks = Masks(bench, case, logical)
     if first.error is None:
         mask = masks.own(first, placed)
+        mask = _completed(bench, case, logical, mask)
     else:
         mask = masks.any_accepted(first)
     return replace(bench, spec=bench.spec.with_(reference=masks.told(mask)), masks=masks, mask=mask)
@@ -257,18 +261,59 @@ def retold(bench: Bench, case: Case, logical: Mapping[str, Any]) -> Bench:
     mask = bench.mask
     if mask is None or bool(mask.known.all()):
         return bench
+    seen, masks = _seen_too(bench, case, logical, mask)
+    if masks is None:
+        return bench
+    return replace(bench, spec=bench.spec.with_(reference=masks.told(seen)), masks=masks, mask=seen)
+
+
+def _seen_too(bench: Bench, case: Case, logical: Mapping[str, Any], mask: Mask) -> tuple[Mask, Masks | None]:
+    """``mask`` with what a call on other values shows of it; no ``Masks`` where that shows nothing."""
+    case = laid_apart(case, logical)
     masks = Masks(bench, case, logical)
     outcome, placed = call(bench, case, logical, FILLS[0])
     if outcome.error is not None:
-        return bench
+        return mask, None
     try:
         fresh = masks.own(outcome, placed)
     except LookFailed:
-        return bench
+        return mask, None
     if fresh.kept.shape != mask.kept.shape:
-        return bench
-    seen = Mask(torch.where(mask.known, mask.kept, fresh.kept), mask.known | fresh.known)
-    return replace(bench, spec=bench.spec.with_(reference=masks.told(seen)), masks=masks, mask=seen)
+        return mask, None
+    return Mask(torch.where(mask.known, mask.kept, fresh.kept), mask.known | fresh.known), masks
+
+
+def _completed(bench: Bench, case: Case, logical: Mapping[str, Any], mask: Mask) -> Mask:
+    """``mask`` with what other values show of it: first those of the case without their zeros."""
+    for turn in range(_OTHERS):
+        if bool(mask.known.all()):
+            break
+        other = logical if turn == 0 else _other_values(bench, case, logical, turn)
+        if other is not None:
+            mask = _seen_too(bench, case, _without_zeros(other), mask)[0]
+    return mask
+
+
+def _without_zeros(logical: Mapping[str, Any]) -> dict[str, Any]:
+    """Each 0 of a floating input is another one of its numbers, which are what ``values=`` narrows it to."""
+    found = dict(logical)
+    for name, value in logical.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1:
+            zero, others = value == 0, value[value != 0]
+            if others.numel():
+                turns = torch.arange(int(zero.sum()), device=value.device) % others.numel()
+                found[name] = value.masked_scatter(zero, others[turns])
+    return found
+
+
+def _other_values(bench: Bench, case: Case, logical: Mapping[str, Any], turn: int) -> Mapping[str, Any] | None:
+    """Others of the same shapes and random numbers."""
+    drawn = case.with_(seed=numbers.mix(case.seed, "mask", turn) >> 1)
+    try:
+        other = {**make_inputs(bench.spec, drawn, bench.device), **same_draws(bench.spec, logical)}
+    except (ImpossibleCase, InputFailed):
+        return None
+    return other if shapes(other) == shapes(logical) else None
 
 
 class Masks:

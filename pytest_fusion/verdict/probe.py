@@ -18,7 +18,7 @@ from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.interpreter.findings import Finding
 from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.run.place import Placed
+from pytest_fusion.run.place import Placed, laid_apart
 from pytest_fusion.run.reference import ReferenceFailed, run_reference
 from pytest_fusion.verdict import gradients, memory, modelled, values
 from pytest_fusion.verdict.backward import Attempt
@@ -94,7 +94,10 @@ def _probe(every: Bench, case: Case, check: str, laid: Case, edit: Edit | None, 
     try:
         with bench.clock.phase("make"):
             logical = make_inputs(bench.spec, case, bench.device)
-            found.logical = logical = edit(logical) if edit is not None else logical
+            if edit is not None:
+                logical = edit(logical)
+                result.case = laid_apart(laid, logical)
+            found.logical = logical
     except ImpossibleCase as error:
         reject(bench, result, IMPOSSIBLE, error)
         return found

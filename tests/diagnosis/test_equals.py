@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
+from pytest_fusion.case.model import Layout
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.equals import equals
 
@@ -70,6 +71,16 @@ WRONG = {
     "another formula": lambda x: first_of_most(x) * 2,
     "the last of all": lambda x: first_of_most(x.flip(-1)),
 }
+
+
+def test_ties_of_an_expanded_input_are_named_too(lab_of: Any) -> None:
+    """All are equal along such an axis, and other values do not fit it: they are laid apart for the experiment."""
+    expanded = lambda case: case.with_tensor("x", layout=Layout("expanded", 0, 1))  # noqa: E731
+    sizes = {"dim rows": 2, "dim n": 4}
+    inputs = {"x": tensor("rows n", values=values.normal())}
+    found = diagnose(lab_of(all_of_most, first_of_most, inputs, sizes, change=expanded, dtypes="float32"))
+    assert found.cause == "equal-values", found
+    assert not any("equal values" in what for what in found.ruled_out)
 
 
 @pytest.mark.parametrize("name", WRONG)

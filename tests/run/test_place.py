@@ -9,7 +9,7 @@ import torch
 
 from pytest_fusion.case.layouts import choices, geometry
 from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.run.place import place, renewed, rewrite
+from pytest_fusion.run.place import laid_apart, place, renewed, rewrite
 from pytest_fusion.spec.inputs import LAYOUTS
 
 CPU = torch.device("cpu")
@@ -52,6 +52,16 @@ def test_the_caller_s_own_tensor_keeps_its_strides() -> None:
         assert x.stride() == value.stride()
         assert torch.equal(x, value)
         assert x.untyped_storage().data_ptr() != base.untyped_storage().data_ptr()
+
+
+def test_values_that_differ_along_an_expanded_axis_are_laid_apart() -> None:
+    """One slice has a place there; the values of an experiment may be others than that, NaN in one place are alike."""
+    case = with_layout(Layout("expanded", 0, 1))
+    same = torch.tensor([[1.0, 1.0], [float("nan"), float("nan")]])
+    assert laid_apart(case, {"x": same}) == case
+    assert laid_apart(case, {"x": same[:, :0]}) == case
+    apart = laid_apart(case, {"x": torch.tensor([[1.0, 1.0], [2.0, 3.0]])})
+    assert apart.tensors["x"].layout == Layout()
 
 
 def test_a_sliding_window_becomes_contiguous() -> None:

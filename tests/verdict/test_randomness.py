@@ -215,6 +215,37 @@ def test_honest_random_numbers_pass(examine: Any, name: str) -> None:
     assert record.checks["repeat"]["verdict"] == "pass", record.checks["repeat"]
 
 
+class _Dropout(torch.autograd.Function):
+    """Right, or without the scale in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, seed: int, p: float, scaled: bool) -> T:
+        kept = uniform(x.shape, seed) >= p
+        ctx.save_for_backward(kept)
+        ctx.p = p if scaled else 0.0
+        return apply(x, kept, p)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: T) -> Any:
+        (kept,) = ctx.saved_tensors
+        return apply(upstream, kept, ctx.p), None, None, None
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_zeros_of_narrowed_values_hide_no_mask(examine: Any, scaled: bool) -> None:
+    """An element of 0 is 0 kept or dropped, and its gradient is not: other values show which of them it is."""
+
+    def halves(shape: Any, dtype: torch.dtype, generator: torch.Generator) -> T:
+        return torch.randn(shape, generator=generator).mul(2).round().div(2).relu().to(dtype)
+
+    inputs = {"x": tensor("rows cols", values=halves), "seed": SEEDS, "p": st.sampled_from([0.1, 0.5])}
+    fused = lambda x, seed, p: _Dropout.apply(x, seed, p, scaled)  # noqa: E731
+    record = examine(fused, reference, inputs, rng=rng("seed", p="p"), grad="x", dtypes="float32", cases=25)
+    assert record.verdict == ("pass" if scaled else "fail"), record.message
+    assert scaled or record.failed_check == "gradients"
+
+
 def test_few_elements_leave_the_seed_unknown(examine: Any) -> None:
     """With never more than six elements equal masks are no news: unknown, not pass."""
     dims = {"rows": dim(0, 2), "cols": dim(0, 3)}

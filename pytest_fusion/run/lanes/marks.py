@@ -46,6 +46,8 @@ def mark_made(
     made = results[0]
     if plan.name in CASTS and given and given[0].dtype in NARROW and made.dtype in (torch.float32, D):
         store.mark_widened(made, given[0].dtype)
+    if plan.name in CASTS and given and not (given[0].is_floating_point() or given[0].is_complex()):
+        store.mark_codes(made)
     if plan.name in LARGEST and len(given) == 1:
         store.mark_largest(made, given[0])
     mark_written(store, source_of(store, given), [made])

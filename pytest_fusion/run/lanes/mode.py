@@ -217,6 +217,7 @@ class LaneMode(DispatchMode):
         if plan.name in FACTORS:
             op.sizes = {id(lanes.rounded): lanes.chain[0].sqrt() for lanes in read if lanes.chain is not None}
             op.eighths = multiplied_coarsely(self.store, operands[-2:], out.device)
+            op.codes = frozenset(id(seen[id(t)].rounded) for t in operands if self.store.of_codes(t))
         if plan.name in PRODUCTS:
             lows = ((seen[id(t)].rounded, t.dtype if t.dtype in NARROW else self.store.widened(t)) for t in operands)
             op.low = {id(value): dtype for value, dtype in lows if dtype is not None}

@@ -70,6 +70,7 @@ class Store:
         self._widened: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self._computed: dict[int, tuple[StorageWeakRef, torch.dtype]] = {}
         self._eighths: dict[int, StorageWeakRef] = {}
+        self._codes: dict[int, StorageWeakRef] = {}
         self._largest: dict[int, tuple[StorageWeakRef, tuple[int, StorageWeakRef]]] = {}
 
     @staticmethod
@@ -182,6 +183,7 @@ class Store:
         self._unwritten.pop(self._key(tensor), None)
         self._widened.pop(self._key(tensor), None)
         self._eighths.pop(self._key(tensor), None)
+        self._codes.pop(self._key(tensor), None)
         self._largest.pop(self._key(tensor), None)
         self._computed.pop(self._key(tensor), None)
 
@@ -207,6 +209,13 @@ class Store:
         found = self._computed.get(self._key(tensor))
         return found[1] if found is not None else None
 
+    def mark_codes(self, tensor: Tensor) -> None:
+        """Notes that a conversion made it from integers or flags."""
+        self._codes[self._key(tensor)] = _weak(tensor)
+
+    def of_codes(self, tensor: Tensor) -> bool:
+        return self._key(tensor) in self._codes
+
     def mark_eighth(self, tensor: Tensor) -> None:
         """Notes that its values are float8 numbers, or such times factors that a kernel may apply to the sum."""
         self._eighths[self._key(tensor)] = _weak(tensor)
@@ -226,7 +235,8 @@ class Store:
 
     def _sweep(self) -> None:
         # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
-        for table in (self._entries, self._unwritten, self._widened, self._computed, self._eighths, self._largest):
+        marks = (self._unwritten, self._widened, self._computed, self._eighths, self._codes, self._largest)
+        for table in (self._entries, *marks):
             for key in [key for key, held in table.items() if _owner(held).expired()]:  # type: ignore[no-untyped-call]
                 del table[key]
 

@@ -30,6 +30,21 @@ def test_a_weight_gradient_that_is_added_up_in_16_bits_is_wrong(rows_at_once: in
     assert judged(total, reference).ok is (rows_at_once == 250)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_integers_are_no_sign_of_16_bits(dtype: torch.dtype) -> None:
+    """8-bit weights fit bfloat16: beside activations of float32 that allows no rounding of these, beside bfloat16 it is
+    what a kernel does that multiplies by them."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(64, 64, generator=generator).to(dtype)
+    q = torch.randint(-127, 128, (64, 64), generator=generator, dtype=torch.int8)
+
+    def reference(low: torch.dtype = torch.float32) -> Tensor:
+        return F.silu(x.float()).to(low).float() @ q.float()
+
+    assert judged(reference(torch.bfloat16), reference).ok is (dtype == torch.bfloat16)
+    assert judged(reference(), reference).ok
+
+
 def test_a_factor_beyond_the_range_of_16_bits_may_be_infinite() -> None:
     """90,000 in float16, as tensor cores take it, and in float32; half of it is no infinity."""
     a, b = torch.full((4, 3), 300.0).half(), torch.full((4, 5), 1e-3).half()

@@ -36,7 +36,7 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
         return torch.matmul(a, b)
     sizes = op.sizes.get(id(a)), op.sizes.get(id(b))
     from_a, from_b = op.sources.get(id(a)), op.sources.get(id(b))
-    (a, low_a), (b, low_b) = _with_low(op, a), _with_low(op, b)
+    (a, low_a), (b, low_b) = _with_low(op, a, b), _with_low(op, b, a)
     if low_a is None and low_b is None and from_a is not None and from_b is not None:
         # Queries and keys that were turned or normed: both computed, and both stored in 16 bits before the product.
         a, b = _fed(op, a, None, from_b), _fed(op, b, None, from_a)
@@ -71,10 +71,16 @@ def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
     return out
 
 
-def _with_low(op: Op, operand: Tensor) -> tuple[Tensor, torch.dtype | None]:
-    """An operand's lanes, and the 16-bit dtype that holds its values, if one does."""
+def _with_low(op: Op, operand: Tensor, other: Tensor | None = None) -> tuple[Tensor, torch.dtype | None]:
+    """An operand's lanes, and the 16-bit dtype that holds its values, if one does.
+
+    Of integers that says nothing: 8 bits fit bfloat16, and beside a factor of float32 a kernel that rounded that to
+    bfloat16 passed. Beside one that comes from 16 bits both go to tensor cores so.
+    """
     known = op.low.get(id(operand))
     value = as_float(operand)
+    if known is None and id(operand) in op.codes and op.low.get(id(other), op.sources.get(id(other))) is None:
+        return value, None
     return value, known or _narrow(value)
 
 

@@ -37,11 +37,12 @@ class Op:
     and arguments, ``terms`` the length of the longest product that made one of the operands, ``held`` the lanes of the
     operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values; by the same ``low`` has
     the 16-bit dtype of a product's factors, or what they were converted from, and ``sources`` that of what they were
-    computed from. A product of 16-bit factors leaves in ``spread`` (*shape) what it costs to round the factors to that
-    once more, which ``spreads`` has of operands that are such products, and in ``made`` what ``Lanes.terms`` is of it
-    where tensor cores truncate. ``eighths``: both factors may go to a GPU's tensor cores as float8. A factor that is a
-    sum has in ``sizes``, by its ``id``, the root of its terms' squares (*shape). ``exact`` (bool, as the result or
-    broadcast to it) is where no kernel rounds the result: of float64 there is no finer number that would tell.
+    computed from; ``codes`` has those that were integers. A product of 16-bit factors leaves in ``spread`` (*shape)
+    what it costs to round the factors to that once more, which ``spreads`` has of operands that are such products, and
+    in ``made`` what ``Lanes.terms`` is of it where tensor cores truncate. ``eighths``: both factors may go to a GPU's
+    tensor cores as float8. A factor that is a sum has in ``sizes``, by its ``id``, the root of its terms' squares
+    (*shape). ``exact`` (bool, as the result or broadcast to it) is where no kernel rounds the result: of float64 there
+    is no finer number that would tell.
     """
 
     noise: Noise
@@ -53,6 +54,7 @@ class Op:
     held: Mapping[int, Lanes] = field(default_factory=dict)
     low: Mapping[int, torch.dtype] = field(default_factory=dict)
     sources: Mapping[int, torch.dtype] = field(default_factory=dict)
+    codes: frozenset[int] = frozenset()
     spreads: Mapping[int, Tensor] = field(default_factory=dict)
     spread: Tensor | None = None
     made: int = 0

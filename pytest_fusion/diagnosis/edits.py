@@ -196,6 +196,12 @@ def scaled(names: Iterable[str], power: int) -> Edit:
     return on(names, f"2^{power} times", lambda t: t * 2.0**power)
 
 
+def of_size_one(case: Case) -> Edit:
+    """All floating tensors scaled so that no number is above 1 in size."""
+    floating = [n for n, t in case.tensors.items() if n not in case.absent and t.dtype.startswith(("float", "bfloat"))]
+    return on(floating, "of size 1", lambda t: t / t.abs().nan_to_num(0, 0, 0).amax().clamp(1) if t.numel() else t)
+
+
 def larger(names: Iterable[str], times: float = 1.03) -> Edit:
     """Other numbers of the same signs and zeros, 3 % larger: other roundings of what is else alike."""
     return on(names, f"{times:g} times", lambda t: t * times)

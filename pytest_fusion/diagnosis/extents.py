@@ -73,7 +73,11 @@ def empty(lab: Lab) -> Found | None:
     wrong = lab.wrong_of(lab.ask(lab.base))
     if wrong is None or not wrong.got.is_floating_point() or bool(torch.isfinite(wrong.got)[wrong.mask].any()):
         return None
-    # A softmax over one element gives 1 whatever that is; of rows below a mask those of the longer dim are empty.
+    # A softmax over one element gives 1 whatever that is, too; but of numbers of size 1 nothing of it overflows.
+    if lab.always_right(lab.base, edit=edits.of_size_one(lab.base)):
+        lab.ruled_out.append("nothing that counts: right with numbers of size 1, whatever counts")
+        return None
+    # Of rows below a mask those of the longer dim are empty.
     if not any(
         _only_where_nothing_counts(lab, lab.base, lab.grown(lab.base, least), made_of_nothing=True)
         for least in ((12, 9, 7, 11), (9, 12, 11, 7))
@@ -325,6 +329,10 @@ def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor
     )
 
 
+# A table with one wrong entry is wrong from a distance on, at this distance: few of what lies past it.
+_SHARE_PAST = 0.1
+
+
 def limit(lab: Lab) -> Found | None:
     """Right up to a size and wrong at every one above it, whole multiples too."""
     names = edits.free(lab.spec, lab.base)
@@ -342,7 +350,12 @@ def limit(lab: Lab) -> Found | None:
             if all(lab.always_right(case, edit=edit) for case in below):
                 when = " where values grow along the way" if edit is not None else ""
                 evidence = [f"right up to {name}={most}, wrong at {most + 1}, {2 * most} and more{when}"]
-                where = _all_past(lab, lab.ask(above[1], edit=edit), most)
+                where, share = _all_past(lab, lab.ask(above[1], edit=edit), most)
+                if share < _SHARE_PAST:
+                    lab.ruled_out.append(
+                        f"block limit: past {name}={most} all but {share:.1%} of the elements are right"
+                    )
+                    return None
                 return Found("block-limit", [*evidence, where] if where else evidence)
     lab.ruled_out.append("block limit: no dim is right up to a size and wrong at every larger one")
     return None
@@ -358,14 +371,20 @@ def _fails(lab: Lab, case: Case, edit: Edit | None, most: int) -> bool:
     return any(wrong.far_off for wrong in wrongs if wrong is not None)
 
 
-def _all_past(lab: Lab, answer: Answer, most: int) -> str:
+def _all_past(lab: Lab, answer: Answer, most: int) -> tuple[str, float]:
+    """Along which axis all wrong elements lie past the limit, in words, and which share of what is past it is wrong."""
     wrong = lab.wrong_of(answer)
     if wrong is None:
-        return ""
+        return "", 1.0
+    past = torch.zeros_like(wrong.mask)
+    where = ""
     for axis, size in enumerate(wrong.mask.shape):
-        if size >= 2 * most and not bool(wrong.mask.narrow(axis, 0, most).any()):
-            return f"every wrong element of {wrong.name} lies past the first {most} along axis {axis}"
-    return ""
+        if size < 2 * most:
+            continue
+        past.narrow(axis, most, size - most).fill_(True)
+        if not where and not bool(wrong.mask.narrow(axis, 0, most).any()):
+            where = f"every wrong element of {wrong.name} lies past the first {most} along axis {axis}"
+    return where, float(wrong.mask[past].double().mean()) if bool(past.any()) else 1.0
 
 
 def last_index(lab: Lab) -> Found | None:

@@ -282,7 +282,7 @@ def mixed(lab: Lab) -> Found | None:
             else:
                 return Found(
                     "wrong-index-map",
-                    [f"each slice of {dim} is right alone and wrong among others, whatever the size"],
+                    [f"slices of {dim} that are wrong among others are right alone, whatever the size"],
                 )
     lab.ruled_out.append("slices mixed up: no slice of a dim is right alone and another among others")
     return None

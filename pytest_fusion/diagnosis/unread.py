@@ -45,18 +45,20 @@ def unread(lab: Lab) -> Found | None:
         values = [answer.probe.logical[name] for answer, _ in others if answer.probe is not None]
         changes = (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))
         if _has_no_say(lab, case, before, itertools.chain(changes, _of_size_one(lab, case, name))):
-            return Found("ignores-input", [_said(name)])
+            return Found("ignores-input", [_said(lab, name)])
     for name, value in case.drawn.items():
         values = [other for other in lab.plan.pools.get(name, ()) if other != value][:_OTHERS]
         if name not in needed and _has_no_say(lab, case, before, (_instead(name, repr(v), v) for v in values), most=1):
-            return Found("ignores-input", [_said(name)])
+            return Found("ignores-input", [_said(lab, name)])
     if first.wrong:
         lab.ruled_out.append("an input that is not read: each changes the kernel's result, or not the right one")
     return None
 
 
-def _said(name: str) -> str:
-    return f"whatever {name} holds, the kernel's result keeps its bits, where the right one changes"
+def _said(lab: Lab, name: str) -> str:
+    output = str(lab.verdict.evidence.get("output", ""))
+    what = f"gradient of {output[1:]}" if lab.check == gradients.NAME else "result"
+    return f"whatever {name} holds, the kernel's {what} keeps its bits, where the right one changes"
 
 
 def _needed(lab: Lab) -> set[str]:

@@ -184,6 +184,40 @@ def test_nan_among_what_counts_is_no_empty_row(lab_of: Any) -> None:
     assert diagnose(lab).cause == "unexplained"
 
 
+def test_nan_of_what_overflows_is_no_empty_row(lab_of: Any) -> None:
+    """A softmax of one element is 1 whatever that is; from a maximum of -50 on it is 0 / 0 where all lie far below."""
+
+    def floored(x: T) -> T:
+        shares = torch.exp(x - x.amax(-1, keepdim=True).clamp(min=-50.0))
+        return shares / shares.sum(-1, keepdim=True)
+
+    inputs = {"x": tensor("rows n", values=values.uniform(-900.0, -200.0))}
+    sizes, bounds = {"dim rows": 2, "dim n": 1}, {"rows": dim(1), "n": dim(1, 1)}
+    found = diagnose(lab_of(floored, lambda x: x.softmax(-1), inputs, sizes, dims=bounds, dtypes="float32"))
+    assert found.cause != "zero-size", found
+    assert "nothing that counts: right with numbers of size 1, whatever counts" in found.ruled_out
+
+
+def test_one_wrong_distance_is_no_limit(lab_of: Any) -> None:
+    """A table of distances with one wrong entry is wrong from that one on, at few places; with a cap at many."""
+
+    def biased(x: T, wrong: Callable[[T], T]) -> T:
+        places = torch.arange(x.shape[1])
+        return x + torch.sin(wrong((places[:, None] - places).abs()).float())[: len(x)]
+
+    def of(wrong: Callable[[T], T]) -> Any:
+        inputs, bounds = {"x": tensor("n n", values=values.normal())}, {"n": dim(1, 200)}
+        fused = lambda x: biased(x, wrong)  # noqa: E731
+        right = lambda x: biased(x, lambda d: d)  # noqa: E731
+        return diagnose(lab_of(fused, right, inputs, {"dim n": 21}, dims=bounds, dtypes="float32"))
+
+    once = of(lambda d: torch.where(d == 20, 3, d))
+    assert once.cause != "block-limit", once
+    assert any(what.startswith("block limit: past n=20 all but") for what in once.ruled_out)
+    capped = of(lambda d: d.clamp(max=19))
+    assert capped.cause == "block-limit", capped
+
+
 def test_what_fails_below_a_block_has_no_limit_there(lab_of: Any) -> None:
     """What is wrong at 4 elements is not right up to 64, whatever it is beyond and at some sizes between."""
 

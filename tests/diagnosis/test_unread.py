@@ -108,7 +108,7 @@ def test_a_gradient_that_ignores_an_input(lab_of: Any) -> None:
     lab = lab_of(Kernel.apply, lambda x, w: x * x * w, inputs, SIZES, grad=True)
     found = unread(lab)
     assert found is not None
-    assert found.evidence[0].startswith("whatever w holds")
+    assert found.evidence[0].startswith("whatever w holds, the kernel's gradient of x keeps its bits")
 
 
 def test_what_others_are_derived_from_is_not_asked(lab_of: Any) -> None:

@@ -472,3 +472,17 @@ def test_a_mean_may_be_updated_value_by_value(columns: int, seed: int) -> None:
     assert judged(lambda x: x.mean(-1), mean, x, seed)
     assert judged(lambda x: torch.var_mean(x, -1)[1], mean, x, seed)
     assert not judged(lambda x: x.mean(-1), mean + 2**-20 * x[:, 0].abs(), x, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("columns", [3, 4, 5, 8])
+def test_a_mean_may_be_combined_in_pairs(columns: int, seed: int) -> None:
+    """Halves against each other by their weights, as reductions have it: many rows show what each step rounds."""
+    x = torch.randn(400, columns, generator=torch.Generator().manual_seed(seed))
+    mean, weight = torch.zeros(400, 8), torch.zeros(400, 8)
+    mean[:, :columns], weight[:, :columns] = x, 1.0
+    while mean.shape[1] > 1:
+        (a, b), (m, n) = mean.chunk(2, 1), weight.chunk(2, 1)
+        mean, weight = a + (b - a) * torch.where(m + n > 0, n / (m + n), 0.0), m + n
+    assert judged(lambda x: x.mean(-1), mean[:, 0], x, seed)
+    assert not judged(lambda x: x.mean(-1), mean[:, 0] + 2**-21 * x[:, 0].abs(), x, seed)

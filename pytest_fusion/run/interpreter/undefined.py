@@ -67,9 +67,9 @@ def asked_fill() -> Fill:
 def masked_lanes(dtype: np.dtype[Any], mask: Array | None, shape: tuple[int, ...]) -> Array:
     """What a load of ``dtype`` and ``shape`` (programs, *block) without ``other`` has where ``mask`` is false."""
     fill = _fill or asked_fill()
+    poisoned = _either(dtype, shape[1:]) if _huge and mask is not None else np.asarray(poison(dtype))
     if mask is None or (fill != "zero" and _met is None) or mask.all():
-        # Without a mask, or with all of it true, for what a check refuses.
-        return np.asarray(poison(dtype)) if mask is None or not _huge else _either(dtype, shape[1:])
+        return poisoned  # without a mask, or with all of it true, for what a check refuses
     if _met is None:
         observers.note(
             "masked lanes of a load without other= were 0, as --fusion-undefined zero asks for; Triton leaves them "
@@ -80,7 +80,7 @@ def masked_lanes(dtype: np.dtype[Any], mask: Array | None, shape: tuple[int, ...
     _met[here] = None
     if fill == "zero" and here != _poisoned:
         return np.zeros((), dtype)
-    return _either(dtype, shape[1:]) if _huge else np.asarray(poison(dtype))
+    return poisoned
 
 
 @lru_cache(maxsize=256)
@@ -89,6 +89,7 @@ def _either(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     above, below = _huge_of(dtype)
     odd = np.indices(shape, dtype=np.uint8).sum(axis=0, dtype=np.uint8) % 2 == 1
     lanes: Array = np.where(odd, below, above)[None]
+    lanes.flags.writeable = False  # one for all loads of the shape
     return lanes
 
 

@@ -45,6 +45,10 @@ class Field:
         return (torch.arange(total, device=self.device) // max(width, 1)).reshape(self.shape)
 
 
+# Of nine seeds so many have numbers far below zero alone.
+_FAR_BELOW = 3
+
+
 def _unit(f: Field) -> torch.Tensor:
     return f.normal()
 
@@ -76,9 +80,15 @@ def _offset(f: Field) -> torch.Tensor:
 
 
 def _negative(f: Field) -> torch.Tensor:
-    """Of -1 to -5; for one seed in three of -200 to -1000, where no exponential has a number above 0 beside it."""
-    v = f.uniform()
-    return -(v * 800 + 200) if numbers.mix(f.seed, 20) % 3 == 0 else -(v * 4 + 1)
+    """Of -1 to -5; for one seed in three far below: no exponential has a number above 0 beside it.
+
+    Of those one in three lies below what stands for minus infinity in many a mask, -10000, where that is far from the
+    end of the dtype's range.
+    """
+    v, turn = f.uniform(), numbers.mix(f.seed, 20) % 9
+    if turn == 0 and float(f.info.max) > 1e6:
+        return -(v * 20_000 + 20_000)
+    return -(v * 800 + 200) if turn < _FAR_BELOW else -(v * 4 + 1)
 
 
 def _cancelling(f: Field) -> torch.Tensor:

@@ -242,7 +242,7 @@ def _without_error(got: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
 
 
 def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
-    # In halves of the distance to the next number, by which rounding alone would be off.
+    # Half of the distance to the next number is as good as nothing, and less than any other number is off.
     halves = torch.where(wrong, 2 * (got - spread.centre) / spread.step, 0.0).abs()
     worst = int(halves.argmax())
     index, count = tuple(_unravel(worst, shape)), int(wrong.sum())
@@ -251,8 +251,8 @@ def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...])
         f"{count} of {got.numel()} elements are other numbers than the reference's, which takes, compares and moves "
         f"numbers and rounds none; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
     )
-    ratio = float(halves[worst])
-    return ValuesVerdict(False, "C", "exact", ratio, index, value, expected, 0.0, count, got.numel(), False, reason)
+    ratio, allowed = float(halves[worst]), float(spread.step[worst]) / 2
+    return ValuesVerdict(False, "C", "exact", ratio, index, value, expected, allowed, count, got.numel(), False, reason)
 
 
 def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:

@@ -26,14 +26,15 @@ class Unsteady:
 
     def __call__(self, x: T) -> T:
         self.calls += 1
-        y = x * 2
+        y = x * 3
         if self.calls % self.period == 0:
             y.view(-1)[0] = torch.nextafter(y.view(-1)[0], torch.tensor(9.0))
         return y
 
 
-def double(x: T) -> T:
-    return x * 2
+def triple(x: T) -> T:
+    """Rounded, so that one unit in the last place is a matter of repeated calls alone."""
+    return x * 3
 
 
 @pytest.mark.parametrize("period", [2, 3, 4])
@@ -41,7 +42,7 @@ def test_a_bit_that_differs_between_runs_fails(judge_one: Any, period: int) -> N
     """One unit in the last place in every second, third or fourth call is chance, not an effect of the fill."""
     fused = Unsteady(period)
     fused.calls = period - 2  # so that the second call differs from the first
-    result = judge_one(fused, double)
+    result = judge_one(fused, triple)
     assert result.failure.identity == "repeat:out"
     assert "deterministic=False" in result.failure.reason
 
@@ -54,9 +55,9 @@ def test_chance_that_agrees_with_the_fill_for_a_while_is_chance(judge_one: Any) 
     def kernel(x: torch.Tensor) -> torch.Tensor:
         number = next(calls)
         side = as_the_fill[number] if number < len(as_the_fill) else "1"
-        return x * 2 * (1 + 1e-7 * int(side))
+        return x * 3 * (1 + 1e-7 * int(side))
 
-    result = judge_one(kernel, lambda x: x * 2)
+    result = judge_one(kernel, lambda x: x * 3)
     assert result.failure is not None
     assert result.failure.check == "repeat", result.failure.reason
 
@@ -65,14 +66,14 @@ def test_a_difference_that_is_gone_when_it_is_measured_fails(judge_one: Any, mon
     """A thread that still writes to a result may make it equal again; that it differed is enough."""
     monkeypatch.setattr(repeat, "variations", lambda base, runs: [])
     fused = Unsteady(2)
-    result = judge_one(fused, double)
+    result = judge_one(fused, triple)
     assert result.failure.identity == "repeat:out"
     assert "1 of" in result.failure.reason
 
 
 def test_chance_that_is_declared_is_unknown_not_failed(judge_one: Any) -> None:
     """With ``deterministic=False`` the same kernel is not accused, and the check says why it knows nothing."""
-    result = judge_one(Unsteady(), double, deterministic=False)
+    result = judge_one(Unsteady(), triple, deterministic=False)
     assert result.failure is None
     verdict = concluded(result, "repeat")
     assert verdict.status == "unknown"
@@ -82,9 +83,9 @@ def test_chance_that_is_declared_is_unknown_not_failed(judge_one: Any) -> None:
 def test_chance_may_be_declared_for_one_output_alone(judge_one: Any) -> None:
     """A declared unsteady output does not hide a second one that is not declared."""
     first, second = Unsteady(), Unsteady()
-    pair = lambda x: (double(x), double(x))  # noqa: E731
+    pair = lambda x: (triple(x), triple(x))  # noqa: E731
     declared = {"deterministic": {"out[0]": False}}
-    assert judge_one(lambda x: (first(x), double(x)), pair, **declared).failure is None
+    assert judge_one(lambda x: (first(x), triple(x)), pair, **declared).failure is None
     failure = judge_one(lambda x: (Unsteady.__call__(first, x), second(x)), pair, **declared).failure
     assert failure.identity == "repeat:out[1]"
 
@@ -92,8 +93,8 @@ def test_chance_may_be_declared_for_one_output_alone(judge_one: Any) -> None:
 def test_declared_chance_does_not_hide_a_read_of_the_gaps(judge_one: Any) -> None:
     """A kernel that may vary but depends on padding in a steady way still fails ``bounds``."""
     padded = Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32", Layout("padded"))}, seed=1)
-    fused = lambda x: x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset()) * 2  # noqa: E731
-    assert judge_one(fused, double, case=padded, deterministic=False).failure.identity == "bounds:surroundings"
+    fused = lambda x: x.as_strided(x.shape, (x.shape[1], 1), x.storage_offset()) * 3  # noqa: E731
+    assert judge_one(fused, triple, case=padded, deterministic=False).failure.identity == "bounds:surroundings"
 
 
 def test_a_cached_answer_fails(judge_one: Any) -> None:
@@ -101,9 +102,9 @@ def test_a_cached_answer_fails(judge_one: Any) -> None:
     cache: dict[int, T] = {}
 
     def fused(x: T) -> T:
-        return cache.setdefault(x.data_ptr(), x * 2)
+        return cache.setdefault(x.data_ptr(), x * 3)
 
-    result = judge_one(fused, double, again=True)
+    result = judge_one(fused, triple, again=True)
     assert result.failure.identity == "repeat:stale"
     assert "the previous call's answer" in result.failure.reason
 
@@ -116,9 +117,9 @@ def test_state_that_makes_a_second_call_raise_fails(judge_one: Any) -> None:
         if any(pointer == x.data_ptr() and first != float(x[0, 0]) for pointer, first in seen):
             raise RuntimeError("already there")
         seen.add((x.data_ptr(), float(x[0, 0])))
-        return x * 2
+        return x * 3
 
-    failure = judge_one(fused, double, again=True).failure
+    failure = judge_one(fused, triple, again=True).failure
     assert failure.identity == "repeat:stale"
     assert "RuntimeError" in failure.reason
 
@@ -152,14 +153,14 @@ def test_a_list_of_tensors_of_drawn_shapes_is_judged(examine: Any, drawn: bool) 
         return [torch.randn(n, generator=generator) for n in lengths]
 
     inputs = {"x": tensor("rows hidden"), "parts": derived(parts)}
-    reference = lambda x, parts: [p * 2 for p in parts]  # noqa: E731
+    reference = lambda x, parts: [p * 3 for p in parts]  # noqa: E731
     record = examine(reference, reference, inputs)
     assert record.verdict == "pass", record.message
 
     seen: dict[tuple[int, ...], list[T]] = {}
 
     def cached(x: T, parts: list[T]) -> list[T]:
-        return seen.setdefault(tuple(p.data_ptr() for p in parts), [p * 2 for p in parts])
+        return seen.setdefault(tuple(p.data_ptr() for p in parts), [p * 3 for p in parts])
 
     if not drawn:
         record = examine(cached, reference, inputs)
@@ -175,7 +176,7 @@ def test_a_bug_of_the_changed_values_alone_is_not_taken_for_state(judge_one: Any
     results = [
         judge_one(
             fused,
-            double,
+            triple,
             again=True,
             case=Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=seed),
         )
@@ -194,9 +195,9 @@ def test_an_honest_kernel_passes(judge_one: Any) -> None:
     def fused(x: T) -> T:
         workspace.zero_()
         workspace[: x.numel()] += x.reshape(-1)
-        return (workspace[: x.numel()] * 2).reshape(x.shape)
+        return (workspace[: x.numel()] * 3).reshape(x.shape)
 
-    result = judge_one(fused, double, again=True)
+    result = judge_one(fused, triple, again=True)
     assert result.failure is None
     assert {v.status for v in result.verdicts if v.check == "repeat"} == {"pass"}
 
@@ -265,8 +266,8 @@ def test_what_varies_is_told_in_full() -> None:
 def test_an_output_in_a_container_is_declared_by_its_key(judge_one: Any, name: str) -> None:
     """``deterministic={"dq": False}`` means the output of that name, whatever holds it; others still count."""
     unsteady = Unsteady()
-    both = lambda x: {"dq": double(x), "dk": double(x)}  # noqa: E731
-    fused = lambda x: {"dq": unsteady(x), "dk": double(x)}  # noqa: E731
+    both = lambda x: {"dq": triple(x), "dk": triple(x)}  # noqa: E731
+    fused = lambda x: {"dq": unsteady(x), "dk": triple(x)}  # noqa: E731
     assert judge_one(fused, both, deterministic={name: False}).failure is None
     assert judge_one(fused, both, deterministic={"dk": False}).failure.identity == "repeat:out['dq']"
 
@@ -286,7 +287,7 @@ def test_a_name_that_nothing_has_is_an_error(examine: Any, name: str, grad: Any,
     """``deterministic=`` of neither an output nor a gradient would say nothing, silently."""
 
     def reference(x: T, b: T | None, i: T) -> dict[str, Any]:
-        return {"y": x * 2 if b is None else x + b, "n": len(x)}
+        return {"y": x * 3 if b is None else x + b, "n": len(x)}
 
     inputs = {"x": tensor("n"), "b": optional(tensor("n")), "i": tensor("n", dtype=torch.int64)}
     with pytest.raises(SpecError) as caught:
@@ -319,7 +320,7 @@ def test_an_input_written_in_place_is_declared_by_its_name(judge_one: Any) -> No
         x.copy_(unsteady(x))
 
     def in_place(x: T) -> None:
-        x.mul_(2)
+        x.mul_(3)
 
     assert judge_one(fused, in_place, mutates="x").failure.identity == "repeat:x (in place)"
     assert judge_one(fused, in_place, mutates="x", deterministic={"x": False}).failure is None

@@ -29,58 +29,63 @@ def double(x: T) -> T:
     return x * 2
 
 
+def triple(x: T) -> T:
+    """Rounded, so that one unit in the last place is a matter of repeated calls alone."""
+    return x * 3
+
+
 def off_by_one_ulp(y: T) -> T:
     y.view(-1)[0] = torch.nextafter(y.view(-1)[0], torch.tensor(9.0))
     return y
 
 
 class Counting:
-    """Doubles; what ``wrong`` says of the number of the call decides about the first element."""
+    """Triples; what ``wrong`` says of the number of the call decides about the first element."""
 
     def __init__(self, wrong: Callable[[int], bool]) -> None:
         self.calls, self.wrong = 0, wrong
 
     def __call__(self, x: T) -> T:
         self.calls += 1
-        y = x * 2
+        y = x * 3
         return off_by_one_ulp(y) if self.wrong(self.calls) else y
 
 
 def test_state_that_only_a_later_call_meets_fails(judge_one: Any) -> None:
     """Two calls agree and the fifth differs: found in a case that more is asked of, with what differs."""
-    failure = judge_one(Counting(lambda call: call >= 5), double, again=True).failure
+    failure = judge_one(Counting(lambda call: call >= 5), triple, again=True).failure
     assert failure.identity == "repeat:out"
     assert failure.evidence["most_ulp"] == 1.0
-    assert judge_one(Counting(lambda call: call >= 5), double).failure is None
+    assert judge_one(Counting(lambda call: call >= 5), triple).failure is None
 
 
 @pytest.mark.parametrize("last", [1, 2])
 def test_a_first_call_that_differs_from_all_later_ones_is_told_so(judge_one: Any, last: int) -> None:
     """What the first call of a case does otherwise is told from chance, whether or not the second still does it."""
-    failure = judge_one(Counting(lambda call: call > last), double, again=True).failure
+    failure = judge_one(Counting(lambda call: call > last), triple, again=True).failure
     assert failure.identity == "repeat:out"
     assert "between the first call on these inputs and later ones" in failure.reason
-    failure = judge_one(Counting(lambda call: call % 2 == 0), double, again=True).failure
+    failure = judge_one(Counting(lambda call: call % 2 == 0), triple, again=True).failure
     assert "between the first call" not in failure.reason
 
 
 def test_a_long_period_takes_the_deep_profile(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every eighteenth call does differently is not met by a few calls, but by twenty."""
     rare = lambda call: call % 18 == 0  # noqa: E731
-    assert judge_one(Counting(rare), double, again=True).failure is None
+    assert judge_one(Counting(rare), triple, again=True).failure is None
     monkeypatch.setattr(repetition, "_USUAL", repetition._DEEP)
-    assert judge_one(Counting(rare), double, again=True).failure.identity == "repeat:out"
+    assert judge_one(Counting(rare), triple, again=True).failure.identity == "repeat:out"
 
 
 def test_a_result_that_depends_on_addresses_fails(judge_one: Any) -> None:
     """Inputs lie elsewhere in each further call, at no multiple of 512 bytes."""
 
     def fused(x: T) -> T:
-        y = x * 2
+        y = x * 3
         return y if x.data_ptr() % 512 == 0 else off_by_one_ulp(y)
 
-    assert judge_one(fused, double).failure is None
-    assert judge_one(fused, double, again=True).failure.identity == "repeat:out"
+    assert judge_one(fused, triple).failure is None
+    assert judge_one(fused, triple, again=True).failure.identity == "repeat:out"
 
 
 class Workspace:
@@ -111,7 +116,7 @@ def test_what_other_sizes_leave_behind_fails(judge_one: Any) -> None:
 @pytest.mark.parametrize("wrong", [{9, 14}, {9, 10, 11}], ids=["right beside them", "wrong beside them"])
 def test_chance_is_not_taken_for_what_other_sizes_leave(judge_one: Any, wrong: set[int]) -> None:
     """A result that is another after other sizes twice, and once in more calls as they are, varies by chance."""
-    failure = judge_one(Counting(lambda call: call in wrong), double, again=True).failure
+    failure = judge_one(Counting(lambda call: call in wrong), triple, again=True).failure
     assert failure.identity == "repeat:out"
     assert "between 12 runs on the same inputs" in failure.reason
 
@@ -129,11 +134,11 @@ def test_few_cases_are_asked_and_declared_outputs_never(examine: Any, judge_one:
     """A dozen cases cost few calls more; where every output may vary there is nothing to ask."""
     fused = Counting(lambda call: False)
     honest = {"honesty": "its calls are not counted here"}
-    assert examine(fused, double, cases=12, without=honest).verdict == "pass"
+    assert examine(fused, triple, cases=12, without=honest).verdict == "pass"
     repeated = fused.calls
-    assert judge_one(Counting(lambda call: call >= 5), double, again=True, deterministic=False).failure is None
+    assert judge_one(Counting(lambda call: call >= 5), triple, again=True, deterministic=False).failure is None
     plain = Counting(lambda call: False)
-    assert examine(plain, double, cases=12, deterministic=False, without=honest).verdict == "pass"
+    assert examine(plain, triple, cases=12, deterministic=False, without=honest).verdict == "pass"
     assert 0 < repeated - plain.calls <= 3 * 8
 
 
@@ -145,9 +150,9 @@ def test_a_refusal_of_a_repeated_call_is_unknown(judge_one: Any) -> None:
         calls.append(x)
         if len(calls) >= 4:
             raise ValueError("too many")
-        return x * 2
+        return x * 3
 
-    result = judge_one(fused, double, again=True, rejects=ValueError)
+    result = judge_one(fused, triple, again=True, rejects=ValueError)
     assert result.failure is None
     assert ("repeat", "unknown") in [(v.check, v.status) for v in result.verdicts]
 

@@ -52,4 +52,4 @@ def _output(mode: LaneMode, native: Tensor, count: int) -> OutputLanes:
     # Integers come out as their codes; floating results as they were before their last rounding.
     value = lanes.raw
     noisy = value[1:] if value.shape[0] > 1 else value.expand(count, *value.shape[1:])
-    return OutputLanes(native, value[0], noisy)
+    return OutputLanes(native, value[0], noisy, moved=value.shape[0] == 1)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_fusion.run import genuine
 from pytest_fusion.run.lanes.model import OutputLanes
 from pytest_fusion.run.lanes.rounding import GRIDS, D, quantum
 
@@ -40,7 +39,7 @@ class Spread:
     ``centre`` (N) is the oracle (where that is not finite: the native value). ``rounded`` (K, N) are the lanes as an
     honest kernel would store them, ``squares`` (K, N) their squared errors before that, zero where a lane is not
     finite. ``finite`` (K, N) is None when everything is. ``count`` (N) finite lanes. ``rho`` and
-    ``typical`` are the median relative and absolute variance of an element.
+    ``typical`` are the median relative and absolute variance of an element; ``moved`` is that of ``OutputLanes``.
     """
 
     dtype: torch.dtype
@@ -53,22 +52,23 @@ class Spread:
     step: Tensor
     rho: Tensor
     typical: Tensor
+    moved: bool = False
 
     @property
     def lanes(self) -> int:
         return int(self.rounded.shape[0])
 
     def exact(self) -> Tensor | None:
-        """Where a result must be this number (N): in an output of which no element has ever been rounded.
+        """Where a result must be this number (N): in an output of numbers that were moved, where they are still such.
 
-        ``None`` where some has. Zeros and subnormal numbers are left out: what is flushed or cancels is another matter.
+        ``None`` for others: a quotient that happens to be exact is 1 - 2^-24 by a reciprocal, of 41 / 41. Zeros and
+        subnormal numbers are left out: what is flushed is another matter.
         """
-        if bool(self.squares.any()) or not genuine.equal(self.native, self.centre):
-            return None
-        if self.finite is None and not genuine.equal(self.rounded[0], self.centre):
+        if not self.moved:
             return None
         tiny = GRIDS[self.dtype].tiny if self.dtype in GRIDS else torch.finfo(self.dtype).tiny
-        return (self.rounded[0] == self.centre) & (self.centre.abs() >= tiny)
+        same = (self.rounded[0] == self.centre) & (self.native == self.centre)
+        return same & (self.centre.abs() >= tiny)
 
     def deviation(self) -> Deviation:
         """What an honest kernel's elements (N) are granted, their own rounding to the dtype included."""
@@ -150,7 +150,8 @@ def spread_of(lanes: OutputLanes) -> Spread:
         squares = (raw - oracle).square()
     step = quantum(oracle, dtype)
     total = squares.sum(0) / Spread._at_least_one(count)
-    return Spread(dtype, oracle, native, rounded, squares, finite, count, step, *_typical(total, oracle))
+    typical = _typical(total, oracle)
+    return Spread(dtype, oracle, native, rounded, squares, finite, count, step, *typical, moved=lanes.moved)
 
 
 def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Tensor:

@@ -57,6 +57,13 @@ def test_what_is_computed_may_be_a_neighbour(dtype: torch.dtype) -> None:
         assert not judged(next_up(right, 1) * 1.1, reference).ok
 
 
+def test_a_quotient_that_happens_to_be_exact_may_be_a_neighbour() -> None:
+    """One number over the sum of its row is 1, and times the reciprocal of that it may be 1 - 2^-24."""
+    x = torch.tensor([[3.3]])
+    assert judged(torch.tensor([[1 - 2.0**-24]]), lambda: x / x.abs().sum(-1, keepdim=True)).ok
+    assert not judged(torch.tensor([[1 - 2.0**-20]]), lambda: x / x.abs().sum(-1, keepdim=True)).ok
+
+
 def test_subnormal_numbers_may_be_flushed() -> None:
     """As code compiled with flush-to-zero reads them; zeros are held to what they were before."""
     x = torch.tensor([1e-40, -2e-41, 0.0])

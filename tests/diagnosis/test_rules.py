@@ -361,6 +361,19 @@ def test_overflow_is_where_a_dtype_ends(
     assert found.cause != "wrong-index-map", found
 
 
+def test_a_copy_that_is_cut_has_no_exponential(lab_of: Any) -> None:
+    """It gives as much more as its input has, as a logarithm of a sum of exponentials does in fewer elements."""
+    sizes = {"dim rows": 3, "dim hidden": 5, "dtype": "float32", "values": "hundred"}
+    found = diagnose(
+        lab_of(lambda x: torch.where(x.abs() > 100, 0.0, x), lambda x: x * 1.0, {"x": tensor("rows hidden")}, sizes)
+    )
+    assert found.cause != "missing-max-subtraction", found
+    found = diagnose(
+        lab_of(lambda x: x.exp().sum(-1).log(), lambda x: x.logsumexp(-1), {"x": tensor("rows hidden")}, sizes)
+    )
+    assert found.cause == "missing-max-subtraction", found
+
+
 def _first_index_of_last_block(x: T) -> T:
     whole = x.shape[1] // 256 * 256
     return x[:, whole:].argmax(-1) if x.shape[1] > whole else x.argmax(-1)

@@ -59,15 +59,15 @@ class Spread:
         return int(self.rounded.shape[0])
 
     def exact(self) -> Tensor | None:
-        """Where a result must be this number (N): in an output of numbers that were moved, where they are still such.
+        """Where a result must be this number (N): in an output of numbers that were moved, all of which are still such.
 
         ``None`` for others: a quotient that happens to be exact is 1 - 2^-24 by a reciprocal, of 41 / 41. Zeros and
         subnormal numbers are left out: what is flushed is another matter.
         """
-        if not self.moved:
+        same = (self.rounded[0] == self.centre) & (self.native == self.centre)
+        if not self.moved or not bool((same | ~torch.isfinite(self.native)).all()):
             return None
         tiny = GRIDS[self.dtype].tiny if self.dtype in GRIDS else torch.finfo(self.dtype).tiny
-        same = (self.rounded[0] == self.centre) & (self.native == self.centre)
         return same & (self.centre.abs() >= tiny)
 
     def deviation(self) -> Deviation:

@@ -45,10 +45,6 @@ class Field:
         return (torch.arange(total, device=self.device) // max(width, 1)).reshape(self.shape)
 
 
-# Of nine seeds so many have numbers far below zero alone.
-_FAR_BELOW = 3
-
-
 def _unit(f: Field) -> torch.Tensor:
     return f.normal()
 
@@ -77,6 +73,10 @@ def _offset(f: Field) -> torch.Tensor:
     # 24 standard deviations: a variance computed as E[x^2]-E[x]^2 or with padded lanes left in loses its digits. For
     # every other seed below zero: padding that became finite (a soft cap makes -cap of -inf) shows beside such rows.
     return f.normal() + (24.0 if numbers.mix(f.seed, 15) % 2 else -24.0)
+
+
+# Of nine seeds so many have numbers far below zero alone.
+_FAR_BELOW = 3
 
 
 def _negative(f: Field) -> torch.Tensor:

@@ -26,7 +26,8 @@ class OutputLanes:
     ``native`` is what the reference returned. ``oracle`` is its value in float64 without any rounding (in the native
     dtype where that is an integer or bool). ``lanes`` is ``(K, *shape)``: float64 values *before* the last rounding to
     the native dtype, so that the judge rounds them exactly as an honest kernel does; integers stay integers. ``moved``
-    is true where nothing on the way could round: numbers were taken, compared and moved, their signs changed.
+    is true where nothing before the last operation could round: numbers were taken, compared and moved, or combined
+    once.
     """
 
     native: Tensor

@@ -248,8 +248,8 @@ def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...])
     index, count = tuple(_unravel(worst, shape)), int(wrong.sum())
     value, expected = float(got[worst]), float(spread.centre[worst])
     reason = (
-        f"{count} of {got.numel()} elements are other numbers than the reference's, which takes, compares and moves "
-        f"numbers and rounds none; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
+        f"{count} of {got.numel()} elements are other numbers than the reference's, of which nothing is "
+        f"rounded; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
     )
     ratio, allowed = float(halves[worst]), float(spread.step[worst]) / 2
     return ValuesVerdict(False, "C", "exact", ratio, index, value, expected, allowed, count, got.numel(), False, reason)

@@ -183,6 +183,18 @@ class _Produced(torch.autograd.Function):
         return gradients[0] * made, None
 
 
+class _Passed(torch.autograd.Function):
+    """Hands on what it is given, with its strides: of one row a view gets others, by which Triton compiles anew."""
+
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.detach()
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
 def _second_branch(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     """The inputs as results of another operation that has saved them, each with a second use beside the kernel."""
     found = _branched(trial, upstream)
@@ -226,8 +238,8 @@ def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor]
 
     def call(**arguments: Any) -> None:
         produced = {name: _Produced.apply(leaves[name], arguments[name]) for name in wanted}  # type: ignore[no-untyped-call]
-        # Through a view, so that what the kernel's own graph adds up is added up before the second branch's is.
-        own = {name: t.view_as(t) for name, t in produced.items()}
+        # So what the kernel's own graph adds up is added up before the second branch's is.
+        own = {name: _Passed.apply(t) for name, t in produced.items()}  # type: ignore[no-untyped-call]
         given = {**arguments, **own}
         ends = connected(collect(spec.fused(**given), given, spec.mutates).tensors, above)
         gradients = torch.autograd.grad(

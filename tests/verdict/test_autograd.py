@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
-from pytest_fusion.case.model import Case, TensorCase
+from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.run import graph, interpreter
 from pytest_fusion.verdict import autograd
 from pytest_fusion.verdict.judge import Bench, CaseResult
@@ -237,6 +237,25 @@ def test_an_input_that_is_a_result_and_used_twice_gets_the_right_sum(judge_one: 
 
     for case in CASES:
         evidence(judge_one(thrice, thrice, grad=True, again=True, case=case))
+
+
+class ByStride(Silu):
+    """Multiplies in another order where a row's stride is 1, as code that Triton compiles for it may."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: T) -> Any:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        slope = 1 + x * (1 - s)
+        return gradients[0] * (s * slope) if x.stride(0) == 1 else (gradients[0] * s) * slope
+
+
+def test_an_input_used_twice_keeps_its_strides(judge_one: Any) -> None:
+    """Of one row any stride will do, so a view of it gets another, and the kernel's honest gradient other bits."""
+    x = TensorCase("float32", Layout("transposed"))
+    for case in CASES:
+        one_row = Case({"rows": 1, "hidden": 7}, "float32", {"x": x}, seed=case.seed)
+        evidence(judge_one(of_x(ByStride), silu, grad=True, again=True, case=one_row))
 
 
 def test_few_cases_are_asked(judge_one: Any) -> None:

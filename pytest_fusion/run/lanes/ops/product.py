@@ -53,6 +53,7 @@ def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
     if op.eighths:
         value = added_coarsely(op, value, squares, terms)
     value = op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
+    value = _without_zeros(op, value, first_a, first_b, terms, torch.matmul)
     if any(size is not None for size in sizes):
         size_a, size_b = (f.abs() if s is None else s for f, s in zip((first_a, first_b), sizes, strict=True))
         value = _distributed(op, value, torch.matmul(size_a, size_b))
@@ -240,35 +241,35 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
     if low_x is not None and low_weight is not None:
         value = truncated(op, value, squares, terms)
     value = op.accumulated(value, squares, terms, lambda: convolve(x[0].abs(), weight[0].abs()))
-    if not transposed and any(padding):
-        value = _past_the_edge(op, value, x, weight, terms, convolve)
+    value = _without_zeros(op, value, x[0], weight[0], terms, convolve)
     if bias is None:
         return value
     wide = as_float(bias).reshape(bias.shape[0], 1, -1, *(1,) * (x.dim() - 3))
     return _biased(op, value, wide, 1, 1, terms)
 
 
-def _past_the_edge(
-    op: Op, value: Tensor, x: Tensor, weight: Tensor, terms: int, convolve: Callable[[Tensor, Tensor], Tensor]
+def _without_zeros(
+    op: Op, value: Tensor, x: Tensor, w: Tensor, terms: int, multiply: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Half of the lanes as of a kernel that leaves out what lies in the padding, where others add 0 * NaN.
+    """Half of the lanes as of a kernel that leaves out what is multiplied by 0, where others add 0 * NaN.
 
-    torch does either: on a CPU one weight that is NaN reaches past the edge in float16, in float32 it does not.
+    Attention does not read the keys that its mask leaves out, a sum over the rows of one group no other group's, and
+    torch itself does either in the padding of a convolution: on a CPU one weight that is NaN reaches past the edge in
+    float16, in float32 it does not. ``x`` and ``w`` (*shape) are the oracle's factors.
     """
-    at, taps = x[0], weight[0]
-    odd = ~torch.isfinite(taps)
-    if not bool(odd.any()):
+    if bool(torch.isfinite(value[0]).all()):
         return value
 
-    def reached(inside: Tensor, odd_taps: Tensor) -> Tensor:
-        return convolve(inside.to(D), odd_taps.to(D)) > 0
+    def reached(*pairs: tuple[Tensor, Tensor]) -> Tensor:
+        return sum(multiply(one.to(D), other.to(D)) for one, other in pairs) > 0  # type: ignore[return-value]
 
-    above = reached(at > 0, taps == math.inf) | reached(at < 0, taps == -math.inf)
-    below = reached(at < 0, taps == math.inf) | reached(at > 0, taps == -math.inf)
-    neither = reached(at == 0, odd) | reached(torch.ones_like(at), taps.isnan())
-    even = torch.where(odd, 0.0, taps)
-    left_out = op.accumulated(convolve(at, even)[None], convolve(at.square(), even.square()), terms)
-    for there, what in ((above, math.inf), (below, -math.inf), (neither, math.nan)):
+    inf = math.inf
+    above = reached((x > 0, w == inf), (x < 0, w == -inf), (x == inf, w > 0), (x == -inf, w < 0))
+    below = reached((x < 0, w == inf), (x > 0, w == -inf), (x == -inf, w > 0), (x == inf, w < 0))
+    neither = reached((x.isnan(), w != 0), (x != 0, w.isnan()))
+    even_x, even_w = (torch.where(torch.isfinite(factor), factor, 0.0) for factor in (x, w))
+    left_out = op.accumulated(multiply(even_x, even_w)[None], multiply(even_x.square(), even_w.square()), terms)
+    for there, what in ((above, inf), (below, -inf), (neither, math.nan)):
         left_out = torch.where(there, left_out + what, left_out)
     out, other = op.noise.spread(value), op.noise.spread(left_out)
     out[1::2] = torch.where(torch.isfinite(out[1::2]), out[1::2], other[1::2])

@@ -63,4 +63,5 @@ def _hardtanh(op: Op, grad: Tensor, x: Tensor, low: float, high: float) -> Tenso
 
 @computed("log_sigmoid_backward")
 def _log_sigmoid(op: Op, grad: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return op.relative(as_float(grad) * sigmoid(op, -as_float(x)), 2)
+    # 1 - sigmoid(x) is the same, and rounds at the size of 1.
+    return op.relative(as_float(grad) * op.absolute(sigmoid(op, -as_float(x)), 1), 2)

@@ -124,7 +124,7 @@ def watched() -> Iterator[None]:
 def take() -> list[str]:
     """What watched code replaced since this was asked last, as dotted names."""
     for watch in _current:
-        watch.keep_codes()
+        watch.begin()
     names = list(_found)
     _found.clear()
     return names
@@ -240,7 +240,7 @@ class _Watch:
         # Views of the dicts themselves: what is put there later is seen through them.
         self._views = [vars(space.owner).values() for space in self._own]
         self._keep()
-        self.keep_codes()
+        self.begin()
         self.modules = len(sys.modules)
 
     def _keep(self) -> None:
@@ -248,10 +248,11 @@ class _Watch:
         self._held = tuple(value for space in self._own for value in space.held)
         self._where = addresses(self._held)
 
-    def keep_codes(self) -> None:
-        """Once a test: nobody but what is watched writes code into functions of this package while it runs."""
+    def begin(self) -> None:
+        """Once a test: nobody but what is watched replaces functions of this package, or their code, while it runs."""
         self._codes = tuple(map(_CODE, self._functions))
         self._codes_where = addresses(self._codes)
+        self._renewed = False
 
     def _own_intact(self) -> bool:
         """Replaced values keep their place in a dict; a name that was added moves the others, which needs a look."""
@@ -265,10 +266,11 @@ class _Watch:
         for place in self._chosen:
             if not place.intact():
                 place.renew()
-        if not self._own_intact():
+        if not self._renewed and not self._own_intact():
             for space in self._own:
                 space.renew()
             self._keep()
+        self._renewed = True
 
     def undo(self) -> list[str]:
         """Put back what was replaced since ``renew``, and name it."""

@@ -23,15 +23,13 @@ class Timed(LaneMode):
 
     def __init__(self, noise: Noise, limit_s: float) -> None:
         super().__init__(noise)
-        self._limit_s, self._began = limit_s, _clocks()
+        self._limit_s, self._began, self._worked = limit_s, genuine.perf_counter(), time.process_time()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if min(now - began for now, began in zip(_clocks(), self._began, strict=True)) > self._limit_s:
+        # At every operation only the wall's clock is read: 0.1 us beside 0.4 of the processor's.
+        late = genuine.perf_counter() - self._began > self._limit_s
+        if late and time.process_time() - self._worked > self._limit_s:
             raise TooSlow(f"one run of the reference in its lanes takes more than {self._limit_s:g} s")
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def _clocks() -> tuple[float, float]:
-    return genuine.perf_counter(), time.process_time()

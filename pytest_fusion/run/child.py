@@ -76,10 +76,10 @@ class Channel:
         self.send(NOTE, json.dumps(data).encode())
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        for part in (HEADER.pack(kind, len(payload)), payload):
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+        # In one piece: each write wakes the parent, on a core that the work needs.
+        rest = memoryview(HEADER.pack(kind, len(payload)) + payload)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
 
 
 def live(work: Callable[[Channel], object], descriptor: int, out: int, err: int, parent: int) -> NoReturn:

@@ -155,10 +155,14 @@ def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> 
         evidence.append(f"equals the reference on the storage of {read} read as contiguous")
     expanded = [name for name in names if case.tensors[name].layout.kind == "expanded"]
     if expanded == names:
-        other = _wrong_otherwise_strided(lab, case, names)
-        if other is None:
-            return Found("ignores-zero-stride", [*evidence, "right in every other layout that was tried"])
-        evidence.append(f"wrong with {', '.join(names)} {other} too")
+        other, right = _otherwise_strided(lab, case, names)
+        if other is None and right:
+            told = f"right in every other layout that was tried: {', '.join(right)}"
+            return Found("ignores-zero-stride", [*evidence, told])
+        shown = ", ".join(names)
+        evidence.append(
+            f"wrong with {shown} {other} too" if other else f"no layout of {shown} but expanded could be judged"
+        )
     return Found("ignores-strides", evidence)
 
 
@@ -212,19 +216,28 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
     return None
 
 
-def _wrong_otherwise_strided(lab: Lab, case: Case, names: list[str]) -> str | None:
-    """The first layout without a stride of 0 that fails, on a larger case whose plain twin is right."""
+def _otherwise_strided(lab: Lab, case: Case, names: list[str]) -> tuple[str | None, list[str]]:
+    """The first layout without a stride of 0 that fails, and those that are right, on a case whose plain twin is right.
+
+    Both are empty where no such layout may be asked, or the kernel refuses them all.
+    """
     larger = lab.grown(case.contiguous())
+    right: list[str] = []
     for name in names:
         inner = unwrap(lab.spec.inputs[name])
         assert isinstance(inner, TensorSpec)
         for kind, variant in allowed_layouts(lab.spec, name, inner):
             if kind not in ("transposed", "step", "padded", "unflattenable") or variant:
                 continue
-            other = larger.with_tensor(name, layout=Layout(kind, 0, variant))
-            if _strided(lab, other, [name]) and lab.mostly_wrong(other):
-                return kind
-    return None
+            # A kernel may refuse the larger sizes, of which a smaller case has some all the same.
+            for sized in (larger, case.contiguous()):
+                other = sized.with_tensor(name, layout=Layout(kind, 0, variant))
+                if _strided(lab, other, [name]) and lab.mostly_wrong(other):
+                    return kind, right
+                if _strided(lab, other, [name]) and lab.always_right(other):
+                    right.append(f"{name} {kind}")
+                    break
+    return None, right
 
 
 def _reads(lab: Lab, case: Case, *, from_start: bool) -> str | None:

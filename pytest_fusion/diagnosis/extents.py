@@ -138,7 +138,9 @@ def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.T
     names = [n for n, t in found.logical.items() if getattr(t, "dtype", None) in GRIDS] if found is not None else []
     if found is None or not names or not (answer.right or (answer.wrong and wrong is not None)):
         return None
-    changes = (edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
+    # NaN stays NaN under any of the others, and is what a result that has a part in it changes with.
+    cured = edits.finite(names)
+    changes = (cured, edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
     others = [probing.right_of(lab.bench, edit.apply(dict(found.logical))) for edit in changes]
     masks = {}
     for name, right in found.expected.items():

@@ -184,6 +184,30 @@ def test_nan_among_what_counts_is_no_empty_row(lab_of: Any) -> None:
     assert diagnose(lab).cause == "unexplained"
 
 
+def below_without_what_has_no_weight(q: T, k: T, v: T) -> T:
+    """0 times NaN is NaN to the reference, which is no part of a sum over the keys that a query reaches."""
+    return torch.stack([below(q[: i + 1], k[: len(k) - len(q) + i + 1], v[: len(k) - len(q) + i + 1])[-1]
+                        for i in range(len(q))]) if len(q) else below(q, k, v)  # fmt: skip
+
+
+def below_or_nothing(q: T, k: T, v: T) -> T:
+    return below(q, k, v) if len(k) > len(q) else torch.zeros_like(q)
+
+
+@pytest.mark.parametrize(
+    ("fused", "regime", "cause"),
+    [(below_without_what_has_no_weight, "nan", "nan-swallowed"), (below_or_nothing, "unit", "zero-size")],
+)
+def test_nan_that_an_input_holds_is_no_matter_of_a_size_of_0(lab_of: Any, fused: Any, regime: str, cause: str) -> None:
+    """No change of a number moves what is NaN; where none is drawn, what fails with no more keys than queries does."""
+    inputs = {name: tensor(shape) for name, shape in (("q", "m d"), ("k", "m+extra d"), ("v", "m+extra d"))}
+    sizes = {"dim m": 2, "dim extra": 0, "dim d": 1, "dtype": "float32"}
+    lab = lab_of(fused, below, inputs, sizes, dims={"m": dim(1), "d": dim(1)}, dtypes="float32",
+                 change=lambda case: case.with_tensor("v", regime=regime).with_(seed=1))  # fmt: skip
+    found = diagnose(lab)
+    assert found.cause == cause, found
+
+
 def test_nan_of_what_overflows_is_no_empty_row(lab_of: Any) -> None:
     """A softmax of one element is 1 whatever that is; from a maximum of -50 on it is 0 / 0 where all lie far below."""
 

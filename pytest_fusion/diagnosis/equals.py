@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import numbers
+from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.edits import Edit
@@ -38,8 +39,9 @@ def equals(lab: Lab) -> Found | None:
             alike = (_one(name),) if whole else (edits.larger([name]), _raised(name))
             if not all(lab.ask(each, edit=edit).wrong for each in cases for edit in alike):
                 continue
-            asked.append(name)
-            if all(lab.ask(each, edit=unlike).right for each in cases) and lab.always_right(case, edit=unlike):
+            answers = [lab.ask(each, edit=unlike) for each in cases]
+            asked += [name] if any(answer.wrong for answer in answers) else []
+            if all(answer.right for answer in answers) and lab.always_right(case, edit=unlike):
                 how = "all are the same" if whole else "all are 3 % larger, or by 1/32 of the largest"
                 return Found("equal-values", [f"right once no two numbers of {name} are equal, wrong where {how}"])
     if asked:
@@ -128,4 +130,31 @@ def _spread(name: str) -> Edit:
         order = sorted(range(t.numel()), key=lambda i: numbers.mix(t.numel(), "spread", i))
         return t + step * torch.tensor(order, dtype=t.dtype, device=t.device).reshape(t.shape)
 
-    return edits.on([name], "no two alike", function)
+    stepped = edits.on([name], "steps", function)
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        return {**logical, name: _apart(stepped.apply(logical)[name], 2 * _largest(logical[name]))}
+
+    return Edit(f"no two of {name} alike", apply)
+
+
+def _apart(t: torch.Tensor, most: float) -> torch.Tensor:
+    """Finite numbers that are still equal in their dtype one unit in the last place from each other, in their order.
+
+    Steps of less than such a unit leave ties: bfloat16 has 128 numbers between the largest and its half. Raises
+    ``ImpossibleCase`` where there are too few numbers up to ``most`` in size.
+    """
+    flat = t.flatten()
+    chosen = torch.isfinite(flat)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
+    bits, least = flat[chosen].view(whole).long(), torch.iinfo(whole).min
+    # Numbers in a row, 0 and -0 the same: the bits of those below 0 count from the least integer on.
+    place, order = torch.where(bits < 0, least - bits, bits).sort(stable=True)
+    rank = torch.arange(len(place), device=t.device)
+    place = (place - rank).cummax(0).values + rank
+    bits[order] = torch.where(place < 0, least - place, place)
+    made = flat.clone()
+    made[chosen] = bits.to(whole).view(t.dtype)
+    if bool((made[chosen].double().abs() > most).any()):
+        raise ImpossibleCase(f"{t.numel()} numbers of {t.dtype} cannot all differ up to {most:g}")
+    return made.reshape(t.shape)

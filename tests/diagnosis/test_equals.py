@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
+from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.model import Layout
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.equals import equals
+from pytest_fusion.diagnosis.equals import _apart, equals
 
 T = torch.Tensor
 BOUNDS = {"vocab": dim(2), "n": dim(2)}
@@ -81,6 +82,33 @@ def test_ties_of_an_expanded_input_are_named_too(lab_of: Any) -> None:
     found = diagnose(lab_of(all_of_most, first_of_most, inputs, sizes, change=expanded, dtypes="float32"))
     assert found.cause == "equal-values", found
     assert not any("equal values" in what for what in found.ruled_out)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("ties", [True, False])
+def test_numbers_of_few_digits_are_no_longer_equal_either(lab_of: Any, ties: bool, dtype: str) -> None:
+    """48 numbers from 1 to 1.5 are 64 of bfloat16's; a step of a thousandth would leave some where they are."""
+
+    def near(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> T:
+        return (1 + torch.randint(0, 8, shape, generator=generator) / 16).to(dtype)
+
+    fused = all_of_most if ties else WRONG["the last of all"]
+    inputs, sizes = {"x": tensor("rows n", values=near)}, {"dim rows": 2, "dim n": 24, "dtype": dtype}
+    lab = lab_of(fused, first_of_most, inputs, sizes, dims={"n": dim(2)}, dtypes=dtype)
+    found = equals(lab)
+    assert (found is not None) == ties, found
+    assert lab.ruled_out == ([] if ties else ["equal values of x: wrong where all differ too"])
+
+
+def test_as_many_numbers_as_a_dtype_has_are_none_too_many() -> None:
+    """What is equal is moved up to the next free number, whatever its sign; where none is free nothing is asked."""
+    t = torch.tensor([[0.0, -0.0, 1.0], [1.0, -1.0, -1.0]], dtype=torch.bfloat16)
+    made = _apart(t, 2.0)
+    assert len(set(made.flatten().tolist())) == 6
+    assert bool(((made - t).abs() <= 2.0**-7).all())
+    assert torch.equal(made.flatten().argsort(stable=True), t.flatten().argsort(stable=True))
+    with pytest.raises(ImpossibleCase):
+        _apart(torch.ones(200, dtype=torch.bfloat16), 2.0)
 
 
 @pytest.mark.parametrize("name", WRONG)

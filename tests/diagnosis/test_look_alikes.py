@@ -13,7 +13,10 @@ from pytest_fusion import dim, tensor, values
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis.causes import CAUSES
 from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.experiments import ordinary
+from pytest_fusion.diagnosis.indices import cached
 from pytest_fusion.diagnosis.order import way
+from pytest_fusion.spec.inputs import derived
 from tests.diagnosis.wrong import (
     drops_tail_of_sum,
     pads_maximum_with_zero,
@@ -326,3 +329,28 @@ def test_rows_that_hold_the_same_bits_among_more_go_no_other_way(lab_of: Any) ->
     sizes = {"dim rows": 16, "dim hidden": 5, "dtype": "float32"}
     lab = lab_of(quantile_by_weights, quantile, inputs, sizes, dims={"hidden": dim(1)}, **FLOAT32)
     assert way(lab) is None
+
+
+def up_to(x: T, lengths: T) -> T:
+    return x.masked_fill(torch.arange(x.shape[1]) >= lengths[:, None], 0.0)
+
+
+def test_lengths_that_are_equal_in_a_first_call_are_not_kept(lab_of: Any) -> None:
+    """Who takes the first length for all is right where both are equal, and wrong as if they still were by chance."""
+    inputs = {
+        "x": tensor("rows n", values=values.normal()),
+        "lengths": derived(lambda rows, n, generator: 1 + torch.randint(0, n + 1, (rows,), generator=generator) % 2),
+    }
+    bounds, sizes = {"rows": dim(2, 2), "n": dim(2)}, {"dim rows": 2, "dim n": 2}
+    equal = 0
+    for seed in range(60):
+        try:
+            lab = lab_of(
+                lambda x, lengths: up_to(x, lengths[:1]), up_to, inputs, sizes, dims=bounds, dtypes="float32",
+                change=lambda case, seed=seed: case.with_(seed=seed),
+            )  # fmt: skip
+        except AssertionError:
+            continue
+        assert cached(lab) is None, seed
+        equal += lab.ask(lab.grown(ordinary(lab.base, ["x"]), (14, 22, 6, 10))).right
+    assert equal

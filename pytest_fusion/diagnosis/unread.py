@@ -14,7 +14,8 @@ from pytest_fusion.diagnosis import edits, numerics
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.diagnosis.model import Found
-from pytest_fusion.spec.inputs import DerivedSpec, unwrap
+from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.verdict import gradients, repeat
 from pytest_fusion.verdict import probe as probing
 
@@ -44,7 +45,8 @@ def unread(lab: Lab) -> Found | None:
             continue
         values = [answer.probe.logical[name] for answer, _ in others if answer.probe is not None]
         changes = (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))
-        if _has_no_say(lab, case, before, itertools.chain(changes, _of_size_one(lab, case, name))):
+        further = itertools.chain(_of_size_one(lab, case, name), _backwards(lab, name))
+        if _has_no_say(lab, case, before, itertools.chain(changes, further)):
             return Found("ignores-input", [_said(lab, name)])
     for name, value in case.drawn.items():
         values = [other for other in lab.plan.pools.get(name, ()) if other != value][:_OTHERS]
@@ -73,6 +75,16 @@ def _of_size_one(lab: Lab, case: Case, name: str) -> Iterator[Edit]:
     most = numerics.largest(lab, case, [name]) if case.tensors[name].dtype.startswith(("float", "bfloat")) else 0.0
     if 2 < most < math.inf:
         yield edits.scaled([name], -math.ceil(math.log2(most)))
+
+
+def _backwards(lab: Lab, name: str) -> Iterator[Edit]:
+    """The same values from the last to the first, where no function orders them: two whole numbers are mostly the
+    largest and the least that are allowed, for every seed, and the first of them is read."""
+    inner = unwrap(lab.spec.inputs[name])
+    if isinstance(inner, TensorSpec) and (inner.values is None or isinstance(inner.values, ValueProfile)):
+        yield Edit(
+            f"{name} backwards", lambda logical: {**logical, name: logical[name].flip(*range(logical[name].dim()))}
+        )
 
 
 def _instead(name: str, what: str, value: Any) -> Edit:

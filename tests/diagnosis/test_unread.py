@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from pytest_fusion import tensor, values
+from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.unread import unread
 from pytest_fusion.spec.inputs import derived
@@ -87,6 +87,33 @@ def test_scores_that_are_all_too_low_are_read(lab_of: Any) -> None:
     inputs = {"x": tensor("rows cols", values=values.normal(-12000.0, 3.0))}
     lab = lab_of(lambda x: x.amax(-1).clamp(min=-10000.0), lambda x: x.amax(-1), inputs, SIZES, dtypes="float32")
     assert unread(lab) is None
+
+
+def up_to(x: T, lengths: T) -> T:
+    return x.masked_fill(torch.arange(x.shape[1]) >= lengths[:, None], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fused", "cause"),
+    [
+        (lambda x, lengths: up_to(x, lengths[:1]), "wrong-index-map"),
+        (lambda x, lengths: up_to(x, torch.full_like(lengths, x.shape[1])), "ignores-input"),
+    ],
+    ids=["the first", "none"],
+)
+@pytest.mark.parametrize("rows", [2, 3])
+def test_the_first_of_a_few_lengths_is_read(lab_of: Any, fused: Any, cause: str, rows: int) -> None:
+    """Of two lengths the first is the longest for nearly every seed; of equal ones any is right."""
+    inputs = {
+        "x": tensor("rows cols", values=values.normal()),
+        "lengths": tensor("rows", dtype=torch.int32, values=values.integers(1, "cols")),
+    }
+    bounds = {"rows": dim(rows, rows), "cols": dim(1, 50)}
+    for cols in (2, 5):
+        lab = lab_of(fused, up_to, inputs, {"dim rows": rows, "dim cols": cols}, dims=bounds, dtypes="float32",
+                     change=lambda case: case.with_(seed=3))  # fmt: skip
+        found = diagnose(lab)
+        assert found.cause == cause, found
 
 
 def test_a_gradient_that_ignores_an_input(lab_of: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_fusion.diagnosis import (
+    ends,
     epsilons,
     equals,
     extents,
@@ -59,7 +60,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     equals.equals,
     turns.later,
     extents.tail,
-    extents.last_index,
+    ends.last_index,
     unread.unread,
     sentinels.lowest,
     sentinels.zero,
@@ -80,11 +81,11 @@ _OF_HOLES: tuple[Rule, ...] = (
     extents.zero,
     strides.layout,
     turns.later,
-    extents.last_index,
+    ends.last_index,
     indices.moved,
     extents.limit,
 )
-_OF_BOUNDS: tuple[Rule, ...] = (machine_code.miscompiled, extents.zero, strides.layout, extents.one_past)
+_OF_BOUNDS: tuple[Rule, ...] = (machine_code.miscompiled, extents.zero, strides.layout, ends.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
 # Where nothing more can be learned, the check has said all there is.
 _RULES: dict[str, tuple[Rule, ...]] = {

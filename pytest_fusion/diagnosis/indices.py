@@ -184,6 +184,8 @@ def misread(lab: Lab) -> Found | None:
             if all(_equals(lab, answer, reading) for answer in answers):
                 if reading.cause == "off-by-one-mask" and not _at_other_sizes(lab, case, reading):
                     continue
+                if reading.again and not _in_further_blocks(lab, case, reading):
+                    continue
                 if _any_place_does(lab, answers, reading):
                     continue
                 return Found(reading.cause, [f"equals the reference with {reading}, for {len(seeds)} seeds"])
@@ -207,19 +209,35 @@ def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
 
 def _at_other_sizes(lab: Lab, case: Case, reading: Reading) -> bool:
     """Whether the same reading explains the case with every dim one and two longer: what a tile leaves out does not."""
-    for more in (1, 2):
-        longer = case
-        for dim, size in case.sizes.items():
-            if isinstance(size, int):
-                longer = lab.resized({dim: size + more}, longer) or longer
-        answer = lab.ask(longer)
-        if longer.key() == case.key() or not answer.wrong:
-            return False
-        # The place is named by its axis, whatever the size.
-        same = _same_in(lab, answer, reading, reading.what)
-        if same is None or not _equals(lab, answer, same):
+    longer = [_longer(lab, case, lambda size, more=more: size + more) for more in (1, 2)]  # type: ignore[misc]
+    return all(each.key() != case.key() and _explains(lab, each, reading) for each in longer)
+
+
+def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
+    """Whether the same reading explains the case where there are more blocks, as far as bounds admit them.
+
+    Of a single element past the first block much is the same by chance, of sorted numbers as of flags.
+    """
+    for times in (2, 3):
+        longer = _longer(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
+        if longer.key() != case.key() and not _explains(lab, longer, reading):
             return False
     return True
+
+
+def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
+    """The case with each dim of this length, where bounds admit it."""
+    for dim, size in case.sizes.items():
+        if isinstance(size, int):
+            case = lab.resized({dim: length(size)}, case) or case
+    return case
+
+
+def _explains(lab: Lab, case: Case, reading: Reading) -> bool:
+    """Whether a case fails as this reading says. The place is named by its axis, whatever the size."""
+    answer = lab.ask(case)
+    same = _same_in(lab, answer, reading, reading.what)
+    return answer.wrong and same is not None and _equals(lab, answer, same)
 
 
 def _same_in(lab: Lab, answer: Answer, reading: Reading, what: str) -> Reading | None:

@@ -22,7 +22,8 @@ _MOST_IN_PAIRS = 3
 class Reading:
     """The inputs that are read so, the cause that this is, in words how, and what the kernel then sees of each.
 
-    ``back`` turns the result where the kernel stores it in the same wrong order.
+    ``back`` turns the result where the kernel stores it in the same wrong order. ``again`` is the length of what is
+    read again and again, 0 of other readings.
     """
 
     names: tuple[str, ...]
@@ -30,6 +31,7 @@ class Reading:
     what: str
     change: Change
     back: Change | None = None
+    again: int = 0
 
     def applied(self, logical: Mapping[str, Any]) -> dict[str, Any]:
         return {**logical, **{name: self.change(logical[name]) for name in self.names}}
@@ -69,13 +71,17 @@ def readings(lab: Lab, logical: Mapping[str, Any]) -> Iterator[Reading]:
 
 def of(lab: Lab, names: tuple[str, ...], t: torch.Tensor) -> Iterator[Reading]:
     """Those of inputs of one shape, which ``t`` has."""
-    for cause, what, change, back in _ways(lab, t):
+    for block, axis in itertools.product(lab.blocks, range(t.dim())):
+        if 2 <= block < (size := t.shape[axis]):
+            what = f"read in its first {block} along axis {axis}, again and again"
+            yield Reading(names, "wrong-index-map", what, _taking(axis, [i % block for i in range(size)]), None, block)
+    for cause, what, change, back in _ways(t):
         # One end is left out of a sum by one load; of several inputs at once a sum of products shows no more.
         if len(names) == 1 or cause != "off-by-one-mask":
             yield Reading(names, cause, what, change, back)
 
 
-def _ways(lab: Lab, t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change | None]]:
+def _ways(t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change | None]]:
     for axis, size in enumerate(t.shape):
         if size < 2:
             continue
@@ -90,9 +96,6 @@ def _ways(lab: Lab, t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change 
             f"read in pairs instead of halves along axis {axis}": [i // 2 + (i % 2) * half for i in span],
             f"read in halves instead of pairs along axis {axis}": [*span[::2], *span[1::2]],
         }
-        for block in lab.blocks:
-            if 2 <= block < size:
-                orders[f"read in its first {block} along axis {axis}, again and again"] = [i % block for i in span]
         if axis:
             yield "wrong-index-map", f"read as though it had no axis {axis}", _without(axis), None
         for what, order in orders.items():

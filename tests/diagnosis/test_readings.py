@@ -84,3 +84,36 @@ def test_each_input_has_its_turn(lab_of: Any) -> None:
     x = torch.ones(3, 4)
     first = [reading.names for _, reading in zip(range(7), readings(lab, dict.fromkeys("abc", x)), strict=False)]
     assert first == [("a",), ("b",), ("c",), ("a", "b", "c"), ("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def starts(x: T) -> T:
+    return torch.cat([x.new_ones(1), (x[1:] != x[:-1]).to(x.dtype)])[: len(x)]
+
+
+def runs(x: T) -> T:
+    """By element, how many runs of equal numbers have begun."""
+    return starts(x).cumsum(0)
+
+
+def runs_in_blocks(x: T) -> T:
+    """Each block of 16 begins a run."""
+    return torch.cat([starts(part) for part in x.split(16)]).cumsum(0)
+
+
+def runs_of_the_first_block(x: T) -> T:
+    return runs(x[torch.arange(len(x)) % 16])
+
+
+def rising(n: int, generator: torch.Generator) -> T:
+    return torch.randint(0, 7, (n,), generator=generator).sort().values
+
+
+@pytest.mark.parametrize(
+    ("fused", "cause"), [(runs_in_blocks, "block-limit"), (runs_of_the_first_block, "wrong-index-map")]
+)
+def test_one_element_past_a_block_is_no_proof_of_the_first_again(lab_of: Any, fused: Any, cause: str) -> None:
+    """Of sorted numbers the 17th begins a run beside the first as well as by itself; the 33rd and more tell."""
+    inputs = {"x": derived(rising)}
+    lab = lab_of(fused, runs, inputs, {"dim n": 17}, dims={"n": dim(1)}, blocks=(16,))
+    found = diagnose(lab)
+    assert found.cause == cause, found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,7 +128,8 @@ def _beside(lab: Lab, case: Case) -> str | None:
         if not beside:
             continue
         asked = ""
-        rest = tuple(place for place in places if not known[place][element] and place not in beside)
+        # With two keys in place of one the query counts as well, which a softmax over one does not know.
+        rest = tuple(place for place in _akin(near, places) if not known[place][element] and place not in beside)
         if rest and any(value != before for value in _values(run, rest, wrong.name, element, spans)):
             continue
         extra = next(_reaching(run, beside, wrong.name, element, spans, before), None)
@@ -242,20 +243,28 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
             continue
         asked = ""
         before = _value(wrong.got, element)
+        akin = _akin(near, far)
+        ordered = (*akin, *(place for place in far if place not in akin))
         if not any(_moved(before, after) for after in _values(run, far, wrong.name, element, spans)):
             continue
         if not instead:
-            extra = next(_reaching(run, far, wrong.name, element, spans, before), None)
+            extra = next(_reaching(run, ordered, wrong.name, element, spans, before), None)
             if extra is not None:
                 return _said(found.logical, wrong.name, wrong.got.shape, element, None, extra)
             continue
         for place in near:
             after = list(_values(run, (place,), wrong.name, element, spans))
             if len(after) == len(_CHANGES) and all(value == before for value in after):
-                extra = next(_reaching(run, far, wrong.name, element, spans, before), None)
+                extra = next(_reaching(run, ordered, wrong.name, element, spans, before), None)
                 if extra is not None:
                     return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
     return asked
+
+
+def _akin(near: Sequence[Place], places: Sequence[Place]) -> tuple[Place, ...]:
+    """The places in tensors of which some element is known: what else a wrong one of these brings in is innocent."""
+    names = {name for name, _ in near}
+    return tuple(place for place in places if place[0] in names)
 
 
 def _places(lab: Lab, answer: Answer, spans: Mapping[str, tuple[float, ...]]) -> list[Place]:

@@ -99,3 +99,27 @@ def test_what_wraps_around_is_met_in_three(lab_of: Any) -> None:
         lab_of(wrapped, stencil, GRID, {"dim b": 1, "dim h": 1, "dim w": 1}, dims=BOUNDS, dtypes="float32")
     )
     assert found.cause == "wrong-index-map", found
+
+
+def attended(q: T, k: T, v: T, wide: int) -> T:
+    back = torch.arange(len(q))[:, None] - torch.arange(len(k))
+    return torch.softmax((q @ k.T).masked_fill((back < 0) | (back >= wide), -torch.inf), -1) @ v
+
+
+ATTENTION: dict[str, tuple[Callable[[T, T, T], T], str, str]] = {
+    "a window": (lambda q, k, v: attended(q, k, v, 2), "off-by-one-mask", "v["),
+    "queries": (lambda q, k, v: attended(q, k, v, 1) + q, "wrong-index-map", "q["),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_what_counts_beside_a_second_key_alone_is_innocent(lab_of: Any, name: str) -> None:
+    """Of one key no query matters; of a window that is one too wide it does, as the value does that should not."""
+    fused, cause, named = ATTENTION[name]
+    inputs = {name: tensor("m d", values=values.normal()) for name in "qkv"}
+    lab = lab_of(fused, lambda q, k, v: attended(q, k, v, 1), inputs, {"dim m": 2, "dim d": 1},
+                 dims={"m": dim(1), "d": dim(1)}, dtypes="float32")  # fmt: skip
+    found = beyond(lab)
+    assert found is not None
+    assert found.cause == cause, found
+    assert f" changes with {named}" in found.evidence[0]

@@ -251,9 +251,24 @@ def _masked_out(lab: Lab, names: list[str]) -> Found | None:
 
         edit = edits.Edit(f"{what} where {', '.join(names)} do not count", apply)
         if lab.always_right(lab.base, edit=edit):
+            if _wrong_of_two(lab, names, edit):
+                lab.ruled_out.append(f"masked elements: {what} in them cures one of what there is, and not two")
+                return None
             told = f"right once the elements of {', '.join(names)} that the reference does not use hold {what}"
             return Found("wrong-neutral-element", [told])
     return None
+
+
+def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
+    """Whether it fails in spite of the edit with two of what there is one of: of one key a softmax uses no score."""
+    for dim in (dim for dim, size in lab.plain_sizes().items() if size == 1):
+        case = lab.resized({dim: 2})
+        found = lab.ask(case).probe if case is not None else None
+        if case is None or found is None or sum(found.logical[name].numel() for name in names) > _MOST_ELEMENTS:
+            continue
+        if any(lab.ask(case.with_(seed=seed), edit=edit).wrong for seed in lab.seeds(case, _SEEDS)):
+            return True
+    return False
 
 
 def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import tensor, values
+from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.spec.inputs import derived
 
 T = torch.Tensor
 
@@ -51,3 +52,44 @@ def test_an_index_of_another_sign_is_kept_in_few_bits(lab_of: Any, fused: Callab
     found = diagnose(lab_of(fused, reference, rising, {"dim rows": 12, "dim hidden": 300, "dtype": "float32"}))
     assert (found.cause == "overflow") == (off is not None), found
     assert (f"off by a multiple of 2^{off}" in str(found.evidence)) == (off is not None), found
+
+
+def latent(q: T, c: T) -> T:
+    """Attention of one query over keys whose first element is the value too."""
+    return torch.softmax(c @ q, 0) @ c[:, :1]
+
+
+def latent_without_maximum(q: T, c: T) -> T:
+    power = (c @ q).exp()
+    return (power / power.sum(0)) @ c[:, :1]
+
+
+def first_kept(x: T, keep: T) -> T:
+    return torch.softmax(x.masked_fill(~keep, -torch.inf), -1)
+
+
+def first_kept_below_all(x: T, keep: T) -> T:
+    weight = (x - x.amax(-1, keepdim=True)).exp() * keep
+    return weight / weight.sum(-1, keepdim=True)
+
+
+def every_other(rows: int, hidden: int) -> T:
+    return (torch.arange(hidden) % 2 == 0).expand(rows, hidden).contiguous()
+
+
+def test_of_one_key_no_score_is_masked(lab_of: Any) -> None:
+    """A softmax over one key uses no score; one whose maximum counts masked scores is cured of one row and of two."""
+    inputs: dict[str, Any] = {"q": tensor("e"), "c": tensor("keys e")}
+    change = lambda case: case.with_tensor("c", regime="hundred").with_tensor("q", regime="hundred")  # noqa: E731
+    bounds = {"e": dim(1), "keys": dim(1)}
+    lab = lab_of(latent_without_maximum, latent, inputs, {"dim e": 5, "dim keys": 1}, change=change, dims=bounds,
+                 dtypes="float32")  # fmt: skip
+    found = diagnose(lab)
+    assert found.cause == "missing-max-subtraction", found
+
+    inputs = {"x": tensor("rows hidden"), "keep": derived(every_other)}
+    change = lambda case: case.with_tensor("x", regime="huge").with_(seed=2)  # noqa: E731
+    lab = lab_of(first_kept_below_all, first_kept, inputs, {"dim rows": 1, "dim hidden": 3}, change=change,
+                 dims={"rows": dim(1), "hidden": dim(2)}, dtypes="float32")  # fmt: skip
+    found = diagnose(lab)
+    assert found.cause == "wrong-neutral-element", found

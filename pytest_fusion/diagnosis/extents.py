@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -166,8 +166,42 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
             found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in _tiles(lab, size))), None)
             if found is not None:
                 return found
+        for names, past, whole in _tiles_of_two(lab, case):
+            if (found := _partial(lab, names, past, whole, changes)) is not None:
+                return found
     lab.ruled_out.append("partial tile: no size of a dim is right at whole tiles and wrong one past them")
     return None
+
+
+def _tiles_of_two(lab: Lab, base: Case) -> Iterator[tuple[tuple[str, str], Case, list[Case]]]:
+    """Two dims of one tensor whose product is a whole tile that neither may be alone, and a little more than one.
+
+    A kernel that takes an image's pixels in a row has tiles of 128 where no image is wider than 40.
+    """
+    for tile, names in itertools.product(lab.blocks, itertools.combinations(lab.plain_sizes(), 2)):
+        if not _share_a_tensor(lab, base, names) or any(lab.resized({name: tile}, base) for name in names):
+            continue
+        halves = [(1 << i, tile >> i) for i in range(1, tile.bit_length() - 1)]
+        for rows, columns in sorted(halves, key=lambda pair: abs(pair[0] - pair[1])):
+            pairs = [(rows, columns), (2 * rows, columns), (rows, 2 * columns), (rows // 2, columns)]
+            whole = [case for pair in pairs if (case := lab.resized(dict(zip(names, pair, strict=True)), base))]
+            others = [(rows, columns + 1), (rows + 1, columns), (rows, columns - 1)]
+            past = [case for pair in others if (case := lab.resized(dict(zip(names, pair, strict=True)), base))]
+            if len(whole) > 1 and past and _sizes(whole[0], names) == f"{rows}*{columns}":
+                yield names, past[0], whole[:2]
+                break
+
+
+def _share_a_tensor(lab: Lab, case: Case, names: tuple[str, str]) -> bool:
+    return any(
+        isinstance(inner := unwrap(given), TensorSpec)
+        and all(inner.shape.axis_of(name, case.sizes) is not None for name in names)
+        for given in lab.spec.inputs.values()
+    )
+
+
+def _sizes(case: Case, names: Sequence[str]) -> str:
+    return "*".join(str(count(case.sizes[name])) for name in names)
 
 
 def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = ()) -> Found | None:
@@ -175,6 +209,25 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
     whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
     if past is None or len(whole) < 2 or count(whole[0].sizes[name]) != tile:
         return None
+
+    def otherwise(edit: Edit | None) -> bool:
+        # A bound that is aligned down to a tile makes whole tiles right as well, by luck: of one row, not of many.
+        return _of_its_values(lab, base, name, tile, edit) or lab.mostly_wrong(
+            _all_whole(lab, whole[0], name, tile), edit=edit
+        )
+
+    return _partial(lab, (name,), past, whole, changes, otherwise)
+
+
+def _partial(
+    lab: Lab,
+    dims: Sequence[str],
+    past: Case,
+    whole: Sequence[Case],
+    changes: Sequence[Edit],
+    otherwise: Callable[[Edit | None], bool] = lambda _: False,
+) -> Found | None:
+    """Whether whole tiles along these dims are right and the case past them is wrong, and nothing says otherwise."""
     # One run in place of five, of most dims: of four dims and as many blocks all of a rule's runs were spent before
     # the dim that mattered had its turn.
     if not changes and lab.ask(whole[0]).wrong:
@@ -190,15 +243,12 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
             return None
         if not lab.plainly_wrong(past, edit=edit):
             continue
-        if _of_its_values(lab, base, name, tile, edit):
+        if otherwise(edit):
             return None
-        # A bound that is aligned down to a tile makes whole tiles right as well, by luck: of one row, not of many.
-        if lab.mostly_wrong(_all_whole(lab, whole[0], name, tile), edit=edit):
-            return None
-        sizes = " and ".join(str(count(case.sizes[name])) for case in whole)
+        sizes = " and ".join(_sizes(case, dims) for case in whole)
         given = f", given {edit.name}" if edit else ""
-        evidence = [f"right at {name}={sizes}, wrong at {count(past.sizes[name])}{given}"]
-        return _neutral(lab, past, name, evidence) or Found("tail-mask", evidence)
+        evidence = [f"right at {'*'.join(dims)}={sizes}, wrong at {_sizes(past, dims)}{given}"]
+        return _neutral(lab, past, dims[-1], evidence) or Found("tail-mask", evidence)
     return None
 
 

@@ -316,3 +316,42 @@ def test_a_gradient_that_is_0_tells_of_no_padding(
     fused = pooled(gradient_of, reference)
     found = diagnose(lab_of(fused, reference, inputs, sizes, blocks=(block,), change=plainly, **more))
     assert found.cause == cause, found
+
+
+def mean_of_pixels(x: T) -> T:
+    return torch.sigmoid(x).flatten(1).mean(1)
+
+
+def mean_of_padded_pixels(x: T) -> T:
+    """0.5 is what the pixels give that pad the last of 64."""
+    pixels = x.flatten(1)
+    padded = F.pad(pixels, (0, -pixels.shape[1] % 64))
+    return torch.sigmoid(padded).sum(1) / pixels.shape[1]
+
+
+def weighed(x: T) -> T:
+    return x * torch.arange(1, x.shape[1] + 1)[:, None]
+
+
+def weighed_by_columns(x: T) -> T:
+    """Right where there are as many rows as columns, as in a tile of 8*8 that is made of both."""
+    return x * (torch.arange(x.shape[1] * x.shape[2]) // x.shape[1] + 1).view(x.shape[1:])
+
+
+@pytest.mark.parametrize(
+    ("fused", "reference", "causes"),
+    [
+        (mean_of_padded_pixels, mean_of_pixels, {"tail-mask", "wrong-neutral-element"}),
+        (weighed_by_columns, weighed, {"unexplained"}),
+        (lambda x: mean_of_pixels(x * 0.9), mean_of_pixels, {"unexplained"}),
+    ],
+    ids=["padded", "columns", "formula"],
+)
+def test_a_tile_may_be_the_product_of_two_dims(lab_of: Any, fused: Any, reference: Any, causes: set[str]) -> None:
+    """No image is as wide or as high as a tile of 64 pixels; 8 rows of 8 are one, and of 9 are more than one."""
+    bounds = {"b": dim(1), "h": dim(1, 20), "w": dim(1, 40)}
+    sizes = {"dim b": 1, "dim h": 1, "dim w": 3}
+    lab = lab_of(fused, reference, {"x": tensor("b h w")}, sizes, blocks=(64,), dims=bounds, dtypes="float32")
+    found = diagnose(lab)
+    assert found.cause in causes, found
+    assert any("right at h*w=8*8 and 16*8" in told for told in found.evidence) == ("tail-mask" in causes)

@@ -45,8 +45,8 @@ def unread(lab: Lab) -> Found | None:
             continue
         values = [answer.probe.logical[name] for answer, _ in others if answer.probe is not None]
         changes = (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))
-        further = itertools.chain(_of_size_one(lab, case, name), _backwards(lab, name))
-        if _has_no_say(lab, case, before, itertools.chain(changes, further)):
+        further = (_of_size_one(lab, case, name), _backwards(lab, name), _otherwise_drawn(lab, case, name))
+        if _has_no_say(lab, case, before, itertools.chain(changes, *further)):
             return Found("ignores-input", [_said(lab, name)])
     for name, value in case.drawn.items():
         values = [other for other in lab.plan.pools.get(name, ()) if other != value][:_OTHERS]
@@ -85,6 +85,17 @@ def _backwards(lab: Lab, name: str) -> Iterator[Edit]:
         yield Edit(
             f"{name} backwards", lambda logical: {**logical, name: logical[name].flip(*range(logical[name].dim()))}
         )
+
+
+def _otherwise_drawn(lab: Lab, case: Case, name: str) -> Iterator[Edit]:
+    """What the other ones of several profiles give: of labels from 0 on all are kept by who takes those below 0 for
+    padding, whatever number stands for it."""
+    inner = unwrap(lab.spec.inputs[name])
+    choices = inner.values.choices if isinstance(inner, TensorSpec) and isinstance(inner.values, ValueProfile) else ()
+    for index in (i for i, profile in enumerate(choices) if profile.kind != "one_of"):
+        drawn = lab.ask(case.with_tensor(name, regime=str(index))).probe
+        if drawn is not None:
+            yield _instead(name, f"that of profile {index}", drawn.logical[name])
 
 
 def _instead(name: str, what: str, value: Any) -> Edit:

@@ -89,6 +89,32 @@ def test_scores_that_are_all_too_low_are_read(lab_of: Any) -> None:
     assert unread(lab) is None
 
 
+def padded(x: T, labels: T, padding: int) -> T:
+    return x.masked_fill((labels == padding)[:, None], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fused", "named"),
+    [
+        (lambda x, labels, padding: x.masked_fill((labels < 0)[:, None], 0.0), "padding"),
+        (lambda x, labels, padding: x.clone(), "labels"),
+    ],
+)
+def test_labels_are_read_if_those_of_another_profile_are(lab_of: Any, fused: Any, named: str) -> None:
+    """Where all labels lie from 0 on, who takes those below 0 for padding keeps them all; 0 may be what pads."""
+    drawn = values.one_of(values.integers(0, 5), values.integers(-100, -99), values.integers(-1, 1))
+    inputs = {
+        "x": tensor("tokens n", values=values.normal()),
+        "labels": tensor("tokens", dtype=torch.int64, values=drawn),
+        "padding": st.sampled_from([-100, 0]),
+    }
+    sizes = {"dim tokens": 3, "dim n": 2, "choice labels": 0, "value padding": 0}
+    lab = lab_of(fused, padded, inputs, sizes, pools={"padding": (0, -100)}, dims={"tokens": dim(1)}, dtypes="float32")
+    found = unread(lab)
+    assert found is not None
+    assert found.evidence[0].startswith(f"whatever {named} holds"), found
+
+
 def up_to(x: T, lengths: T) -> T:
     return x.masked_fill(torch.arange(x.shape[1]) >= lengths[:, None], 0.0)
 

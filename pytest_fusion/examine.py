@@ -250,7 +250,7 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
     if failure.case in request.known and not failure.shrink_runs:
         found = "failed in an earlier run too, and was tried first"
     if tally.pinned is not None:
-        found = f"pinned replay {tally.pinned} fails again: a bug that was mended is back"
+        found = _of_pinned(tally.pinned, request)
     searched = failure.case is not None and request.replay is None
     message = compose(
         spec.name,
@@ -278,6 +278,13 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         checks=checks,
         message=message,
     )
+
+
+def _of_pinned(path: str, request: Request) -> str:
+    """What a failure of the pinned case in that file says."""
+    if any(pin.path == path and pin.recorded for pin in request.pinned):
+        return f"a recorded call fails, pinned in {path}"
+    return f"pinned replay {path} fails again: a bug that was mended is back"
 
 
 def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:

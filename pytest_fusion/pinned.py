@@ -1,4 +1,4 @@
-"""Pinned replays: failing cases kept in folders named ``fusion_replays``, run before anything else, for ever."""
+"""Pinned replays: failing cases and recorded calls in folders named ``fusion_replays``, which run first, for ever."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def load(pin: Pin, spec: FusionSpec, shown: str) -> Pinned:
             f"{spec.name}: the pinned replay {shown} was written for another spec than today's: {wrong}. "
             + _REFRESH.format(path=shown)
         )
-    return Pinned(shown, replay.case, replay.made)
+    return Pinned(shown, replay.case, replay.made, replay.check == replays.RECORDED)
 
 
 _REFRESH = (

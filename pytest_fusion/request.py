@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A case from a folder ``fusion_replays``: its file as seen from where pytest was started, and where it failed."""
+    """A case from a folder ``fusion_replays``: its file as seen from where pytest was started, and where it failed.
+
+    A ``recorded`` one is a call that somebody made; nothing says that it ever failed.
+    """
 
     path: str
     case: Case
     made: Mapping[str, Any] = field(default_factory=dict)
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from pytest_fusion.whole import replace_whole
 
 SCHEMA = 1
 FOLDER = Path(".fusion") / "failures"
+# The check of a file that nothing has failed by: a recorded call.
+RECORDED = "recorded"
 _TOOL = "pytest-fusion"
 # Of an environment, what may decide whether a failure shows: where it ran, and on which versions.
 _MADE = ("lane", "device", "device_name", "torch", "triton", "cuda", "python", "pytest_fusion")

@@ -460,4 +460,5 @@ def test_cases_are_pinned_for_the_test_of_their_spec(tmp_path: Path, pytester: p
 
     assert len(pins) == 9
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*pinned replay fusion_replays/*"])
+    result.stdout.fnmatch_lines(["*a recorded call fails, pinned in fusion_replays/*"])
+    result.stdout.no_fnmatch_line("*mended*")

@@ -158,6 +158,19 @@ def test_a_crash_of_a_pinned_case_is_that_case(project: Project) -> None:
     assert project.tests["test_function"]["case"]["dims"] == {"rows": 7, "hidden": 333}
 
 
+@pytest.mark.parametrize("wrong", [LARGE_ONLY, RIGHT.replace("relu(x)", "relu(x) if x.numel() < 2000 else 1 / 0")])
+def test_a_recorded_call_that_fails_is_no_old_bug(wrong: str, project: Project) -> None:
+    """What nobody has seen fail is told as a call of somebody's, whatever check it fails."""
+    project.write(wrong)
+    pin(project, check="recorded", nodeid="test_function")
+
+    result = project.run()
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*a recorded call fails, pinned in fusion_replays/large.json*"])
+    result.stdout.no_fnmatch_line("*fails again*")
+
+
 def test_pin_copies_a_failure_beside_its_test(project: Project) -> None:
     """`pytest-fusion pin FILE` is all that it takes to guard against a bug."""
     project.write(WRONG)

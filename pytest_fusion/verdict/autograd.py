@@ -20,7 +20,7 @@ from pytest_fusion.case import numbers
 from pytest_fusion.run import graph
 from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.lanes import OutputLanes
-from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.memory import FILLS, unwatched
 from pytest_fusion.run.place import place
 from pytest_fusion.run.reference import ReferenceFailed, copies, takes
 from pytest_fusion.verdict import memory, repeat
@@ -125,7 +125,11 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         return failed("error", f"{when}, {plain.reason}", identity=f"{plain.identity}:{mode}", **plain.evidence), ""
     for broken in (
         memory.check_damage(outcome.damage),
-        memory.check_inputs(placed.arena.changed(), (*spec.mutates, *spec.clobbers)),
+        memory.check_inputs(
+            placed.arena.changed(),
+            (*spec.mutates, *spec.clobbers),
+            lambda _: memory.Call(mode, f"{when}, with inputs that require grad, the kernel"),
+        ),
     ):
         if broken.failed:
             return broken, ""
@@ -235,6 +239,7 @@ def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor]
         leaves = {name: torch.zeros_like(trial.logical[name]).requires_grad_(True) for name in wanted}
         extra = {name: _drawn(trial, "branch", name) for name in wanted}
     found: dict[str, torch.Tensor] = {}
+    altered: dict[str, torch.Tensor] = {}
 
     def call(**arguments: Any) -> None:
         produced = {name: _Produced.apply(leaves[name], arguments[name]) for name in wanted}  # type: ignore[no-untyped-call]
@@ -242,6 +247,8 @@ def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor]
         own = {name: _Passed.apply(t) for name, t in produced.items()}  # type: ignore[no-untyped-call]
         given = {**arguments, **own}
         ends = connected(collect(spec.fused(**given), given, spec.mutates).tensors, above)
+        with unwatched():
+            altered.update(placed.arena.altered())
         gradients = torch.autograd.grad(
             [*ends, *produced.values()],
             [leaves[name] for name in wanted],
@@ -252,7 +259,7 @@ def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor]
 
     with bench.clock.phase("fused"):
         outcome = run_fused(call, placed, bench.extra, programs=bench.programs)
-    verdict = ended(trial, outcome, placed, above)
+    verdict = ended(trial, outcome, placed, above, altered)
     return verdict if verdict is not None else (found, extra)
 
 

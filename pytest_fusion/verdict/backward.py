@@ -23,6 +23,8 @@ from pytest_fusion.verdict.upstream import NoGraph, Upstream
 NAME = "gradients"
 
 Gradients = Mapping[str, torch.Tensor | None]
+# 0-dim bools by name of input.
+Altered = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Attempt:
         self._trial, self._wanted, self._twice = trial, upstream.wanted, twice
         self._leaves: dict[str, torch.Tensor] = {}
         self.backward: Backward | None = None
+        # Of each input, whether forward left it changed; read only where one is changed in the end.
+        self.altered: Altered = {}
         # Copies of forward's results.
         self.forward: dict[str, torch.Tensor] = {}
         with bench.clock.phase("fused"):
@@ -79,6 +83,7 @@ class Attempt:
         kept = {name: t.detach() for name, t in graph.saved(ends).items()}
         with unwatched():
             before = {name: t.clone() for name, t in kept.items()}
+            self.altered = self.placed.arena.altered()
         gradients = self._backward(ends, keep=self._twice)
         found = self.backward = Backward(gradients)
         with unwatched():
@@ -186,8 +191,11 @@ def connected(outputs: Mapping[str, torch.Tensor], upstream: Placed) -> list[tor
     return [outputs[name] for name in upstream.tensors]
 
 
-def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed) -> Verdict | None:
-    """What ends the check before any gradient is looked at; ``None`` if nothing does."""
+def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, altered: Altered) -> Verdict | None:
+    """What ends the check before any gradient is looked at; ``None`` if nothing does.
+
+    ``altered`` tells of the inputs whether they were changed when forward had returned.
+    """
     spec = trial.spec
     if isinstance(outcome.error, NoGraph):
         return failed(
@@ -208,7 +216,11 @@ def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed) -> V
     hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
     if hurt.failed:
         return hurt
-    changes = memory.check_inputs(placed.arena.changed(), (*spec.mutates, *spec.clobbers))
+    changes = memory.check_inputs(
+        placed.arena.changed(),
+        (*spec.mutates, *spec.clobbers),
+        lambda name: memory.RECORDING if name in altered and bool(altered[name]) else memory.BACKWARD,
+    )
     if changes.failed:
         return changes
     for change in upstream.arena.changed():

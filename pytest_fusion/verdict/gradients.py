@@ -177,7 +177,7 @@ def _run(trial: Trial) -> Verdict:
 
 
 def _ended(trial: Trial, attempt: Attempt) -> Verdict | None:
-    return ended(trial, attempt.outcome, attempt.placed, attempt.upstream)
+    return ended(trial, attempt.outcome, attempt.placed, attempt.upstream, attempt.altered)
 
 
 def _forward(trial: Trial, attempt: Attempt) -> Verdict | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
 
 import torch
@@ -19,18 +19,42 @@ from pytest_fusion.verdict.model import Verdict, failed, passed
 _ZONES = {"before": "before the start of", "after": "past the end of", "between": "between the elements of"}
 
 
-def check_inputs(changes: Iterable[Change], allowed: Iterable[str]) -> Verdict:
-    """No input changed in any bit, but for those that the spec lets the kernel write."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that changed an input which the case's own call leaves alone, in words. ``slug`` goes into identities."""
+
+    slug: str
+    who: str
+    otherwise: str = "where nothing requires grad it changes none"
+
+
+BACKWARD = Call("backward", "backward", "forward had changed none")
+RECORDING = Call("forward", "forward, while it records a graph,")
+
+
+def check_inputs(changes: Iterable[Change], allowed: Iterable[str], by: Callable[[str], Call] | None = None) -> Verdict:
+    """No input changed in any bit, but for those that the spec lets the kernel write.
+
+    ``by`` tells of each who changed it, where that is not the case's own call.
+    """
     tolerated = set(allowed)
     for change in changes:
         declared = change.name.partition("[")[0]
         if declared in tolerated:
             continue
+        identity, who, advice = f"inputs:{change.name}", "the kernel", f"declare mutates={declared!r} if it is meant to"
+        if by is not None:
+            call = by(change.name)
+            identity, who = f"{identity}:{call.slug}", call.who
+            advice = (
+                f"{call.otherwise}. Other operations may have saved it for their own backward: write into a copy, or "
+                f"declare clobbers={declared!r} where callers give it up"
+            )
         return failed(
             "inputs",
-            f"the kernel changed {change.count} element(s) of its input {change.name}, the first at "
-            f"{list(change.first)}; declare mutates={declared!r} if it is meant to",
-            identity=f"inputs:{change.name}",
+            f"{who} changed {change.count} element(s) of its input {change.name}, the first at "
+            f"{list(change.first)}; {advice}",
+            identity=identity,
             input=change.name,
             count=change.count,
             first=list(change.first),

@@ -98,6 +98,10 @@ class Arena:
         found = [region.change() for (region, _), altered in zip(saved, suspects, strict=True) if altered]
         return [change for change in found if change is not None]
 
+    def altered(self) -> dict[str, Tensor]:
+        """By name of each tensor, whether it is changed now, as a 0-dim bool on its device: this waits for nothing."""
+        return {region.name: flag for region in self._regions if (flag := region.altered()) is not None}
+
     def refill(self, fill: str) -> None:
         """Put ``fill`` into all guards and gaps; own elements keep their values."""
         self.fill = fill

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 # Characters that are told of one line of what somebody else's exception says.
@@ -96,13 +97,40 @@ class FusionFailure(AssertionError):
 
 def not_modelled(error: BaseException | None) -> NotModelledError | None:
     """The refusal of the CPU lane that an exception, or one of those it came from, is."""
+    return next((one for one in _origins(error) if isinstance(one, NotModelledError)), None)
+
+
+def raised_by_filter(error: BaseException | None) -> str | None:
+    """The line of a warnings filter that lets the warning pass which an exception, or one that it came from, is.
+
+    ``None`` where it is none, or no filter of now makes its kind an error.
+    """
+    for one in _origins(error):
+        if isinstance(one, Warning) and _made_error(one):
+            kind = type(one)
+            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            return f"ignore::{name}"
+    return None
+
+
+def _made_error(warning: Warning) -> bool:
+    """Whether the first filter that speaks of such a warning makes it an error. Its module is not known here."""
+    for action, message, category, module, _ in warnings.filters:
+        if isinstance(warning, category) and (message is None or message.match(words(warning))):
+            if action == "error":
+                return True
+            if module is None:
+                return False
+    return False
+
+
+def _origins(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those it came from, the last first."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        if isinstance(error, NotModelledError):
-            return error
+        yield error
         seen.append(error)
         error = error.__cause__ or error.__context__
-    return None
 
 
 def words(error: object) -> str:

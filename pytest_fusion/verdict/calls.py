@@ -13,7 +13,14 @@ import torch
 from pytest_fusion.case import numbers
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import tensors_in
-from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError, first_line, not_modelled, out_of_memory
+from pytest_fusion.errors import (
+    GridTooLargeError,
+    TooManyProgramsError,
+    first_line,
+    not_modelled,
+    out_of_memory,
+    raised_by_filter,
+)
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.configs import Tuned
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -145,7 +152,9 @@ def unasked(error: ReferenceFailed) -> str:
 
 def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
     """The case asks nothing of the kernel."""
-    bench.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200])
+    line = raised_by_filter(error)
+    said = f" (a warnings filter makes it an error: -W {line} lets it pass)" if line is not None else ""
+    bench.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200] + said)
     result.rejected = kind
     if kind in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE) and bench.device.type == "cuda":
         # What torch keeps of freed tensors is what the next kernel, and another process's context, is loaded into.
@@ -166,6 +175,11 @@ def error_verdict(outcome: Outcome) -> Verdict:
     text = first_line(error)
     said = f"the kernel raised {kind}: {text}".rstrip(": ")
     advice = f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant"
+    if (line := raised_by_filter(error)) is not None:
+        advice = (
+            f" (in {outcome.origin}): a warning that this run's warnings filter makes an error, which no caller need "
+            f"have; let it pass with -W {line}, or with {line!r} in filterwarnings of the ini file"
+        )
     if isinstance(error, GridTooLargeError):
         said, advice = text, "; where no caller has as many, bound the dim with dims="
     return failed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -280,3 +281,64 @@ def test_a_test_that_returns_nothing_is_told_apart_from_one_that_returns_a_tenso
     record = examine(lambda x: None, double, cases=3)
     assert record.failed_check == "structure"
     assert "returned None, the reference tensor" in record.message
+
+
+class OldName(UserWarning):
+    """A library's own kind."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [(UserWarning, "ignore::UserWarning"), (OldName, f"ignore::{OldName.__module__}.OldName")],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_warning_that_a_filter_raises_is_the_filters(
+    judge_one: Any, kind: type[Warning], line: str, wrapped: bool
+) -> None:
+    """The message names what lets it pass, and no rejects=, also where the launcher's error came of it."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        try:
+            warnings.warn("use the new name", kind, stacklevel=1)
+        except Warning as warning:
+            if wrapped:
+                raise RuntimeError("compilation failed") from warning
+            raise
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        failure = judge_one(fused, double).failure
+    assert failure.check == "error"
+    assert f"-W {line}" in failure.reason
+    assert "filterwarnings" in failure.reason
+    assert "rejects=" not in failure.reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert judge_one(fused, double).failure is None
+
+
+def test_a_warning_that_the_kernel_raises_itself_is_its_own(judge_one: Any) -> None:
+    """Where no filter makes errors of its kind, one that ignores it would change nothing."""
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        raise UserWarning("not on this device")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        failure = judge_one(fused, double).failure
+    assert "rejects=" in failure.reason
+
+
+def test_a_reference_that_warns_is_told_of_the_filter(examine: Any) -> None:
+    """Where it refuses every case by a warning, what is quoted of it says how to let it pass."""
+
+    def warns(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("renamed", FutureWarning, stacklevel=1)
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record = examine(double, warns, cases=3)
+    assert record.failed_check == "error"
+    assert "-W ignore::FutureWarning" in record.message

@@ -8,7 +8,15 @@ from typing import Literal
 
 from pytest_fusion.baseline.bootstrap import Estimate
 from pytest_fusion.baseline.codec import Baseline
-from pytest_fusion.baseline.facts import Change, compare_facts, compare_names, group
+from pytest_fusion.baseline.facts import (
+    RECOMPILES,
+    Change,
+    compare_facts,
+    compare_names,
+    compare_reasons,
+    group,
+    tells_speed,
+)
 from pytest_fusion.baseline.golden import GoldenChange, GoldenStatus, compare_golden
 from pytest_fusion.baseline.history import level, worth
 from pytest_fusion.baseline.judge import Judgement, Noise, Question, against_stored, judge
@@ -23,6 +31,8 @@ class Comparison:
     """What became of one row.
 
     ``facts`` are all exact facts of either side, ``names`` the kernels that came or went, ``golden`` its outputs.
+    ``changes`` are, each with its verdict and briefly, what differs and fails nothing; ``context`` ends them where
+    other versions may explain it. ``reasons`` are those of compilations that came or went.
     ``latency`` is the judgement on its latency; ``question`` is what is still to be judged with the rest of the run
     (see :func:`judged`), and ``no_latency`` why there is none.
     """
@@ -32,10 +42,13 @@ class Comparison:
     reason: str = ""
     facts: tuple[Change, ...] = ()
     names: str = ""
+    reasons: str = ""
     golden: tuple[GoldenChange, ...] = ()
     latency: Judgement | None = None
     question: Question | None = None
     no_latency: str = ""
+    changes: tuple[tuple[RowStatus, str], ...] = ()
+    context: str = ""
 
     @property
     def failed(self) -> bool:
@@ -59,24 +72,26 @@ def compare(
         if ci and row.judged:
             return Comparison(row.key, "missing", f"{where}, and this run is in CI; {make}, and commit the file")
         return Comparison(row.key, "new", f"{where}; {make}")
+    context = renewed(before.environment, row.environment)
     facts = compare_facts(
-        before.facts,
-        row.facts,
-        judged=row.judged,
-        methods=(before.methods, row.methods),
-        context=renewed(before.environment, row.environment),
+        before.facts, row.facts, judged=row.judged, methods=(before.methods, row.methods), context=context
     )
     counted = row.names or any(group(fact) == "launches" for fact in row.facts)
     names = compare_names(before.names, row.names) if counted else ""
+    # An older baseline has none, and says nothing about why it counted what it did.
+    known = bool(before.reasons) or before.facts.get(RECOMPILES) == 0
+    reasons = compare_reasons(before.reasons, row.reasons) if known and RECOMPILES in row.facts else ""
     question, no_latency = _question(row, before, machine)
     found = Comparison(
         row.key,
         "same",
         facts=tuple(facts),
         names=names,
+        reasons=reasons,
         golden=tuple(compare_golden(before.golden, row.golden)),
         question=question,
         no_latency=no_latency,
+        context=context,
     )
     return _concluded(found)
 
@@ -137,10 +152,18 @@ def _concluded(found: Comparison) -> Comparison:
         own = (change.verdict for change in changed if group(change.fact) == "launches")
         counted: RowStatus = next(own, "changed")
         statuses.append((counted, f"kernels: {found.names}"))
+    if found.reasons:
+        own = (change.verdict for change in changed if change.fact == RECOMPILES)
+        again: RowStatus = next(own, "changed")
+        statuses.append((again, f"compiled again for other reasons: {found.reasons}"))
     if found.latency is not None:
         statuses.append((found.latency.verdict, f"latency: {_timed(found.latency)}"))
     elif found.no_latency:
         statuses.append(("unknown", f"latency: {found.no_latency}"))
+    others = [status for status in statuses[len(changed) :] if status[0] in _TOLD]
+    telling = sorted(changed, key=lambda change: not tells_speed(change.fact))
+    briefs = ((change.verdict, _briefly(change, found.context)) for change in telling)
+    found = replace(found, changes=(*others, *(brief for brief in briefs if brief[0] in _TOLD)))
     if not statuses and not found.facts and not found.golden:
         return replace(found, verdict="unknown", reason="nothing was measured that the baseline has")
     for status in _WORST_FIRST:
@@ -158,6 +181,16 @@ _GOLDEN: dict[GoldenStatus, RowStatus] = {
     "same": "same",
 }
 _WORST_FIRST: tuple[RowStatus, ...] = ("regressed", "unknown", "inconclusive", "changed", "improved", "same")
+
+# What fails nothing and is to be told. That a latency is inconclusive, its row says.
+_TOLD = frozenset(("unknown", "changed", "improved"))
+
+
+def _briefly(change: Change, context: str) -> str:
+    """The fact before and now; why nobody knows, where that is so."""
+    if change.verdict == "unknown":
+        return _said(replace(change, reason=change.reason.removesuffix(context)))
+    return _said(replace(change, reason=""))
 
 
 def _said(change: Change) -> str:

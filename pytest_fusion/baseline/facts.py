@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+# Compilations over all entries but each kernel's first; the row that has it has their reasons.
+RECOMPILES = "recompiles"
 FactStatus = Literal["regressed", "improved", "changed", "same", "unknown"]
 
 # Of a fact's last part the words that say what it is. More of these is worse:
@@ -51,6 +53,11 @@ def direction(fact: str) -> int:
     return 1 if words & _MORE_IS_WORSE else 0
 
 
+def tells_speed(fact: str) -> bool:
+    """Whether it has a direction or counts registers; the rest, counts of instructions, is told after these."""
+    return direction(fact) != 0 or "registers" in _words(fact)
+
+
 def compare_facts(
     before: Mapping[str, int],
     now: Mapping[str, int],
@@ -80,6 +87,12 @@ def compare_names(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     more = [_times(name, now[name] - before.get(name, 0)) for name in sorted(now) if now[name] > before.get(name, 0)]
     less = [_times(name, before[name] - now.get(name, 0)) for name in sorted(before) if before[name] > now.get(name, 0)]
     return "; ".join(f"{word} {', '.join(kernels)}" for word, kernels in (("more", more), ("fewer", less)) if kernels)
+
+
+def compare_reasons(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Which reasons to compile again came and went; empty where none did, however often each counts."""
+    came, went = ([reason for reason in one if reason not in other] for one, other in ((now, before), (before, now)))
+    return f"{', '.join(sorted(went)) or 'none'} -> {', '.join(sorted(came)) or 'none'}" if came or went else ""
 
 
 _RANK: dict[FactStatus, int] = {"regressed": 0, "unknown": 1, "changed": 2, "improved": 3, "same": 4}

@@ -101,6 +101,7 @@ class Row:
     ``"fused"``, ``"fused backward"``, ``"reference"``, ``"compiled"``. ``device`` is a class of them (see ``place``).
     ``facts`` are exact integers under stable names (see ``facts``), ``names`` how often each kernel was launched,
     ``methods`` how facts of a prefix were counted (``{"launches": "graph"}``): counts of two methods do not compare.
+    ``reasons`` are why kernels were compiled again over several cases, each with how often.
     ``environment`` holds versions and the like as text, ``made`` the time (UTC, ``"2026-11-22T04:00:00Z"``).
 
     ``measures`` are for people and for reports only: no verdict rests on them, and no file of baselines has them. Their
@@ -127,9 +128,10 @@ class Row:
     measures: Mapping[str, float] = field(default_factory=dict)
     timeline: tuple[Activity, ...] = ()
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what, counts in (("fact", self.facts), ("count of the kernel", self.names)):
+        for what, counts in (("fact", self.facts), ("count of the kernel", self.names), ("reason", self.reasons)):
             for name, value in counts.items():
                 if type(value) is not int:
                     raise TypeError(f"the {what} {name!r} is {value!r} ({type(value).__name__}); an int is needed")
@@ -157,7 +159,7 @@ class Row:
     def content(self) -> dict[str, Any]:
         """What a file has in each row: without ``test``, ``device``, ``environment``, and without what is empty."""
         data: dict[str, Any] = {"case": self.case, "role": self.role}
-        for name in ("facts", "names", "methods"):
+        for name in ("facts", "names", "methods", "reasons"):
             if getattr(self, name):
                 data[name] = dict(sorted(getattr(self, name).items()))
         if self.latency is not None:
@@ -184,6 +186,7 @@ class Row:
             golden=tuple(GoldenOutput.from_json(output) for output in data.get("golden", ())),
             environment=_texts(_mapping(data, "environment")),
             made=str(data.get("made", "")),
+            reasons=dict(_mapping(data, "reasons")),
             measures={str(name): float(value) for name, value in _mapping(data, "measures").items()},
             timeline=tuple(Activity(str(n), str(k), float(s), float(t)) for n, k, s, t in data.get("timeline", ())),
             samples={str(role): tuple(map(float, s)) for role, s in _mapping(data, "samples").items()},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_fusion.baseline import store
 from pytest_fusion.baseline.codec import Baseline
-from pytest_fusion.baseline.facts import group, with_unmeasured
+from pytest_fusion.baseline.facts import RECOMPILES, group, with_unmeasured
 from pytest_fusion.baseline.history import continued
 from pytest_fusion.baseline.model import Key, Row
 from pytest_fusion.errors import BaselineError, did_you_mean
@@ -102,6 +102,7 @@ def _again(before: Row, row: Row) -> Row:
         facts=with_unmeasured(before.facts, row.facts),
         names=row.names if any(group(fact) == "launches" for fact in row.facts) else row.names or before.names,
         methods={**before.methods, **row.methods},
+        reasons=row.reasons if RECOMPILES in row.facts else before.reasons,
         latency=latency,
         golden=row.golden or before.golden,
     )
@@ -111,11 +112,14 @@ def _again(before: Row, row: Row) -> Row:
 
 def _filled(before: Row, row: Row) -> Row:
     """The stored row with what it lacks. Nothing that it has is touched, so nothing that changed is accepted."""
+    # Reasons of now tell of a count of then only where it is the same.
+    explains = before.facts.get(RECOMPILES) in (None, row.facts.get(RECOMPILES))
     return replace(
         before,
         facts={**row.facts, **before.facts},
         names=before.names or row.names,
         methods={**row.methods, **before.methods},
+        reasons=before.reasons or (row.reasons if explains else {}),
         latency=before.latency or row.latency,
         golden=before.golden or row.golden,
     )

@@ -29,7 +29,8 @@ class Measured:
 
     rows: list[Row] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
-    resources: list[Resources] = field(default_factory=list)
+    # Each with the text of the entry that launches it.
+    resources: list[tuple[str, Resources]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     # Entries whose result is wrong at their sizes, which have no row.
     wrong: list[str] = field(default_factory=list)
@@ -47,10 +48,17 @@ class Measured:
         return {
             "rows": [row.as_json() for row in self.rows],
             "compared": [
-                {"case": one.key.case, "role": one.key.role, "verdict": one.verdict, "reason": one.reason}
+                {
+                    "case": one.key.case,
+                    "role": one.key.role,
+                    "verdict": one.verdict,
+                    "reason": one.reason,
+                    "changes": [{"verdict": verdict, "what": what} for verdict, what in one.changes],
+                    "context": one.context,
+                }
                 for one in self.compared
             ],
-            "resources": [one.as_json() for one in self.resources],
+            "resources": [{"case": case, **one.as_json()} for case, one in self.resources],
             "wrong": list(self.wrong),
             "limits": [one.as_json() for one in self.limits],
             "counters": [one.as_json() for one in self.counters],

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.baseline.facts import RECOMPILES
 from pytest_fusion.baseline.model import Row, stable
 from pytest_fusion.bench import counters, limits
 from pytest_fusion.bench.entries import Entry, entries
@@ -61,13 +62,16 @@ def bench(
     found.complete = len(figured) == len(named)
     targets = parse_targets(asked.targets) if asked.targets and not on_gpu else ()
     reports = resources_of(spec, [entry.given for entry in named], targets) if targets else []
-    found.resources = [kernel for report in reports for kernel in report.kernels]
-    found.resources += [kernel for _, one in figured for kernel in one.resources]
+    by_entry = _by_entry(named, reports)
+    found.resources = [(text, kernel) for text, own in by_entry.items() for one in own for kernel in one.kernels]
+    found.resources += [(text, kernel) for text, one in figured for kernel in one.resources]
     again = session.again if on_gpu else recompilations_of(reports)
-    sweep = (
-        {"recompiles": sum(times for _, times in again)} if len(named) > 1 and (reports or (on_gpu and figured)) else {}
-    )
-    found.rows = _rows(figured, _by_case(named, reports), sweep, found, stable(nodeid), environment)
+    swept = len(named) > 1 and (reports or (on_gpu and figured))
+    found.rows = _rows(figured, _by_case(by_entry), found, stable(nodeid), environment)
+    if swept:
+        facts = {RECOMPILES: sum(times for _, times in again)}
+        shared = common(stable(nodeid), environment)
+        found.rows.append(Row(case=ALL, role="fused", facts=facts, reasons=dict(again), **shared))
     found.rows += _golden_rows(session, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
@@ -131,20 +135,27 @@ def _answer(outcome: Found | Crash | ChildError) -> Found | str:
     return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
 
 
-def _by_case(named: Sequence[Entry], reports: Sequence[Report]) -> dict[str, dict[str, int]]:
-    """Exact figures of all targets by the text of the entry; reports come entry by entry."""
-    found: dict[str, dict[str, int]] = {}
+def _by_entry(named: Sequence[Entry], reports: Sequence[Report]) -> dict[str, list[Report]]:
+    """The reports of all targets by the text of the entry; they come entry by entry."""
     each = len(reports) // len(named) if named else 0
+    found: dict[str, list[Report]] = {}
     for number, entry in enumerate(named):
-        for report in reports[number * each : (number + 1) * each]:
-            found.setdefault(entry.text, {}).update(report.figures)
+        found.setdefault(entry.text, []).extend(reports[number * each : (number + 1) * each])
     return found
+
+
+def _by_case(by_entry: Mapping[str, Sequence[Report]]) -> dict[str, dict[str, int]]:
+    """Exact figures of all targets by the text of the entry."""
+    return {
+        text: {name: value for report in reports for name, value in report.figures.items()}
+        for text, reports in by_entry.items()
+        if reports
+    }
 
 
 def _rows(
     figured: Sequence[tuple[str, Figures]],
     resources: Mapping[str, Mapping[str, int]],
-    sweep: Mapping[str, int],
     found: Measured,
     test: str,
     environment: Mapping[str, Any],
@@ -174,7 +185,7 @@ def _rows(
                     role = f"{role} backward"
                     rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))
         found.notes += [f"{text}: {note}" for note in (*one.notes, *_unknown(one))]
-    return [*rows, Row(case=ALL, role="fused", facts=sweep, **shared)] if sweep else rows
+    return rows
 
 
 def _golden_rows(session: Found, found: Measured, test: str, environment: Mapping[str, Any]) -> list[Row]:

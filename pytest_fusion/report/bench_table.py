@@ -24,6 +24,8 @@ _MEMORY = ("case", "peak", "reference's", "retained", "reference's")
 _MEMORY_DROP = (4, 3)
 _KERNELS = ("kernel", "target", "registers", "local", "shared", "warps", "tensor core", "compiled in")
 _KERNELS_DROP = (7, 6, 5)
+# A kernel that was written anew changes the counts of some thirty instructions; the JSON file has them all.
+_MOST_CHANGES = 4
 
 
 def bench_tables(records: Iterable[TestRecord]) -> list[Table]:
@@ -40,9 +42,9 @@ def bench_lines(records: Sequence[TestRecord], width: int = WIDTH) -> list[str]:
 
 
 def bench_notes(records: Iterable[TestRecord]) -> list[str]:
-    """How times were taken that were not taken as usual, and what could not be measured, and why, each once.
+    """What differs from the baselines, which times were not taken as usual, and what was not measured, and why.
 
-    What only one test has to say names it.
+    Each is told once. What only one test has to say names it.
     """
     records = list(records)
     unusual: dict[str, list[Figures]] = {}
@@ -57,7 +59,36 @@ def bench_notes(records: Iterable[TestRecord]) -> list[str]:
     for record in records:
         for note in dict.fromkeys(record.bench.get("notes", ())):
             tests.setdefault(note, []).append(record.nodeid.rpartition("::")[2])
-    return [*said, *(f"{same[0]}: {note}" if len(same) == 1 else note for note, same in tests.items())]
+    notes = [f"{same[0]}: {note}" if len(same) == 1 else note for note, same in tests.items()]
+    return [*changed_lines(records), *said, *notes]
+
+
+def changed_lines(records: Iterable[TestRecord]) -> list[str]:
+    """A line for each row that differs from its baseline and fails nothing by that: what, before and now.
+
+    What several rows have to say alike is told with the first of them.
+    """
+    rows: dict[str, list[str]] = {}
+    for record in records:
+        for one in record.bench.get("compared", ()):
+            said = _changes(one)
+            if said:
+                role = "" if one["role"] == "fused" else f", {one['role']}"
+                rows.setdefault(said, []).append(f"{record.nodeid.rpartition('::')[2]} {one['case']}{role}")
+    return [f"{same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {said}" for said, same in rows.items()]
+
+
+def _changes(compared: Mapping[str, Any]) -> str:
+    parts: dict[str, list[str]] = {}
+    for change in compared.get("changes", ()):
+        parts.setdefault(change["verdict"], []).append(change["what"])
+    said = [
+        f"{verdict}: {', '.join(parts[verdict][:_MOST_CHANGES])}"
+        + (f" and {len(parts[verdict]) - _MOST_CHANGES} more" if len(parts[verdict]) > _MOST_CHANGES else "")
+        for verdict in ("changed", "improved", "unknown")
+        if verdict in parts
+    ]
+    return "; ".join(said) + str(compared.get("context", "")) if said else ""
 
 
 def latency_listing(found: Sequence[Figures]) -> Listing:
@@ -97,11 +128,26 @@ def memory_listing(found: Sequence[Figures]) -> Listing:
 
 def _listings(records: Sequence[TestRecord]) -> list[Listing]:
     found = figures(records)
-    # One kernel is compiled for several cases; how long that took each time is no other row.
-    kernels = {row[:-1]: row for record in records if record.bench for row in reversed(_kernels(record))}
-    resources = Listing("resources of each kernel", _KERNELS, tuple(kernels.values()), (), _KERNELS_DROP)
-    listings = (latency_listing(found), cost_listing(found), memory_listing(found), counter_listing(found), resources)
-    return [listing for listing in listings if listing.rows]
+    listings = (latency_listing(found), cost_listing(found), memory_listing(found), counter_listing(found))
+    return [listing for listing in (*listings, resource_listing(records)) if listing.rows]
+
+
+def resource_listing(records: Sequence[TestRecord]) -> Listing:
+    """What each kernel takes of each target, under the test and the case; alike in several cases it stands once."""
+    rows: list[tuple[str, ...]] = []
+    groups: list[str] = []
+    for record in records:
+        # How long a kernel took to compile each time is no other row.
+        alike: dict[tuple[str, ...], tuple[tuple[str, ...], dict[str, None]]] = {}
+        for case, row in _kernels(record):
+            key = row[:-1] if len(row) == len(_KERNELS) else row
+            alike.setdefault(key, (row, {}))[1][case] = None
+        for row, cases in alike.values():
+            first, *more = cases
+            test = record.nodeid.rpartition("::")[2]
+            rows.append(row)
+            groups.append(f"{test} {first}{f' and {len(more)} more' if more else ''}".rstrip())
+    return Listing("resources of each kernel", _KERNELS, tuple(rows), tuple(groups), _KERNELS_DROP)
 
 
 def _time(one: Figures) -> tuple[str, ...]:
@@ -149,26 +195,27 @@ def _way(row: Mapping[str, Any]) -> str:
     return str(row.get("methods", {}).get("launches", "modelled"))
 
 
-def _kernels(record: TestRecord) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
+def _kernels(record: TestRecord) -> list[tuple[str, tuple[str, ...]]]:
+    """A row of each kernel and target, with the case that launches it, in the order of entries and launches."""
+    found: list[tuple[str, tuple[str, ...]]] = []
     for one in record.bench.get("resources", []):
+        case = str(one.get("case", ""))
         if one["status"] != "compiled":
-            found.append((one["kernel"], one["target"], f"{one['status']}: {one['reason']}"))
+            found.append((case, (one["kernel"], one["target"], f"{one['status']}: {one['reason']}")))
             continue
         held, tensor = one.get("occupancy"), _tensor_core(one.get("instructions", {}))
         seconds = one.get("seconds")
-        found.append(
-            (
-                one["kernel"],
-                one["target"],
-                str(one["registers"]),
-                quantity(one["local_bytes"]),
-                quantity(one["shared_static"] + one["shared_dynamic"]),
-                f"{held['warps']} of {held['most']}" if held else UNKNOWN,
-                str(tensor),
-                f"{seconds:.1f} s" if seconds is not None else "cached",
-            )
+        row = (
+            one["kernel"],
+            one["target"],
+            str(one["registers"]),
+            quantity(one["local_bytes"]),
+            quantity(one["shared_static"] + one["shared_dynamic"]),
+            f"{held['warps']} of {held['most']}" if held else UNKNOWN,
+            str(tensor),
+            f"{seconds:.1f} s" if seconds is not None else "cached",
         )
+        found.append((case, row))
     return found
 
 

@@ -159,3 +159,55 @@ def test_rows_that_are_gone_are_named() -> None:
     other = row(case="other")
 
     assert gone([row()], baseline(row(), other)) == [other.key]
+
+
+TILE, DIVIDES = "rms: constexpr n 333 or 2048", "rms: divisibility by 16 of n"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict", "said"),
+    [
+        ({DIVIDES: 1}, {DIVIDES: 1}, "same", ""),
+        ({DIVIDES: 1}, {TILE: 1}, "changed", f"compiled again for other reasons: {DIVIDES} -> {TILE}"),
+        ({DIVIDES: 1, TILE: 1}, {TILE: 2}, "changed", f"{DIVIDES} -> none"),
+        ({}, {TILE: 1}, "same", ""),
+    ],
+)
+def test_other_reasons_to_compile_again_are_told(
+    before: Mapping[str, int], now: Mapping[str, int], verdict: str, said: str
+) -> None:
+    """As often as before is not as before; a baseline that kept no reasons has nothing to compare with."""
+    found = _verdict(row({"recompiles": 2}, reasons=now, names={}), row({"recompiles": 2}, reasons=before, names={}))
+
+    assert (found.verdict, found.failed) == (verdict, False)
+    assert said in found.reason
+    assert found.changes == ((("changed", found.reason),) if said else ())
+
+
+def test_the_reason_stands_beside_one_compilation_more() -> None:
+    """It is part of what regressed, not a second change."""
+    found = _verdict(row({"recompiles": 1}, reasons={TILE: 1}), row({"recompiles": 0}))
+
+    assert found.verdict == "regressed"
+    assert f"recompiles 0 -> 1 (there was none); compiled again for other reasons: none -> {TILE}" in found.reason
+    assert found.changes == ()
+
+
+def test_what_changed_is_told_beside_a_worse_verdict() -> None:
+    """A latency that nobody can judge hides neither a drift nor registers; counts of instructions come last."""
+    then = row({"sm_90/rms/barriers": 1, "sm_90/rms/registers": 32}, latency=latency(), golden=(golden(),))
+    now = replace(
+        then,
+        facts={"sm_90/rms/barriers": 2, "sm_90/rms/registers": 30},
+        latency=latency(place={**PLACE, "driver": "590"}),
+        golden=(golden(digest="sha256:bb"),),
+        environment={"torch": "2.11.0", "triton": "3.7.1"},
+    )
+    found = _verdict(now, then)
+
+    assert found.verdict == "unknown"
+    assert [verdict for verdict, _ in found.changes] == ["changed", "unknown", "changed", "changed"]
+    drift, _, *facts = (what for _, what in found.changes)
+    assert drift.startswith("golden output out: a drift: its bits differ")
+    assert facts == ["sm_90/rms/registers 32 -> 30", "sm_90/rms/barriers 1 -> 2"]
+    assert found.context == "; the baseline was made with triton 3.6.0, this is 3.7.1"

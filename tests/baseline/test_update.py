@@ -88,6 +88,20 @@ def test_new_fills_what_a_row_lacks_and_accepts_nothing(tmp_path: Path) -> None:
     assert (found.latency, found.golden) == (latency(), (golden(),))
 
 
+def test_reasons_are_kept_with_the_count_that_they_tell_of(tmp_path: Path) -> None:
+    """An older row gets them where it counts as often; another count's are for who accepts that."""
+    update(tmp_path, [row({"recompiles": 1})], "new")
+    update(tmp_path, [row({"recompiles": 2}, reasons={"a": 2})], "new")
+    assert _rows(tmp_path)[row().key].reasons == {}
+    update(tmp_path, [row({"recompiles": 1}, reasons={"a": 1})], "new")
+    update(tmp_path, [row({"recompiles": 1}, reasons={"b": 1})], "new")
+    assert _rows(tmp_path)[row().key].reasons == {"a": 1}
+    update(tmp_path, [row({"launches.kernels": 1})], "all")
+    assert _rows(tmp_path)[row().key].reasons == {"a": 1}
+    update(tmp_path, [row({"recompiles": 1}, reasons={"b": 1})], "all")
+    assert _rows(tmp_path)[row().key].reasons == {"b": 1}
+
+
 def test_what_was_not_measured_is_not_forgotten(tmp_path: Path) -> None:
     """An update without latency, golden outputs or a target leaves those of the baseline."""
     update(tmp_path, [row(latency=latency(), golden=(golden(),))], "new")

@@ -95,6 +95,7 @@ def test_figures_become_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert fused.device == "made up (sm_90)"
     assert rows["n=8", "reference"].facts["bytes.moved"] == 128
     assert rows["all entries", "fused"].facts == {"recompiles": 2}
+    assert sum(rows["all entries", "fused"].reasons.values()) == 2
     assert "n=16: not measured: it raises" in found.notes
     assert "n=8: launches of the reference's backward pass not known: no reason" in found.notes
     assert not found.complete

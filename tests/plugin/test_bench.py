@@ -122,6 +122,7 @@ def test_one_launch_more_than_the_baseline_fails(project: Project, bench: Any) -
     bench(TWO).assert_outcomes(passed=1)
     better = bench(ONE)
     better.assert_outcomes(passed=1)
+    better.stdout.fnmatch_lines([f"test_double {CASE}: improved: *launches.kernels 2 -> 1*"])
     compared = project.tests["test_double"]["bench"]["compared"]
     assert {one["verdict"] for one in compared if one["role"] == "fused"} == {"improved"}
 
@@ -165,11 +166,39 @@ def test_kernels_are_compiled_for_the_targets(project: Project, bench: Any) -> N
     result.assert_outcomes(passed=1)
     (one,) = project.tests["test_double"]["bench"]["resources"]
     assert (one["kernel"], one["target"], one["status"]) == ("double_kernel", "sm_90", "compiled")
-    assert one["registers"] > 0
-    result.stdout.fnmatch_lines(["*double_kernel*sm_90*"])
+    assert (one["case"], one["registers"] > 0) == (CASE, True)
+    result.stdout.fnmatch_lines([f"test_double {CASE}", "  double_kernel*sm_90*"])
     (path,) = (project.pytester.path / ".fusion" / "baselines").glob("*.json")
     facts = {name: value for row in json.loads(path.read_text())["rows"] for name, value in row["facts"].items()}
     assert facts["sm_90/double_kernel/registers"] == one["registers"]
+
+
+SIZES = ", ".join(f'{{"rows": 8, "cols": {cols}}}' for cols in (100, 1000))
+TILES = """
+@triton.jit
+def tiled_kernel(x, out, n: KIND, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+def double(x):
+    out = torch.empty_like(x)
+    if x.numel():
+        block = 128 if x.shape[1] < 128 else 1024
+        tiled_kernel[(triton.cdiv(x.numel(), block),)](x, out, x.numel(), BLOCK=block)
+    return out
+""" + ONE.replace('{"rows": 512, "cols": 1000}', SIZES)
+
+
+def test_another_reason_to_compile_again_is_told(project: Project, bench: Any) -> None:
+    """A size that became a constant compiles for each value, as often as the tile did for two cases."""
+    bench(TILES.replace("n: KIND", "n"), "--fusion-update", "new", targets="sm_90").assert_outcomes(passed=1)
+
+    result = bench(TILES.replace("KIND", "tl.constexpr"), targets="sm_90")
+
+    result.assert_outcomes(passed=1)
+    now = "tiled_kernel: constexpr n 800 or 8000; constexpr BLOCK 128 or 1024"
+    said = f"compiled again for other reasons: tiled_kernel: constexpr BLOCK * -> {now}"
+    result.stdout.fnmatch_lines([f"test_double all entries: changed: {said}"])
 
 
 def test_workers_measure_and_the_controller_writes(project: Project, bench: Any) -> None:

@@ -147,3 +147,53 @@ def test_memory_with_a_backward_pass_has_a_table() -> None:
     (table,) = (table for table in bench_tables([record([*rows(), *measured])]) if table.title == title)
     assert table.header == ("case", "peak", "reference's", "retained", "reference's")
     assert table.rows == (("test_rms_norm rows=8192 hidden=8192 bfloat16", "100 B", "3 kB", "0 B", "512 B"),)
+
+
+def kernel(case: str, registers: int, **more: object) -> dict[str, object]:
+    made: dict[str, object] = {
+        "case": case, "kernel": "rms_kernel", "target": "sm_90", "status": "compiled", "registers": registers,
+        "local_bytes": 0, "shared_static": 0, "shared_dynamic": 16, "instructions": {}, "seconds": None,
+    }  # fmt: skip
+    return {**made, **more}
+
+
+def test_resources_name_the_case_and_keep_the_order_of_entries() -> None:
+    """Two rows of one kernel are told apart; what is alike in several cases stands once, whatever compiling took."""
+    found = [
+        kernel("n=8", 48),
+        kernel("n=7", 30, seconds=2.5),
+        kernel("n=9", 30),
+        kernel("n=6", 0, status="refused", reason="no"),
+    ]
+    (_, table) = bench_tables([record(rows(fused_s=None), resources=found)])
+
+    assert [row[0] for row in table.rows] == [
+        "test_rms_norm n=8 rms_kernel", "test_rms_norm n=7 and 1 more rms_kernel", "test_rms_norm n=6 rms_kernel",
+    ]  # fmt: skip
+    assert [row[2] for row in table.rows] == ["48", "30", "refused: no"]
+    lines = bench_lines([record(rows(fused_s=None), resources=found)], 80)
+    at = lines.index("test_rms_norm n=8")
+    assert [line.split()[0] for line in lines[at::2]] == ["test_rms_norm"] * 3
+
+
+def test_a_row_that_differs_from_its_baseline_says_in_what() -> None:
+    """Before and now, the versions that may explain it, and a number for the rest; alike ones are told once."""
+    more = [{"verdict": "changed", "what": f"sm_90/k/count{n} 1 -> 2"} for n in range(6)]
+    changes = [{"verdict": "unknown", "what": "b"}, *more, {"verdict": "improved", "what": "memory.peak 9 -> 8"}]
+    one = {"role": "fused", "verdict": "unknown", "changes": changes, "context": "; made with another triton"}
+    drift = {"verdict": "changed", "what": "golden output out: a drift"}
+    compared = [
+        {**one, "case": "n=8"},
+        {**one, "case": "n=9"},
+        {"case": "n=8", "role": "reference", "verdict": "changed", "changes": [drift], "context": ""},
+        {"case": "n=7", "role": "fused", "verdict": "same", "changes": [], "context": ""},
+        {"case": "n=6", "role": "fused", "verdict": "same"},
+    ]
+    lines = bench_lines([record(rows(), compared=compared)], 80)
+
+    counts = ", ".join(f"sm_90/k/count{n} 1 -> 2" for n in range(4))
+    rest = " and 2 more; improved: memory.peak 9 -> 8; unknown: b; made with another triton"
+    assert lines[-2:] == [
+        f"test_rms_norm n=8 and 1 more: changed: {counts}{rest}",
+        "test_rms_norm n=8, reference: changed: golden output out: a drift",
+    ]

@@ -57,6 +57,14 @@ def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
         raise ImpossibleCase(f"the bound {value!r} of values= divides by a size of zero") from None
 
 
+def chosen(profile: ValueProfile, regime: str) -> tuple[ValueProfile, str]:
+    """The profile that a case of this regime draws from, of several, and the regime that it has there."""
+    while profile.kind == "one_of":
+        index, _, regime = regime.partition("/")
+        profile = profile.choices[int(index)] if index.isdecimal() else profile.choices[0]
+    return profile, regime
+
+
 def _from_profile(
     profile: ValueProfile,
     regime: str,
@@ -204,18 +212,24 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     seed = numbers.mix(case.seed, name)
     if (own := _recorded(spec, entry.regime, made, dtype, seed, device, case.sizes)) is not None:
         v = own
-    elif isinstance(spec.values, ValueProfile):
-        v = _from_profile(spec.values, entry.regime, made, dtype, seed, device, case.sizes)
-    elif spec.values is not None:
-        function = spec.values
+    elif (function := function_of(spec, entry.regime)) is not None:
         v = _ask(f"values= of input {name!r}", lambda: function(made, dtype, generator(case, name, device)))
         if not isinstance(v, torch.Tensor) or tuple(v.shape) != made:
             found = tuple(v.shape) if isinstance(v, torch.Tensor) else type(v).__name__
             raise SpecError(f"values= of input {name!r} must return a tensor of shape {made}, but returned {found}")
         v = v.detach().to(device=device, dtype=dtype)
+    elif isinstance(spec.values, ValueProfile):
+        v = _from_profile(spec.values, entry.regime, made, dtype, seed, device, case.sizes)
     else:
         v = _default(entry.regime, made, dtype, seed, device)
     return v.expand(shape).contiguous()
+
+
+def function_of(spec: TensorSpec, regime: str) -> Callable[..., Any] | None:
+    """The user's own function that makes a tensor's values where a case has this regime; ``None`` where none does."""
+    if isinstance(spec.values, ValueProfile):
+        return chosen(spec.values, regime)[0].function
+    return spec.values
 
 
 def _ask(what: str, function: Callable[[], Any]) -> Any:

@@ -64,7 +64,7 @@ def _may_repeat(values: Any) -> bool:
     """Whether a tensor of these values may be one slice repeated: a permutation or a user's offsets may not."""
     if not isinstance(values, ValueProfile):
         return values is None
-    return values.kind not in ("permutation", "probabilities") and all(map(_may_repeat, values.choices))
+    return values.kind not in ("permutation", "probabilities", "function") and all(map(_may_repeat, values.choices))
 
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:

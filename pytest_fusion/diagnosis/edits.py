@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.make import chosen
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -55,7 +56,7 @@ def scalable(spec: FusionSpec, case: Case) -> list[str]:
             and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
             and isinstance(inner.values, ValueProfile)
             and tensor.dtype.startswith(("float", "bfloat"))
-            and _spans_zero(_chosen(inner.values, tensor.regime))
+            and _spans_zero(chosen(inner.values, tensor.regime)[0])
         )
     ]
 
@@ -69,7 +70,7 @@ def longer(spec: FusionSpec, case: Case) -> list[str]:
         and tensor.dtype == "int64"
         and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
         and isinstance(inner.values, ValueProfile)
-        and _passes_32_bits(_chosen(inner.values, tensor.regime))
+        and _passes_32_bits(chosen(inner.values, tensor.regime)[0])
     ]
 
 
@@ -98,7 +99,7 @@ def ranged(spec: FusionSpec, case: Case) -> dict[str, tuple[float, float, float]
         if name in case.absent or not tensor.dtype.startswith(("float", "bfloat")):
             continue
         if isinstance(inner, TensorSpec) and isinstance(inner.values, ValueProfile):
-            span = _span(_chosen(inner.values, tensor.regime))
+            span = _span(chosen(inner.values, tensor.regime)[0])
             if span is not None:
                 found[name] = span
     return found
@@ -128,19 +129,11 @@ def reals(spec: FusionSpec, case: Case) -> dict[str, float]:
         inner = unwrap(spec.inputs[name])
         assert isinstance(inner, TensorSpec)
         assert isinstance(inner.values, ValueProfile)
-        normal = _chosen(inner.values, case.tensors[name].regime).kind == "normal"
+        normal = chosen(inner.values, case.tensors[name].regime)[0].kind == "normal"
         reach = high - middle if normal else min(-low, high)
         if reach > 0:
             found[name] = reach
     return found
-
-
-def _chosen(profile: ValueProfile, regime: str) -> ValueProfile:
-    """The profile that the case draws from, of several."""
-    while profile.kind == "one_of":
-        index, _, regime = regime.partition("/")
-        profile = profile.choices[int(index)] if index.isdecimal() else profile.choices[0]
-    return profile
 
 
 def _spans_zero(profile: ValueProfile) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from pytest_fusion.case import numbers, recorded
 from pytest_fusion.case.layouts import Geometry, geometry
-from pytest_fusion.case.make import _bound, make_inputs
+from pytest_fusion.case.make import _bound, function_of, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis.embedded import machinery
 from pytest_fusion.diagnosis.literal import Unwritable, literal, tensor_text
@@ -209,10 +209,9 @@ def _inputs(spec: FusionSpec, case: Case, device: torch.device, missing: dict[st
             return _generated(name, spec, case, plan)
 
         inner = unwrap(spec.inputs[name])
-        known = isinstance(inner, TensorSpec) and (inner.values is None or isinstance(inner.values, ValueProfile))
-        known = (
-            known and recorded.parse(case.tensors[name].regime) is None
-        )  # their generator is not copied into scripts
+        regime = case.tensors[name].regime
+        known = isinstance(inner, TensorSpec) and function_of(inner, regime) is None
+        known = known and recorded.parse(regime) is None  # their generator is not copied into scripts
         return tensor_text(name, value.cpu(), plan, next(count), generated=from_seed if known else None)
 
     return _entries(logical, missing, "input", text), bool(generated)

@@ -5,23 +5,32 @@ A bound may be a number or a dim expression (``"vocab"``, ``"2*half"``), resolve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_fusion.errors import SpecError
 
 Bound = int | float | str
+# Of (shape, dtype, generator), which returns a tensor.
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueProfile:
-    """A named family of values; ``params`` are numbers, dim expressions or nested profiles."""
+    """A named family of values; ``params`` are numbers or dim expressions, ``choices`` nested profiles.
+
+    One of the kind ``"function"`` stands for a user's ``function`` of ``(shape, dtype, generator)`` among the choices.
+    """
 
     kind: str
     params: tuple[tuple[str, Bound], ...] = ()
     choices: tuple[ValueProfile, ...] = ()
+    function: Function | None = None
 
     def __str__(self) -> str:
+        if self.function is not None:
+            return f"function {getattr(self.function, '__name__', type(self.function).__name__)}"
         inner = ", ".join([f"{key}={value}" for key, value in self.params] + [str(choice) for choice in self.choices])
         return f"{self.kind}({inner})"
 
@@ -95,17 +104,26 @@ def constant(value: float) -> ValueProfile:
     return ValueProfile("constant", (("value", value),))
 
 
-def one_of(*choices: ValueProfile | Sequence[ValueProfile]) -> ValueProfile:
-    """One of several profiles, drawn per case."""
-    flat: list[ValueProfile] = []
+def one_of(*choices: ValueProfile | Function | Sequence[ValueProfile | Function]) -> ValueProfile:
+    """One of several profiles, or functions of ``(shape, dtype, generator)``, drawn per case."""
+    flat: list[Any] = []
     for choice in choices:
-        flat.extend([choice] if isinstance(choice, ValueProfile) or not isinstance(choice, Iterable) else choice)
-    for profile in flat:
-        if not isinstance(profile, ValueProfile):
-            raise SpecError(
-                f"values.one_of({profile!r}): expected profiles such as values.normal(); of single values, "
-                "values.constant(...) each"
-            )
+        alone = isinstance(choice, ValueProfile) or callable(choice) or not isinstance(choice, Iterable)
+        flat.extend([choice] if alone else choice)  # type: ignore[arg-type]
     if not flat:
         raise SpecError("values.one_of() needs at least one profile")
-    return ValueProfile("one_of", choices=tuple(flat))
+    return ValueProfile("one_of", choices=tuple(map(_choice, flat)))
+
+
+def _choice(given: Any) -> ValueProfile:
+    if isinstance(given, ValueProfile):
+        return given
+    if not callable(given):
+        raise SpecError(
+            f"values.one_of({given!r}): expected profiles such as values.normal(), or functions of (shape, dtype, "
+            "generator); of single values, values.constant(...) each"
+        )
+    if getattr(given, "__module__", None) == __name__:
+        called = f"values.{getattr(given, '__name__', '...')}"
+        raise SpecError(f"values.one_of({called}): that is the function that makes a profile; call it: {called}(...)")
+    return ValueProfile("function", function=given)

@@ -360,6 +360,23 @@ def test_one_of_takes_the_profile_that_the_case_names(make_spec: Make) -> None:
     assert made(make_spec, entry, TensorCase("float32", regime="1"), n=2).tolist() == [2, 2]
 
 
+def test_one_of_takes_a_function_too(make_spec: Make) -> None:
+    """It is called as one that stands alone in values=, with the same generator, in a choice of a choice too."""
+
+    def own(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        return torch.rand(shape, generator=generator).to(dtype)
+
+    alone = made(make_spec, tensor("n", values=own), TensorCase("float16"), n=5)
+    beside, inside = values.one_of(values.normal(), own), values.one_of(values.normal(), [own, values.one_of(own)])
+    for profile, regime in ((beside, "1"), (inside, "2/0")):
+        found = made(make_spec, tensor("n", values=profile), TensorCase("float16", regime=regime), n=5)
+        assert torch.equal(found, alone)
+    assert str(inside) == "one_of(normal(mean=0.0, std=1.0), function own, one_of(function own))"
+    wrong = tensor("n", values=values.one_of(lambda *_: torch.zeros(2), values.normal()))
+    with pytest.raises(SpecError, match=r"values= of input 'x' must return a tensor of shape \(5,\)"):
+        made(make_spec, wrong, TensorCase("float16", regime="0"), n=5)
+
+
 def test_a_constant_may_be_infinite(make_spec: Make) -> None:
     """It was the largest finite number; one too large for its dtype still is."""
     low = tensor("n", dtype="float16", values=values.constant(-math.inf))

@@ -89,11 +89,12 @@ def test_values_with_a_constraint_are_not_repeated_unless_it_is_asked_for(plan_o
             "p": tensor("n m", dtype="int64", values=values.permutation()),
             "q": tensor("n m", values=values.one_of(values.normal(), values.probabilities())),
             "f": tensor("n m", values=function),
+            "o": tensor("n m", values=values.one_of(values.normal(), function)),
             "g": tensor("n m", values=function, layouts=["contiguous", "expanded"]),
             "i": tensor("n m", dtype="int64", values=values.indices("n")),
         }
     )
-    assert not any("expanded" in kinds(plan, name) for name in "pqf")
+    assert not any("expanded" in kinds(plan, name) for name in "pqfo")
     assert all("expanded" in kinds(plan, name) for name in "gi")
 
 

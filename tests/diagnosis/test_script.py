@@ -165,6 +165,20 @@ def test_large_tensors_come_from_a_generator_of_the_same_bits(profile: Any) -> N
     assert torch.equal(made["x"].contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))
 
 
+def test_a_large_tensor_of_a_function_among_profiles_is_missing() -> None:
+    """The script has no such function, and says so; where the case took a profile it has the generator."""
+    inputs = {"x": tensor("n", values=values.one_of(values.normal(), lambda shape, *_: torch.rand(shape)))}
+    script = {
+        regime: script_of(
+            inputs, Case({"n": 4 * LITERAL_BYTES}, "float32", {"x": TensorCase("float32", regime=regime)})
+        )
+        for regime in "01"
+    }
+    assert "generated(" in script["0"].text
+    assert "generated(" not in script["1"].text
+    assert "input x" in str(script["1"].missing)
+
+
 def test_nested_tensors_and_constants_keep_their_layout() -> None:
     """A tensor inside a constant is written with the strides that it has."""
     inner = torch.arange(12.0).reshape(3, 4).t()

@@ -84,6 +84,10 @@ def test_values_are_a_profile_or_a_function() -> None:
         tensor("n", values=values.normal)
     with pytest.raises(SpecError, match="expected profiles such as"):
         values.one_of(1, 2)
+    with pytest.raises(SpecError, match=r"values\.normal\): that is the function that makes a profile; call it"):
+        values.one_of(values.constant(1), values.normal)
+    with pytest.raises(SpecError, match="expected profiles such as"):
+        values.one_of([values.normal(), torch.ones(2)])
 
 
 def test_a_derived_input_needs_what_its_parameters_name() -> None:

@@ -290,12 +290,21 @@ def _derive(
     name: str, inner: DerivedSpec, inputs: Mapping[str, Any], blanks: Collection[str], case: Case, device: torch.device
 ) -> Any:
     """What the function returns for copies of its own; those of ``blanks``, which are zeros, are made anew."""
-    known = {**case.sizes, **inputs}
-    given: dict[str, Any] = {}
-    for need in inner.needs:
-        if need == "generator":
-            given[need] = generator(case, name, device)
-        elif need in known:
-            given[need] = map_tensors(known[need], partial(_copy, zeros=need in blanks and device.type == "cpu"))
+    given = {
+        need: map_tensors(value, partial(_copy, zeros=need in blanks and device.type == "cpu"))
+        for need, value in needs_of(name, inner, {**case.sizes, **inputs}, case, device).items()
+    }
     result = _ask(f"derived input {name!r}", lambda: inner.function(**given))
     return map_tensors(result, lambda t: t.detach().to(device).contiguous())
+
+
+def needs_of(
+    name: str, inner: DerivedSpec, known: Mapping[str, Any], case: Case, device: torch.device
+) -> dict[str, Any]:
+    """What the function of the derived input ``name`` is called with, of inputs and sizes that are ``known``."""
+    given = {need: known[need] for need in inner.needs if need in known}
+    if "generator" in inner.needs:
+        given["generator"] = generator(case, name, device)
+    if "dtype" in inner.required and "dtype" not in known:
+        given["dtype"] = torch_dtype(case.dtype)
+    return given

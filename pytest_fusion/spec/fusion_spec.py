@@ -137,7 +137,13 @@ class FusionSpec:
 
     @property
     def uses_case_dtype(self) -> bool:
-        return any(isinstance(s, TensorSpec) and s.follows_case_dtype for s in map(unwrap, self.inputs.values()))
+        """Whether an input is, or a derived one is computed, in the case's floating dtype."""
+        own = "dtype" in self.inputs or "dtype" in self.dim_names
+        return any(
+            (isinstance(s, TensorSpec) and s.follows_case_dtype)
+            or (isinstance(s, DerivedSpec) and "dtype" in s.required and not own)
+            for s in map(unwrap, self.inputs.values())
+        )
 
     @property
     def random(self) -> Rng | None:
@@ -225,13 +231,11 @@ class FusionSpec:
         for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
             if isinstance(spec, DerivedSpec):
                 waiting[name] = set(spec.needs)
-                parameters = inspect.signature(spec.function).parameters
-                for need in spec.needs:
-                    lacking = need not in self.inputs and need not in known and need != "generator"
-                    if lacking and parameters[need].default is inspect.Parameter.empty:
+                for need in spec.required:
+                    if need not in self.inputs and need not in known and need not in ("generator", "dtype"):
                         raise SpecError(
-                            f"{self.name}: derived input {name!r} needs {need!r}, which is neither an input, a dim "
-                            f"nor 'generator'{did_you_mean(need, known | set(self.inputs))}"
+                            f"{self.name}: derived input {name!r} needs {need!r}, which is neither an input, a dim, "
+                            f"'generator' nor 'dtype'{did_you_mean(need, known | set(self.inputs))}"
                         )
         while waiting:
             ready = [name for name, needs in waiting.items() if not needs & set(waiting)]

@@ -98,27 +98,31 @@ def optional(spec: Any) -> OptionalSpec:
 
 @dataclass(frozen=True, slots=True)
 class DerivedSpec:
-    """An input computed from others; ``needs`` are the function's parameter names."""
+    """An input computed from others; ``needs`` are the function's parameters, ``required`` those without a default."""
 
     function: Callable[..., Any]
     needs: tuple[str, ...]
+    required: tuple[str, ...]
 
 
 def derived(function: Callable[..., Any]) -> DerivedSpec:
-    """Compute an input from what the function's parameters name: other inputs, dims, ``generator``.
+    """Compute an input from what the function's parameters name: other inputs, dims, ``generator``, ``dtype``.
 
-    Parameters with a default that name nothing known keep their default.
+    ``dtype`` is the case's floating torch dtype, unless an input or a dim has that name. Parameters with a default that
+    name no input, dim or ``generator`` keep their default.
     """
     if not callable(function):
-        raise SpecError(f"derived({function!r}): expected a function of other inputs, dims or 'generator'")
+        raise SpecError(f"derived({function!r}): expected a function of other inputs, dims, 'generator' or 'dtype'")
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
         raise SpecError(
             f"derived({function!r}): a builtin does not tell its parameters; wrap it: derived(lambda x: ...(x))"
         ) from None
-    needs = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    return DerivedSpec(function, needs)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return DerivedSpec(
+        function, tuple(p.name for p in named), tuple(p.name for p in named if p.default is inspect.Parameter.empty)
+    )
 
 
 @dataclass(frozen=True, slots=True)

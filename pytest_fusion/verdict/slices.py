@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.make import generator
+from pytest_fusion.case.make import needs_of
 from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run.tree import leaves
@@ -145,12 +145,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _derive(name: str, inner: DerivedSpec, known: Mapping[str, Any], case: Case, device: torch.device) -> Any:
     """A derived input for other slices. Raises ``Unsliceable`` where there is none."""
-    given: dict[str, Any] = {}
-    for need in inner.needs:
-        if need == "generator":
-            given[need] = generator(case, name, device)
-        elif need in known:
-            given[need] = map_tensors(known[need], torch.Tensor.clone)
+    given = needs_of(name, inner, known, case, device)
+    given = {need: map_tensors(value, torch.Tensor.clone) for need, value in given.items()}
     try:
         result = inner.function(**given)
     except Exception as error:

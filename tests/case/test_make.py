@@ -377,6 +377,22 @@ def test_one_of_takes_a_function_too(make_spec: Make) -> None:
         made(make_spec, wrong, TensorCase("float16", regime="0"), n=5)
 
 
+def test_a_derived_input_may_ask_for_the_dtype_of_the_case(make_spec: Make) -> None:
+    """Lists of tensors come in each floating dtype; an input of that name goes first, and so does a default."""
+    listed = derived(lambda n, dtype, generator: [torch.rand(n, generator=generator).to(dtype) for _ in range(2)])
+    spec = make_spec({"x": listed, "n": 3})
+    assert spec.uses_case_dtype
+    for dtype in ("float16", "bfloat16"):
+        found = make_inputs(spec, Case({}, dtype, {}), CPU)["x"]
+        assert [t.dtype for t in found] == [getattr(torch, dtype)] * 2
+    own = make_spec({"dtype": torch.float64, "x": derived(lambda dtype: torch.ones(2, dtype=dtype))})
+    assert not own.uses_case_dtype
+    assert make_inputs(own, Case({}, "float16", {}), CPU)["x"].dtype is torch.float64
+    kept = make_spec({"x": derived(lambda dtype=torch.int32: torch.ones(2, dtype=dtype))})
+    assert not kept.uses_case_dtype
+    assert make_inputs(kept, Case({}, "float16", {}), CPU)["x"].dtype is torch.int32
+
+
 def test_a_constant_may_be_infinite(make_spec: Make) -> None:
     """It was the largest finite number; one too large for its dtype still is."""
     low = tensor("n", dtype="float16", values=values.constant(-math.inf))

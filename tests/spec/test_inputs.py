@@ -92,7 +92,8 @@ def test_values_are_a_profile_or_a_function() -> None:
 
 def test_a_derived_input_needs_what_its_parameters_name() -> None:
     """The parameter names are the needs, keyword-only ones too; a builtin without a signature says how to wrap it."""
-    assert derived(lambda x, hidden, *, generator: x).needs == ("x", "hidden", "generator")
+    found = derived(lambda x, hidden=1, *, generator: x)
+    assert (found.needs, found.required) == (("x", "hidden", "generator"), ("x", "generator"))
     with pytest.raises(SpecError, match="expected a function"):
         derived(3)
     with pytest.raises(SpecError, match="wrap it: derived"):

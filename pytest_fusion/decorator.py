@@ -22,7 +22,7 @@ from pytest_fusion.spec.annotations import inputs_from_annotations
 from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
 from pytest_fusion.spec.given import stated_inputs
 from pytest_fusion.spec.inputs import ConstantSpec
-from pytest_fusion.verdict.model import CHECKS, GRADIENTS
+from pytest_fusion.verdict.model import CHECKS, GRADIENTS, SECOND
 
 __all__ = ["FusionSpec", "fused_equivalent"]
 
@@ -87,7 +87,7 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
 def _check_words(spec: FusionSpec) -> None:
     """What a spec cannot check itself, because it comes before the stages that know."""
     for check in spec.without:
-        known = (*CHECKS, GRADIENTS)
+        known = (*CHECKS, GRADIENTS, SECOND)
         if check not in known:
             raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, known)}")
     check_requires(spec.requires)

@@ -26,7 +26,7 @@ from pytest_fusion.run.reference import ReferenceFailed, copies, takes
 from pytest_fusion.verdict import memory, repeat
 from pytest_fusion.verdict.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
 from pytest_fusion.verdict.calls import Bench, error_verdict, rejection
-from pytest_fusion.verdict.model import Verdict, failed
+from pytest_fusion.verdict.model import SECOND, Verdict, failed
 from pytest_fusion.verdict.outputs import IN_PLACE, collect
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import NoGraph, Upstream
@@ -86,7 +86,10 @@ def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict 
     verdict = _second_branch(trial, upstream, first)
     if verdict is not None:
         return verdict, evidence
-    verdict, second = _second_derivative(trial, upstream)
+    second: Second = "not asked"
+    used_up = first.backward is not None and first.backward.saved and not trial.bench.on(SECOND)
+    if not used_up:  # a second derivative goes through the graph of the first one again
+        verdict, second = _second_derivative(trial, upstream)
     _state(trial.bench).second[second] += 1
     return verdict, {**evidence, "second_derivative": second}
 

@@ -28,7 +28,7 @@ from pytest_fusion.run.reference import FEW_LANES, MANY_LANES, ReferenceFailed
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.verdict import autograd, blame, memory, repeat, sliced_gradients, values
 from pytest_fusion.verdict.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
-from pytest_fusion.verdict.model import Verdict, failed, passed, unknown
+from pytest_fusion.verdict.model import SECOND, Verdict, failed, passed, unknown
 from pytest_fusion.verdict.trial import Trial
 from pytest_fusion.verdict.upstream import KINDS, NoGraph, Upstream
 
@@ -38,6 +38,8 @@ __all__ = ["NAME", "asks_plainly", "compile_only", "due", "missing", "run", "wan
 _WILD = frozenset({"nan", "inf", "masked", "huge"})
 # One case in so many asks for the same gradients twice, by retain_graph and under the other fill.
 _TWICE_EVERY = 4
+# What may be done where nobody asks for a second backward.
+_ALONE = f"; where it is meant for one backward, let the next one raise, or say without={{{SECOND!r}: 'reason'}}"
 # One case in so many asks for a part of the gradients.
 _PART_EVERY = 3
 # Of four such cases two ask for one alone, the next for all but one, the last for any part.
@@ -130,7 +132,9 @@ def _run(trial: Trial) -> Verdict:
     upstream = Upstream(trial, wanted(trial))
     # What may be overwritten is there for one backward, and for no other use.
     once = bool(overwritten(trial, upstream.wanted))
-    twice = not once and numbers.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
+    turn = not once and numbers.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
+    again = not once and trial.bench.on(SECOND)
+    twice = turn and again
     try:
         upstream.settle()
         # Before the reference's gradients exist: a backward that looks for them among live or freed objects finds none.
@@ -160,11 +164,11 @@ def _run(trial: Trial) -> Verdict:
     if _WRONG.fullmatch(trial.bench.sought or ""):
         # Six further backwards, each of which would run on every case that is too small to show the failure.
         return passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
-    if first.backward.saved and not twice and not once:
+    if first.backward.saved and not twice and again:
         # What backward keeps for itself it may use up, if a second one is then refused or right all the same.
-        first, twice = Attempt(trial, upstream, FILLS[0], twice=True), True
+        first, turn = Attempt(trial, upstream, FILLS[0], twice=True), True
         verdict = _ended(trial, first)
-    if twice and verdict is None:
+    if turn and verdict is None:
         # Chance first: what varies from call to call says nothing about a graph that is used twice.
         verdict = _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
     found = trial.bench.spent[_FOUND] > 0
@@ -305,7 +309,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
         return failed(
             NAME,
             f"a second backward through the retained graph gives another {name} in {int(mask.sum())} of "
-            f"{mask.numel()} element(s): the first one overwrote what it had saved{kept}",
+            f"{mask.numel()} element(s): the first one overwrote what it had saved{kept}{_ALONE}",
             identity=f"gradients:again:{name}",
             cause="mutates-input",
         )
@@ -314,7 +318,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
         return failed(
             NAME,
             f"a second backward changed {int(mask.sum())} of {mask.numel()} element(s) of the d{name} that the first "
-            f"one had returned: both are one buffer{kept}",
+            f"one had returned: both are one buffer{kept}{_ALONE}",
             identity=f"gradients:overwritten:{name}",
             cause="mutates-input",
         )

@@ -27,8 +27,9 @@ CHECKS: tuple[str, ...] = (
     "honesty",
 )
 
-# The part of `invariance` that ``without=`` can name by itself.
+# The parts of `invariance` and `gradients` that ``without=`` can name by themselves.
 GRADIENTS = "invariance:gradients"
+SECOND = "gradients:second"
 
 
 @dataclass(frozen=True, slots=True)

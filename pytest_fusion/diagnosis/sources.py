@@ -97,9 +97,10 @@ def _one_past(lab: Lab) -> str | None:
     for name, size in sorted(lab.plain_sizes().items(), key=lambda dim: -dim[1]):
         case = lab.resized({name: size + _STRETCHED}, plain)
         if case is not None:
+            # Of a dim that is not the window's own, two of what it slides along are neighbours at either end.
             told = [_beside(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _AGREEING)]
-            if "" in told or all(told):
-                return None if "" in told else told[0]
+            if all(told):
+                return told[0]
     return None
 
 

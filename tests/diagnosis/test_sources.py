@@ -123,3 +123,13 @@ def test_what_counts_beside_a_second_key_alone_is_innocent(lab_of: Any, name: st
     assert found is not None
     assert found.cause == cause, found
     assert f" changes with {named}" in found.evidence[0]
+
+
+def test_a_window_is_sought_along_each_dim(lab_of: Any) -> None:
+    """More sequences tell nothing of two keys, of which one is next to either end of the other; more keys do."""
+    inputs = {"x": tensor("b n", values=values.normal())}
+    sizes, bounds = {"dim b": 2, "dim n": 2}, {"b": dim(1), "n": dim(1)}
+    lab = lab_of(lambda x: window(x, 2), lambda x: window(x, 1), inputs, sizes, dims=bounds, dtypes="float32")
+    found = beyond(lab)
+    assert found is not None
+    assert found.cause == "off-by-one-mask", found

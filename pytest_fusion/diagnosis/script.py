@@ -27,6 +27,7 @@ from pytest_fusion.run.place import own_geometry
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.verdict.memory import BACKWARD, RECORDING
 from pytest_fusion.verdict.model import Verdict
 from pytest_fusion.verdict.modelled import multiprocessors_of
 
@@ -271,13 +272,16 @@ def _failure(spec: FusionSpec, case: Case, verdict: Verdict) -> str:
         fields["seen"] = {key: evidence.get(key) for key in keys}
     if verdict.check == "error":
         fields["raised"] = evidence.get("error")
-    if verdict.check == "gradients":
+    by = evidence.get("by") if verdict.check == "inputs" else None
+    if verdict.check == "gradients" or by in (BACKWARD.slug, RECORDING.slug):
         fields["gradient"] = _gradient(spec, case, evidence)
     fields |= {key: tuple(getattr(spec, key)) for key in ("mutates", "clobbers") if getattr(spec, key)}
     if spec.deterministic is not True:
         fields["varies"] = True
     fields["multiprocessors"] = multiprocessors_of(case)
-    if verdict.check not in _SHOWN:
+    if by not in (None, BACKWARD.slug, RECORDING.slug):
+        fields["beyond"] = f"the input changes in a call under torch.{by}(); see the replay file"
+    elif verdict.check not in _SHOWN:
         fields["beyond"] = f"the check {verdict.check!r} asks for more calls than this one; see the replay file"
     elif verdict.identity == "repeat:stale":
         fields["beyond"] = "the failure needs an earlier call with other values; see the replay file"

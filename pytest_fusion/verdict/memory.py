@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
+from typing import Any
 
 import torch
 
@@ -43,21 +44,21 @@ def check_inputs(changes: Iterable[Change], allowed: Iterable[str], by: Callable
         if declared in tolerated:
             continue
         identity, who, advice = f"inputs:{change.name}", "the kernel", f"declare mutates={declared!r} if it is meant to"
-        if by is not None:
-            call = by(change.name)
+        call = by(change.name) if by is not None else None
+        if call is not None:
             identity, who = f"{identity}:{call.slug}", call.who
             advice = (
                 f"{call.otherwise}. Other operations may have saved it for their own backward: write into a copy, or "
                 f"declare clobbers={declared!r} where callers give it up"
             )
+        evidence: dict[str, Any] = {"input": change.name, "count": change.count, "first": list(change.first)}
+        evidence |= {"by": call.slug} if call is not None else {}
         return failed(
             "inputs",
             f"{who} changed {change.count} element(s) of its input {change.name}, the first at "
             f"{list(change.first)}; {advice}",
             identity=identity,
-            input=change.name,
-            count=change.count,
-            first=list(change.first),
+            **evidence,
         )
     return passed("inputs")
 

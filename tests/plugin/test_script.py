@@ -48,6 +48,18 @@ class Sliced(torch.autograd.Function):
         # Of a slice that begins in the middle, the start of the whole.
         return 2 * dy.as_strided(dy.shape, dy.stride(), 0 if WRONG else dy.storage_offset())
 
+class Spoiling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x.detach()
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        if WRONG:
+            ctx.x.mul_(0.5)
+        return 2 * dy
+
 def part(x):
     out = torch.empty_like(x)
     out.view(-1)[: x.numel() - WRONG] = 2 * x.reshape(-1)[: x.numel() - WRONG]
@@ -84,6 +96,10 @@ def test_gradient(x):
 @fused_equivalent(TWICE, inputs=SHAPE, grad=True)
 def test_slice(x):
     return kernels.Sliced.apply(x)
+
+@fused_equivalent(TWICE, inputs=SHAPE, grad=True)
+def test_spoils(x):
+    return kernels.Spoiling.apply(x)
 
 @settings(max_examples=30)
 @fused_equivalent(TWICE, inputs=SHAPE)
@@ -140,7 +156,7 @@ def test_scripts_show_what_failed_and_that_it_is_mended(
     monkeypatch.delenv("MENDED", raising=False)
     project.pytester.makepyfile(kernels=KERNELS)
     project.write(TESTS)
-    project.run("--fusion-report", "page.html").assert_outcomes(failed=9)
+    project.run("--fusion-report", "page.html").assert_outcomes(failed=10)
 
     scripts = {name: project.pytester.path / test["script"] for name, test in project.tests.items()}
     assert all(script.is_file() for script in scripts.values())
@@ -158,6 +174,7 @@ def test_scripts_show_what_failed_and_that_it_is_mended(
     assert "fixture monkeypatch: a MonkeyPatch is neither plain data" in said
     assert "not complete, fixture monkeypatch" in project.tests["test_fixture"]["message"]
     assert "the input x was changed" in broken[scripts["test_input"].stem][1]
+    assert "the input x was changed" in broken[scripts["test_spoils"].stem][1]
     assert "the kernel raised RuntimeError" in broken[scripts["test_refuse"].stem][1]
 
     mended = _run(list(scripts.values()), tmp_path, MENDED="1")

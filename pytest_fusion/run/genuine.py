@@ -124,7 +124,7 @@ def watched() -> Iterator[None]:
 def take() -> list[str]:
     """What watched code replaced since this was asked last, as dotted names."""
     for watch in _current:
-        watch.begin()
+        watch.keep_codes()
     names = list(_found)
     _found.clear()
     return names
@@ -220,8 +220,8 @@ class _Setting:
 class _Watch:
     """The places, what stands there, and the code objects of this package's functions.
 
-    It looks before and after every call of a kernel, 2,000 times a test, and after each at what this package holds:
-    what is as it was is seen by one comparison of the addresses of all 4,000 values (0.1 ms).
+    It looks before and after every call of a kernel, 500 times a test: what is as it was is seen by one comparison of
+    the addresses of all 4,000 values (0.1 ms).
     """
 
     def __init__(self) -> None:
@@ -240,21 +240,18 @@ class _Watch:
         # Views of the dicts themselves: what is put there later is seen through them.
         self._views = [vars(space.owner).values() for space in self._own]
         self._keep()
-        self.begin()
+        self.keep_codes()
         self.modules = len(sys.modules)
 
     def _keep(self) -> None:
         """All that this package's modules and classes hold, one after the other."""
-        for space in self._own:
-            space.renew()
         self._held = tuple(value for space in self._own for value in space.held)
         self._where = addresses(self._held)
 
-    def begin(self) -> None:
-        """Once a test: nobody but what is watched replaces functions of this package, or their code, while it runs."""
+    def keep_codes(self) -> None:
+        """Once a test: nobody but what is watched writes code into functions of this package while it runs."""
         self._codes = tuple(map(_CODE, self._functions))
         self._codes_where = addresses(self._codes)
-        self._renewed = False
 
     def _own_intact(self) -> bool:
         """Replaced values keep their place in a dict; a name that was added moves the others, which needs a look."""
@@ -264,13 +261,14 @@ class _Watch:
         return addresses(tuple(map(_CODE, self._functions))) == self._codes_where
 
     def renew(self) -> None:
-        """What stands there now counts as what ought to; of this package before the first call of a test alone."""
+        """What stands there now counts as what ought to."""
         for place in self._chosen:
             if not place.intact():
                 place.renew()
-        if not self._renewed and not self._own_intact():
+        if not self._own_intact():
+            for space in self._own:
+                space.renew()
             self._keep()
-        self._renewed = True
 
     def undo(self) -> list[str]:
         """Put back what was replaced since ``renew``, and name it."""
@@ -280,7 +278,6 @@ class _Watch:
                 changed += place.undo()
         if not self._own_intact():
             changed += [name for space in self._own for name in space.undo()]
-            self._keep()  # with names that were added
         if not self._codes_intact():
             for name, function, code in zip(self._names, self._functions, self._codes, strict=True):
                 if function.__code__ is not code:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.make import function_of
 from pytest_fusion.case.model import Case
 from pytest_fusion.diagnosis import edits, numerics
 from pytest_fusion.diagnosis.edits import Edit
@@ -45,7 +46,7 @@ def unread(lab: Lab) -> Found | None:
             continue
         values = [answer.probe.logical[name] for answer, _ in others if answer.probe is not None]
         changes = (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))
-        further = (_of_size_one(lab, case, name), _backwards(lab, name), _otherwise_drawn(lab, case, name))
+        further = (_of_size_one(lab, case, name), _backwards(lab, case, name), _otherwise_drawn(lab, case, name))
         if _has_no_say(lab, case, before, itertools.chain(changes, *further)):
             return Found("ignores-input", [_said(lab, name)])
     for name, value in case.drawn.items():
@@ -77,11 +78,11 @@ def _of_size_one(lab: Lab, case: Case, name: str) -> Iterator[Edit]:
         yield edits.scaled([name], -math.ceil(math.log2(most)))
 
 
-def _backwards(lab: Lab, name: str) -> Iterator[Edit]:
+def _backwards(lab: Lab, case: Case, name: str) -> Iterator[Edit]:
     """The same values from the last to the first, where no function orders them: two whole numbers are mostly the
     largest and the least that are allowed, for every seed, and the first of them is read."""
     inner = unwrap(lab.spec.inputs[name])
-    if isinstance(inner, TensorSpec) and (inner.values is None or isinstance(inner.values, ValueProfile)):
+    if isinstance(inner, TensorSpec) and function_of(inner, case.tensors[name].regime) is None:
         yield Edit(
             f"{name} backwards", lambda logical: {**logical, name: logical[name].flip(*range(logical[name].dim()))}
         )

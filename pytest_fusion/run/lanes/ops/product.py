@@ -261,7 +261,7 @@ def _without_zeros(
         return value
 
     def reached(*pairs: tuple[Tensor, Tensor]) -> Tensor:
-        return sum(multiply(one.to(D), other.to(D)) for one, other in pairs) > 0  # type: ignore[return-value]
+        return torch.stack([multiply(one.to(D), other.to(D)) > 0 for one, other in pairs]).any(0)
 
     inf = math.inf
     above = reached((x > 0, w == inf), (x < 0, w == -inf), (x == inf, w > 0), (x == -inf, w < 0))

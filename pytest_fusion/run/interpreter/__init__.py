@@ -3,8 +3,8 @@
 Importing this package imports neither Triton nor torch; ``enable()`` is called before user modules are imported and
 everything else happens when they import Triton. What is mended, and which hardware behaviour it follows, is told by
 the module that does it: ``casts``, ``arith``, ``reductions``, ``libdevice``, ``transfers``, ``atomics``, ``scalars``,
-``rewrite``, ``control``, ``autotune``, ``device``. How launches run is told by ``executor`` and ``batch``, what is
-watched by ``access``, ``tracking``, ``races`` and ``hints``.
+``rewrite``, ``control``, ``autotune``, ``device``. How launches run is told by ``executor`` and ``batch``, which need
+not be computed again by ``replay``, what is watched by ``access``, ``tracking``, ``races`` and ``hints``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_fusion.errors import NotModelledError
-from pytest_fusion.run.interpreter import arith, batch, findings, libdevice
+from pytest_fusion.run.interpreter import arith, batch, findings, libdevice, tape
 from pytest_fusion.run.interpreter.batch import aligned, lanes
 from pytest_fusion.run.interpreter.builder_memory import mend_memory
 from pytest_fusion.run.interpreter.builder_shapes import mend_shapes
@@ -148,6 +148,7 @@ def _mend_programs(builder: Any, handle: Any, tl: Any) -> None:
         return handle(batch.current.programs[axis].astype(np.int32), tl.int32)
 
     def print_values(self: Any, prefix: str, hex: bool, values: Any, is_signed: Any) -> None:
+        tape.spoil()
         now = batch.current
         for row in range(now.count):
             if now.active is not None and not now.active[row]:
@@ -184,6 +185,8 @@ def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
 
     def bitcast(self: Any, src: Any, dst_type: Any) -> Any:
         data = np.ascontiguousarray(src.data).view(numpy_dtype(dst_type))
+        if dst_type.scalar.is_ptr() or src.dtype.scalar.is_ptr():
+            tape.spoil()
         if dst_type.scalar.is_ptr():
             for view in src.attr.get("origin", ()):
                 view.region.counted_in(numpy_dtype(dst_type.scalar.element_ty).itemsize)

@@ -8,7 +8,7 @@ so is undone and run one program at a time, and the reason is told.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_fusion.errors import MemoryFinding, TooManyProgramsError, not_modelled
-from pytest_fusion.run.interpreter import access, batch, findings
+from pytest_fusion.run.interpreter import access, batch, findings, replay, tape
 from pytest_fusion.run.interpreter.batch import Batch, NotBatchedError
 from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.regions import Regions
@@ -45,12 +45,16 @@ _fallbacks: dict[tuple[str, str], int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a launch was run: ``executor`` and, for a serial one that was not asked for, the ``reason``."""
+    """How a launch was run: ``executor`` and, for a serial one that was not asked for, the ``reason``.
+
+    ``replayed``: as `replay` has it, since all that it loads is what it was.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     executor: Mode
     reason: str = ""
+    replayed: bool = False
 
 
 _listeners: list[Callable[[Execution], None]] = []
@@ -120,7 +124,10 @@ def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every program of a launch runs: ``function(**arguments)``; ``reason`` says why it must run alone."""
+    """What every program of a launch runs: ``function(**arguments)``; ``reason`` says why it must run alone.
+
+    ``options`` are all that changes what a launch of these arguments computes.
+    """
 
     kernel: str
     function: Callable[..., Any]
@@ -128,6 +135,7 @@ class Program:
     grid: tuple[int, int, int]
     regions: Regions
     reason: str = ""
+    options: Hashable = None
 
 
 class ProgramError(Exception):
@@ -149,6 +157,24 @@ def run(program: Program) -> None:
     """Every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` where findings are raised at once."""
     if _skipping:
         return
+    launch = replay.recognised(program.function, program.arguments, program.regions, _how(program))
+    known = replay.known(launch)
+    if launch is not None and known is not None:
+        with _launching(program):
+            again = replay.replayed(known, launch)
+        if again:
+            _tell(program, "batched", "", replayed=True)
+            return
+        program.regions.restore()
+    with replay.recorded(launch):
+        _compute(program)
+
+
+def _how(program: Program) -> Hashable:
+    return program.grid, program.options, program.reason, _order, mode()
+
+
+def _compute(program: Program) -> None:
     total = program.grid[0] * program.grid[1] * program.grid[2]
     reason = program.reason
     batched = mode() == "batched"
@@ -169,6 +195,8 @@ def run(program: Program) -> None:
             reason = f"as one batch it raised {type(error).__name__}: {error}"
         program.regions.restore()
         findings.current().found[:] = before
+    if reason or not batched:
+        tape.spoil()
     if reason:
         key = (program.kernel, reason)
         _fallbacks[key] = _fallbacks.get(key, 0) + 1
@@ -180,9 +208,9 @@ def run(program: Program) -> None:
     _tell(program, "batched" if total <= 1 and batched and not reason else "serial", reason)
 
 
-def _tell(program: Program, executor: Mode, reason: str) -> None:
+def _tell(program: Program, executor: Mode, reason: str, *, replayed: bool = False) -> None:
     for listener in tuple(_listeners):
-        listener(Execution(program.kernel, program.grid, executor, reason))
+        listener(Execution(program.kernel, program.grid, executor, reason, replayed))
 
 
 def _batches(total: int) -> Generator[tuple[int, int], int, None]:
@@ -205,16 +233,13 @@ def _one_by_one(total: int) -> Generator[tuple[int, int], int, None]:
 def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None:
     widest = 1
     turns = _turns(program.grid[0] * program.grid[1] * program.grid[2])
-    with ExitStack() as stack:
-        stack.enter_context(access.launching(program.regions, program.grid))
-        stack.enter_context(findings.launching(program.kernel))
-        # The device raises no floating-point warning; nor may code under `-W error`.
-        stack.enter_context(np.errstate(all="ignore"))
+    with _launching(program):
         part = next(parts, None)
         while part is not None:
             first, count = part
             ids = _ids(program.grid, turns[first : first + count])
-            with batch.running(Batch(ids, first, turned=_order != "launched")):
+            with batch.running(Batch(ids, first, turned=_order != "launched")) as now:
+                tape.part(now)
                 try:
                     program.function(**program.arguments)
                 except (MemoryFinding, NotBatchedError):
@@ -226,6 +251,16 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
                 part = parts.send(widest)
             except StopIteration:
                 return
+
+
+@contextmanager
+def _launching(program: Program) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(access.launching(program.regions, program.grid))
+        stack.enter_context(findings.launching(program.kernel))
+        # The device raises no floating-point warning; nor may code under `-W error`.
+        stack.enter_context(np.errstate(all="ignore"))
+        yield
 
 
 def _turns(total: int) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -157,8 +157,18 @@ def deferring() -> Iterator[list[Finding]]:
         _deferred.pop()
 
 
+_reported = 0
+
+
+def reported() -> int:
+    """How many findings there have been since the process began, with those that were held back."""
+    return _reported
+
+
 def report(finding: Finding) -> None:
     """Pass a finding on to where findings go now."""
+    global _reported
+    _reported += 1
     if _deferred:
         _deferred[-1].append(finding)
     else:
@@ -207,8 +217,29 @@ def launching(kernel: str) -> Iterator[None]:
         _kernel = before
 
 
+_there: Site | None = None
+
+
+@contextmanager
+def standing() -> Iterator[Callable[[Site], None]]:
+    """Yields what is told of each line that the body stands for, since no kernel runs in it."""
+    global _there
+
+    def at(site: Site) -> None:
+        global _there
+        _there = site
+
+    before = _there
+    try:
+        yield at
+    finally:
+        _there = before
+
+
 def site() -> Site:
     """The line of the kernel, or of its device function, that runs now."""
+    if _there is not None:
+        return _there
     frame = sys._getframe(1)
     at: Site | None = None
     while frame is not None:

@@ -42,6 +42,11 @@ def notes() -> tuple[str, ...]:
     return tuple(_notes)
 
 
+def noted() -> int:
+    """How often anything was noted since the process began."""
+    return sum(_notes.values())
+
+
 def counted_notes() -> dict[str, int]:
     """How often each was noted: what is new since an earlier answer belongs to what ran since."""
     return dict(_notes)

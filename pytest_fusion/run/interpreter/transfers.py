@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter import batch, findings, tracking
+from pytest_fusion.run.interpreter import batch, findings, tape, tracking
 from pytest_fusion.run.interpreter.access import Access, launch
 from pytest_fusion.run.interpreter.batch import aligned, broadcast, some
 from pytest_fusion.run.interpreter.dtypes import Array
@@ -48,6 +49,16 @@ def load(
     other: Array | None = None,
 ) -> Array:
     """Values of ``dtype`` at ``pointers``; where masked off or refused ``other``, else a fill."""
+    found = _load(pointers, origin, dtype, mask, other)
+    if (kept := tape.running()) is not None:
+        again = partial(_load, dtype=dtype, mask=mask, other=other)
+        kept.add(again, pointers, origin, (found, mask, other))
+    return found
+
+
+def _load(
+    pointers: Array, origin: Origin | None, dtype: np.dtype[Any], mask: Array | None, other: Array | None
+) -> Array:
     if mask is not None:
         pointers, mask = aligned(pointers, mask)
     access = Access(("out-of-bounds-load", "racing-load"), pointers, origin, dtype.itemsize, mask)
@@ -94,6 +105,12 @@ def _repeating(values: Array, mask: Array) -> Array:
 
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:
     """Write ``values`` to ``pointers`` where ``mask`` holds; of equal addresses the last lane in turn wins."""
+    _store(pointers, origin, values, mask)
+    if (kept := tape.running()) is not None:
+        kept.add(partial(_store, values=values, mask=mask), pointers, origin, (None, values, mask))
+
+
+def _store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None) -> None:
     itemsize = values.dtype.itemsize
     bits = np.ascontiguousarray(values).view(f"u{itemsize}")
     if mask is None:
@@ -145,6 +162,26 @@ def atomic(
     ``update(elements, values, memory)`` does it for lanes in order and returns what each found and whether it changed
     its element; with ``expected`` that comes first. What a masked lane gets is zero.
     """
+    again = partial(
+        _atomic, values=values, mask=mask, update=update, expected=expected, acquire=acquire, release=release
+    )
+    found = again(pointers, origin)
+    if (kept := tape.running()) is not None:
+        kept.add(again, pointers, origin, (found, values, mask, expected))
+    return found
+
+
+def _atomic(
+    pointers: Array,
+    origin: Origin | None,
+    values: Array,
+    mask: Array | None,
+    update: Update,
+    *,
+    expected: Array | None,
+    acquire: bool,
+    release: bool,
+) -> Array:
     given = [a for a in (pointers, values, mask, expected) if a is not None]
     arrays = aligned(*given)
     count = batch.current.count

@@ -276,7 +276,8 @@ class _Watch:
     def renew(self, *, own: bool = True) -> None:
         """What stands there now counts as what ought to; in this package's modules only with ``own``."""
         for place in self._chosen:
-            if not place.intact():
+            # What could not be read so far may be readable now: a stream, once CUDA runs.
+            if place.held is None or not place.intact():
                 place.renew()
         if own and not self._own_intact():
             self._renew_own()

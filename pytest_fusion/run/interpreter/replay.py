@@ -159,23 +159,46 @@ def _place(region: Region) -> Hashable:
 
 
 def _constants_of(kernel: FunctionType) -> list[Callable[[], object]]:
-    """What reads the globals and the enclosing variables of a kernel, and of the functions that it calls."""
+    """What reads all that a kernel, and the functions that it calls, find in globals, enclosing functions and, by
+    attribute, in the modules, classes and objects there.
+    """
     found = _constants.get(kernel)
     if found is None:
         found = _constants[kernel] = []
         waiting, seen = [kernel], {kernel}
         while waiting:
-            function = waiting.pop()
-            names = [name for name in _names(function.__code__) if name in function.__globals__]
-            reads: list[Callable[[], object]] = [partial(function.__globals__.get, name) for name in names]
-            reads += [partial(_content, cell) for cell in function.__closure__ or ()]
-            for read in reads:
-                inner = getattr(read(), "fn", None)
+            for read in _reads_of(waiting.pop()):
+                found.append(read)
+                # Not by getattr: a lazy module's attributes import what they name.
+                inner = _inside(read()).get("fn")
                 if isinstance(inner, FunctionType) and inner not in seen:
                     seen.add(inner)
                     waiting.append(inner)
-            found += reads
     return found
+
+
+def _reads_of(function: FunctionType) -> Iterator[Callable[[], object]]:
+    names = _names(function.__code__)
+    cells = [partial(_content, cell) for cell in function.__closure__ or ()]
+    yield from cells
+    seen: list[object] = []
+    owners = [function.__globals__, *(_inside(read()) for read in cells)]
+    while owners:
+        owner = owners.pop()
+        for name in names & owner.keys():
+            yield partial(owner.get, name)
+            if not any(owner[name] is one for one in seen):
+                seen.append(owner[name])
+                owners.append(_inside(owner[name]))
+
+
+def _inside(value: object) -> Mapping[str, Any]:
+    """The attributes that a module, class or object holds itself."""
+    try:
+        found = vars(value)
+    except Exception:  # noqa: BLE001  none, or its class refuses
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _content(cell: CellType) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +171,61 @@ def test_constants_of_what_it_calls_decide(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert launches(lambda: doubled(x), thrice, lambda: doubled(x)) == [False, False, True]
     assert torch.equal(outs[0], 3 * x)
+
+
+CONFIG = SimpleNamespace(inner=SimpleNamespace(FACTOR=tl.constexpr(2)))
+
+
+class Settings:
+    """What a class holds."""
+
+    SHIFT = tl.constexpr(1)
+
+
+@triton.jit
+def configured_kernel(x, out):
+    tl.store(out, tl.load(x) * CONFIG.inner.FACTOR + Settings.SHIFT)
+
+
+def test_attributes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of modules, objects and classes, however deep."""
+    x, out = torch.ones(1), torch.zeros(1)
+
+    def call() -> None:
+        configured_kernel[(1,)](x, out)
+
+    def changed(owner: Any, name: str, value: int) -> None:
+        monkeypatch.setattr(owner, name, tl.constexpr(value))
+        call()
+
+    found = launches(
+        call, call, lambda: changed(CONFIG.inner, "FACTOR", 3), lambda: changed(Settings, "SHIFT", 4), call
+    )
+    assert found == [False, True, False, False, True]
+    assert out.item() == 7
+
+
+class Awkward:
+    """A global that lets nobody look at its attributes."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+AWKWARD = Awkward()
+
+
+@triton.jit
+def awkward_kernel(x, out, MODE: tl.constexpr):
+    if MODE:
+        tl.store(out, AWKWARD.value)
+    tl.store(out, tl.load(x))
+
+
+def test_globals_that_cannot_be_looked_at() -> None:
+    """They are what they are."""
+    x, out = torch.ones(1), torch.zeros(1)
+    assert launches(*[lambda: awkward_kernel[(1,)](x, out, MODE=False)] * 2) == [False, True]
 
 
 def enclosed(factor: Any) -> Any:

@@ -102,7 +102,6 @@ _FAMILIAR = frozenset({"pytest_fusion", "torch", "numpy", "triton", "hypothesis"
 _ABSENT = object()
 
 _found: dict[str, None] = {}
-_settled = False
 
 
 def synchronize(device: torch.device) -> None:
@@ -114,24 +113,12 @@ def synchronize(device: torch.device) -> None:
 def watched() -> Iterator[None]:
     """Undo what the body leaves replaced and remember its names for ``take``."""
     watch = _watch()
-    watch.renew(own=not _settled)
+    watch.renew()
     try:
         yield
     finally:
         for name in watch.undo():
             _found[name] = None
-
-
-@contextmanager
-def settled() -> Iterator[None]:
-    """In the body nobody but watched code replaces names of this package: they are looked at now, not at every call."""
-    global _settled
-    before, _settled = _settled, True
-    _watch().renew()
-    try:
-        yield
-    finally:
-        _settled = before
 
 
 def take() -> list[str]:
@@ -233,8 +220,8 @@ class _Setting:
 class _Watch:
     """The places, what stands there, and the code objects of this package's functions.
 
-    It looks after every call of a kernel, 500 times a test: what is as it was is seen by one comparison of the
-    addresses of all 4,000 values (0.1 ms).
+    It looks before and after every call of a kernel, 500 times a test: what is as it was is seen by one comparison of
+    the addresses of all 4,000 values (0.1 ms).
     """
 
     def __init__(self) -> None:
@@ -273,19 +260,16 @@ class _Watch:
     def _codes_intact(self) -> bool:
         return addresses(tuple(map(_CODE, self._functions))) == self._codes_where
 
-    def renew(self, *, own: bool = True) -> None:
-        """What stands there now counts as what ought to; in this package's modules only with ``own``."""
+    def renew(self) -> None:
+        """What stands there now counts as what ought to."""
         for place in self._chosen:
             # What could not be read so far may be readable now: a stream, once CUDA runs.
             if place.held is None or not place.intact():
                 place.renew()
-        if own and not self._own_intact():
-            self._renew_own()
-
-    def _renew_own(self) -> None:
-        for space in self._own:
-            space.renew()
-        self._keep()
+        if not self._own_intact():
+            for space in self._own:
+                space.renew()
+            self._keep()
 
     def undo(self) -> list[str]:
         """Put back what was replaced since ``renew``, and name it."""
@@ -295,7 +279,6 @@ class _Watch:
                 changed += place.undo()
         if not self._own_intact():
             changed += [name for space in self._own for name in space.undo()]
-            self._renew_own()
         if not self._codes_intact():
             for name, function, code in zip(self._names, self._functions, self._codes, strict=True):
                 if function.__code__ is not code:

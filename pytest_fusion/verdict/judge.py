@@ -9,7 +9,6 @@ from pytest_fusion.case import large, numbers
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.model import Case
 from pytest_fusion.errors import out_of_memory
-from pytest_fusion.run import genuine
 from pytest_fusion.run.configs import noted
 from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.interpreter import replay
@@ -116,7 +115,7 @@ def _unless_tuning(bench: Bench, result: CaseResult) -> CaseResult:
 
 def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case)
-    with noted(result.tuned), modelled.described(case), genuine.settled(), replay.kept():
+    with noted(result.tuned), modelled.described(case), replay.kept():
         return _judge_noting(bench, case, result, again=again)
 
 

@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -40,17 +39,13 @@ REPLACEMENTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("around", [nullcontext, genuine.settled], ids=["a call", "a case"])
 @pytest.mark.parametrize("name", list(REPLACEMENTS))
-def test_what_is_replaced_is_named_and_put_back(name: str, around: Callable[[], Any]) -> None:
+def test_what_is_replaced_is_named_and_put_back(name: str) -> None:
     """Functions of torch, of the standard library and of this package, methods and code objects are all seen."""
     before = (torch.equal, torch.cuda.synchronize, time.perf_counter, math.isclose, builtins.all, repeat.differing)
     code = values.as_verdict.__code__
-    with around():
-        with genuine.watched():
-            pass
-        with genuine.watched():
-            REPLACEMENTS[name]()
+    with genuine.watched():
+        REPLACEMENTS[name]()
     assert genuine.found()
     assert genuine.take() == [name]
     assert not genuine.found()
@@ -102,39 +97,13 @@ def test_what_stood_before_or_is_new_is_no_finding(monkeypatch: pytest.MonkeyPat
     assert torch.allclose is print  # type: ignore[comparison-overlap]
 
 
-def test_a_patch_around_a_case_is_no_finding() -> None:
-    """It stands while the case runs, and nothing brings it back once it is undone, whatever ran meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeat, "differing", print)
-        with genuine.settled(), genuine.watched():
-            pass
-        assert repeat.differing is print
-    with genuine.settled(), genuine.watched():
-        pass
-    assert genuine.take() == []
-    assert repeat.differing is not print
-
-
-def test_what_is_replaced_between_two_calls_of_a_case_is_put_back() -> None:
-    """By a thread that a kernel left behind: of this package nobody else replaces a name there."""
-    before = repeat.differing
-    with genuine.settled():
-        with genuine.watched():
-            pass
-        repeat.differing = print  # type: ignore[assignment]
-        with genuine.watched():
-            pass
-    assert genuine.take() == ["pytest_fusion.verdict.repeat.differing"]
-    assert repeat.differing is before
-
-
 def test_a_setting_that_could_not_be_read_at_first_is_watched_later() -> None:
     """The current stream of a process whose first case is made before CUDA runs in it."""
     streams: list[str | None] = [None]
     watch = genuine._Watch()
     watch._chosen = [genuine._Setting("the stream", lambda: streams[0], lambda value: streams.__setitem__(0, value))]
     streams[0] = "home"
-    watch.renew(own=False)
+    watch.renew()
     streams[0] = "side"
     assert watch.undo() == ["the stream"]
     assert streams == ["home"]

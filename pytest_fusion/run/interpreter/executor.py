@@ -19,6 +19,7 @@ from pytest_fusion.errors import MemoryFinding, TooManyProgramsError, not_modell
 from pytest_fusion.run.interpreter import access, batch, findings, replay, tape
 from pytest_fusion.run.interpreter.batch import Batch, NotBatchedError
 from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.fingerprint import fingerprint
 from pytest_fusion.run.interpreter.regions import Regions
 
 Mode = Literal["batched", "serial"]
@@ -157,21 +158,19 @@ def run(program: Program) -> None:
     """Every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` where findings are raised at once."""
     if _skipping:
         return
-    launch = replay.recognised(program.function, program.arguments, program.regions, _how(program))
-    known = replay.known(launch)
-    if launch is not None and known is not None:
+    launch = again = None
+    if replay.keeps():
+        how = program.grid, program.options, program.reason, _order, mode(), findings.current().tracking
+        launch = fingerprint(program.function, program.arguments, program.regions, how)
         with _launching(program):
-            again = replay.replayed(known, launch)
-        if again:
-            _tell(program, "batched", "", replayed=True)
-            return
+            again = replay.replayed(launch)
+    if again:
+        _tell(program, "batched", "", replayed=True)
+        return
+    if again is False:
         program.regions.restore()
     with replay.recorded(launch):
         _compute(program)
-
-
-def _how(program: Program) -> Hashable:
-    return program.grid, program.options, program.reason, _order, mode()
 
 
 def _compute(program: Program) -> None:

@@ -8,56 +8,39 @@ to a third of the time. Whatever else it loads, it is run as any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from types import CellType, CodeType, FunctionType
-from typing import Any
 
 import numpy as np
 
 from pytest_fusion.run.interpreter import batch, findings, tape
 from pytest_fusion.run.interpreter.batch import Batch
 from pytest_fusion.run.interpreter.dtypes import Array
-from pytest_fusion.run.interpreter.regions import Region, Regions, View
+from pytest_fusion.run.interpreter.fingerprint import Fingerprint
 from pytest_fusion.run.interpreter.tape import Tape
 
-# Of all tapes together. Pointers, masks and values of the launches of a usual case are a hundredth of it.
+# Of all tapes together. Those of the launches of a usual case take a hundredth of it.
 _ROOM = 1 << 27
-# No promise of a kernel about an address asks for more: descriptors ask for 16 bytes, hints of pointers for nothing.
-_ALIGNMENT = 64
-_PLAIN = bool | int | float | str | None
+# So often in a row may a launch load other values before no tape is kept of it any more.
+_MOST_MISSED = 3
 
 
 @dataclass(slots=True)
 class _Kept:
-    """Tapes by launch, each with the objects that its key knows by their addresses."""
+    """Tapes by what their launches are compared by, each with the functions that are known there by their addresses."""
 
     tapes: dict[Hashable, tuple[Tape, tuple[object, ...]]] = field(default_factory=dict)
+    nbytes: int = 0
+    missed: Counter[Hashable] = field(default_factory=Counter)
 
-    def room(self) -> int:
-        return _ROOM - sum(one.nbytes for one, _ in self.tapes.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Recognised:
-    """A launch: ``key`` is equal for those whose programs do the same as long as they load the same.
-
-    ``held`` are the objects that the key knows by their addresses.
-    """
-
-    key: Hashable
-    views: tuple[View, ...]
-    held: tuple[object, ...]
-
-
-class _Unknown(Exception):
-    """An argument that cannot be compared."""
+    def drop(self, key: Hashable) -> None:
+        if (found := self.tapes.pop(key, None)) is not None:
+            self.nbytes -= found[0].nbytes
 
 
 _kept: _Kept | None = None
-_constants: dict[FunctionType, list[Callable[[], object]]] = {}
 
 
 @contextmanager
@@ -71,52 +54,44 @@ def kept() -> Iterator[None]:
         _kept = before
 
 
-def recognised(
-    kernel: Callable[..., Any], arguments: Mapping[str, Any], regions: Regions, how: Hashable
-) -> Recognised | None:
-    """A launch of ``kernel``, run as ``how`` says; ``None`` where nothing is kept, or arguments cannot be compared."""
-    if _kept is None or not isinstance(kernel, FunctionType):
-        return None
-    held: list[object] = [kernel]
-    try:
-        given = tuple(_argument(value, held) for value in arguments.values())
-    except _Unknown:
-        return None
-    constants = [read() for read in _constants_of(kernel)]
-    held += constants
-    places = tuple(_place(region) for region in regions)
-    views = tuple(view for region in regions for view in region.views)
-    key = id(kernel), given, tuple(map(id, constants)), places, how, findings.current().tracking
-    return Recognised(key, views, tuple(held))
+def keeps() -> bool:
+    """Whether launches are compared with earlier ones now."""
+    return _kept is not None
 
 
 @contextmanager
-def recorded(launch: Recognised | None) -> Iterator[None]:
+def recorded(launch: Fingerprint | None) -> Iterator[None]:
     """Keep what the body does as this launch, unless it does what no tape says."""
-    if launch is None or _kept is None:
+    if launch is None or _kept is None or _kept.missed[launch.key] >= _MOST_MISSED:
         yield
         return
-    _kept.tapes.pop(launch.key, None)
-    new = Tape({view: position for position, view in enumerate(launch.views)}, _kept.room())
+    _kept.drop(launch.key)
+    new = Tape({view: position for position, view in enumerate(launch.views)}, _ROOM - _kept.nbytes)
     with tape.recording(new):
         yield
     if not new.spoilt:
         _kept.tapes[launch.key] = new, launch.held
+        _kept.nbytes += new.nbytes
 
 
-def known(launch: Recognised | None) -> Tape | None:
-    """What was recorded of this launch."""
-    if launch is None or _kept is None:
-        return None
-    tape_and_held = _kept.tapes.get(launch.key)
-    return tape_and_held[0] if tape_and_held is not None else None
+def replayed(launch: Fingerprint | None) -> bool | None:
+    """Do to the memory of this launch what an earlier one did to its own; ``None`` where no such one is known.
 
-
-def replayed(played: Tape, launch: Recognised) -> bool:
-    """Do what ``played`` says to the memory of this launch; whether all was as it says.
-
-    Where it was not, stores may have been made: the caller puts back what was there and runs the launch.
+    ``False`` where it loads something else. Stores may have been made then: the caller puts back what was there, and
+    runs the launch.
     """
+    if launch is None or _kept is None or (known := _kept.tapes.get(launch.key)) is None:
+        return None
+    alike = _played(known[0], launch)
+    if alike:
+        _kept.missed.pop(launch.key, None)
+    else:
+        _kept.missed[launch.key] += 1
+        _kept.drop(launch.key)
+    return alike
+
+
+def _played(played: Tape, launch: Fingerprint) -> bool:
     origins = [frozenset({view}) for view in launch.views]
     addresses = [np.uint64(view.region.address) for view in launch.views]
     with findings.deferring() as held, findings.standing() as standing:
@@ -134,80 +109,3 @@ def replayed(played: Tape, launch: Recognised) -> bool:
 
 def _is(found: Array | None, before: Array | None) -> bool:
     return found is None or before is None or np.array_equal(tape.bits(found), before)
-
-
-def _argument(value: Any, held: list[object]) -> Hashable:
-    if isinstance(value, _PLAIN):
-        return type(value), repr(value)
-    if isinstance(value, tuple):
-        return tuple(_argument(one, held) for one in value)
-    handle = getattr(value, "handle", None)
-    if handle is None:
-        held.append(value)
-        return id(value)
-    data = getattr(handle, "data", None)
-    if not isinstance(data, np.ndarray):
-        raise _Unknown
-    if "origin" in handle.attr:
-        return str(value.dtype)
-    return str(value.dtype), data.tobytes()
-
-
-def _place(region: Region) -> Hashable:
-    views = tuple((v.name, v.start, v.shape, v.strides, v.itemsize, v.dtype) for v in region.views)
-    return region.nbytes, region.address % _ALIGNMENT, views
-
-
-def _constants_of(kernel: FunctionType) -> list[Callable[[], object]]:
-    """What reads all that a kernel, and the functions that it calls, find in globals, enclosing functions and, by
-    attribute, in the modules, classes and objects there.
-    """
-    found = _constants.get(kernel)
-    if found is None:
-        found = _constants[kernel] = []
-        waiting, seen = [kernel], {kernel}
-        while waiting:
-            for read in _reads_of(waiting.pop()):
-                found.append(read)
-                # Not by getattr: a lazy module's attributes import what they name.
-                inner = _inside(read()).get("fn")
-                if isinstance(inner, FunctionType) and inner not in seen:
-                    seen.add(inner)
-                    waiting.append(inner)
-    return found
-
-
-def _reads_of(function: FunctionType) -> Iterator[Callable[[], object]]:
-    names = _names(function.__code__)
-    cells = [partial(_content, cell) for cell in function.__closure__ or ()]
-    yield from cells
-    seen: list[object] = []
-    owners = [function.__globals__, *(_inside(read()) for read in cells)]
-    while owners:
-        owner = owners.pop()
-        for name in names & owner.keys():
-            yield partial(owner.get, name)
-            if not any(owner[name] is one for one in seen):
-                seen.append(owner[name])
-                owners.append(_inside(owner[name]))
-
-
-def _inside(value: object) -> Mapping[str, Any]:
-    """The attributes that a module, class or object holds itself."""
-    try:
-        found = vars(value)
-    except Exception:  # noqa: BLE001  none, or its class refuses
-        return {}
-    return found if isinstance(found, Mapping) else {}
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing yet
-        return None
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return set(code.co_names).union(*map(_names, inner))

@@ -18,6 +18,10 @@ from pytest_fusion.run.interpreter.dtypes import Array
 from pytest_fusion.run.interpreter.findings import Site
 from pytest_fusion.run.interpreter.regions import Origin, View
 
+# Addresses that are equal modulo so many bytes are alike: descriptors ask for 16, and a hint for more spoils a tape.
+ALIGNMENT = 64
+# What a step takes beside its arrays, measured over 20,000 of them.
+_STEP_BYTES = 760
 # What it does with pointers into the tensors of an origin, and what it gives.
 Transfer: TypeAlias = Callable[[Array, Origin], Array | None]
 
@@ -72,7 +76,8 @@ class Tape:
         """A step; ``arrays`` are what it gave, and then what it was given."""
         if self.spoilt:
             return
-        self.nbytes += pointers.nbytes + sum(array.nbytes for array in arrays if array is not None)
+        active = batch.current.active
+        self.nbytes += _STEP_BYTES + sum(a.nbytes for a in (pointers, active, *arrays) if a is not None)
         view = next(iter(origin)) if origin is not None and len(origin) == 1 else None
         argument = self.arguments.get(view) if view is not None else None
         if view is None or argument is None or self.nbytes > self.room or not self.parts:
@@ -80,7 +85,7 @@ class Tape:
             return
         found = None if arrays[0] is None else bits(arrays[0])
         offsets = pointers - np.uint64(view.region.address)
-        step = Step(transfer, argument, offsets, batch.current.active, found, findings.site())
+        step = Step(transfer, argument, offsets, active, found, findings.site())
         self.parts[-1].steps.append(step)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.dtypes import Array, bits
 
 Fold = Callable[[Array, Array], Array]
 
@@ -83,5 +83,4 @@ def compare_and_swap(expected: Array, elements: Array, values: Array, memory: Ar
 
 
 def _differ(a: Array, b: Array) -> Array:
-    bits = np.dtype(f"u{a.dtype.itemsize}")
-    return np.asarray(np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits))
+    return np.asarray(bits(a) != bits(b))

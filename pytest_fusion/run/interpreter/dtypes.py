@@ -96,3 +96,8 @@ def poison(dtype: np.dtype[Any]) -> Any:
     if is_float(dtype):
         return np.array(np.nan, dtype=np.float32).astype(dtype)[()]
     return np.frombuffer(bytes([_POISON_BYTE]) * dtype.itemsize, dtype=dtype)[0]
+
+
+def bits(array: Array) -> Array:
+    """Its bits, as unsigned integers of its width."""
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")

@@ -67,18 +67,16 @@ def fingerprint(kernel: Any, arguments: Mapping[str, Any], regions: Regions, how
 class _Reader:
     """Turns values into what they can be compared by; meets functions and reads what those read."""
 
-    functions: dict[FunctionType, None] = field(default_factory=dict)
+    functions: list[FunctionType] = field(default_factory=list)
 
     def meet(self, function: FunctionType) -> int:
-        self.functions[function] = None
+        if function not in self.functions:
+            self.functions.append(function)
         return id(function)
 
     def read(self) -> Iterator[Hashable]:
         """All that the functions read, those too that are met meanwhile."""
-        done = 0
-        while done < len(self.functions):
-            function = list(self.functions)[done]
-            done += 1
+        for function in self.functions:
             yield id(function), *self._read_by(function)
 
     def _read_by(self, function: FunctionType) -> Iterator[Hashable]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pytest_fusion.run.interpreter import batch, findings, tape
 from pytest_fusion.run.interpreter.batch import Batch
-from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.dtypes import Array, bits
 from pytest_fusion.run.interpreter.fingerprint import Fingerprint
 from pytest_fusion.run.interpreter.tape import Tape
 
@@ -108,4 +108,4 @@ def _played(played: Tape, launch: Fingerprint) -> bool:
 
 
 def _is(found: Array | None, before: Array | None) -> bool:
-    return found is None or before is None or np.array_equal(tape.bits(found), before)
+    return found is None or before is None or np.array_equal(bits(found), before)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pytest_fusion.run.interpreter import batch, findings, observers
-from pytest_fusion.run.interpreter.dtypes import Array
+from pytest_fusion.run.interpreter.dtypes import Array, bits
 from pytest_fusion.run.interpreter.findings import Site
 from pytest_fusion.run.interpreter.regions import Origin, View
 
@@ -125,11 +125,6 @@ def spoil() -> None:
     """The program does what no step says."""
     if _running is not None:
         _running.spoil()
-
-
-def bits(array: Array) -> Array:
-    """Its bits, as unsigned integers."""
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
 
 
 def _told() -> tuple[int, int]:

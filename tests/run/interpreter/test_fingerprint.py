@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,7 +75,7 @@ def chosen_kernel(x, out):
 def late_kernel(x, out, MODE: tl.constexpr):
     tl.store(out, tl.load(x))
     if MODE:
-        tl.store(out, LATE)  # noqa: F821
+        tl.store(out, LATE)  # noqa: F821 - a global that tests make and take away
 
 
 @triton.jit
@@ -187,7 +188,10 @@ def test_a_constant_that_changes_makes_another_launch(name: str) -> None:
 
 def test_a_function_that_is_changed_after_it_was_exchanged() -> None:
     """What the new one reads counts from then on."""
-    run = lambda out: chosen_kernel[(1,)](one(), out)  # noqa: E731
+
+    def run(out: torch.Tensor) -> None:
+        chosen_kernel[(1,)](one(), out)
+
     changes = set_global("CHOSEN", scaled), set_global("SCALE", tl.constexpr(3))
     assert launched(run, *changes) == ([False, True] * 3, [2, 2, 2, 2, 3, 3])
 
@@ -263,8 +267,6 @@ def test_a_hint_of_few_bytes_is_replayed() -> None:
 
 def test_an_argument_that_is_a_constant_is_another_one() -> None:
     """Triton makes an ``int`` of 1 a constant, which has no ``.to``; numpy's 1 is a number."""
-    import numpy as np
-
     with replay.kept(), interpreted() as session:
         out = torch.zeros(1)
         wide_kernel[(1,)](one(), out, np.int32(1))

@@ -31,6 +31,7 @@ for _name in ("synchronised", "flow", "styles", "wrong"):
     importlib.import_module(f"{FOLDER}.adversarial.{_name}")
 
 BATCHED = [case for case in (*cases.HONEST, *cases.BUGS) if case.executor == "batched"]
+# Planted kernels use both, which newer Tritons still have.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated"),
     pytest.mark.filterwarnings("ignore:tl.cat.*is deprecated"),

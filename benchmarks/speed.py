@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from pytest_fusion import lane
+from pytest_fusion.run import device_choice
 
 _SHAPES = ((16, 512), (256, 1024), (1024, 1024))
 
@@ -38,9 +38,9 @@ def case(device: str) -> None:
     """Milliseconds of one case through all checks, median of 20 after 5, in this process."""
     import torch
 
-    from pytest_fusion.case import search
+    from pytest_fusion.case.choosing import search
     from pytest_fusion.case.plan import Limits, build, make_plan
-    from pytest_fusion.verdict.judge import Bench, judge_case
+    from pytest_fusion.checks.case_judge import Bench, judge_case
     from reference_kernels.rms_norm.spec import SPEC as RMS_NORM
     from reference_kernels.softmax.spec import SPEC as SOFTMAX
 
@@ -69,7 +69,7 @@ def case(device: str) -> None:
 
 def test(device: str) -> None:
     """Seconds of 100 cases of rms_norm with a cold and a warm compile cache, of the full test, and their phases."""
-    from pytest_fusion.testing import examine
+    from pytest_fusion.plugin.testing import examine
     from reference_kernels.rms_norm.spec import SPEC
 
     with tempfile.TemporaryDirectory() as folder:
@@ -86,9 +86,9 @@ def memory(device: str) -> None:
     """Resident memory of the process, and memory of the device, every 200 of 1,000 cases."""
     import torch
 
-    from pytest_fusion.campaign import Campaign
-    from pytest_fusion.case import search
-    from pytest_fusion.profiles import PROFILES
+    from pytest_fusion.case.choosing import search
+    from pytest_fusion.engine.campaign import Campaign
+    from pytest_fusion.engine.profiles import PROFILES
     from reference_kernels.rms_norm.spec import SPEC
 
     def outer() -> None: ...
@@ -124,8 +124,8 @@ def main() -> None:
     if given.what == "startup":
         startup()
         return
-    device = lane.choose(given.device)
-    lane.prepare(device)
+    device = device_choice.choose(given.device)
+    device_choice.prepare(device)
     todo: dict[str, Callable[[str], None]] = {"case": case, "test": test, "memory": memory}
     todo[given.what](device)
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_fusion.canary.entry import canary
-    from pytest_fusion.check import check_equivalent
-    from pytest_fusion.decorator import FusionSpec, fused_equivalent
     from pytest_fusion.errors import FusionError, FusionFailure, SpecError
+    from pytest_fusion.plugin.check import check_equivalent
+    from pytest_fusion.plugin.decorator import FusionSpec, fused_equivalent
     from pytest_fusion.spec import values
     from pytest_fusion.spec.dims import dim
     from pytest_fusion.spec.inputs import derived, optional, tensor
-    from pytest_fusion.spec.policy import Tolerance
-    from pytest_fusion.spec.random import rng
+    from pytest_fusion.spec.promises import Tolerance
+    from pytest_fusion.spec.random_numbers import rng
 
 __version__ = "0.1.0"
 
@@ -39,15 +39,15 @@ __all__ = [
 _HOMES = {
     "FusionError": "errors",
     "FusionFailure": "errors",
-    "FusionSpec": "decorator",
+    "FusionSpec": "plugin.decorator",
     "SpecError": "errors",
-    "Tolerance": "spec.policy",
-    "check_equivalent": "check",
+    "Tolerance": "spec.promises",
+    "check_equivalent": "plugin.check",
     "derived": "spec.inputs",
     "dim": "spec.dims",
-    "fused_equivalent": "decorator",
+    "fused_equivalent": "plugin.decorator",
     "optional": "spec.inputs",
-    "rng": "spec.random",
+    "rng": "spec.random_numbers",
     "tensor": "spec.inputs",
 }
 

@@ -29,7 +29,7 @@ import pytest_fusion
 
 # As for torch: a module that is imported twice has two of every class.
 for _module in pkgutil.walk_packages(pytest_fusion.__path__, "pytest_fusion."):
-    if _module.name != "pytest_fusion.interpreter":  # importing it switches Triton's interpreter on
+    if _module.name != "pytest_fusion.interpreter.session":  # importing it switches Triton's interpreter on
         importlib.import_module(_module.name)
 
 
@@ -43,11 +43,11 @@ def run_pytest(pytester: pytest.Pytester, *options: str | Path) -> pytest.RunRes
 
 
 def run_command(pytester: pytest.Pytester, *words: str | Path) -> pytest.RunResult:
-    """As `pytester.run(sys.executable, "-m", "pytest_fusion.cli", ...)`."""
+    """As `pytester.run(sys.executable, "-m", "pytest_fusion.plugin.cli", ...)`."""
     argv = ["pytest-fusion", *map(str, words)]
     if _compiles():
-        return pytester.run(sys.executable, "-m", "pytest_fusion.cli", *argv[1:])
-    return run(lambda: pytest_fusion.cli.main(argv[1:]), argv)
+        return pytester.run(sys.executable, "-m", "pytest_fusion.plugin.cli", *argv[1:])
+    return run(lambda: pytest_fusion.plugin.cli.main(argv[1:]), argv)
 
 
 def _compiles() -> bool:

@@ -135,13 +135,13 @@ def test_each_tool_has_its_folder() -> None:
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
-        ("from pytest_fusion.case.model import Case", False),
+        ("from pytest_fusion.case.case_model import Case", False),
         ("from pytest_fusion import errors", False),
-        ("import pytest_fusion.verdict.model", True),
+        ("import pytest_fusion.checks.verdict", True),
         ("from pytest_fusion import fused_equivalent", True),
         ("def f():\n    from pytest_fusion.report.record import TestRecord", True),
-        ("if TYPE_CHECKING:\n    import pytest_fusion.plugin", True),
-        ("importlib.import_module('pytest_fusion.diagnosis.message')", True),
+        ("if TYPE_CHECKING:\n    import pytest_fusion.plugin.hooks", True),
+        ("importlib.import_module('pytest_fusion.diagnosis.text.message')", True),
         ("import hypothesis.strategies", True),
         ("from reference_kernels.softmax import SPEC", True),
     ],
@@ -190,7 +190,7 @@ def test_every_test_states_its_fact() -> None:
     "modules",
     [
         ["pytest_fusion"],
-        ["pytest_fusion.plugin", "pytest_fusion.errors"],
+        ["pytest_fusion.plugin.hooks", "pytest_fusion.errors"],
         [
             f"pytest_fusion.report.{name}"
             for name in ("terminal", "html", "json_file", "github", "junit", "environment")

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_fusion.canary.evidence import Arm, Cell, Evidence, Tally
-from pytest_fusion.canary.judge import Decision, judge
-from pytest_fusion.canary.pairs import HALF, ITSELF
-from pytest_fusion.canary.policy import Policy
-from pytest_fusion.canary.rules import RULES, Rules
+from pytest_fusion.canary.evidence.evidence_counts import Arm, Cell, Evidence, Tally
+from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
+from pytest_fusion.canary.evidence.rollout_judge import Decision, judge
+from pytest_fusion.canary.live.comparing.call_pairs import HALF, ITSELF
+from pytest_fusion.canary.live.policy import Policy
 
 BUCKETS = {"2^7": 0.40, "2^8": 0.25, "2^9": 0.15, "2^10": 0.08, "2^11": 0.05, "2^12": 0.04, "2^13": 0.02, "2^14": 0.01}
 POLICY = Policy()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_fusion import lane
+from pytest_fusion.run import device_choice
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _ALSO = {"values": "values (structure, inputs, bounds)", "unwritten": "unwritten (bounds, repeat)"}
@@ -26,14 +26,14 @@ def main() -> None:
     parser.add_argument("--profile", default="dev")
     parser.add_argument("--cases", type=int)
     given = parser.parse_args()
-    device = lane.choose(given.device)
-    lane.prepare(device)
+    device = device_choice.choose(given.device)
+    device_choice.prepare(device)
     import torch
 
     from benchmarks.checks.kernels import specs
-    from pytest_fusion.campaign import Campaign
-    from pytest_fusion.case import search
-    from pytest_fusion.profiles import profile
+    from pytest_fusion.case.choosing import search
+    from pytest_fusion.engine.campaign import Campaign
+    from pytest_fusion.engine.profiles import profile
 
     print(f"torch {torch.__version__}, device {device}, profile {given.profile}", flush=True)
     _whole(specs(), device, given.profile, given.cases)
@@ -69,7 +69,7 @@ def main() -> None:
 
 def _whole(specs: Mapping[str, FusionSpec], device: str, profile: str, cases: int | None) -> None:
     """Each test as a user runs it, in a child and compiling ahead, twice: the second one finds compiled kernels."""
-    from pytest_fusion.testing import examine
+    from pytest_fusion.plugin.testing import examine
 
     for name, spec in specs.items():
         for when in ("first", "again"):

@@ -60,7 +60,7 @@ class Session:
 
     def ratios(self, slowdown: float = 0.0, apart: float = 0.0, blocks: int = 20) -> list[float]:
         """Log ratios of ``blocks`` blocks of pairs; ``apart`` is what session and GPU do to the true ratio."""
-        from pytest_fusion.baseline.bootstrap import block_ratios
+        from pytest_fusion.bench.baseline.bootstrap import block_ratios
 
         count = blocks * PAIRS
         common = self._common(2 * count)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.judging.machines import Machine, Session
-from pytest_fusion.baseline.bootstrap import Estimate, estimate
-from pytest_fusion.baseline.history import level
-from pytest_fusion.baseline.judge import Judgement, Noise, against_incumbent, against_stored, judge, noise
-from pytest_fusion.baseline.model import Latency
-from pytest_fusion.baseline.model import Session as Stored
+from pytest_fusion.bench.baseline.bootstrap import Estimate, estimate
+from pytest_fusion.bench.baseline.history import level
+from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, against_incumbent, against_stored, judge, noise
+from pytest_fusion.bench.baseline.row import Latency
+from pytest_fusion.bench.baseline.row import Session as Stored
 
 # A run has this many cases, and the one that became slower must be found among them.
 CASES = 30

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from benchmarks.latency.kernels import relu_kernel, softmax_kernel, spinning
-from pytest_fusion.baseline.bootstrap import Estimate, block_ratios, estimate
-from pytest_fusion.baseline.history import SAME_UNIT, Level
-from pytest_fusion.baseline.judge import Noise, against_incumbent, against_stored, judge
+from pytest_fusion.bench.baseline.bootstrap import Estimate, block_ratios, estimate
+from pytest_fusion.bench.baseline.history import SAME_UNIT, Level
+from pytest_fusion.bench.baseline.latency_judge import Noise, against_incumbent, against_stored, judge
 from pytest_fusion.bench.latency import against_itself, compared, timed
 from pytest_fusion.bench.on_device import opened
-from pytest_fusion.run.counting.model import Uncounted
-from pytest_fusion.run.counting.profile import activities
-from pytest_fusion.run.timing.replay import Replayed
+from pytest_fusion.run.measure.launches.cupti import activities
+from pytest_fusion.run.measure.launches.launch_count import Uncounted
+from pytest_fusion.run.measure.timing.graph_replay import Replayed
 
 # About 40 and 2.5 us on an H200.
 PROBLEMS: dict[str, tuple[Any, int, int]] = {

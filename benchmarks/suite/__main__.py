@@ -91,7 +91,7 @@ def _run(chosen: argparse.Namespace) -> int:
     from benchmarks.suite.table import HEADER, summary
     from benchmarks.suite.timing import Ceilings
     from pytest_fusion.bench.on_device import opened
-    from pytest_fusion.run.timing.alone import alone
+    from pytest_fusion.run.measure.timing.alone import alone
 
     budget = Budget(chosen.seconds)
     wanted, absent = rows(_names(chosen.only))
@@ -161,7 +161,7 @@ def _warm(chosen: argparse.Namespace) -> int:
 
 
 def _show(chosen: argparse.Namespace) -> int:
-    from pytest_fusion.run import interpreter
+    from pytest_fusion import interpreter
 
     # Rows import the kernels, which nothing launches here.
     interpreter.enable()
@@ -191,7 +191,7 @@ def _check(chosen: argparse.Namespace) -> int:
             chosen.device = "cpu"
     if chosen.device == "cpu":
         # Before any kernel is imported: Triton decides when it decorates one.
-        from pytest_fusion.run import interpreter
+        from pytest_fusion import interpreter
 
         interpreter.enable()
     import torch

@@ -11,7 +11,7 @@ from benchmarks.suite.measure import in_pass, wrong
 from benchmarks.suite.model import OURS, Row, Span
 from benchmarks.suite.passes import UPSTREAM, upstream_of
 from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.errors import said
+from pytest_fusion.spec.wording import said
 
 
 def disagreements(row: Row, device: torch.device, without: Sequence[str] = ()) -> dict[str, str]:

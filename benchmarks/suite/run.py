@@ -15,8 +15,8 @@ from benchmarks.suite.figures import Figures, Judged, difference, judged
 from benchmarks.suite.measure import Place, measured, released
 from benchmarks.suite.model import OURS, Problem, Row, Span, Work
 from benchmarks.suite.table import line
-from pytest_fusion.errors import said
-from pytest_fusion.whole import replace_whole
+from pytest_fusion.run.process.atomic_file import replace_whole
+from pytest_fusion.spec.wording import said
 
 SCHEMA = 1
 # What a row takes at least, so that the last one does not run far over the budget.

@@ -21,8 +21,8 @@ from benchmarks.suite.passes import UPSTREAM, upstream_of
 from benchmarks.suite.run import Budget
 from benchmarks.suite.timing import Rotation, Sampled, interleaved, once
 from benchmarks.suite.tunables import Knob, Tunable, chosen, taken
-from pytest_fusion.errors import said
-from pytest_fusion.whole import replace_whole
+from pytest_fusion.run.process.atomic_file import replace_whole
+from pytest_fusion.spec.wording import said
 
 # Those within so much of the best by a few calls are sampled in turn, at most so many.
 FINALISTS, _CLOSE = 5, 1.08
@@ -54,7 +54,7 @@ def tuned(given: argparse.Namespace) -> int:
     from benchmarks.suite.ahead import compile_ahead, processes
     from benchmarks.suite.families import rows
     from pytest_fusion.bench.on_device import opened
-    from pytest_fusion.run.timing.alone import alone
+    from pytest_fusion.run.measure.timing.alone import alone
 
     only = [name.strip() for name in given.only.split(",") if name.strip()]
     budget = Budget(given.seconds)

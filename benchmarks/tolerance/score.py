@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.tolerance.problems import FAMILIES, Draw, Problem
 from benchmarks.tolerance.rules import RULES
-from pytest_fusion.run.lanes import OutputLanes, run_lanes
-from pytest_fusion.verdict.tolerance import judge_output
+from pytest_fusion.oracle import OutputLanes, run_lanes
+from pytest_fusion.oracle.tolerance import judge_output
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OURS, OURS_STRICT = "ours", "ours, fp32 inside"

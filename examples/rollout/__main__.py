@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.rollout.serve import requests, serve, service
-from pytest_fusion import canary, lane
+from pytest_fusion import canary
+from pytest_fusion.run import device_choice
 
 _HERE = "examples.rollout.kernels"
 # Traffic has some 40 calls; what fuzzing adds makes this candidate's verdict.
@@ -32,7 +33,7 @@ def record(folder: Path, device: str, many: int = 40) -> int:
 def compare(folder: Path, cases: int) -> dict[str, Any]:
     """Both versions offline: on the recorded calls alone, or on fuzzed cases too. The verdict and the exit status."""
     report = folder / f"compare-{cases}.json"
-    command = [sys.executable, "-m", "pytest_fusion.cli", "canary", "compare", "--spec", f"{_HERE}:SPEC"]
+    command = [sys.executable, "-m", "pytest_fusion.plugin.cli", "canary", "compare", "--spec", f"{_HERE}:SPEC"]
     command += ["--incumbent", f"{_HERE}:incumbent", "--candidate", f"{_HERE}:candidate"]
     # The candidate launches torch's kernels, which the CPU lane does not count; latency is for a GPU to tell; and what
     # the other one spills would have to be compiled first.
@@ -45,8 +46,8 @@ def compare(folder: Path, cases: int) -> dict[str, Any]:
 
 def story(folder: Path) -> None:
     """Recorded, compared offline, then live: shadow, a share, the request that the candidate gets wrong, and back."""
-    device = lane.choose("auto")
-    lane.prepare(device)
+    device = device_choice.choose("auto")
+    device_choice.prepare(device)
     calls = record(folder, device)
     for step, cases in (("compared on the traffic", calls), ("compared on fuzzed cases too", _CASES)):
         sys.stdout.write(json.dumps({"step": step, "calls": calls, **compare(folder, cases)}) + "\n")

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion import canary, lane
+from pytest_fusion import canary
 from pytest_fusion.canary import Canary, Policy, request
+from pytest_fusion.run import device_choice
 
 # One request in so many has large logits, once the traffic has any.
 RARE = 10
@@ -70,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="where Prometheus finds the metrics (needs the extra 'metrics')")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
-    device = lane.choose("auto")
-    lane.prepare(device)  # without a GPU the kernel is interpreted
+    device = device_choice.choose("auto")
+    device_choice.prepare(device)  # without a GPU the kernel is interpreted
     publishers: list[Any] = []
     if given.port is not None:
         from prometheus_client import start_http_server
 
-        from pytest_fusion.integrations.prometheus import Prometheus
+        from pytest_fusion.canary.evidence.prometheus import Prometheus
 
         publishers.append(Prometheus())
         start_http_server(given.port, "127.0.0.1")

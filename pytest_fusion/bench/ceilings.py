@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.errors import out_of_memory
-from pytest_fusion.run.timing.replay import replayed
+from pytest_fusion.run.measure.timing.graph_replay import replayed
+from pytest_fusion.spec.wording import out_of_memory
 
 # 512 MiB in and out pass every last-level cache many times; a product of 8192 cubed fills every multiprocessor.
 _COPIED = 1 << 29

@@ -14,13 +14,13 @@ from typing import Any
 
 from pytest_fusion.bench import profiled
 from pytest_fusion.bench.profiled import BEGUN, DONE, MARK, RAISED, Step
-from pytest_fusion.report.phrases import plural
-from pytest_fusion.run import ncu
-from pytest_fusion.run.again import Again, Ended, ended, environment
-from pytest_fusion.run.counting.graph import readable
-from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.ncu import Profiled
-from pytest_fusion.run.timing.alone import alone
+from pytest_fusion.run.measure.launches.graph_nodes import readable
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
+from pytest_fusion.run.measure.timing.alone import alone
+from pytest_fusion.run.measure.tools import ncu
+from pytest_fusion.run.measure.tools.again import Again, Ended, ended, environment
+from pytest_fusion.run.measure.tools.ncu import Profiled
+from pytest_fusion.spec.wording import plural
 
 # Of one test: the process imports, compiles what no cache has, and runs each kernel some ten times.
 _SECONDS = 600.0

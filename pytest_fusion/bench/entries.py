@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fusion.case import search as searching
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.plan import Limits, Plan, make_plan
 from pytest_fusion.case.stated import admitting, stated_case
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import did_you_mean
 
 # What kernels run in, first to last: an entry that names no dtype gets the first of these that the spec takes.
 _USUAL = ("bfloat16", "float16", "float32")

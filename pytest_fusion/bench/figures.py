@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_fusion.baseline.judge import Noise
-from pytest_fusion.baseline.model import Latency
-from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.resources.record import Resources
-from pytest_fusion.run.timing.activity import Activity
-from pytest_fusion.run.traffic import Traffic
-from pytest_fusion.verdict.golden import GoldenOutput
+from pytest_fusion.bench.baseline.latency_judge import Noise
+from pytest_fusion.bench.baseline.row import Latency
+from pytest_fusion.checks.output_digest import GoldenOutput
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
+from pytest_fusion.run.measure.resources.resource_record import Resources
+from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.traffic import Traffic
 
 
 class NotMeasuredError(Exception):

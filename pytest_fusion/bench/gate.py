@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from pytest_fusion.bench.entries import Entry, smaller
-from pytest_fusion.bench.modelled import traffic_of_reference
+from pytest_fusion.bench.without_gpu import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.errors import SpecError, first_line, out_of_memory
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, OUT_OF_MEMORY
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.calls import Bench
-from pytest_fusion.verdict.judge import judge_case
-from pytest_fusion.verdict.rejections import NO_ROOM_TO_JUDGE, OUT_OF_MEMORY
+from pytest_fusion.spec.wording import first_line, out_of_memory
 
 # A GPU runs any number of programs.
 PROGRAMS = 1 << 62

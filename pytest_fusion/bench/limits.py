@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_fusion.baseline.bootstrap import FEWEST
-from pytest_fusion.baseline.model import Key, Latency, Row
-from pytest_fusion.run.timing.roofline import share
+from pytest_fusion.bench.baseline.bootstrap import FEWEST
+from pytest_fusion.bench.baseline.row import Key, Latency, Row
+from pytest_fusion.run.measure.timing.roofline import share
 
 LimitStatus = Literal["over", "within", "unknown"]
 

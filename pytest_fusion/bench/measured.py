@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_fusion.baseline import store
-from pytest_fusion.baseline.compare import Comparison, compare, judged
-from pytest_fusion.baseline.judge import Noise
-from pytest_fusion.baseline.model import Row, stable
-from pytest_fusion.baseline.place import device_class
+from pytest_fusion.bench.baseline import store
+from pytest_fusion.bench.baseline.device_class import device_class
+from pytest_fusion.bench.baseline.latency_judge import Noise
+from pytest_fusion.bench.baseline.row import Row, stable
+from pytest_fusion.bench.baseline.row_compare import Comparison, compare, judged
+from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.counters import Counters
 from pytest_fusion.bench.limits import Limited
-from pytest_fusion.bench.request import BenchRequest
-from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.resources.record import Resources
-from pytest_fusion.run.traffic import Traffic
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
+from pytest_fusion.run.measure.resources.resource_record import Resources
+from pytest_fusion.run.measure.traffic import Traffic
 
 _VERSIONS = ("torch", "triton", "cuda", "driver")
 

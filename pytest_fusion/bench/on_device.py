@@ -11,32 +11,32 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.baseline.judge import Noise
-from pytest_fusion.baseline.model import Latency
 from pytest_fusion.bench import latency as timing
+from pytest_fusion.bench.baseline.latency_judge import Noise
+from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.ceilings import Ceilings, ceilings
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.gate import gate
-from pytest_fusion.bench.masks import full_mask
-from pytest_fusion.bench.modelled import traffic_of_reference
+from pytest_fusion.bench.open_mask import full_mask
+from pytest_fusion.bench.without_gpu import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.errors import first_line, out_of_memory, said
-from pytest_fusion.run.counting.count import count
-from pytest_fusion.run.counting.model import Counts, Uncounted, named
-from pytest_fusion.run.counting.profile import activities
-from pytest_fusion.run.genuine import perf_counter, synchronize
-from pytest_fusion.run.reference import takes
-from pytest_fusion.run.resources.measure import graded
-from pytest_fusion.run.resources.on_device import loaded
-from pytest_fusion.run.resources.recompilations import recompilations
-from pytest_fusion.run.resources.record import Resources
-from pytest_fusion.run.resources.specialisation import Specialisation
-from pytest_fusion.run.timing.activity import Activity
-from pytest_fusion.run.timing.alone import alone
-from pytest_fusion.run.traffic import algorithmic_bytes
+from pytest_fusion.oracle.reference import takes
+from pytest_fusion.run.measure.launches.count import count
+from pytest_fusion.run.measure.launches.cupti import activities
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted, named
+from pytest_fusion.run.measure.resources.kernel_resources import graded
+from pytest_fusion.run.measure.resources.loaded_kernels import loaded
+from pytest_fusion.run.measure.resources.recompilations import recompilations
+from pytest_fusion.run.measure.resources.resource_record import Resources
+from pytest_fusion.run.measure.resources.specialisation import Specialisation
+from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.alone import alone
+from pytest_fusion.run.measure.traffic import algorithmic_bytes
+from pytest_fusion.run.pristine import perf_counter, synchronize
 from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import first_line, out_of_memory, said
 
 # A function and its launches.
 _Call = tuple[Callable[..., Any], Counts | Uncounted]

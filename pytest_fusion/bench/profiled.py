@@ -17,11 +17,11 @@ import torch
 
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.errors import first_line, said
-from pytest_fusion.run.counting.profile import SENTINEL
-from pytest_fusion.run.genuine import synchronize
-from pytest_fusion.run.timing.alone import alone
+from pytest_fusion.run.measure.launches.cupti import SENTINEL
+from pytest_fusion.run.measure.timing.alone import alone
+from pytest_fusion.run.pristine import synchronize
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import first_line, said
 
 # Names the file that lists what is to be called.
 VARIABLE = "PYTEST_FUSION_PROFILED"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_fusion.baseline.model import Key, Row
-from pytest_fusion.baseline.update import update
+from pytest_fusion.bench.baseline.row import Key, Row
+from pytest_fusion.bench.baseline.update import update
 
 
 def write(folder: Path, measured: Sequence[Mapping[str, Any]], mode: str) -> list[Path]:

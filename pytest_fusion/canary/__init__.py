@@ -11,21 +11,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.policy import Policy
-    from pytest_fusion.canary.recorder import Recorder, record
-    from pytest_fusion.canary.router import Canary, canary
-    from pytest_fusion.canary.sharing import request
+    from pytest_fusion.canary.live.policy import Policy
+    from pytest_fusion.canary.live.router import Canary, canary
+    from pytest_fusion.canary.live.sharing import request
+    from pytest_fusion.canary.recording.recorder import Recorder, record
 
 __all__ = ["Canary", "Policy", "Recorder", "canary", "record", "request"]
 
 # Loaded on first use: importing the package must import no torch.
 _HOMES = {
-    "Canary": "router",
-    "Policy": "policy",
-    "Recorder": "recorder",
-    "canary": "router",
-    "record": "recorder",
-    "request": "sharing",
+    "Canary": "live.router",
+    "Policy": "live.policy",
+    "Recorder": "recording.recorder",
+    "canary": "live.router",
+    "record": "recording.recorder",
+    "request": "live.sharing",
 }
 
 
@@ -39,7 +39,7 @@ class _Callable(ModuleType):
     """The folder and the function have one name, so that ``from pytest_fusion import canary`` gives both."""
 
     def __call__(self, name: str, **options: Any) -> Any:
-        return import_module("pytest_fusion.canary.router").canary(name, **options)
+        return import_module("pytest_fusion.canary.live.router").canary(name, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytest_fusion.canary.recorder import record as _record
-from pytest_fusion.canary.router import canary as _canary
+from pytest_fusion.canary.live.router import canary as _canary
+from pytest_fusion.canary.recording.recorder import record as _record
 
 
 class Entry:

@@ -1,1 +1,1 @@
-"""Stage of the data path; see ARCHITECTURE.md."""
+"""One input in full, as plain data, and the tensors made from it."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, shape_of
-from pytest_fusion.case.model import Case
-from pytest_fusion.case.plain import written
 from pytest_fusion.case.plan import regimes_of
+from pytest_fusion.case.value_json import written
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, unwrap
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pytest_fusion.case import strided
-from pytest_fusion.case.model import Layout
+from pytest_fusion.case.case_model import Layout
 from pytest_fusion.spec.inputs import LAYOUTS
 
 # Gaps that are neither zero nor a multiple of any vector width, so that ignoring a stride reads another element.

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import blank, numbers, patterns, recorded, regimes
+from pytest_fusion.case import blank, counter_random, patterns, recorded_values, regimes
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
-from pytest_fusion.case.model import Case
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dims import Size, parse_expression
@@ -85,11 +85,11 @@ def _from_profile(
             return _from_profile(chosen, inner or "unit", shape, dtype, seed, device, sizes)
         case "normal":
             mean, reach = params["mean"], 5 * params["std"]
-            v = numbers.normal(shape, seed, device) * params["std"] + mean
+            v = counter_random.normal(shape, seed, device) * params["std"] + mean
             v = patterns.rounded(v, mean - reach, mean + reach, seed)
         case "uniform":
             low, high = params["low"], params["high"]
-            v = patterns.rounded(numbers.uniform(shape, seed, device) * (high - low) + low, low, high, seed)
+            v = patterns.rounded(counter_random.uniform(shape, seed, device) * (high - low) + low, low, high, seed)
             if not dtype.is_floating_point and not dtype.is_complex:
                 v = v.floor().clamp_min(math.ceil(low))  # a cast rounds towards zero: `positive` would hold zeros
         case "constant":
@@ -100,16 +100,16 @@ def _from_profile(
             if params["high"] < params["low"] and not empty:
                 raise ImpossibleCase(f"no integer lies from {params['low']} to {params['high']}")
             low, high = params["low"], max(params["high"], params["low"])
-            v = patterns.ended(numbers.integers(shape, low, high, seed, device), low, high, seed)
+            v = patterns.ended(counter_random.integers(shape, low, high, seed, device), low, high, seed)
         case "indices":
             if params["size"] < 1 and not empty:
                 raise ImpossibleCase("an index into a dim of size 0")
-            v = numbers.integers(shape, 0, max(params["size"], 1) - 1, seed, device)
+            v = counter_random.integers(shape, 0, max(params["size"], 1) - 1, seed, device)
             flat = v.view(-1)
             if flat.numel() > 1:
                 flat[0], flat[-1] = max(params["size"], 1) - 1, 0
         case "permutation":
-            v = numbers.uniform(shape, seed, device).argsort(dim=-1) if shape else torch.zeros((), device=device)
+            v = counter_random.uniform(shape, seed, device).argsort(dim=-1) if shape else torch.zeros((), device=device)
         case "probabilities":
             v = patterns.probabilities(shape, dtype, seed, device)
         case other:
@@ -138,17 +138,19 @@ def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int,
     if dtype.is_floating_point:
         return regimes.make(regime, shape, dtype, seed, device)
     if dtype.is_complex:
-        return torch.complex(numbers.normal(shape, seed, device), numbers.normal(shape, seed + 1, device)).to(dtype)
+        return torch.complex(
+            counter_random.normal(shape, seed, device), counter_random.normal(shape, seed + 1, device)
+        ).to(dtype)
     if dtype is torch.bool:
         return patterns.flags(shape, seed, device)
     info = torch.iinfo(dtype)
     low, high = 0 if info.min == 0 else -100, 100
     # Bytes are data, often packed, whose upper bits count. Wider numbers may be indices or counts, which stay small.
-    if info.bits == 8 and numbers.mix(seed, "all bits") % 2:
-        v = numbers.integers(shape, info.min, info.max, seed, device)
+    if info.bits == 8 and counter_random.mix(seed, "all bits") % 2:
+        v = counter_random.integers(shape, info.min, info.max, seed, device)
         return patterns.ended(v, info.min, info.max, seed).to(dtype)
-    v = numbers.integers(shape, low, high, seed, device)
-    if info.bits == 64 and numbers.mix(seed, "all bits") % 4 == 0:
+    v = counter_random.integers(shape, low, high, seed, device)
+    if info.bits == 64 and counter_random.mix(seed, "all bits") % 4 == 0:
         v = v * _PAST_32_BITS
     return v.to(dtype)
 
@@ -167,16 +169,20 @@ def _recorded(
     A summary says nothing of what a permutation or a user's function keep to, nor does a part of a recorded tensor:
     those are replayed as they stand or not at all. Others stay within the bounds that the spec has at these sizes.
     """
-    own = recorded.parse(regime)
+    own = recorded_values.parse(regime)
     if own is None:
         return None
     profile = spec.values
     if profile is None or (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS):
-        found = recorded.make(own, shape, dtype, seed, device, bounds_of(profile, sizes))
+        found = recorded_values.make(own, shape, dtype, seed, device, bounds_of(profile, sizes))
         if found is None:
             raise ImpossibleCase(f"{own} has no {shape}")
         return found
-    return recorded.make(own, shape, dtype, seed, device, whole=True) if isinstance(own, recorded.Stored) else None
+    return (
+        recorded_values.make(own, shape, dtype, seed, device, whole=True)
+        if isinstance(own, recorded_values.Stored)
+        else None
+    )
 
 
 # Profiles that a recorded tensor's summary may stand for; others keep to more than its range.
@@ -195,7 +201,7 @@ def bounds_of(profile: ValueProfile | None, sizes: Mapping[str, Size]) -> tuple[
 
 def generator(case: Case, owner: str, device: torch.device) -> torch.Generator:
     """The torch generator handed to a user's own values function."""
-    return torch.Generator(device=device).manual_seed(numbers.mix(case.seed, owner) >> 1)
+    return torch.Generator(device=device).manual_seed(counter_random.mix(case.seed, owner) >> 1)
 
 
 def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -> torch.Tensor:
@@ -209,7 +215,7 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     shape = shape_of(spec, case.sizes)
     plan = geometry(shape, entry.layout)
     made = tuple(min(size, 1) if axis in plan.expanded else size for axis, size in enumerate(shape))
-    seed = numbers.mix(case.seed, name)
+    seed = counter_random.mix(case.seed, name)
     if (own := _recorded(spec, entry.regime, made, dtype, seed, device, case.sizes)) is not None:
         v = own
     elif (function := function_of(spec, entry.regime)) is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pytest_fusion.case import large, recorded, regimes, sizes, strided
+from pytest_fusion.case import recorded_values, regimes, sizes, strided
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import large_offsets
 from pytest_fusion.case.make import ImpossibleCase, shape_of
-from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import regimes_of
-from pytest_fusion.errors import did_you_mean
 from pytest_fusion.spec.dtypes import KNOWN
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
+from pytest_fusion.spec.wording import did_you_mean
 
 
 def misfit(spec: FusionSpec, case: Case) -> str | None:
@@ -68,12 +69,14 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
             return (
                 f"{name!r} has the layout {kind!r}, which none of the spec's layouts ({', '.join(declared.layouts)}) is"
             )
-    elif kind not in ("contiguous", large.KIND, *declared.layouts) and not (
+    elif kind not in ("contiguous", large_offsets.KIND, *declared.layouts) and not (
         kind == "pitched" and "padded" in declared.layouts  # rows inside a wider buffer, of a width that is chosen
     ):
         why = "the spec does not draw" if kind in (*LAYOUTS, "pitched") else "does not exist"
         return f"{name!r} has the layout {kind!r}, which {why}"
-    exists = entry.regime in regimes.REGIMES or entry.regime[:1].isdigit() or recorded.parse(entry.regime) is not None
+    exists = (
+        entry.regime in regimes.REGIMES or entry.regime[:1].isdigit() or recorded_values.parse(entry.regime) is not None
+    )
     if not exists:
         return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
     drawn = regimes_of(declared, covered=False)

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from pytest_fusion.case import numbers
+from pytest_fusion.case import counter_random
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -22,8 +22,10 @@ def runs(shape: tuple[int, ...], seed: int, device: torch.device, most: int) -> 
 
     Half of the runs are as long as they may be; half begin with the row, half of the others end with it.
     """
-    rows = rows_of(shape) if numbers.mix(seed, "shared") % 3 else (1,) * len(shape)
-    share, side, place = (numbers.uniform(rows, numbers.mix(seed, "run", salt), device) for salt in range(3))
+    rows = rows_of(shape) if counter_random.mix(seed, "shared") % 3 else (1,) * len(shape)
+    share, side, place = (
+        counter_random.uniform(rows, counter_random.mix(seed, "run", salt), device) for salt in range(3)
+    )
     length = (share * 2 * (most + 1)).floor().clamp(max=most)
     room = shape[-1] - length
     start = torch.where(side < 0.5, 0.0, torch.where(side < 0.75, room, (place * (room + 1)).floor()))
@@ -37,10 +39,10 @@ def booleans(shape: tuple[int, ...], share: float, seed: int, device: torch.devi
     So begins a row that is padded on its left, and nothing of its first tile is kept. A longer run would leave nothing
     of rows of which, drawn alone, something always is.
     """
-    found = numbers.uniform(shape, seed, device) < share
-    if not shape or numbers.mix(seed, "runs") % 2:
+    found = counter_random.uniform(shape, seed, device) < share
+    if not shape or counter_random.mix(seed, "runs") % 2:
         return found
-    value = numbers.uniform(rows_of(shape), numbers.mix(seed, "value"), device) < share
+    value = counter_random.uniform(rows_of(shape), counter_random.mix(seed, "value"), device) < share
     return torch.where(runs(shape, seed, device, (shape[-1] + 1) // 2), value, found)
 
 
@@ -48,9 +50,9 @@ def flags(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tens
     """Half of them are true, in runs at times; in every other tensor some rows have one value throughout, as of a mask
     that keeps nothing of a sequence: of 128 elements drawn alone that never happens."""
     found = booleans(shape, 0.5, seed, device)
-    if not shape or numbers.mix(seed, "whole rows") % 2:
+    if not shape or counter_random.mix(seed, "whole rows") % 2:
         return found
-    row = numbers.uniform(rows_of(shape), numbers.mix(seed, "rows"), device)
+    row = counter_random.uniform(rows_of(shape), counter_random.mix(seed, "rows"), device)
     return (found & (row > 0.15)) | (row > 0.9)
 
 
@@ -60,19 +62,21 @@ def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device:
     One has all at one place, as a label has; one has zeros, which have no logarithm; one elements down to 2^-40, just
     below a clamp at 1e-12, or to 2^-12 in float16, where less is subnormal.
     """
-    v = numbers.uniform(shape, seed, device) + 2.0**-10
+    v = counter_random.uniform(shape, seed, device) + 2.0**-10
     if not shape or not shape[-1]:
         return v / v
-    if not numbers.mix(seed, "certain") % 2:
+    if not counter_random.mix(seed, "certain") % 2:
         width, rows = shape[-1], rows_of(shape)
-        row = torch.arange(math.prod(rows), device=device).reshape(rows) + numbers.mix(seed, "kind") % 4
-        kept = numbers.uniform(rows, numbers.mix(seed, "kept"), device).mul(width).long()
+        row = torch.arange(math.prod(rows), device=device).reshape(rows) + counter_random.mix(seed, "kind") % 4
+        kept = counter_random.uniform(rows, counter_random.mix(seed, "kept"), device).mul(width).long()
         rest = torch.arange(width, device=device) != kept
-        some = rest & (numbers.uniform(shape, numbers.mix(seed, "some"), device) < 0.5)
+        some = rest & (counter_random.uniform(shape, counter_random.mix(seed, "some"), device) < 0.5)
         least = torch.finfo(dtype).smallest_normal if dtype.is_floating_point else 0.5
         depth = min(40.0, -math.log2(least) - 2)
         # Whole exponents: those of any other number differ between devices in their last bit.
-        small = torch.exp2(-numbers.uniform(shape, numbers.mix(seed, "small"), device).mul(depth + 1).floor())
+        small = torch.exp2(
+            -counter_random.uniform(shape, counter_random.mix(seed, "small"), device).mul(depth + 1).floor()
+        )
         v = torch.where((row % 4 == 1) & rest, 0.0, v)
         v = torch.where((row % 4 == 2) & some, 0.0, v)
         v = torch.where((row % 4 == 3) & some, v * small, v)
@@ -85,12 +89,12 @@ def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor
     What is divided by such a scale lies half-way between two codes, and how a kernel rounds that shows nowhere else. A
     number stays as it is where that power is not in ``[low, high)``.
     """
-    if numbers.mix(seed, "round") % 4:
+    if counter_random.mix(seed, "round") % 4:
         return v
     shape = tuple(v.shape)
     mantissa = torch.frexp(v).mantissa.abs()
     power = torch.where(v == 0, v, v / (2 * mantissa))
-    chosen = numbers.uniform(shape, numbers.mix(seed, "rounded"), v.device) < 0.5
+    chosen = counter_random.uniform(shape, counter_random.mix(seed, "rounded"), v.device) < 0.5
     return torch.where(chosen & (power >= low) & (power < high), power, v)
 
 
@@ -100,16 +104,16 @@ def ended(v: torch.Tensor, low: int, high: int, seed: int) -> torch.Tensor:
     A length that is all of a dim is one of 300 where it is drawn from 0 to 300. For every fourth seed half of all
     elements are ends: a sum of three bytes wraps where all of them are, which in 2^24 such sums happens once.
     """
-    low, high = numbers.wrapped(low), numbers.wrapped(high)
-    if numbers.mix(seed, "ended") % 2 or not v.numel():
+    low, high = counter_random.wrapped(low), counter_random.wrapped(high)
+    if counter_random.mix(seed, "ended") % 2 or not v.numel():
         return v
-    if numbers.mix(seed, "corners") % 2:
-        which = numbers.uniform(tuple(v.shape), numbers.mix(seed, "which"), v.device)
+    if counter_random.mix(seed, "corners") % 2:
+        which = counter_random.uniform(tuple(v.shape), counter_random.mix(seed, "which"), v.device)
         v = torch.where(which < 0.25, low, torch.where(which < 0.5, high, v))
     flat = v.reshape(-1)
     count = flat.numel()
-    at = numbers.mix(seed, "high") % count
+    at = counter_random.mix(seed, "high") % count
     flat[at] = high
     if count > 1:
-        flat[(at + 1 + numbers.mix(seed, "low") % (count - 1)) % count] = low
+        flat[(at + 1 + counter_random.mix(seed, "low") % (count - 1)) % count] = low
     return flat.reshape(v.shape)

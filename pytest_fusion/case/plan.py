@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_fusion.case import layouts, numbers, regimes, sizes
+from pytest_fusion.case import counter_random, layouts, regimes, sizes
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.make import ImpossibleCase, shape_of
-from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
@@ -154,11 +154,13 @@ def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
         if isinstance(wanted, str):
             ladder = sizes.of_class(plan.size_classes[wanted], spec.bound(name))
             ladder = _rows(ladder) if name in spec.batch_names else ladder
-            wanted = ladder[numbers.mix(seed, "size", name) % len(ladder)]
+            wanted = ladder[counter_random.mix(seed, "size", name) % len(ladder)]
         if name not in spec.batch_names:
             chosen[name] = sizes.fit(wanted, spec.bound(name), chosen)
         else:
-            chosen[name] = sizes.leading(wanted, numbers.mix(seed, "rank", name)) if isinstance(wanted, int) else wanted
+            chosen[name] = (
+                sizes.leading(wanted, counter_random.mix(seed, "rank", name)) if isinstance(wanted, int) else wanted
+            )
     dtype = level("dtype") if "dtype" in plan.factors else spec.dtypes[0]
     tensors: dict[str, TensorCase] = {}
     absent: list[str] = []
@@ -193,7 +195,7 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
         and isinstance(inner := unwrap(declared), TensorSpec)
         and regime in regimes_of(inner, covered=False)
     ]
-    pick = numbers.mix(case.seed, "focus") % (len(takers) + (not regimes.is_special(regime))) if takers else 0
+    pick = counter_random.mix(case.seed, "focus") % (len(takers) + (not regimes.is_special(regime))) if takers else 0
     for position, name in enumerate(takers):
         if pick in (position, len(takers)):
             case = case.with_tensor(name, regime=regime)
@@ -201,7 +203,7 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
         profile = _values_of(spec, name)
         if isinstance(profile, ValueProfile) and profile.kind == "one_of":
             index = choice.get(f"choice {name}")
-            salt = numbers.mix(case.seed, "values of", name)
+            salt = counter_random.mix(case.seed, "values of", name)
             finite = regimes.is_special(regime)
             case = case.with_tensor(name, regime="0" if index is None else _alternative(profile, index, salt, finite))
     return case
@@ -211,12 +213,12 @@ def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> 
     """One of several profiles, and where that has regimes one of those, by the seed; special ones beside none such."""
     chosen = profile.choices[index]
     if chosen.kind == "one_of":
-        inner = numbers.mix(seed, index) % len(chosen.choices)
-        return f"{index}/{_alternative(chosen, inner, numbers.mix(seed, 1), finite)}"
+        inner = counter_random.mix(seed, index) % len(chosen.choices)
+        return f"{index}/{_alternative(chosen, inner, counter_random.mix(seed, 1), finite)}"
     if chosen.kind not in ("default", "finite"):
         return str(index)
     names = [name for name in regimes.COVERED if not (regimes.is_special(name) and (finite or chosen.kind == "finite"))]
-    return f"{index}/{names[numbers.mix(seed, index) % len(names)]}"
+    return f"{index}/{names[counter_random.mix(seed, index) % len(names)]}"
 
 
 def _values_of(spec: FusionSpec, name: str) -> Any:

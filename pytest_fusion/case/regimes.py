@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_fusion.case import numbers, patterns, recorded
+from pytest_fusion.case import counter_random, patterns, recorded_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Field:
         return torch.finfo(self.dtype)
 
     def normal(self, salt: int = 0) -> torch.Tensor:
-        return numbers.normal(self.shape, numbers.mix(self.seed, salt), self.device)
+        return counter_random.normal(self.shape, counter_random.mix(self.seed, salt), self.device)
 
     def uniform(self, salt: int = 0) -> torch.Tensor:
-        return numbers.uniform(self.shape, numbers.mix(self.seed, salt), self.device)
+        return counter_random.uniform(self.shape, counter_random.mix(self.seed, salt), self.device)
 
     def column(self) -> torch.Tensor:
         """The index along the last axis."""
@@ -59,7 +59,7 @@ def _hundred(f: Field) -> torch.Tensor:
     log2 of the number below 2^7 is 7 in float32, so that an exponent that is its floor is one too large.
     """
     v = f.normal() * 100
-    if numbers.mix(f.seed, 18) % 2:
+    if counter_random.mix(f.seed, 18) % 2:
         return v
     which, eps = f.uniform(1), float(f.info.eps)
     above = torch.where(f.uniform(2) < 0.5, 1.0, 2.0)
@@ -72,7 +72,7 @@ def _hundred(f: Field) -> torch.Tensor:
 def _offset(f: Field) -> torch.Tensor:
     # 24 standard deviations: a variance computed as E[x^2]-E[x]^2 or with padded lanes left in loses its digits. For
     # every other seed below zero: padding that became finite (a soft cap makes -cap of -inf) shows beside such rows.
-    return f.normal() + (24.0 if numbers.mix(f.seed, 15) % 2 else -24.0)
+    return f.normal() + (24.0 if counter_random.mix(f.seed, 15) % 2 else -24.0)
 
 
 # Of nine seeds so many have numbers far below zero alone.
@@ -85,7 +85,7 @@ def _negative(f: Field) -> torch.Tensor:
     Of those one in three lies below what stands for minus infinity in many a mask, -10000, where that is far from the
     end of the dtype's range.
     """
-    v, turn = f.uniform(), numbers.mix(f.seed, 20) % 9
+    v, turn = f.uniform(), counter_random.mix(f.seed, 20) % 9
     if turn == 0 and float(f.info.max) > 1e6:
         return -(v * 20_000 + 20_000)
     return -(v * 800 + 200) if turn < _FAR_BELOW else -(v * 4 + 1)
@@ -119,8 +119,8 @@ def _zero_rows(f: Field) -> torch.Tensor:
         even = torch.where(f.normal() < 0, -1.0, 1.0) * (f.uniform(1) * 0.5 + 0.5)
         least = math.log2(float(f.info.smallest_normal)) + 2
         lowest = max(-40 - math.ceil(math.log2(max(width, 1)) / 2), least)
-        between = max(-9 - numbers.mix(f.seed, 10) % 31, least)
-        turn = (row // 2 + numbers.mix(f.seed, 11) % 4) % 4
+        between = max(-9 - counter_random.mix(f.seed, 10) % 31, least)
+        turn = (row // 2 + counter_random.mix(f.seed, 11) % 4) % 4
         small = torch.where(turn == 1, even * 2.0**lowest, torch.where(turn == 3, even * 2.0**between, small))
     return torch.where(row % 2 == 0, 0.0, small)
 
@@ -130,7 +130,7 @@ def _outlier(f: Field) -> torch.Tensor:
     v = f.normal()
     if not f.shape or not f.shape[-1]:
         return v
-    place = (f.row() * 7 + numbers.mix(f.seed, 9) % f.shape[-1]) % f.shape[-1]
+    place = (f.row() * 7 + counter_random.mix(f.seed, 9) % f.shape[-1]) % f.shape[-1]
     big = min(1000.0, float(f.info.max) / 8)
     return torch.where(f.column() == place, torch.where(v < 0, -big, big), v)
 
@@ -145,8 +145,8 @@ def _ties(f: Field) -> torch.Tensor:
 
     For every other seed 13, the whole numbers up to 6: what lies just at the bound of a clamp, or at the end of a bin.
     """
-    most, step = (6, 1.0) if numbers.mix(f.seed, 19) % 2 else (2, 0.5)
-    v = numbers.integers(f.shape, -most, most, f.seed, f.device).to(torch.float64) * step
+    most, step = (6, 1.0) if counter_random.mix(f.seed, 19) % 2 else (2, 0.5)
+    v = counter_random.integers(f.shape, -most, most, f.seed, f.device).to(torch.float64) * step
     return torch.where((v == 0) & (f.uniform(1) < 0.5), -0.0, v)
 
 
@@ -164,7 +164,7 @@ def _huge(f: Field) -> torch.Tensor:
     """
     limit = float(f.info.max)
     top = limit if limit < 2.0**64 else 2.0**60
-    negative = f.normal() < (math.inf if numbers.mix(f.seed, 12) % 3 == 0 else 0)
+    negative = f.normal() < (math.inf if counter_random.mix(f.seed, 12) % 3 == 0 else 0)
     return torch.where(negative, -1.0, 1.0) * (f.uniform(1) * 0.4 + 0.5) * top
 
 
@@ -181,13 +181,13 @@ def _special(*values: float) -> Callable[[Field], torch.Tensor]:
 
     def make(f: Field) -> torch.Tensor:
         v = f.normal()
-        if numbers.mix(f.seed, 6) % 2 and v.numel() > 1:
+        if counter_random.mix(f.seed, 6) % 2 and v.numel() > 1:
             flat = v.reshape(-1)
             for position, value in enumerate(values):
-                flat[numbers.mix(f.seed, 7, position) % flat.numel()] = value
+                flat[counter_random.mix(f.seed, 7, position) % flat.numel()] = value
             return flat.reshape(f.shape)
         width = f.shape[-1] if f.shape else 1
-        column, row = f.column(), f.row() + numbers.mix(f.seed, 5) % 4
+        column, row = f.column(), f.row() + counter_random.mix(f.seed, 5) % 4
         for lane, place in ((0, 0), (1, width - 1), (2, max(width - 2, 0))):
             chosen = values[lane % len(values)]
             v = torch.where((row % 4 == lane) & (column == place), chosen, v)
@@ -225,10 +225,10 @@ def _infinite(f: Field) -> torch.Tensor:
 
     Something finite remains of each row, and one row in four is clean. A maximum over the first tile may be -inf then.
     """
-    if not f.shape or f.shape[-1] < 2 or numbers.mix(f.seed, 13) % 3:
+    if not f.shape or f.shape[-1] < 2 or counter_random.mix(f.seed, 13) % 3:
         return _special(_INF, -_INF)(f)
     run = patterns.runs(f.shape, f.seed, f.device, f.shape[-1] - 1)
-    return torch.where(run & ((f.row() + numbers.mix(f.seed, 5)) % 4 > 0), -_INF, f.normal())
+    return torch.where(run & ((f.row() + counter_random.mix(f.seed, 5)) % 4 > 0), -_INF, f.normal())
 
 
 def _masked(f: Field) -> torch.Tensor:
@@ -290,7 +290,7 @@ def drawn(regime: str) -> str:
 
 def is_special(regime: str) -> bool:
     own = drawn(regime)
-    return REGIMES[own][1] if own in REGIMES else recorded.special(regime)
+    return REGIMES[own][1] if own in REGIMES else recorded_values.special(regime)
 
 
 def names(*, finite: bool) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_fusion.case import regimes
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Limits, Plan, build
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dtypes import dtype_name
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS
+from pytest_fusion.spec.wording import did_you_mean
 
 # The work is the product of all sizes: of five that are large, more than 2**62.
 _ANY = 1 << 500

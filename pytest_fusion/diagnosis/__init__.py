@@ -1,1 +1,1 @@
-"""Stage of the data path; see ARCHITECTURE.md."""
+"""Why a check failed: the smallest case, experiments on it, the likely cause, the message."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_fusion.verdict.model import Verdict
-from pytest_fusion.verdict.rejections import IMPOSSIBLE
+from pytest_fusion.checks.rejections import IMPOSSIBLE
+from pytest_fusion.checks.verdict import Verdict
 
 CAUSES: dict[str, str] = {
     "crash": "the kernel killed its process, most often by an access far outside its memory",

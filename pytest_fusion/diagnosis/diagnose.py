@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_fusion.diagnosis import (
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
+from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.rules import (
+    company,
     ends,
     epsilons,
     equals,
     extents,
     indices,
-    kept,
+    kept_state,
     loaded,
     machine_code,
     numerics,
-    order,
     products,
     roundings,
     sentinels,
-    slices,
     sources,
     strides,
     tuning,
@@ -26,11 +28,9 @@ from pytest_fusion.diagnosis import (
     undefined,
     unread,
     wider,
+    wrong_slice,
     zeros,
 )
-from pytest_fusion.diagnosis.causes import likely_cause
-from pytest_fusion.diagnosis.experiments import Lab
-from pytest_fusion.diagnosis.model import Diagnosis, Found
 
 UNEXPLAINED = "unexplained"
 
@@ -44,7 +44,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     extents.zero,
     strides.layout,
     undefined.lanes,
-    order.racing,
+    company.racing,
     indices.cached,
     undefined.padded,
     numerics.special,
@@ -67,13 +67,13 @@ _OF_VALUES: tuple[Rule, ...] = (
     indices.moved,
     indices.misread,
     sources.elsewhere,
-    order.way,
+    company.way,
     extents.limit,
     indices.mixed,
     epsilons.own,
     roundings.digits,
     loaded.rounded,
-    slices.indifferent,
+    wrong_slice.indifferent,
     numerics.factor,
     sources.beyond,
 )
@@ -108,7 +108,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         lab.ruled_out.append("a constant factor: other inputs have none")
         direct = None
     rules = _rules(lab, direct)
-    if rules and rules != (kept.state,) and not lab.ask(lab.base).wrong:
+    if rules and rules != (kept_state.state,) and not lab.ask(lab.base).wrong:
         lab.ruled_out.append("the failure did not show again when its case was run once more")
         rules = ()
     for rule in rules:
@@ -139,7 +139,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     if check == "repeat":
         if "access" in lab.verdict.evidence:
             return indices.moved, indices.mixed
-        return (kept.state,) if direct == "nondeterministic" else ()
+        return (kept_state.state,) if direct == "nondeterministic" else ()
     return _RULES.get(check, ())
 
 

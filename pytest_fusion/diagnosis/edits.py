@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import chosen
-from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, StrategySpec, TensorSpec, unwrap

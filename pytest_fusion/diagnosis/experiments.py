@@ -10,20 +10,20 @@ from typing import Any, Literal
 
 import torch
 
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Plan, cost, refit
 from pytest_fusion.case.sizes import count
+from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.gradients import blame, gradients
+from pytest_fusion.checks.probe import Probe, probe
+from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.errors import SpecError
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.tolerance import excess_by
 from pytest_fusion.run.compiled import around_compilations
-from pytest_fusion.run.lanes import OutputLanes
 from pytest_fusion.spec.dims import Size
-from pytest_fusion.verdict import blame, gradients
-from pytest_fusion.verdict.calls import Bench
-from pytest_fusion.verdict.model import Verdict
-from pytest_fusion.verdict.probe import Probe, probe
-from pytest_fusion.verdict.tolerance import excess_by
 
 # At 5 to 30 ms a run a diagnosis takes one to three seconds; a slow kernel has the second limit. It counts seconds of
 # this process, so that a loaded machine names the same cause.

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.checks.invariance.case_slices import selected
 from pytest_fusion.diagnosis.experiments import Lab
-from pytest_fusion.verdict.slices import selected
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 # As many inputs are asked in pairs too, such as keys and values beside queries of their shape.

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pytest_fusion.case import layouts, regimes, sizes
+from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.make import ImpossibleCase, shape_of
-from pytest_fusion.case.model import Case, Layout
 from pytest_fusion.case.plan import Plan, allowed_layouts, refit, regimes_of
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import simplicity

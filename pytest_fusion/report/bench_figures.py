@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.timing.roofline import Bound, bound, share
+from pytest_fusion.run.measure.timing.roofline import Bound, bound, share
 
 # What times are measured with where nothing stands in the way; anything else is said beside the number.
 RECORD = {"timer": "graph", "cache": "cold", "warm-up": "steady"}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.errors import FusionError
-from pytest_fusion.report.paths import replace_text
-from pytest_fusion.report.plain import plain
+from pytest_fusion.report.plain_json import plain
 from pytest_fusion.report.record import SCHEMA, TestRecord
+from pytest_fusion.report.report_paths import replace_text
 
 _FIELDS = frozenset(field.name for field in fields(TestRecord))
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytest_fusion.checks.verdict import CHECKS
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.verdict.model import CHECKS
+from pytest_fusion.spec.wording import plural
 
 # Below these a pass says so. Two interacting choices trigger most of the faults that are not triggered by one alone
 # (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met is where a bug is left.
@@ -156,7 +157,7 @@ def replay_command(record: TestRecord) -> str:
     if not record.replay:
         return ""
     # Inside: it imports torch, which the controller of pytest-xdist has no other need of.
-    from pytest_fusion.diagnosis import message
+    from pytest_fusion.diagnosis.text import message
 
     return message.replay_command(record.nodeid, record.replay)
 
@@ -165,10 +166,6 @@ def tally(counted: Mapping[str, int]) -> str:
     """``"too-expensive 12, ValueError 3"``, most frequent first."""
     ordered = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {count:,}" for name, count in ordered)
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def percent(share: float) -> str:

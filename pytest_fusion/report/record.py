@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pytest_fusion.verdict.model import Status
+from pytest_fusion.checks.verdict import Status
 
 SCHEMA = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_fusion.diagnosis.replay import elsewhere_said
+from pytest_fusion.diagnosis.repro.replay_file import elsewhere_said
 from pytest_fusion.report.phrases import (
     by_urgency,
     case_sentence,
@@ -14,13 +14,13 @@ from pytest_fusion.report.phrases import (
     evidence,
     one_line,
     outcome,
-    plural,
     replay_command,
     rests_on,
     thin,
     unknown_checks,
 )
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.wording import plural
 
 # Text and the markup of TerminalReporter.write_line(text, **markup).
 Line = tuple[str, dict[str, bool]]

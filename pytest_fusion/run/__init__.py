@@ -1,1 +1,1 @@
-"""Stage of the data path; see ARCHITECTURE.md."""
+"""What happened in one call of a kernel: its memory guarded, its launches observed."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pytest_fusion.run import genuine
+from pytest_fusion.run import pristine
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def captured(
     not captured, and :class:`CaptureFailed`.
     """
     prepare = prepare or (lambda: None)
-    genuine.synchronize(device)
+    pristine.synchronize(device)
     with torch.cuda.device(device), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ def captured(
                 call(turn)
             prepare()
         torch.cuda.current_stream(device).wait_stream(side)
-        genuine.synchronize(device)
+        pristine.synchronize(device)
         graph = torch.cuda.CUDAGraph(keep_graph=True) if keep else torch.cuda.CUDAGraph()
         try:
             with _put_back(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -64,7 +64,7 @@ def _put_back(device: torch.device) -> Iterator[None]:
             yield
     except Exception:
         with contextlib.suppress(RuntimeError):
-            genuine.synchronize(device)
+            pristine.synchronize(device)
         with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
             pass
         raise

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pytest_fusion.run.genuine import perf_counter
+from pytest_fusion.run.pristine import perf_counter
 
 # What a case costs before any check asks for more: one call, the reference with its lanes, and their comparison.
 FIRST = "values"

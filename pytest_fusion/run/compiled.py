@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pytest_fusion.run.launch import Launch, goes_far
+from pytest_fusion.interpreter.launch import Launch, goes_far
 
 
 def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> Launch:

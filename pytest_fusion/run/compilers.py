@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.run import capture, genuine
+from pytest_fusion.run import capture, pristine
 
 # More sizes than this are never swept; beyond torch's own limit of 8 fullgraph=True raises instead of recompiling.
 _RECOMPILES = 256
@@ -131,5 +131,5 @@ class Captured:
     def replay(self) -> Any:
         """The result, in the same memory each time."""
         self._graph.replay()
-        genuine.synchronize(self._device)
+        pristine.synchronize(self._device)
         return self._result

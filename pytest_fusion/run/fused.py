@@ -12,24 +12,26 @@ from typing import Any
 
 import torch
 
+from pytest_fusion import interpreter
 from pytest_fusion.case.nested import rebuilt
-from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError, first_line, words
-from pytest_fusion.run import genuine, interpreter
+from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError
+from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
+from pytest_fusion.interpreter.bridge.named_device import missed, stand_in
+from pytest_fusion.interpreter.control.executor import most_alone
+from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.interpreter.memory.memory_findings import Findings, into
+from pytest_fusion.interpreter.memory.regions import described_by
+from pytest_fusion.interpreter.memory.undefined_lanes import surrounded_by
+from pytest_fusion.run import pristine
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.described import Described
-from pytest_fusion.run.interpreter.device import posing_as_cuda
-from pytest_fusion.run.interpreter.executor import most_alone
-from pytest_fusion.run.interpreter.findings import Findings, into
-from pytest_fusion.run.interpreter.named_device import missed, stand_in
-from pytest_fusion.run.interpreter.regions import described_by
-from pytest_fusion.run.interpreter.undefined import surrounded_by
-from pytest_fusion.run.isolate import cuda_is_poisoned
-from pytest_fusion.run.launch import Launch
+from pytest_fusion.run.guarded_memory import Described
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.watch import Watch
-from pytest_fusion.run.place import Placed
+from pytest_fusion.run.placing import Placed
 from pytest_fusion.run.precision import default_precision
+from pytest_fusion.run.process.fork import cuda_is_poisoned
+from pytest_fusion.spec.wording import first_line, words
 
 # Programs of a launch that an interpreted kernel may need one after the other, at 1-4 ms each: a case that takes longer
 # would be taken for one that hangs.
@@ -61,7 +63,7 @@ class Outcome:
 def _origin(error: BaseException) -> str:
     """``file.py:function`` of the innermost frame, without the line: stable while shrinking."""
     frames = traceback.extract_tb(error.__traceback__)
-    foreign = ("/torch/", "/triton/", "/pytest_fusion/run/")
+    foreign = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
     own = [f for f in frames if not any(part in f.filename for part in foreign)]
     frame = (own or frames)[-1] if frames else None
     return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}" if frame else ""
@@ -143,10 +145,10 @@ def _called(
     outcome.watch = watch
     try:
         with _launches(outcome.launches, programs), _accesses(outcome.findings, placed.arena, watch), watch:
-            with default_precision(), genuine.watched():
+            with default_precision(), pristine.watched():
                 outcome.result = fused(**rebuilt(placed.arguments), **extra)
             if placed.arena.device.type == "cuda":
-                genuine.synchronize(placed.arena.device)
+                pristine.synchronize(placed.arena.device)
     except UnsupportedTritonError:
         raise  # the installation's fault, not the kernel's
     except BaseException as error:

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import torch
 
+from pytest_fusion import interpreter
 from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.run import interpreter
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.dispatch import DispatchMode
-from pytest_fusion.run.launch import Launch
 from pytest_fusion.run.tree import leaves
 
 # Namespaces of torch's own operators, which are not on trial.

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.wording import did_you_mean
 
 # What each name bounds, for messages.
 NAMES = {

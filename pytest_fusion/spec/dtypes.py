@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.wording import did_you_mean
 
 # In the order of simplicity to which shrinking goes.
 FLOATING: tuple[str, ...] = (

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from pytest_fusion.errors import SpecError, did_you_mean
-from pytest_fusion.spec import given
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec import keywords as given
 from pytest_fusion.spec.bench_limits import as_bench_limits
 from pytest_fusion.spec.dims import Dim, dim, parse_expression
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, as_input, unwrap
-from pytest_fusion.spec.policy import Tolerance
-from pytest_fusion.spec.random import Rng, as_outputs, as_rng, completed
+from pytest_fusion.spec.promises import Tolerance
+from pytest_fusion.spec.random_numbers import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.spec.wording import did_you_mean
 
 DEFAULT_DTYPES = ("float32", "float16", "bfloat16")
 REQUIREMENTS = "'cuda', a compute capability such as (9, 0), or a package's import name"

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_fusion.errors import SpecError, did_you_mean
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dims import Shape, named_apart, parse_shape
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.spec.wording import did_you_mean
 
 # The order is the order of simplicity: shrinking goes to the left.
 LAYOUTS: tuple[str, ...] = (

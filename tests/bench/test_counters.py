@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.bench import counters, profiled, run
+from pytest_fusion.bench import bench_run, counters, profiled
+from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.counters import Counters, checked, counted, notes, split, under_ncu
 from pytest_fusion.bench.figures import Figures, Found
 from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.profiled import BEGUN, DONE, RAISED
-from pytest_fusion.bench.request import BenchRequest
-from pytest_fusion.run import ncu
-from pytest_fusion.run.again import Again
-from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.ncu import Profiled
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
+from pytest_fusion.run.measure.tools import ncu
+from pytest_fusion.run.measure.tools.again import Again
+from pytest_fusion.run.measure.tools.ncu import Profiled
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 
@@ -284,13 +284,13 @@ def test_a_bench_has_the_counters_of_its_entries(tool: Tool, tmp_path: Path, mon
     two = Counts(2, 0, 0, (("k", 2),), "graph")
     figures = [(case, Figures(counts, 64, counts, None)) for case, counts in zip(CASES, (ONE, two), strict=True)]
     found = Found({}, [*figures, ("n=32 bfloat16", "it raises")])
-    monkeypatch.setattr(run, "_on_device", lambda *_, **__: found)
+    monkeypatch.setattr(bench_run, "_on_device", lambda *_, **__: found)
     bench: list[Any] = [{"n": 8, "dtype": torch.float32}, {"n": 16}, {"n": 32}]
     spec = FusionSpec(name="f", fused=torch.relu, reference=torch.relu, inputs={"input": tensor("n")}, bench=bench)
 
     def measured(again: Again | None) -> Measured:
         asked = BenchRequest(folder=tmp_path, counters=again)
-        return run.bench(spec, asked, nodeid="t.py::test_f", environment=GPU, extra={})
+        return bench_run.bench(spec, asked, nodeid="t.py::test_f", environment=GPU, extra={})
 
     plain, more = measured(None), measured(tool.again())
     assert plain.counters == []

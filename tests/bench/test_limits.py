@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fusion import FusionSpec, SpecError, tensor
-from pytest_fusion.baseline.model import Row
+from pytest_fusion.bench.baseline.row import Row
 from pytest_fusion.bench.limits import limited, notes
 from pytest_fusion.bench.measured import Measured, told
 from tests.report.benched import latency, rows

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.baseline.model import Latency
-from pytest_fusion.bench import on_device, run
+from pytest_fusion.bench import bench_run, on_device
+from pytest_fusion.bench.baseline.row import Latency
+from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.ceilings import Ceilings
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.figures import Figures, Found, Side
 from pytest_fusion.bench.gate import Gated
 from pytest_fusion.bench.on_device import busy, without
-from pytest_fusion.bench.request import BenchRequest
-from pytest_fusion.run.counting.model import Counts, Uncounted
-from pytest_fusion.run.counting.profile import activities_of
-from pytest_fusion.run.timing import pairs
-from pytest_fusion.run.timing.activity import Activity
-from pytest_fusion.run.traffic import Traffic
+from pytest_fusion.run.measure.launches.cupti import activities_of
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
+from pytest_fusion.run.measure.timing import pairs
+from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.traffic import Traffic
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
@@ -60,12 +60,12 @@ def test_a_trace_in_microseconds_is_told_in_seconds() -> None:
     assert (second.kind, round(second.start, 9), round(second.seconds, 9)) == ("memcpy", 1e-5, 1e-6)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Found) -> run.Measured:
-    monkeypatch.setattr(run, "_on_device", lambda *_, **__: found)
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Found) -> bench_run.Measured:
+    monkeypatch.setattr(bench_run, "_on_device", lambda *_, **__: found)
     spec = FusionSpec(
         name="f", fused=torch.relu, reference=torch.relu, inputs={"input": tensor("n")}, bench=[{"n": 8}, {"n": 16}]
     )
-    return run.bench(spec, BenchRequest(folder=tmp_path), nodeid="t.py::test_f", environment=GPU, extra={})
+    return bench_run.bench(spec, BenchRequest(folder=tmp_path), nodeid="t.py::test_f", environment=GPU, extra={})
 
 
 def test_figures_become_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.suite.check import disagreements
 from benchmarks.suite.families import rows
 from benchmarks.suite.model import LIGER, Row, Way
-from pytest_fusion.run.traffic import bytes_of
+from pytest_fusion.run.measure.traffic import bytes_of
 
 DEVICE = torch.device("cuda" if torch.cuda.device_count() else "cpu")
 _WITHOUT = () if importlib.util.find_spec("liger_kernel") else (LIGER,)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_fusion.canary import background
+from pytest_fusion.canary.live import background
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytest_fusion import canary
 from pytest_fusion.canary import Canary, Policy
-from pytest_fusion.canary.rule import Decision, Observation
+from pytest_fusion.canary.evidence.observation import Decision, Observation
 
 Kernel = Callable[..., Any]
 

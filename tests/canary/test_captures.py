@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.canary import captures
-from pytest_fusion.canary.captures import THREAD_LOCAL, beside_captures
-from pytest_fusion.canary.readback import Readback
+from pytest_fusion.canary.live.calls import captures
+from pytest_fusion.canary.live.calls.captures import THREAD_LOCAL, beside_captures
+from pytest_fusion.canary.live.comparing.readback import Readback
 from tests.canary.kernels import Kernel, double, made
 
 GLOBAL = 0

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import canary
-from pytest_fusion.canary import request, router
-from pytest_fusion.canary.rule import Decision, Observation
+from pytest_fusion.canary import request
+from pytest_fusion.canary.evidence.observation import Decision, Observation
+from pytest_fusion.canary.live import router
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Kernel, Patient, added, double, made, observed
 

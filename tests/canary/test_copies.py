@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fusion.canary.compare import FIELDS, compare
-from pytest_fusion.canary.copies import CannotCopyError, copies_of, names_of
-from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, copies_of, names_of
+from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare
+from pytest_fusion.spec.promises import Tolerance
 
 
 def _kernel(x: Tensor, rest: object = None, *, out: object = None) -> None: ...

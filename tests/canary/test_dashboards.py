@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("prometheus_client", reason="needs the extra metrics")
 pytest.importorskip("yaml", reason="needs pyyaml")
 
-from pytest_fusion.integrations.prometheus import METRICS
+from pytest_fusion.canary.evidence.prometheus import METRICS
 from tests.canary.queries import ADDED, FOLDER, ROOT, dashboard, dashboard_queries, series, template_queries
 
 # What the labels with few values may say.
@@ -113,7 +113,7 @@ def test_the_job_runs_a_command_that_exists() -> None:
     """The judge's job in the template is a command line that is taken."""
     import yaml
 
-    from pytest_fusion.cli import _parser
+    from pytest_fusion.plugin.cli import _parser
 
     documents = list(yaml.safe_load_all((FOLDER / "argo-rollouts.yaml").read_text(encoding="utf-8")))
     (metric,) = documents[1]["spec"]["metrics"]

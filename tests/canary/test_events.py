@@ -17,8 +17,8 @@ import torch
 
 from pytest_fusion import canary
 from pytest_fusion.canary import Policy
-from pytest_fusion.canary.events import Log, read
-from pytest_fusion.canary.fleet import gather
+from pytest_fusion.canary.evidence.events import Log, read
+from pytest_fusion.canary.evidence.fleet import gather
 
 _KILLED = """
 import sys, torch

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_fusion.canary.evidence import Cell, Collector, Evidence, Tally
-from pytest_fusion.canary.sequential import RATE, Scale
+from pytest_fusion.canary.evidence.evidence_counts import Cell, Collector, Evidence, Tally
+from pytest_fusion.canary.evidence.sequential import RATE, Scale
 
 COUNTS = st.integers(0, 2**70)
 CELLS = st.builds(

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import FusionSpec, canary, tensor
-from pytest_fusion.canary import Canary, Policy, finds, recording
-from pytest_fusion.canary.recorder import record
+from pytest_fusion.canary import Canary, Policy
+from pytest_fusion.canary.live import disagreements
+from pytest_fusion.canary.recording import recordings
+from pytest_fusion.canary.recording.recorder import record
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.diagnosis import replay
+from pytest_fusion.diagnosis.repro import replay_file
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Patient
 from tests.forked import run_command, run_pytest
@@ -57,7 +59,7 @@ def test_a_disagreement_is_a_case_of_the_spec(tmp_path: Path, state: str) -> Non
         kernel(torch.randn(5, 40)[:, ::2].mul_(100))
     kernel.refresh()
 
-    found = [replay.read(path) for path in files(tmp_path)]
+    found = [replay_file.read(path) for path in files(tmp_path)]
     assert len(found) == 3 == kernel.status()["finds"]
     assert {(one.nodeid, one.spec, one.check) for one in found} == {("doubling", "doubling", "values")}
     assert found[0].case.sizes == {"batch": (5,), "n": 20}
@@ -99,7 +101,7 @@ def test_each_fault_names_the_check_that_would_say_it(tmp_path: Path, candidate:
     kernel(x)
     kernel.refresh()
 
-    (found,) = [replay.read(path) for path in files(tmp_path)]
+    (found,) = [replay_file.read(path) for path in files(tmp_path)]
     made_x = make_inputs(SPEC, found.case, CPU)["x"]
     assert found.check == check
     assert (float(made_x.min()), float(made_x.max())) == (1.0, 8.0)
@@ -112,7 +114,7 @@ def test_a_candidate_that_raises_while_it_serves_leaves_its_inputs(tmp_path: Pat
     kernel(torch.arange(1.0, 9.0) * 7)
     kernel.refresh()
 
-    highest = {float(make_inputs(SPEC, replay.read(path).case, CPU)["x"].max()) for path in files(tmp_path)}
+    highest = {float(make_inputs(SPEC, replay_file.read(path).case, CPU)["x"].max()) for path in files(tmp_path)}
     assert highest == {8.0, 56.0}
 
 
@@ -125,7 +127,7 @@ def test_no_more_than_twenty_of_a_class(tmp_path: Path) -> None:
             kernel(torch.randn(3, 100))
         kernel.refresh()
 
-    assert len(files(tmp_path)) == finds.MOST_PER_BUCKET + 5
+    assert len(files(tmp_path)) == disagreements.MOST_PER_BUCKET + 5
 
 
 def test_without_a_spec_the_call_is_kept(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_without_a_spec_the_call_is_kept(tmp_path: Path) -> None:
     kernel.refresh()
 
     assert files(tmp_path) == []
-    found = recording.cases(tmp_path / "finds", SPEC)
+    found = recordings.cases(tmp_path / "finds", SPEC)
     assert (found.total, len(found), found.found[0].case.sizes) == (1, 1, {"batch": (3,), "n": 16})
     (line,) = recording_files(tmp_path)[0].read_text().splitlines()
     assert json.loads(line)["result"] == "violation"
@@ -172,7 +174,7 @@ def test_tensors_are_kept_only_if_asked_for(tmp_path: Path) -> None:
         kernel(x.copy_(before))
         kernel.refresh()
         (path,) = files(folder)
-        made_x = make_inputs(SPEC, replay.read(path).case, CPU)["x"]
+        made_x = make_inputs(SPEC, replay_file.read(path).case, CPU)["x"]
         assert torch.equal(made_x, before) is keep
         assert any((folder / "finds").rglob("*.safetensors")) is keep
 
@@ -255,4 +257,4 @@ def test_a_recorder_before_a_canary_is_called_as_the_kernel(tmp_path: Path) -> N
     recorder.close()
 
     assert kernel.status()["counts"] == {"compared: ok": 1}
-    assert recording.cases(tmp_path / "traffic", SPEC, name="k").total == 1
+    assert recordings.cases(tmp_path / "traffic", SPEC, name="k").total == 1

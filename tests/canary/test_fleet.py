@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from pytest_fusion.canary import Canary
-from pytest_fusion.canary.chain import Chain
-from pytest_fusion.canary.events import read
-from pytest_fusion.canary.evidence import Evidence
-from pytest_fusion.canary.fleet import bounded, chosen, gather, verdict
-from pytest_fusion.canary.ledger import BLOCKS_PER_TOTAL
-from pytest_fusion.canary.rules import RULES, without
-from pytest_fusion.cli import main
+from pytest_fusion.canary.evidence.chain import Chain
+from pytest_fusion.canary.evidence.events import read
+from pytest_fusion.canary.evidence.evidence_counts import Evidence
+from pytest_fusion.canary.evidence.fleet import bounded, chosen, gather, verdict
+from pytest_fusion.canary.evidence.ledger import BLOCKS_PER_TOTAL
+from pytest_fusion.canary.evidence.promotion_rules import RULES, without
 from pytest_fusion.errors import CanaryError
+from pytest_fusion.plugin.cli import main
 from tests.canary.kernels import Kernel, Patient, added, double, made
 
 UNASKED = ["error_ratio", "latency_ratio"]
@@ -263,9 +263,9 @@ def _status(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
 
 def _written(folder: Path, comparisons: int, result: str = "ok", many: int = 0) -> None:
     """The log of a process that saw so many comparisons, ``many`` of them with another result."""
-    from pytest_fusion.canary.events import Log
-    from pytest_fusion.canary.ledger import Ledger
-    from pytest_fusion.canary.rule import Observation
+    from pytest_fusion.canary.evidence.events import Log
+    from pytest_fusion.canary.evidence.ledger import Ledger
+    from pytest_fusion.canary.evidence.observation import Observation
 
     log = Log("k", folder, 1 << 24)
     ledger = Ledger(log, "7", RULES)

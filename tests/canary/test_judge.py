@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.canary.rollouts import BAD, EQUAL, NEARLY, Candidate, served, shadowed
-from pytest_fusion.canary.evidence import Collector, Evidence
-from pytest_fusion.canary.judge import Finding, judge
-from pytest_fusion.canary.rules import LATENCY, METRICS, RULES, Metric, Rules
-from pytest_fusion.canary.sequential import RATE
+from pytest_fusion.canary.evidence.evidence_counts import Collector, Evidence
+from pytest_fusion.canary.evidence.promotion_rules import LATENCY, METRICS, RULES, Metric, Rules
+from pytest_fusion.canary.evidence.rollout_judge import Finding, judge
+from pytest_fusion.canary.evidence.sequential import RATE
 
 # Calls enough for every metric, of which 1 % are as many as a bucket needs.
 CALLS = 60_000

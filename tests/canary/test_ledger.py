@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.canary.events import Log, read
-from pytest_fusion.canary.evidence import Evidence
-from pytest_fusion.canary.ledger import BLOCKS_PER_TOTAL, Ledger
-from pytest_fusion.canary.rule import Observation
-from pytest_fusion.canary.rules import RULES, Metric, Rules
+from pytest_fusion.canary.evidence.events import Log, read
+from pytest_fusion.canary.evidence.evidence_counts import Evidence
+from pytest_fusion.canary.evidence.ledger import BLOCKS_PER_TOTAL, Ledger
+from pytest_fusion.canary.evidence.observation import Observation
+from pytest_fusion.canary.evidence.promotion_rules import RULES, Metric, Rules
 from tests.canary.kernels import Patient, added, double, made
 
 

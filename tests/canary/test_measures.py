@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import FusionSpec, tensor
-from pytest_fusion.canary import Canary, Policy, canary, measures, stopwatch
-from pytest_fusion.canary.budget import Budget
-from pytest_fusion.canary.evidence import Evidence
-from pytest_fusion.canary.pairs import HALF, Pairs, Plan
-from pytest_fusion.canary.referee import Referee
-from pytest_fusion.canary.rules import LATENCY, RULES
-from pytest_fusion.canary.sequential import mean
-from pytest_fusion.canary.stopwatch import clock_of
+from pytest_fusion.canary import Canary, Policy, canary
+from pytest_fusion.canary.evidence.evidence_counts import Evidence
+from pytest_fusion.canary.evidence.promotion_rules import LATENCY, RULES
+from pytest_fusion.canary.evidence.sequential import mean
+from pytest_fusion.canary.live.budget import Budget
+from pytest_fusion.canary.live.comparing import measures, stopwatch
+from pytest_fusion.canary.live.comparing.call_pairs import HALF, Pairs, Plan
+from pytest_fusion.canary.live.comparing.referee import Referee
+from pytest_fusion.canary.live.comparing.stopwatch import clock_of
 from tests.canary.kernels import Kernel, Patient, double, made, observed
 
 

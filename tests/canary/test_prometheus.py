@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from pytest_fusion import canary
-from pytest_fusion.canary import Canary, Policy, stopwatch
+from pytest_fusion.canary import Canary, Policy
+from pytest_fusion.canary.live.comparing import stopwatch
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Kernel, added, double
 
 client = pytest.importorskip("prometheus_client", reason="needs the extra metrics")
 
-from pytest_fusion.integrations.prometheus import METRICS, Prometheus  # noqa: E402
+from pytest_fusion.canary.evidence.prometheus import METRICS, Prometheus  # noqa: E402
 
 
 def _published(candidate: Kernel = added, incumbent: Kernel = double, **policy: Any) -> tuple[Canary, Any]:
@@ -209,7 +210,7 @@ _WORKER = """
 import os, torch
 from pytest_fusion import canary
 from pytest_fusion.canary import Policy
-from pytest_fusion.integrations.prometheus import Prometheus
+from pytest_fusion.canary.evidence.prometheus import Prometheus
 kernel = canary("k", incumbent=lambda x: x * 2, candidate=lambda x: x + x, policy=Policy(shadow=1.0, interval_s=3600),
                 publishers=[Prometheus()])
 for _ in range(7):

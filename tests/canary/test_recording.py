@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pytest_fusion import FusionSpec, canary, derived, dim, optional, tensor, values
-from pytest_fusion.canary import recording
-from pytest_fusion.canary.matching import UnmatchedError, match
+from pytest_fusion.canary.recording import recordings
+from pytest_fusion.canary.recording.matching import UnmatchedError, match
 from pytest_fusion.case import regimes
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.misfit import misfit
-from pytest_fusion.case.model import Case
 from pytest_fusion.errors import CanaryError
-from pytest_fusion.run.place import place
+from pytest_fusion.run.placing import place
 from tests.forked import run_pytest
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def recorded(folder: Path, function: Callable[..., Any], *calls: tuple[Any, ...]
     return folder
 
 
-def only(found: recording.Cases) -> Case:
+def only(found: recordings.Cases) -> Case:
     assert found.unmatched == {}
     (one,) = found.found
     return one.case
@@ -68,7 +68,7 @@ def test_the_kernel_gets_the_layout_that_it_had(tmp_path: Path, name: str) -> No
     x = VIEWS[name]()
     spec = spec_of()
 
-    case = only(recording.cases(recorded(tmp_path, norm, (x, torch.ones(8), {})), spec))
+    case = only(recordings.cases(recorded(tmp_path, norm, (x, torch.ones(8), {})), spec))
     logical = make_inputs(spec, case, CPU)
     placed = place(logical, case, CPU, "nan").arguments["x"]
 
@@ -89,7 +89,7 @@ def test_recorded_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
     x = torch.tensor([[0.0, -0.0, torch.nan, 5.0], [1e-40, -torch.inf, 2.0, 3.0]])[:, ::2]
     spec = spec_of()
 
-    case = only(recording.cases(recorded(tmp_path, norm, (x, {}), tensors=True), spec))
+    case = only(recordings.cases(recorded(tmp_path, norm, (x, {}), tensors=True), spec))
     made = make_inputs(spec, case, CPU)["x"]
 
     assert torch.equal(made.view(torch.int32), x.contiguous().view(torch.int32))
@@ -106,7 +106,7 @@ def test_special_values_are_told_from_others(tmp_path: Path, x: Tensor, special:
     """Checks that leave NaN and values near overflow alone know them in recorded cases too."""
     if keep:
         pytest.importorskip("safetensors")
-    case = only(recording.cases(recorded(tmp_path, norm, (x.half(), {}), tensors=keep), spec_of()))
+    case = only(recordings.cases(recorded(tmp_path, norm, (x.half(), {}), tensors=keep), spec_of()))
 
     assert regimes.is_special(case.tensors["x"].regime) is special
 
@@ -138,7 +138,7 @@ def test_sizes_are_solved(
         inputs["z"] = derived(lambda fixed: fixed)
     folder = recorded(tmp_path, sizes, (*[torch.ones(d) for d in dims], {}))
 
-    case = only(recording.cases(folder, spec_of(sizes, inputs, dims=bounds)))
+    case = only(recordings.cases(folder, spec_of(sizes, inputs, dims=bounds)))
 
     assert case.sizes == expected
 
@@ -163,7 +163,7 @@ def test_shapes_that_are_not_the_specs_are_told(
     folder = recorded(tmp_path, sizes, (*[torch.ones(d) for d in dims], {}))
     bounds = {"small": dim(0, 50)} if "small" in shapes else {}
 
-    found = recording.cases(folder, spec_of(sizes, {"x": tensor(shapes[0]), "y": tensor(shapes[1])}, dims=bounds))
+    found = recordings.cases(folder, spec_of(sizes, {"x": tensor(shapes[0]), "y": tensor(shapes[1])}, dims=bounds))
 
     assert found.found == []
     (reason,) = found.unmatched
@@ -203,7 +203,7 @@ def test_what_a_spec_cannot_express_is_counted_with_its_reason(
     tmp_path: Path, call: tuple[Any, ...], spec: FusionSpec, why: str
 ) -> None:
     """No such call becomes a case that it is not, and none is dropped: the calls add up."""
-    found = recording.cases(recorded(tmp_path, norm, call, call), spec)
+    found = recordings.cases(recorded(tmp_path, norm, call, call), spec)
 
     assert found.found == []
     (reason,) = found.unmatched
@@ -227,13 +227,13 @@ def test_indices_stay_indices_and_drawn_values_are_those_of_the_call(tmp_path: P
     spec = spec_of(lookup, inputs)
     call = (torch.randn(50, 4), torch.tensor([7, 3, 44], dtype=torch.int32), {"mode": "max", "scale": 2.5})
 
-    case = only(recording.cases(recorded(tmp_path, lookup, call), spec))
+    case = only(recordings.cases(recorded(tmp_path, lookup, call), spec))
     made = make_inputs(spec, case, CPU)
 
     assert (made["mode"], made["scale"], made["index"].dtype) == ("max", 2.5, torch.int32)
     assert int(made["index"].max()) <= 44
     alone = spec_of(lookup, {"table": tensor("m width"), **{k: v for k, v in inputs.items() if k != "table"}})
-    assert only(recording.cases(tmp_path, alone)).sizes["n"] == 45
+    assert only(recordings.cases(tmp_path, alone)).sizes["n"] == 45
 
 
 def test_what_is_not_as_recorded_is_noted(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_what_is_not_as_recorded_is_noted(tmp_path: Path) -> None:
     base = torch.randn(5)
     spec = spec_of(function, inputs)
 
-    found = recording.cases(recorded(tmp_path, function, (base, base, torch.arange(5), [5], {})), spec)
+    found = recordings.cases(recorded(tmp_path, function, (base, base, torch.arange(5), [5], {})), spec)
 
     notes = " | ".join(found.found[0].notes)
     assert "'lengths' is computed by the spec" in notes
@@ -271,14 +271,14 @@ def test_processes_add_up_and_weights_are_calls(tmp_path: Path) -> None:
     third.close()
     spec = spec_of()
 
-    found = recording.cases(tmp_path, spec)
+    found = recordings.cases(tmp_path, spec)
 
     small = [one.weight for one in found.found if one.case.sizes["batch"] == (4,)]
     assert (found.total, found.files, found.covered) == (141, 3, pytest.approx(1.0))
     assert sum(weight for _, weight in found) == pytest.approx(141)
     assert sum(small) == pytest.approx(131)
     assert (len(found), len(small)) == (64 + 30 + 10, 64 + 30)
-    few = recording.cases(tmp_path, spec, per_bucket=3)
+    few = recordings.cases(tmp_path, spec, per_bucket=3)
     assert (len(few), sum(weight for _, weight in few)) == (6, pytest.approx(141))
 
 
@@ -291,7 +291,7 @@ def test_traffic_of_which_nothing_is_kept_is_not_forgotten(tmp_path: Path) -> No
         recorder._waiting.clear()
     recorder.close()
 
-    found = recording.cases(tmp_path, spec_of())
+    found = recordings.cases(tmp_path, spec_of())
 
     assert (found.total, found.covered, found.uncovered) == (5, 0.0, {"float32[2^2,2^3]": 5})
     assert "none of them is kept" in found.lines()[-1]
@@ -301,8 +301,8 @@ def test_parameters_of_other_names_are_matched_by_hand(tmp_path: Path) -> None:
     """``rename`` tells the spec's names; without it the reason names the argument that is missing."""
     folder = recorded(tmp_path, lambda hidden_states, w: hidden_states, (X, torch.ones(8), {}))
 
-    without = recording.cases(folder, spec_of())
-    case = only(recording.cases(folder, spec_of(), rename={"hidden_states": "x", "w": "weight"}))
+    without = recordings.cases(folder, spec_of())
+    case = only(recordings.cases(folder, spec_of(), rename={"hidden_states": "x", "w": "weight"}))
 
     assert list(without.unmatched) == ["the call has no argument 'x'"]
     assert case.sizes == {"batch": (3,), "hidden": 8}
@@ -315,8 +315,8 @@ def test_what_the_caller_left_to_the_function_needs_no_input(tmp_path: Path) -> 
         return x
 
     spec = spec_of(inputs={"x": tensor("a b"), "eps": 1e-6})
-    left = recording.cases(recorded(tmp_path / "left", function, (X, {})), spec)
-    given = recording.cases(recorded(tmp_path / "given", function, (X, {"groups": 4})), spec)
+    left = recordings.cases(recorded(tmp_path / "left", function, (X, {})), spec)
+    given = recordings.cases(recorded(tmp_path / "given", function, (X, {"groups": 4})), spec)
 
     assert only(left).sizes == {"a": 3, "b": 8}
     assert list(given.unmatched) == ["groups is 4, and the spec has no such input"]
@@ -326,7 +326,7 @@ def test_a_drawn_input_may_be_left_out(tmp_path: Path) -> None:
     """None for an optional drawn value is a case without it."""
     spec = spec_of(inputs={"x": tensor("a b"), "eps": optional(st.floats(0, 1))})
 
-    case = only(recording.cases(recorded(tmp_path, norm, (X, {"eps": None})), spec))
+    case = only(recordings.cases(recorded(tmp_path, norm, (X, {"eps": None})), spec))
 
     assert make_inputs(spec, case, CPU)["eps"] is None
     assert misfit(spec, case) is None
@@ -341,8 +341,8 @@ def test_a_method_is_recorded_without_its_object(tmp_path: Path) -> None:
     assert torch.equal(Layer().forward(X), X + 1)
     Layer.forward.close()
 
-    without = recording.cases(tmp_path, spec_of())
-    case = only(recording.cases(tmp_path, spec_of(), rename={"self": None}))
+    without = recordings.cases(tmp_path, spec_of())
+    case = only(recordings.cases(tmp_path, spec_of(), rename={"self": None}))
 
     assert list(without.unmatched) == ["self is Layer, and the spec has no such input"] or "self is" in str(without)
     assert case.sizes == {"batch": (3,), "hidden": 8}
@@ -355,16 +355,16 @@ def test_several_functions_in_a_folder_are_told_apart(tmp_path: Path) -> None:
     other(X)
     other.close()
 
-    assert recording.cases(tmp_path, spec_of()).total == 1
+    assert recordings.cases(tmp_path, spec_of()).total == 1
     with pytest.raises(CanaryError, match=r"recordings of norm, softmax lie here; say which one: name='norm'"):
-        recording.cases(tmp_path, spec_of().with_(name="other"))
+        recordings.cases(tmp_path, spec_of().with_(name="other"))
     with pytest.raises(CanaryError, match="'sofmax' was not recorded; did you mean 'softmax'"):
-        recording.cases(tmp_path, spec_of(), name="sofmax")
+        recordings.cases(tmp_path, spec_of(), name="sofmax")
     with pytest.raises(CanaryError, match="cannot read the recording"):
-        recording.cases(tmp_path / "nowhere", spec_of())
+        recordings.cases(tmp_path / "nowhere", spec_of())
     (tmp_path / "empty").mkdir()
     with pytest.raises(CanaryError, match="nothing was recorded in"):
-        recording.cases(tmp_path / "empty", spec_of())
+        recordings.cases(tmp_path / "empty", spec_of())
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_damaged_lines_are_no_cases_and_no_errors(tmp_path: Path, line: bytes) -
     with path.open("ab") as file:
         file.write(line)
 
-    found = recording.cases(path, spec_of())
+    found = recordings.cases(path, spec_of())
 
     assert len(found) == 1
     assert found.total == 1 + sum(found.unmatched.values())
@@ -398,7 +398,7 @@ def test_a_later_schema_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"schema":1', '"schema":2'))
 
     with pytest.raises(CanaryError, match="has schema 2, this version reads 1"):
-        recording.cases(path, spec_of())
+        recordings.cases(path, spec_of())
 
 
 def test_a_line_names_no_file_elsewhere() -> None:
@@ -436,11 +436,11 @@ def test_a_layout_that_no_case_affords_takes_the_nearest() -> None:
 def test_cases_are_pinned_for_the_test_of_their_spec(tmp_path: Path, pytester: pytest.Pytester) -> None:
     """The heaviest cases become files that the test with that spec runs first: a bug in them is found by name."""
     recorded(tmp_path, norm, *[(torch.randn(37, 24)[:, :8], {})] * 9, (torch.randn(2, 8), {}))
-    found = recording.cases(tmp_path, spec_of())
+    found = recordings.cases(tmp_path, spec_of())
     with pytest.raises(CanaryError, match="named fusion_replays"):
-        recording.pin(found, spec_of(), tmp_path / "pins")
+        recordings.pin(found, spec_of(), tmp_path / "pins")
 
-    pins = recording.pin(found, spec_of(), pytester.path / "fusion_replays", most=9)
+    pins = recordings.pin(found, spec_of(), pytester.path / "fusion_replays", most=9)
     pytester.makepyfile(
         """
         import torch

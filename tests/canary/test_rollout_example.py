@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.cli import main
+from pytest_fusion.plugin.cli import main
 from tests.canary.queries import ROOT, dashboard_queries, template_queries
 
 # A path, or "apt" to fetch the package of Debian into the folder of the test run.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.canary import Canary, request
-from pytest_fusion.canary.rule import FirstFaults, Observation
+from pytest_fusion.canary.evidence.observation import FirstFaults, Observation
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Kernel, Patient, added, double, made, observed
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pytest_fusion.canary.sequential import RATE, Scale, above, below, clean_calls, interval, mean, percent
+from pytest_fusion.canary.evidence.sequential import RATE, Scale, above, below, clean_calls, interval, mean, percent
 
 RATIO = Scale(-0.25, 0.25, 0.005)
 RUNS = 300

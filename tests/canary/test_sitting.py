@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fusion.canary.rule import Observation
-from pytest_fusion.canary.sitting import Sitting
+from pytest_fusion.canary.evidence.live_judge import Sitting
+from pytest_fusion.canary.evidence.observation import Observation
 
 
 def seen(result: str, bucket: str = "2^10") -> Observation:

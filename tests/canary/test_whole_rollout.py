@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import FusionSpec, tensor
-from pytest_fusion.canary import Policy, canary, stopwatch
-from pytest_fusion.canary.fleet import gather, verdict
-from pytest_fusion.canary.rules import METRICS, Rules
+from pytest_fusion.canary import Policy, canary
+from pytest_fusion.canary.evidence.fleet import gather, verdict
+from pytest_fusion.canary.evidence.promotion_rules import METRICS, Rules
+from pytest_fusion.canary.live.comparing import stopwatch
 
 # The judge's own rules with limits that a test of some seconds can show anything to be below.
 _EVENTS = {"limit": 0.02, "bucket_limit": 0.1, "fewest": 50, "fewest_in_bucket": 50}

@@ -15,10 +15,11 @@ import covertable
 import pytest
 from hypothesis import strategies as st
 
-from pytest_fusion.case import covering, greedy, regimes
+from pytest_fusion.case import regimes
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.case.choosing import covering, greedy
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.misfit import misfit
-from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.case.plan import Limits, Plan, build
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
@@ -89,7 +90,7 @@ def test_half_of_the_pairs_are_counted_as_half(plan_of: PlanOf) -> None:
 def test_the_rows_are_the_same_in_every_process() -> None:
     """Neither hash seeds nor anything else of a process decides which cases a test runs."""
     program = """
-from pytest_fusion.case.covering import rows
+from pytest_fusion.case.choosing.covering import rows
 from pytest_fusion.case.plan import Limits, make_plan
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.describe import describe, told_values
-from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.spec import values
 from pytest_fusion.spec.inputs import derived, optional, tensor
 

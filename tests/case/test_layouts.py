@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_fusion.case import layouts
-from pytest_fusion.case.model import Layout
+from pytest_fusion.case.case_model import Layout
 from pytest_fusion.spec.inputs import LAYOUTS
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)

@@ -12,8 +12,8 @@ import torch
 
 from pytest_fusion import values
 from pytest_fusion.case import patterns
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs, shape_of
-from pytest_fusion.case.model import Case, Layout, TensorCase
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import derived, optional, tensor

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.case.plain import decode, encode, written
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.case.value_json import decode, encode, written
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.dtypes import KNOWN
 from pytest_fusion.spec.inputs import LAYOUTS

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case import recorded, regimes
+from pytest_fusion.case import recorded_values, regimes
+from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.make import ImpossibleCase, make_inputs
 from pytest_fusion.case.misfit import misfit
-from pytest_fusion.case.model import Case, TensorCase
-from pytest_fusion.case.recorded import Like, Stored
+from pytest_fusion.case.recorded_values import Like, Stored
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
@@ -61,10 +61,10 @@ TRAFFIC = {
 def test_what_is_drawn_has_the_summary_of_what_was_recorded(name: str) -> None:
     """Range to the bit, scale and shares of zeros, NaN and infinities within what chance does to 32,768 elements."""
     wanted = summary(TRAFFIC[name])
-    like = recorded.parse(str(recorded.fitted(**wanted)))
+    like = recorded_values.parse(str(recorded_values.fitted(**wanted)))
     assert isinstance(like, Like)
 
-    made = recorded.make(like, (64, 512), torch.float32, 7, CPU)
+    made = recorded_values.make(like, (64, 512), torch.float32, 7, CPU)
 
     assert made is not None
     found = summary(made)
@@ -94,7 +94,7 @@ def test_values_at_the_ends_of_a_dtype_are_special(
     """What the regimes huge and subnormal are to the checks, recorded values of that size are too; others are not."""
     low, high, absolute = values
 
-    assert recorded.extreme(dtype, low=low, high=high, absolute=absolute) is expected
+    assert recorded_values.extreme(dtype, low=low, high=high, absolute=absolute) is expected
 
 
 def test_the_ends_of_the_range_are_there_whatever_the_seed() -> None:
@@ -103,7 +103,7 @@ def test_the_ends_of_the_range_are_there_whatever_the_seed() -> None:
 
     for seed in range(200):
         for count in (12, 13, 50):
-            made = recorded.make(like, (count,), torch.float32, seed, CPU)
+            made = recorded_values.make(like, (count,), torch.float32, seed, CPU)
             assert made is not None
             assert int(made.isnan().sum()) == 1
             assert (float(made[~made.isnan()].min()), float(made[~made.isnan()].max())) == (-9.0, 5.0)
@@ -113,7 +113,7 @@ def test_what_was_rare_is_there_in_a_small_tensor_too() -> None:
     """One NaN in a million elements is one NaN in a hundred: it decides what the kernel is asked."""
     like = Like(-1.0, 5.0, 0.0, 0.2, nan=1e-6)
 
-    made = recorded.make(like, (10, 10), torch.float16, 3, CPU)
+    made = recorded_values.make(like, (10, 10), torch.float16, 3, CPU)
 
     assert made is not None
     assert int(made.isnan().sum()) == 1
@@ -135,7 +135,7 @@ def test_integers_keep_their_range_and_the_specs(
     """Whole numbers within what was recorded, what the dtype holds and what the spec allows at these sizes."""
     if bounds == (30, 9):
         bounds = (9, 9)
-    made = recorded.make(Like(-3, 90, 40, 20), (4000,), dtype, 3, CPU, bounds)
+    made = recorded_values.make(Like(-3, 90, 40, 20), (4000,), dtype, 3, CPU, bounds)
 
     assert made is not None
     assert made.dtype == dtype
@@ -180,7 +180,7 @@ def stored(folder: Path, **tensors: torch.Tensor) -> Path:
     from safetensors.torch import save
 
     data = save(tensors)
-    path = folder / f"{recorded.digest(data)}.safetensors"
+    path = folder / f"{recorded_values.digest(data)}.safetensors"
     path.write_bytes(data)
     return path
 
@@ -226,10 +226,10 @@ def test_the_texts_come_back_and_damaged_ones_are_no_regime() -> None:
         Like(0, 6e4, 0, 1, extreme=1),
         Stored("/a#b.st", "x[0]", False),
     ):
-        assert recorded.parse(str(own)) == own
+        assert recorded_values.parse(str(own)) == own
         assert regimes.is_special(str(own)) is not own.ordinary
     for text in ("like()", "like(low=2,high=1,mean=0,std=1)", "like(low=nan,high=1,mean=0,std=1)", "stored(x)", "unit"):
-        assert recorded.parse(text) is None
+        assert recorded_values.parse(text) is None
     assert "does not exist" in str(misfit(spec_of(None), case_of("like(low=2)")))
 
 

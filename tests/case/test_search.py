@@ -11,9 +11,9 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
 from pytest_fusion import values
-from pytest_fusion.case import search
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import search
 from pytest_fusion.case.misfit import misfit
-from pytest_fusion.case.model import Case
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import optional, tensor

@@ -22,7 +22,7 @@ CHECK = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import triton, triton.runtime.autotuner, triton.runtime.interpreter
-from pytest_fusion.run.interpreter.contract import check, violations
+from pytest_fusion.interpreter.bridge.contract import check, violations
 modules = triton.runtime.interpreter, triton.runtime.autotuner
 print(triton.__version__, "|", "; ".join(violations(*modules)), "|", check(triton.__version__, *modules))
 """
@@ -50,7 +50,7 @@ def test_a_changed_parameter_is_a_violation() -> None:
     """The check compares parameters, not only names: a renamed one is reported with both lists."""
     from types import SimpleNamespace
 
-    from pytest_fusion.run.interpreter import contract
+    from pytest_fusion.interpreter.bridge import contract
 
     module = SimpleNamespace(__name__="triton.runtime.interpreter", _implicit_cvt=lambda value: value)
     (found,) = contract._violation(module, "_implicit_cvt", (("arg",),))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
+from pytest_fusion.checks.case_judge import Bench, judge_case
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.judge import Bench, judge_case
 
 
 @pytest.fixture

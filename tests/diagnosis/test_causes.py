@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.diagnosis.causes import CAUSES, likely_cause
-from pytest_fusion.verdict.model import Verdict, failed
 
 ROWS = [
     (failed("values", "off", identity="values:out:finite"), None),

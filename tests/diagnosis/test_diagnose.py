@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.diagnosis.causes import CAUSES
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived, tensor

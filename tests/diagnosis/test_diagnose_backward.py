@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case import numbers
-from pytest_fusion.case.model import Case
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import tensor
-from pytest_fusion.verdict import gradients
 from tests.diagnosis.wrong import (
     PLAIN,
     ROWS,
@@ -44,7 +44,7 @@ def differentiable(backward: Callable[[T, T], T]) -> Callable[[T], T]:
 
 def asks_plainly(seed: int) -> bool:
     """Itself and where a statistical failure is confirmed."""
-    fresh = [numbers.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
+    fresh = [counter_random.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
     return all(map(gradients.asks_plainly, (seed, *fresh)))
 
 
@@ -186,7 +186,7 @@ def test_a_right_gradient_is_right_whatever_else_varies(lab_of: Any) -> None:
         return found
 
     def twice(seed: int) -> bool:
-        return asks_plainly(seed) and numbers.mix(seed, "twice") % 4 == 0
+        return asks_plainly(seed) and counter_random.mix(seed, "twice") % 4 == 0
 
     def square(x: T) -> T:
         return x.float().square().to(x.dtype)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from pytest_fusion import FusionSpec, dim, tensor, values
-from pytest_fusion.testing import examine
+from pytest_fusion.plugin.testing import examine
 
 T = torch.Tensor
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
+from pytest_fusion.case.case_model import Layout
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.model import Layout
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.equals import _apart, equals
+from pytest_fusion.diagnosis.rules.equals import _apart, equals
 
 T = torch.Tensor
 BOUNDS = {"vocab": dim(2), "n": dim(2)}

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from pytest_fusion.diagnosis.error_map import cells, error_map, marked, picture
-from pytest_fusion.diagnosis.heat import SCALE, drawing
-from pytest_fusion.run.lanes import OutputLanes
-from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.diagnosis.text.error_map import cells, error_map, marked, picture
+from pytest_fusion.diagnosis.text.heat import SCALE, drawing
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.spec.promises import Tolerance
 
 
 def wrong(shape: tuple[int, ...], *places: object) -> torch.Tensor:

@@ -12,9 +12,9 @@ from triton.runtime.jit import JITFunction
 
 from pytest_fusion import tensor
 from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.checks.case_judge import Bench, judge_case
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.judge import Bench, judge_case
 
 
 @pytest.mark.parametrize(("compiling", "runs"), [(True, 2), (False, 1)])

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived
-from pytest_fusion.verdict import gradients
 
 T = torch.Tensor
 

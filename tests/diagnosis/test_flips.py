@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks.gradients import blame, gradients
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.roundings import rounding, stands_apart
+from pytest_fusion.diagnosis.rules.roundings import rounding, stands_apart
 from pytest_fusion.spec.inputs import tensor
-from pytest_fusion.verdict import blame, gradients
 from tests.diagnosis.wrong import ROWS, scaled
 
 T = torch.Tensor

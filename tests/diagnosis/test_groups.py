@@ -9,7 +9,7 @@ import torch
 
 from pytest_fusion import tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.groups import order_in_groups
+from pytest_fusion.diagnosis.rules.groups import order_in_groups
 
 T = torch.Tensor
 

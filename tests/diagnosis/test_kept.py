@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_fusion import FusionSpec, dim, tensor, values
-from pytest_fusion.testing import examine
+from pytest_fusion.plugin.testing import examine
 
 T = torch.Tensor
 

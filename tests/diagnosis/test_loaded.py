@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.loaded import rounded
+from pytest_fusion.diagnosis.rules.loaded import rounded
 
 T = torch.Tensor
 MIXED = {

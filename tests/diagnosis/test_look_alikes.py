@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.diagnosis.causes import CAUSES
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.experiments import ordinary
-from pytest_fusion.diagnosis.indices import cached
-from pytest_fusion.diagnosis.order import way
+from pytest_fusion.diagnosis.rules.company import way
+from pytest_fusion.diagnosis.rules.indices import cached
 from pytest_fusion.spec.inputs import derived
 from tests.diagnosis.wrong import (
     drops_tail_of_sum,

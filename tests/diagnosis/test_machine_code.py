@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.diagnosis import machine_code
-from pytest_fusion.run.resources.record import Resources
+from pytest_fusion.diagnosis.rules import machine_code
+from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.spec.inputs import tensor
 
 T = torch.Tensor

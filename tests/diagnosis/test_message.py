@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_fusion.diagnosis.message import compose, replay_command
-from pytest_fusion.diagnosis.model import Diagnosis
-from pytest_fusion.verdict.model import failed
+from pytest_fusion.checks.verdict import failed
+from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
+from pytest_fusion.diagnosis.text.message import compose, replay_command
 
 CASE = {
     "dims": {"rows": 3, "hidden": 129},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.diagnosis.replay import Replay, elsewhere, lane_of, made_here, names, read, write
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.diagnosis.repro.replay_file import Replay, elsewhere, lane_of, made_here, names, read, write
 from pytest_fusion.errors import ReplayError
 
 CASE = Case({"n": 3, "batch": (2,)}, "float16", {"x": TensorCase("float16", Layout("step", 1), "nan")}, seed=7)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pytest_fusion import FusionSpec, dim, tensor, values
 from pytest_fusion.diagnosis import diagnose as module
 from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.plugin.testing import examine
 from pytest_fusion.spec.inputs import derived
-from pytest_fusion.testing import examine
 
 T = torch.Tensor
 

@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.diagnosis.embedded import machinery
-from pytest_fusion.diagnosis.literal import LITERAL_BYTES, Unwritable, literal
-from pytest_fusion.diagnosis.replay import Replay
-from pytest_fusion.diagnosis.script import Script, compose
-from pytest_fusion.diagnosis.standalone.failure import _upstream, as_recorded
-from pytest_fusion.diagnosis.standalone.project import describe_gpu
-from pytest_fusion.diagnosis.standalone.tensors import Maker
-from pytest_fusion.run.interpreter.device import PROPERTIES
+from pytest_fusion.checks.verdict import failed
+from pytest_fusion.diagnosis.repro.embedded import machinery
+from pytest_fusion.diagnosis.repro.literal import LITERAL_BYTES, Unwritable, literal
+from pytest_fusion.diagnosis.repro.replay_file import Replay
+from pytest_fusion.diagnosis.repro.script import Script, compose
+from pytest_fusion.diagnosis.repro.standalone.failure import _upstream, as_recorded
+from pytest_fusion.diagnosis.repro.standalone.project import describe_gpu
+from pytest_fusion.diagnosis.repro.standalone.tensors import Maker
+from pytest_fusion.interpreter.bridge.modelled_device import PROPERTIES
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.run.place import place
+from pytest_fusion.run.placing import place
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, derived, tensor
-from pytest_fusion.verdict.model import failed
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion import tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.sentinels import lowest, zero
+from pytest_fusion.diagnosis.rules.sentinels import lowest, zero
 
 T = torch.Tensor
 

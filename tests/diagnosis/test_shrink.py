@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_fusion import values
+from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.model import Case, Layout
 from pytest_fusion.case.plan import Plan, build
 from pytest_fusion.diagnosis.shrink import MAX_RUNS, Shrinker
 from pytest_fusion.spec.dims import dim

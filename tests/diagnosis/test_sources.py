@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.sources import beyond
+from pytest_fusion.diagnosis.rules.sources import beyond
 
 T = torch.Tensor
 GRID = {"x": tensor("b h w")}

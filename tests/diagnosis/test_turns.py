@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import tensor
-from pytest_fusion.case.model import Case
+from pytest_fusion import interpreter, tensor
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.turns import later
-from pytest_fusion.run import interpreter
+from pytest_fusion.diagnosis.rules.turns import later
 
 if torch.cuda.device_count() > 0:
     pytest.skip("a GPU answers for itself", allow_module_level=True)

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from pytest_fusion import derived, dim, values
-from pytest_fusion.run.interpreter import undefined
+from pytest_fusion.interpreter.memory import undefined_lanes
+from pytest_fusion.plugin.testing import examine
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
-from pytest_fusion.testing import examine
 
 T = torch.Tensor
 
@@ -78,7 +78,7 @@ def test_undefined_lanes_that_are_dropped_harm_nobody(tmp_path: Path) -> None:
 
 def test_one_can_look_past_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With zeros there, as --fusion-undefined zero asks for, the kernel passes and a note says why."""
-    monkeypatch.setattr(undefined, "asked_fill", lambda: "zero")
+    monkeypatch.setattr(undefined_lanes, "asked_fill", lambda: "zero")
     record: Any = examine(spec("undefined"), seed=0, root=tmp_path)
     assert record.verdict == "pass", record.message
     assert any("--fusion-undefined zero" in note for note in record.notes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.unread import unread
+from pytest_fusion.diagnosis.rules.unread import unread
 from pytest_fusion.spec.inputs import derived
 
 T = torch.Tensor

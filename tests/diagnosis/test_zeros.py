@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion import FusionSpec, dim, tensor, values
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks.case_judge import Bench, judge_case
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.zeros import zeros
-from pytest_fusion.verdict.judge import Bench, judge_case
+from pytest_fusion.diagnosis.rules.zeros import zeros
 
 T = torch.Tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.model import Case, Layout
+from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.spec.inputs import tensor
 
 T = torch.Tensor

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_fusion.checks.verdict import CHECKS
 from pytest_fusion.diagnosis.causes import CAUSES
-from pytest_fusion.profiles import PROFILES
-from pytest_fusion.verdict.model import CHECKS
+from pytest_fusion.engine.profiles import PROFILES
 from tests.forked import run_pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent

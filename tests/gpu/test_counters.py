@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.run import ncu
+from pytest_fusion.run.measure.tools import ncu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(ncu.find() is None, reason="ncu is not installed")]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.model import Case, TensorCase
-from pytest_fusion.run import genuine
+from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.run import pristine
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
-from pytest_fusion.verdict.judge import Bench, CaseResult, judge_case
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ T = torch.Tensor
 
 
 def judge(fused: Callable[..., Any], reference: Callable[..., Any] = lambda x: x * 2) -> CaseResult:
-    genuine.take()
+    pristine.take()
     spec = FusionSpec(fused=fused, reference=reference, inputs={"x": tensor("rows hidden")}, dtypes="float32")
     case = Case({"rows": 33, "hidden": 65}, "float32", {"x": TensorCase("float32")}, seed=1)
     return judge_case(Bench(spec, torch.device("cuda:0")), case, again=True)

@@ -296,7 +296,7 @@ def run_program(program: str) -> str:
 
 POISON = """
 import torch
-from pytest_fusion.run.isolate import can_fork, cuda_is_poisoned
+from pytest_fusion.run.process.fork import can_fork, cuda_is_poisoned
 
 assert can_fork() is None and cuda_is_poisoned() is False and not torch.cuda.is_initialized()
 x = torch.zeros(10, device="cuda")
@@ -325,7 +325,7 @@ def test_poisoned_context() -> None:
 
 FORKED_BACKWARD = """
 import torch
-from pytest_fusion.run.isolate import can_fork, run_isolated
+from pytest_fusion.run.process.fork import can_fork, run_isolated
 
 def backward(channel=None):
     x = torch.ones(300, 300, requires_grad=True)
@@ -348,7 +348,7 @@ def test_forking_after_cpu_backward() -> None:
 
 CUDA_IN_CHILD = """
 import torch
-from pytest_fusion.run.isolate import Crash, run_isolated
+from pytest_fusion.run.process.fork import Crash, run_isolated
 
 def work(channel):
     x = torch.zeros(10, device="cuda")

@@ -15,9 +15,9 @@ def test_what_is_compiled_ahead_includes_the_backward_pass() -> None:
     from triton.runtime.jit import JITFunction
 
     from benchmarks.checks.kernels import specs
-    from pytest_fusion.campaign import Campaign
-    from pytest_fusion.case import search
-    from pytest_fusion.profiles import profile
+    from pytest_fusion.case.choosing import search
+    from pytest_fusion.engine.campaign import Campaign
+    from pytest_fusion.engine.profiles import profile
 
     spec = specs()["rms_norm"]
 

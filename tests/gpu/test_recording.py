@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import FusionSpec, canary, tensor
-from pytest_fusion.canary import Policy, recording
+from pytest_fusion.canary import Policy
+from pytest_fusion.canary.recording import recordings
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.run.place import place
+from pytest_fusion.run.placing import place
 
 pytestmark = pytest.mark.gpu
 
@@ -54,7 +55,7 @@ def test_no_call_waits_for_the_device(tmp_path: Path, tensors: bool) -> None:
     recorder.close()
 
     assert recorder.status()["skipped"] == {}
-    found = recording.cases(tmp_path, SPEC)
+    found = recordings.cases(tmp_path, SPEC)
     assert found.total == 10
     assert sum(weight for _, weight in found) == 5
     case = found.found[0].case
@@ -86,7 +87,7 @@ def test_alignment_comes_back(tmp_path: Path, start: int) -> None:
     recorder(x, torch.ones(64, device="cuda", dtype=torch.float16))
     recorder.close()
 
-    (one,) = recording.cases(tmp_path, SPEC).found
+    (one,) = recordings.cases(tmp_path, SPEC).found
     device = torch.device("cuda")
     placed = place(make_inputs(SPEC, one.case, device), one.case, device, "nan").arguments["x"]
 
@@ -112,9 +113,9 @@ def test_finds_wait_for_nobody(tmp_path: Path, keep_tensors: bool) -> None:
 
     assert guarded.status()["finds"] == 3
     path = min((tmp_path / "finds").glob("*.json"))
-    from pytest_fusion.diagnosis import replay
+    from pytest_fusion.diagnosis.repro import replay_file
 
-    found = replay.read(path)
+    found = replay_file.read(path)
     assert found.made["lane"] == "cuda"
     made = make_inputs(SPEC, found.case, torch.device("cuda"))["x"]
     assert (float(made.min()), float(made.max())) == (1.0, 640.0)

@@ -16,12 +16,12 @@ globaltimer = pytest.importorskip("triton.language.extra.cuda").globaltimer
 
 from benchmarks.checks.kernels import specs  # noqa: E402 - after the skip
 from pytest_fusion import FusionSpec, dim, tensor  # noqa: E402
-from pytest_fusion.case.model import Case, TensorCase  # noqa: E402
-from pytest_fusion.run.company import competing  # noqa: E402
-from pytest_fusion.run.crowd import crowded  # noqa: E402
-from pytest_fusion.run.memory.decoys import Decoys  # noqa: E402
-from pytest_fusion.testing import examine  # noqa: E402
-from pytest_fusion.verdict.judge import Bench, CaseResult, judge_case  # noqa: E402
+from pytest_fusion.case.case_model import Case, TensorCase  # noqa: E402
+from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case  # noqa: E402
+from pytest_fusion.plugin.testing import examine  # noqa: E402
+from pytest_fusion.run.stress.competing_kernels import competing  # noqa: E402
+from pytest_fusion.run.stress.low_occupancy import crowded  # noqa: E402
+from pytest_fusion.run.stress.moved_allocations import Decoys  # noqa: E402
 
 T = torch.Tensor
 

@@ -7,13 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from pytest_fusion.run.resources.measure import resources_of
-from pytest_fusion.run.resources.on_device import loaded
-from pytest_fusion.run.resources.recompilations import recompilations
-from pytest_fusion.run.resources.record import Resources, figures
-from pytest_fusion.run.resources.specialisation import Specialisation
-from pytest_fusion.run.resources.targets import TARGETS
-from tests.run.resources import planted
+from pytest_fusion.run.measure.resources.kernel_resources import resources_of
+from pytest_fusion.run.measure.resources.loaded_kernels import loaded
+from pytest_fusion.run.measure.resources.recompilations import recompilations
+from pytest_fusion.run.measure.resources.resource_record import Resources, figures
+from pytest_fusion.run.measure.resources.specialisation import Specialisation
+from pytest_fusion.run.measure.resources.targets import TARGETS
+from tests.run.measure.resources import planted
 
 pytestmark = pytest.mark.gpu
 

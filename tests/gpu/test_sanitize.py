@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_fusion.run import sanitizer
+from pytest_fusion.run.measure.tools import sanitizer
 
 pytestmark = pytest.mark.gpu
 

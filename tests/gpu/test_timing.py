@@ -10,9 +10,9 @@ import torch
 
 from pytest_fusion.bench.latency import timed
 from pytest_fusion.bench.on_device import opened
-from pytest_fusion.run.counting.count import count
-from pytest_fusion.run.counting.model import Uncounted
-from pytest_fusion.run.timing.replay import Replayed, replayed
+from pytest_fusion.run.measure.launches.count import count
+from pytest_fusion.run.measure.launches.launch_count import Uncounted
+from pytest_fusion.run.measure.timing.graph_replay import Replayed, replayed
 
 pytestmark = pytest.mark.gpu
 

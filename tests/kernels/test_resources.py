@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from pytest_fusion.run.resources.measure import Report, resources_of_all
-from pytest_fusion.run.resources.targets import DEFAULT_TARGETS, TARGETS
+from pytest_fusion.run.measure.resources.kernel_resources import Report, resources_of_all
+from pytest_fusion.run.measure.resources.targets import DEFAULT_TARGETS, TARGETS
 from reference_kernels.linear import spec as linear
 from reference_kernels.rms_norm import spec as rms_norm
 from reference_kernels.softmax import spec as softmax

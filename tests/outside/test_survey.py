@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.run import interpreter
-from pytest_fusion.run.isolate import run_isolated, unwrap
+from pytest_fusion import interpreter
+from pytest_fusion.run.process.fork import run_isolated, unwrap
 
 if torch.cuda.device_count() > 0 and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for the GPU here; set TRITON_INTERPRET=1", allow_module_level=True)

@@ -287,7 +287,7 @@ def test_a_limit_that_is_passed_fails_whatever_is_updated(
     project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new baseline accepts what regressed, not what nobody allows."""
-    from pytest_fusion.bench import run as running
+    from pytest_fusion.bench import bench_run as running
     from pytest_fusion.bench.limits import Limited
 
     def over(rows: Any, limits: Any, **_: Any) -> Any:

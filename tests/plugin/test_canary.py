@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion import cli
+from pytest_fusion.plugin import cli
 from tests import forked
 from tests.canary.offline.repository import git, state
 from tests.plugin.conftest import HEAD, Project
-from tests.run.children import interruptible
+from tests.run.process.children import interruptible
 
 KERNELS = """
 import torch
@@ -362,7 +362,7 @@ def test_the_command(project: Project, repository: Path, monkeypatch: pytest.Mon
 
 def compare(project: Project, *options: str) -> Any:
     """A program of its own."""
-    command = [sys.executable, "-m", "pytest_fusion.cli", "canary", "compare", "--device", "cpu", *options]
+    command = [sys.executable, "-m", "pytest_fusion.plugin.cli", "canary", "compare", "--device", "cpu", *options]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", ".", *sys.path])}
     return subprocess.run(command, cwd=project.pytester.path, env=env, capture_output=True, text=True, check=False)
 

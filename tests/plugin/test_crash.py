@@ -63,7 +63,7 @@ def test_last_healthy(x, y):
 # The default limit of 20 s a case is for machines under load; what is shown here does not depend on it.
 IMPATIENT = """
 from dataclasses import replace
-from pytest_fusion import profiles
+from pytest_fusion.engine import profiles
 
 profiles.PROFILES["dev"] = replace(profiles.PROFILES["dev"], seconds=5.0)
 """

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import FusionSpec, minimum, tensor
-from pytest_fusion.case import search
-from pytest_fusion.examine import run
+from pytest_fusion import FusionSpec, tensor
+from pytest_fusion.case.choosing import search
+from pytest_fusion.engine import minimum
+from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.request import Request
 
 T = torch.Tensor
 

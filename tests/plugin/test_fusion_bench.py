@@ -130,7 +130,7 @@ def test_what_was_not_judged_is_not_measured(project: Project, bench: Any) -> No
     """Where nobody knows whether the result is right it has no cost; the note has the reason."""
     result = bench(
         """
-from pytest_fusion import active, measuring
+from pytest_fusion.plugin import active, measuring
 from pytest_fusion.report.record import TestRecord
 
 def unsure(*args):
@@ -154,7 +154,7 @@ def test_calls_that_take_too_long_have_no_latency(project: Project, bench: Any) 
     """Fifty pairs are needed for an interval; calls that would take minutes for them are counted only."""
     result = bench(
         """
-from pytest_fusion.bench import host
+from pytest_fusion.bench import host_latency
 
 def test_it(fusion_bench, monkeypatch):
     monkeypatch.setattr(host, "_MOST_S", 0.0)

@@ -96,7 +96,7 @@ def test_it(x):
 def test_a_triton_that_nobody_knows_says_so(project: Project) -> None:
     """An interpreter with other insides is refused in words, not computed with, and not held against the kernel."""
     project.pytester.makeconftest("""
-from pytest_fusion.run.interpreter import contract
+from pytest_fusion.interpreter.bridge import contract
 contract._INTERPRETER["InterpreterBuilder.create_of_a_later_release"] = None
 """)
     project.write(TRITON)
@@ -112,7 +112,9 @@ contract._INTERPRETER["InterpreterBuilder.create_of_a_later_release"] = None
 
 def test_a_triton_that_is_new_says_so(project: Project) -> None:
     """A release that was not tested but looks the same is used, with a note."""
-    project.pytester.makeconftest("from pytest_fusion.run.interpreter import contract\ncontract.TESTED = ('0.0.0',)\n")
+    project.pytester.makeconftest(
+        "from pytest_fusion.interpreter.bridge import contract\ncontract.TESTED = ('0.0.0',)\n"
+    )
     project.write(TRITON)
 
     project.run(subprocess=True).assert_outcomes(passed=1)

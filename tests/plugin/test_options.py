@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fusion import lane
 from pytest_fusion.errors import FusionError
+from pytest_fusion.run import device_choice
 from tests.plugin.conftest import Project
 
 ONE = """
@@ -136,17 +136,21 @@ def test_a_device_that_hides(monkeypatch: pytest.MonkeyPatch) -> None:
             count._obj.value = 4  # type: ignore[attr-defined]
             return 0
 
-    monkeypatch.setattr(lane, "_nvml", Driver)
+    monkeypatch.setattr(device_choice, "_nvml", Driver)
     found = {}
     for visible in (None, "", "-1", "0", "0,1", "1,-1,2", "GPU-1,GPU-2", "0,1,2,3,4"):
         if visible is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        found[visible] = lane.cuda_devices.__wrapped__()
+        found[visible] = device_choice.cuda_devices.__wrapped__()
 
     assert found == {None: 4, "": 0, "-1": 0, "0": 1, "0,1": 2, "1,-1,2": 1, "GPU-1,GPU-2": 2, "0,1,2,3,4": 4}
-    monkeypatch.setattr(lane, "cuda_devices", lambda: 2)
-    assert (lane.choose("auto"), lane.choose("cuda"), lane.choose("cuda:1")) == ("cuda:0", "cuda:0", "cuda:1")
+    monkeypatch.setattr(device_choice, "cuda_devices", lambda: 2)
+    assert (device_choice.choose("auto"), device_choice.choose("cuda"), device_choice.choose("cuda:1")) == (
+        "cuda:0",
+        "cuda:0",
+        "cuda:1",
+    )
     with pytest.raises(FusionError, match="shows 2 CUDA device"):
-        lane.choose("cuda:2")
+        device_choice.choose("cuda:2")

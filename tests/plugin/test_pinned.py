@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.pinned import FOLDER, Pin, find
+from pytest_fusion.plugin.pinned import FOLDER, Pin, find
 from tests.plugin.conftest import Project
 
 # Right but where a case is larger than what a run of one case draws first.
@@ -177,7 +177,7 @@ def test_pin_copies_a_failure_beside_its_test(project: Project) -> None:
     project.run().assert_outcomes(failed=1)
     (replay,) = (project.pytester.path / ".fusion" / "failures").glob("*.json")
 
-    done = project.pytester.run(sys.executable, "-m", "pytest_fusion.cli", "pin", str(replay))
+    done = project.pytester.run(sys.executable, "-m", "pytest_fusion.plugin.cli", "pin", str(replay))
 
     assert done.ret == 0
     done.stdout.fnmatch_lines([f"pinned: fusion_replays/{replay.name}"])

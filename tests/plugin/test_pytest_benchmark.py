@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.integrations.benchmark import other_gpu, timed_rows
+from pytest_fusion.plugin.benchmark import other_gpu, timed_rows
 from tests.plugin.conftest import Project
 from tests.plugin.test_fusion_bench import TORCH
 

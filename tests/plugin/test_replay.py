@@ -114,7 +114,7 @@ def test_the_command_line_replays_from_anywhere(
         words = ("replay", str(replay), "--", "-p", "no:cacheprovider", "--fusion-device", "cpu")
         # Once as a program of its own, which imports itself before pytest can rewrite it.
         if folder.name == "below":
-            result = failed.pytester.run(sys.executable, "-m", "pytest_fusion.cli", *words)
+            result = failed.pytester.run(sys.executable, "-m", "pytest_fusion.plugin.cli", *words)
         else:
             result = forked.run_command(failed.pytester, *words)
         result.assert_outcomes(failed=1)

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from pytest_fusion.verdict.model import CHECKS
+from pytest_fusion.checks.verdict import CHECKS
 from tests.plugin.conftest import Project
-from tests.run.children import interruptible
+from tests.run.process.children import interruptible
 
 RIGHT = """
 @fused_equivalent(relu_reference, inputs={"x": tensor("rows")}, dtypes=[torch.float32])

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import sanitize
-from pytest_fusion.case.model import Case, TensorCase
+from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.checks.verdict import failed
+from pytest_fusion.engine import sanitize
+from pytest_fusion.engine.request import Request
+from pytest_fusion.engine.sanitize import Run, folded
+from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.request import Request
-from pytest_fusion.run.sanitizer import Report
-from pytest_fusion.sanitize import Run, folded
+from pytest_fusion.run.measure.tools.sanitizer import Report
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
-from pytest_fusion.tally import Failure, Tally
-from pytest_fusion.verdict.model import failed
 from tests.plugin.conftest import Project
 
 SPEC = FusionSpec(fused=lambda x: x + 1, reference=lambda x: x + 1, inputs={"x": tensor("rows hidden")})

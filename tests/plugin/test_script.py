@@ -213,7 +213,7 @@ def test_inputs_that_cannot_be_made_again_do_not_hide_the_failure(
     """Where making the inputs once more ends the process or raises, the failure stands and tells of it."""
     if isolate == "off" and compose is _die:
         pytest.skip("without a child the process that ends is this one")
-    monkeypatch.setattr("pytest_fusion.diagnosis.script.compose", compose)
+    monkeypatch.setattr("pytest_fusion.diagnosis.repro.script.compose", compose)
     project.write("@fused_equivalent(relu_reference, inputs=X)\ndef test_function(x):\n    return wrong(x)\n")
 
     project.run("--fusion-isolate", isolate).assert_outcomes(failed=1)

@@ -17,8 +17,8 @@ def switch_on() -> None:
     """For the rest of this process, which has chosen the CPU lane."""
     from triton.runtime import interpreter
 
-    from pytest_fusion.run.interpreter import arith
-    from pytest_fusion.run.interpreter.batch import aligned
+    from pytest_fusion.interpreter.compute import arith
+    from pytest_fusion.interpreter.control.batch import aligned
 
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     multiply, add, subtract = builder.create_fmul, builder.create_fadd, builder.create_fsub

@@ -126,13 +126,13 @@ def patch(owner: Any, name: str, value: Any) -> Callable[[], None]:
 
 
 def patch_judge() -> None:
-    from pytest_fusion.verdict import values
+    from pytest_fusion.checks import values_check
 
-    values.judge_one = lambda candidate, *a, **k: None  # type: ignore[assignment]
+    values_check.judge_one = lambda candidate, *a, **k: None  # type: ignore[assignment]
 
 
 def patch_code() -> None:
-    from pytest_fusion.verdict import repeat
+    from pytest_fusion.checks.repeat import repeat
 
     def fake(a: Any, b: Any) -> None:
         return None
@@ -141,7 +141,7 @@ def patch_code() -> None:
 
 
 def patch_verdict() -> None:
-    from pytest_fusion.verdict.model import Verdict
+    from pytest_fusion.checks.verdict import Verdict
 
     Verdict.failed = property(lambda self: False)  # type: ignore[assignment, method-assign]
 

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_fusion import lane
-from pytest_fusion.profiles import PROFILES
+from pytest_fusion.engine.profiles import PROFILES
+from pytest_fusion.plugin.testing import examine
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.testing import examine
+from pytest_fusion.run import device_choice
 from tests.quality.honest import HONEST
 from tests.quality.plant import Plant
 from tests.quality.plants import PLANTS
 
 BY_NAME: Mapping[str, Plant] = {plant.name: plant for plant in PLANTS}
-DEVICE = lane.choose("auto")
+DEVICE = device_choice.choose("auto")
 # What a planted bug may take to find and to shrink, in seconds on one core.
 TIME_LIMIT = 10.0
 # How often the cause must be one that a knowledgeable person would give.
@@ -66,7 +66,7 @@ def lacking(plant: Plant) -> str:
 def lacking_device(needs: str) -> str:
     """Why what needs ``"cuda"`` or ``"two GPUs"`` cannot run here; empty where it can."""
     least = {"": 0, "cuda": 1, "two GPUs": 2}[needs]
-    return "" if lane.cuda_devices() >= least else f"needs {needs}"
+    return "" if device_choice.cuda_devices() >= least else f"needs {needs}"
 
 
 def share_of_right_causes(right: Iterable[bool]) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from pytest_fusion import profiles
+from pytest_fusion.engine import profiles
 from tests.quality.honest import HONEST, NEEDS, PROFILES
 from tests.quality.measure import examine_honest, lacking_device
 

@@ -10,9 +10,9 @@ import warnings
 
 def quiet(as_gpu: bool = False) -> None:
     """One thread, no warnings, and the lane of this machine before anything imports Triton."""
-    from pytest_fusion import lane
+    from pytest_fusion.run import device_choice
 
-    lane.prepare(lane.choose("auto"))
+    device_choice.prepare(device_choice.choose("auto"))
     import torch
 
     warnings.simplefilter("ignore")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_fusion.baseline.model import Latency, Row
+from pytest_fusion.bench.baseline.row import Latency, Row
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.timing.activity import Activity
+from pytest_fusion.run.measure.timing.activity import Activity
 
 COPY, MATMUL = 4.0e12, 8.0e14
 NODEID = "tests/test_norm.py::test_rms_norm"

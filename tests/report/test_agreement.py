@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.diagnosis.heat import drawing
-from pytest_fusion.report import github, terminal
-from pytest_fusion.report.html import render
+from pytest_fusion.diagnosis.text.heat import drawing
+from pytest_fusion.report import terminal
+from pytest_fusion.report.ci import github
+from pytest_fusion.report.html.page import render
 from pytest_fusion.report.json_file import document
 from pytest_fusion.report.record import TestRecord
 

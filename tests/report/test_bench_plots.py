@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.report.axis import Axis, LogAxis
 from pytest_fusion.report.bench_figures import figures
-from pytest_fusion.report.bench_plots import Drawing, drawings
-from pytest_fusion.report.html import render
+from pytest_fusion.report.html.axis import Axis, LogAxis
+from pytest_fusion.report.html.bench_plots import Drawing, drawings
+from pytest_fusion.report.html.page import render
+from pytest_fusion.report.html.timeline import busy, timeline
 from pytest_fusion.report.json_file import read_json, write_json
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.report.timeline import busy, timeline
-from pytest_fusion.run.timing.activity import Activity
+from pytest_fusion.run.measure.timing.activity import Activity
 from tests.report.benched import NODEID, chain, record, rows, sweep
 
 

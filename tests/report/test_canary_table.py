@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_fusion.report.canary_table import canary_lines, canary_rows, decision
-from pytest_fusion.report.html import render
+from pytest_fusion.report.html.page import render
 from tests.report.conftest import Make
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_fusion.errors import FusionError
-from pytest_fusion.report import github, junit
+from pytest_fusion.report.ci import github, junit
 from pytest_fusion.report.record import TestRecord
 from tests.report.benched import record, rows, sweep
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pytest_fusion.report.bench_table import bench_lines, bench_tables
-from pytest_fusion.report.html import render
-from pytest_fusion.report.junit import properties
+from pytest_fusion.report.ci.junit import properties
+from pytest_fusion.report.html.page import render
 from pytest_fusion.report.record import TestRecord
 from tests.report.benched import record, rows
 

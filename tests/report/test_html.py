@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.report.case_table import case_tables
-from pytest_fusion.report.heat_map import heat_map
-from pytest_fusion.report.html import render, write_html
+from pytest_fusion.report.html.heat_map import heat_map
+from pytest_fusion.report.html.page import render, write_html
 from pytest_fusion.report.record import TestRecord
 
 Make = Callable[..., TestRecord]

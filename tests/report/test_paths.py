@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from pytest_fusion.errors import FusionError
-from pytest_fusion.report import paths
+from pytest_fusion.report import report_paths
 
 
 def test_missing_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:
     """The check makes the folder, returns the absolute path and leaves no trial file."""
     target = tmp_path / "a" / "b" / "fusion.json"
 
-    assert paths.check_writable(target, "--fusion-json") == target
+    assert report_paths.check_writable(target, "--fusion-json") == target
     assert list(target.parent.iterdir()) == []
 
 
 def test_a_folder_is_refused_with_a_path_that_works(tmp_path: Path) -> None:
     """The message for a folder proposes a file inside it."""
     with pytest.raises(FusionError, match=r"--fusion-json .* is a folder") as caught:
-        paths.check_writable(tmp_path, "--fusion-json")
+        report_paths.check_writable(tmp_path, "--fusion-json")
 
     assert str(tmp_path / "fusion.json") in str(caught.value)
 
@@ -31,7 +31,7 @@ def test_a_folder_is_refused_with_a_path_that_works(tmp_path: Path) -> None:
 def test_an_empty_path_is_refused() -> None:
     """An empty path would be the working directory."""
     with pytest.raises(FusionError, match="empty path"):
-        paths.check_writable("  ", "--fusion-report")
+        report_paths.check_writable("  ", "--fusion-report")
 
 
 def test_a_file_in_the_way_of_the_folder_is_refused(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_file_in_the_way_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(FusionError, match=r"cannot write in .*file"):
-        paths.check_writable(tmp_path / "file" / "fusion.html", "--fusion-report")
+        report_paths.check_writable(tmp_path / "file" / "fusion.html", "--fusion-report")
 
 
 def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +51,14 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "open", denied)
 
     with pytest.raises(FusionError, match="Permission denied"):
-        paths.check_writable(tmp_path / "fusion.html", "--fusion-report")
+        report_paths.check_writable(tmp_path / "fusion.html", "--fusion-report")
 
 
 def test_a_new_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     """Another user can read the report when the umask lets them."""
     before = os.umask(0o022)
     try:
-        paths.replace_text(tmp_path / "new", "text")
+        report_paths.replace_text(tmp_path / "new", "text")
     finally:
         os.umask(before)
 
@@ -71,7 +71,7 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     target.write_text("old")
     target.chmod(0o640)
 
-    paths.replace_text(target, "new")
+    report_paths.replace_text(target, "new")
 
     assert target.read_text() == "new"
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
@@ -88,7 +88,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", full)
 
     with pytest.raises(FusionError, match="No space left"):
-        paths.replace_text(target, "new")
+        report_paths.replace_text(target, "new")
 
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
@@ -100,7 +100,7 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        paths.replace_text(paths.check_writable(pipe, "--fusion-json"), "text")
+        report_paths.replace_text(report_paths.check_writable(pipe, "--fusion-json"), "text")
 
         assert os.read(reader, 100) == b"text"
     finally:
@@ -114,8 +114,8 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     link = tmp_path / "link.html"
     link.symlink_to(real)
 
-    assert paths.check_writable(link, "--fusion-report") == real
-    paths.replace_text(link, "text")
+    assert report_paths.check_writable(link, "--fusion-report") == real
+    report_paths.replace_text(link, "text")
 
     assert link.is_symlink()
     assert real.read_text() == "text"

@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 
-from pytest_fusion.bench.calls import _same
-from pytest_fusion.canary.offline.wire import bytes_of
-from pytest_fusion.diagnosis.literal import _bits
-from pytest_fusion.diagnosis.standalone.tensors import same_bits
+from pytest_fusion.bench.concrete_calls import _same
+from pytest_fusion.canary.offline.incumbent.wire import bytes_of
+from pytest_fusion.checks.output_digest import golden_of
+from pytest_fusion.diagnosis.repro.literal import _bits
+from pytest_fusion.diagnosis.repro.standalone.tensors import same_bits
 from pytest_fusion.run.bits import as_bytes
-from pytest_fusion.verdict.golden import golden_of
 
 ONE = torch.arange(10.0).as_strided((1,), (5,), 5)
 LAYOUTS = {

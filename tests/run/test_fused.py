@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.model import Case, Layout, TensorCase
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.checks.context import error_verdict
 from pytest_fusion.run.fused import run_fused
-from pytest_fusion.run.place import place
-from pytest_fusion.verdict.calls import error_verdict
+from pytest_fusion.run.placing import place
 
 CPU = torch.device("cpu")
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.run import genuine
-from pytest_fusion.verdict import repeat, values
-from pytest_fusion.verdict.model import Verdict, passed
+from pytest_fusion.checks import values_check as values
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.verdict import Verdict, passed
+from pytest_fusion.run import pristine
 
 
 @pytest.fixture(autouse=True)
 def _nothing_found_before() -> None:
-    genuine.take()
+    pristine.take()
 
 
 def _code_of_ours() -> None:
@@ -33,9 +34,9 @@ REPLACEMENTS: dict[str, Callable[[], Any]] = {
     "time.perf_counter": lambda: setattr(time, "perf_counter", print),
     "math.isclose": lambda: setattr(math, "isclose", print),
     "builtins.all": lambda: setattr(builtins, "all", print),
-    "pytest_fusion.verdict.repeat.differing": lambda: setattr(repeat, "differing", print),
-    "pytest_fusion.verdict.model.Verdict.failed": lambda: setattr(Verdict, "failed", property(lambda v: False)),
-    "pytest_fusion.verdict.values.as_verdict": _code_of_ours,
+    "pytest_fusion.checks.repeat.repeat.differing": lambda: setattr(repeat, "differing", print),
+    "pytest_fusion.checks.verdict.Verdict.failed": lambda: setattr(Verdict, "failed", property(lambda v: False)),
+    "pytest_fusion.checks.values_check.as_verdict": _code_of_ours,
 }
 
 
@@ -44,11 +45,11 @@ def test_what_is_replaced_is_named_and_put_back(name: str) -> None:
     """Functions of torch, of the standard library and of this package, methods and code objects are all seen."""
     before = (torch.equal, torch.cuda.synchronize, time.perf_counter, math.isclose, builtins.all, repeat.differing)
     code = values.as_verdict.__code__
-    with genuine.watched():
+    with pristine.watched():
         REPLACEMENTS[name]()
-    assert genuine.found()
-    assert genuine.take() == [name]
-    assert not genuine.found()
+    assert pristine.found()
+    assert pristine.take() == [name]
+    assert not pristine.found()
     after = (torch.equal, torch.cuda.synchronize, time.perf_counter, math.isclose, builtins.all, repeat.differing)
     assert after == before
     assert values.as_verdict.__code__ is code
@@ -62,14 +63,14 @@ def test_an_exception_does_not_leave_it_replaced() -> None:
     before = torch.equal
 
     def body() -> None:
-        with genuine.watched():
+        with pristine.watched():
             torch.equal = print  # type: ignore[assignment]
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
         body()
     assert torch.equal is before
-    assert genuine.take() == ["torch.equal"]
+    assert pristine.take() == ["torch.equal"]
 
 
 def test_who_claims_to_be_equal_is_seen() -> None:
@@ -82,26 +83,26 @@ def test_who_claims_to_be_equal_is_seen() -> None:
         def __hash__(self) -> int:
             return 0
 
-    with genuine.watched():
+    with pristine.watched():
         repeat.differing = Impostor()  # type: ignore[assignment]
-    assert genuine.take() == ["pytest_fusion.verdict.repeat.differing"]
+    assert pristine.take() == ["pytest_fusion.checks.repeat.repeat.differing"]
 
 
 def test_what_stood_before_or_is_new_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A patch from before the body stays, and names that nothing had before are nobody's business."""
     monkeypatch.setattr(torch, "allclose", print)
-    with genuine.watched():
+    with pristine.watched():
         torch.Tensor.a_name_that_is_new = 1  # type: ignore[attr-defined]
     del torch.Tensor.a_name_that_is_new  # type: ignore[attr-defined]
-    assert genuine.take() == []
+    assert pristine.take() == []
     assert torch.allclose is print  # type: ignore[comparison-overlap]
 
 
 def test_a_setting_that_could_not_be_read_at_first_is_watched_later() -> None:
     """The current stream of a process whose first case is made before CUDA runs in it."""
     streams: list[str | None] = [None]
-    watch = genuine._Watch()
-    watch._chosen = [genuine._Setting("the stream", lambda: streams[0], lambda value: streams.__setitem__(0, value))]
+    watch = pristine._Watch()
+    watch._chosen = [pristine._Setting("the stream", lambda: streams[0], lambda value: streams.__setitem__(0, value))]
     streams[0] = "home"
     watch.renew()
     streams[0] = "side"
@@ -111,33 +112,33 @@ def test_a_setting_that_could_not_be_read_at_first_is_watched_later() -> None:
 
 def test_the_first_compilation_of_a_process_is_no_finding() -> None:
     """torch.compile, custom operators and a backward replace nothing of what is watched."""
-    with genuine.watched():
+    with pristine.watched():
         doubled = torch.compile(lambda t: t * 2, backend="eager")
         doubled(torch.ones(3, requires_grad=True)).sum().backward()
-    assert genuine.take() == []
+    assert pristine.take() == []
 
 
 def test_a_stranger_in_our_modules_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function from elsewhere in one of the judge's modules is told at any time."""
-    assert genuine.foreign() == []
+    assert pristine.foreign() == []
     monkeypatch.setattr(repeat, "differing", lambda a, b: None)
-    assert genuine.foreign() == ["pytest_fusion.verdict.repeat.differing"]
+    assert pristine.foreign() == ["pytest_fusion.checks.repeat.repeat.differing"]
 
 
 @pytest.mark.parametrize("in_line", [True, False])
 def test_an_equal_value_lies_elsewhere(in_line: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses are those of the items, whether read out of the tuple or asked for one by one."""
-    monkeypatch.setattr(genuine, "_IN_LINE", genuine._IN_LINE and in_line)
+    monkeypatch.setattr(pristine, "_IN_LINE", pristine._IN_LINE and in_line)
     values = ([], 1, None, *map(str, range(300)))
     equal = ([], *values[1:])
 
     assert equal == values
-    assert genuine.addresses(equal) != genuine.addresses(values)
-    assert genuine.addresses((*values,)) == genuine.addresses(values)
-    assert len(genuine.addresses(values)) == 8 * len(values)
-    assert genuine.addresses(()) == b""
+    assert pristine.addresses(equal) != pristine.addresses(values)
+    assert pristine.addresses((*values,)) == pristine.addresses(values)
+    assert len(pristine.addresses(values)) == 8 * len(values)
+    assert pristine.addresses(()) == b""
 
 
 def test_values_lie_in_a_tuple_as_is_believed() -> None:
     """On CPython they are read there, which takes a third of the time."""
-    assert genuine._IN_LINE or sys.implementation.name != "cpython"
+    assert pristine._IN_LINE or sys.implementation.name != "cpython"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.run import incognito
+from pytest_fusion.run.stress import unmarked
 
 
 def nothing() -> None: ...
@@ -35,7 +35,7 @@ def test_nothing_shows_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack of such a call, its environment, imports and command line do not know of pytest; then all is back."""
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "here")
     command = list(sys.argv)
-    seen = incognito.called(look, nothing)
+    seen = unmarked.called(look, nothing)
     own = __file__
     others = [entry for entry in seen["stack"] if entry[0] != own]
     assert others
@@ -50,9 +50,9 @@ def test_nothing_shows_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_stack_can_be_shown() -> None:
     """With frames the same thread looks like the caller: files, functions and modules in their order."""
-    frames = incognito.stack()
-    seen = incognito.called(look, nothing, frames)
-    shown = [incognito.Frame(*entry) for entry in seen["stack"][::-1]]
+    frames = unmarked.stack()
+    seen = unmarked.called(look, nothing, frames)
+    shown = [unmarked.Frame(*entry) for entry in seen["stack"][::-1]]
     assert frames[-1].function == "test_the_stack_can_be_shown"
     assert any("".join(map(str, shown[i : i + len(frames)])) == "".join(map(str, frames)) for i in range(len(shown)))
     assert seen["imported"]
@@ -67,21 +67,21 @@ def test_what_is_raised_comes_back() -> None:
             raise kind("mine")
 
         with pytest.raises(kind):
-            incognito.called(fail, nothing)
+            unmarked.called(fail, nothing)
     assert "pytest" in sys.modules
 
 
 def test_preparation_runs_in_the_thread() -> None:
     """What is chosen by thread is chosen where the call runs."""
     mark = threading.local()
-    assert incognito.called(lambda: mark.value, lambda: setattr(mark, "value", 3)) == 3
+    assert unmarked.called(lambda: mark.value, lambda: setattr(mark, "value", 3)) == 3
 
 
 def test_no_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that waits for its caller is given up, with the environment restored."""
-    monkeypatch.setattr(incognito, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(unmarked, "_PATIENCE_S", 0.01)
     gate = threading.Event()
     with pytest.raises(TimeoutError):
-        incognito.called(gate.wait, nothing)
+        unmarked.called(gate.wait, nothing)
     gate.set()
     assert "pytest" in sys.modules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fusion.run.launch import Constexpr, Launch, likely_blocks
+from pytest_fusion.interpreter.launch import Constexpr, Launch, likely_blocks
 
 
 def launch(**constants: Constexpr) -> Launch:

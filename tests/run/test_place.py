@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.layouts import choices, geometry
-from pytest_fusion.case.model import Case, Layout, TensorCase
-from pytest_fusion.run.place import laid_apart, place, renewed, rewrite
+from pytest_fusion.run.placing import laid_apart, place, renewed, rewrite
 from pytest_fusion.spec.inputs import LAYOUTS
 
 CPU = torch.device("cpu")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.oracle import run_lanes
 from pytest_fusion.run.fused import run_fused
-from pytest_fusion.run.isolate import run_isolated, unwrap
-from pytest_fusion.run.lanes import run_lanes
-from pytest_fusion.run.place import place
+from pytest_fusion.run.placing import place
 from pytest_fusion.run.precision import chosen, default_precision, full_precision
+from pytest_fusion.run.process.fork import run_isolated, unwrap
 
 MATMUL, CUDNN, MKLDNN = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
 SUMS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation")

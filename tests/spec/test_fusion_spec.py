@@ -14,7 +14,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dims import Dim, dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import derived, optional, tensor
-from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.spec.promises import Tolerance
 
 
 def one(x: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
-from pytest_fusion.spec.random import rng
+from pytest_fusion.spec.random_numbers import rng
 
 
 def fused(x: Any, seed: Any, p: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fusion.run import interpreter
+from pytest_fusion import interpreter
 
 if torch.cuda.device_count() > 0 and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for the GPU here; set TRITON_INTERPRET=1", allow_module_level=True)

@@ -109,7 +109,9 @@ def test_the_interface_is_complete() -> None:
 def test_the_canary_is_a_folder_and_a_function() -> None:
     """What the checker is told of ``canary`` is there: it is called, and has ``record``, from either import."""
     from pytest_fusion import canary
-    from pytest_fusion.canary import entry, recorder, router
+    from pytest_fusion.canary import entry
+    from pytest_fusion.canary.live import router
+    from pytest_fusion.canary.recording import recorder
 
     assert callable(canary)
     assert canary.record is recorder.record

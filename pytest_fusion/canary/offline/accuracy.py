@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_fusion.run.lanes import OutputLanes
-from pytest_fusion.spec.policy import Tolerance
-from pytest_fusion.verdict.tolerance import excess_by
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.tolerance import excess_by
+from pytest_fusion.spec.promises import Tolerance
 
 # Results rounded once from the exact value have 0.03 to 0.05 (float32, some 40 cases of exp): what is below depends on
 # the values drawn, and a kernel that is exact on a few small numbers would make every other look endless.

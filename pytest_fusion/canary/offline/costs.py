@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_fusion.canary.offline.finding import Finding, Status, Timing, times
+from pytest_fusion.canary.offline.metric_finding import Finding, Status, Timing, times
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 
 # Latency may be so much longer: over all calls, and in one class of shapes alone (the canary's judge has both limits).

@@ -10,26 +10,26 @@ from typing import Any, Protocol
 
 import torch
 
+from pytest_fusion.canary.offline.incumbent.wire import bytes_of
 from pytest_fusion.canary.offline.ran import Ran, ran
 from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
-from pytest_fusion.canary.offline.wire import bytes_of
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.case.model import Case
-from pytest_fusion.errors import out_of_memory, said
-from pytest_fusion.run import counting
-from pytest_fusion.run.bare import bare
-from pytest_fusion.run.counting import Counts, Uncounted
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Bench, call, reference_of, tensors_of
+from pytest_fusion.checks.outputs import collect
+from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.fused import ContextLost
-from pytest_fusion.run.genuine import synchronize
+from pytest_fusion.run.measure import launches as counting
+from pytest_fusion.run.measure.launches import Counts, Uncounted
+from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.run.place import place, rewrite
-from pytest_fusion.run.reference import ReferenceFailed
-from pytest_fusion.run.resources.noting import Noted, noted
-from pytest_fusion.run.resources.specialisation import Specialisation
+from pytest_fusion.run.placing import place, rewrite
+from pytest_fusion.run.pristine import synchronize
+from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.verdict.calls import Bench, call, reference_of, tensors_of
-from pytest_fusion.verdict.judge import judge_case
-from pytest_fusion.verdict.outputs import collect
+from pytest_fusion.spec.wording import out_of_memory, said
 
 _KEPT = 2 << 30
 

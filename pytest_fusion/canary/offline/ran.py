@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from pytest_fusion.verdict.calls import CaseResult
-from pytest_fusion.verdict.rejections import (
+from pytest_fusion.checks.context import CaseResult
+from pytest_fusion.checks.rejections import (
     DRY_RUN,
     IMPOSSIBLE,
     NO_ROOM_TO_JUDGE,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_fusion.run import genuine
+from pytest_fusion.run import pristine
 from pytest_fusion.run.memory.damage import Change, Damage
 from pytest_fusion.run.memory.far import FarRegion, goes_far
 from pytest_fusion.run.memory.region import Region, which
@@ -112,7 +112,7 @@ class Arena:
 def find_damage(regions: Sequence[Region], device: torch.device) -> list[Damage]:
     """The damage of all ``regions``, after everything queued on ``device`` has run."""
     if device.type == "cuda" and regions:
-        genuine.synchronize(device)  # the kernel may have run on another stream than the current one
+        pristine.synchronize(device)  # the kernel may have run on another stream than the current one
     suspects = which([region.suspicion() for region in regions])
     return [
         damage

@@ -12,7 +12,7 @@ from torch import Tensor
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES, Backing
 from pytest_fusion.run.memory.damage import Change, Damage, Part, Zone
 from pytest_fusion.run.memory.fill import pattern, word
-from pytest_fusion.run.slices import storage_of
+from pytest_fusion.run.storage_slices import storage_of
 
 # Comparing makes a bool per word: 64 Mi of them at a time keep a 4 GB storage from needing 2 GB more.
 _CHUNK_WORDS = 64 * 1024 * 1024

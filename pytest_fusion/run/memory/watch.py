@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_fusion.run.dispatch import DispatchMode
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from pytest_fusion.canary.offline.named import Named
-from pytest_fusion.case import search as searching
-from pytest_fusion.comparing import compared
+from pytest_fusion.canary.offline.comparison_test import compared
+from pytest_fusion.canary.offline.incumbent.incumbent_name import Named
+from pytest_fusion.canary.offline.incumbent.incumbents import Rival, Setting
+from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.request import Request
-from pytest_fusion.rivals import Rival, Setting
 from tests.canary.offline import kernels
 
 

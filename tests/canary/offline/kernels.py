@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pytest_fusion import FusionSpec, dim, tensor
-from pytest_fusion.run.interpreter import observers
-from pytest_fusion.run.launch import Launch
+from pytest_fusion.interpreter.bridge import observers
+from pytest_fusion.interpreter.launch import Launch
 
 T = torch.Tensor
 _CALLS = itertools.count()

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import canary, comparing
-from pytest_fusion.canary.offline.contract import contract, held_to
-from pytest_fusion.canary.recording import Cases, RecordedCase
-from pytest_fusion.case.model import Case, TensorCase
+from pytest_fusion import canary
+from pytest_fusion.canary.offline import comparison_test
+from pytest_fusion.canary.offline.incumbent.shared_promises import contract, held_to
+from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
+from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.engine.request import Pinned
 from pytest_fusion.errors import SpecError
-from pytest_fusion.request import Pinned
 from pytest_fusion.spec.dims import dim
-from pytest_fusion.spec.policy import Tolerance
+from pytest_fusion.spec.promises import Tolerance
 from tests.canary.offline import kernels
 from tests.canary.offline.conftest import Duels
 
@@ -157,7 +158,7 @@ def test_pinned_and_recorded_cases(duel: Duels, monkeypatch: pytest.MonkeyPatch,
     case = Case({"rows": 3, "hidden": 1}, "float32", {"x": TensorCase("float32")}, seed=5)
     generated = {"dims": {"rows": dim(1, 20), "hidden": dim(1, 40)}}
     traffic = Cases("double", [RecordedCase(case, 7.0, "x", ())], 9, {"x is no tensor": 2.0}, {})
-    monkeypatch.setattr(comparing, "recorded", lambda path, spec: traffic)
+    monkeypatch.setattr(comparison_test, "recorded", lambda path, spec: traffic)
     record = duel(kernels.wrong_alone, kernels.wrong_alone, recording=tmp_path, pinned=[Pinned("a", case)], **generated)
     sources = [pair["source"] for pair in record.canary["pairs"] if pair["standing"] == "known-bad"]
     assert {"pinned", "recorded"} <= set(sources)
@@ -242,7 +243,7 @@ def test_a_process_that_ends_while_costs_are_measured_blames_nobody(
         duel.compiling(Case({"rows": 1, "hidden": 1}, "float32", {"x": TensorCase("float32")}))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(comparing._Fight, "_spills", dies)
+    monkeypatch.setattr(comparison_test._Fight, "_spills", dies)
     record = duel(kernels.right, kernels.another, isolate="on", cases=3)
     assert (record.canary["verdict"], record.verdict) == ("error", "fail"), record.canary["reasons"]
     assert "leave out latency,spills" in record.canary["reasons"][0]

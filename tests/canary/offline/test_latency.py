@@ -9,16 +9,16 @@ from typing import Any, Self
 import pytest
 import torch
 
-from pytest_fusion import paired_latency
 from pytest_fusion.bench.entries import entries
+from pytest_fusion.canary.offline import paired_latency
+from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote
+from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Kernel
-from pytest_fusion.canary.offline.process import Remote
-from pytest_fusion.canary.offline.wire import Gone
-from pytest_fusion.canary.recording import Cases, RecordedCase
+from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.case.model import Case
-from pytest_fusion.run.timing.pairs import Blocks
-from pytest_fusion.verdict.calls import Bench
+from pytest_fusion.checks.context import Bench
+from pytest_fusion.run.measure.timing.pairs import Blocks
 from tests.canary.offline import kernels
 
 SPEC = kernels.SPEC.with_(bench=[{"rows": 8, "hidden": 8}, {"rows": 16, "hidden": 8}])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.canary.offline.named import Named, parse
+from pytest_fusion.canary.offline.incumbent.incumbent_name import Named, parse
 from pytest_fusion.errors import CanaryError
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion import paired_latency, serving
-from pytest_fusion.canary.offline.contract import contract
+from pytest_fusion.canary.offline import paired_latency
+from pytest_fusion.canary.offline.incumbent import serving
+from pytest_fusion.canary.offline.incumbent.incumbent_process import Process, Remote
+from pytest_fusion.canary.offline.incumbent.shared_promises import contract
+from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Kernel
-from pytest_fusion.canary.offline.process import Process, Remote
-from pytest_fusion.canary.offline.wire import Gone
-from pytest_fusion.case.model import Case
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.errors import CanaryError
 from tests.canary.offline import kernels
 from tests.canary.offline.test_latency import device, entries
@@ -56,13 +57,13 @@ def remote(tmp_path: Any) -> Iterator[Remote]:
 def kernels_bench() -> Any:
     import torch
 
-    from pytest_fusion.verdict.calls import Bench
+    from pytest_fusion.checks.context import Bench
 
     return Bench(SPEC, torch.device("cpu"))
 
 
 def _received(process: Process) -> dict[str, Any]:
-    from pytest_fusion.canary.offline.wire import receive
+    from pytest_fusion.canary.offline.incumbent.wire import receive
 
     return receive(process._replies, 60.0)
 

@@ -13,10 +13,10 @@ from pytest_fusion.canary.offline import taken
 from pytest_fusion.canary.offline.kernel import _standing_for
 from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
 from pytest_fusion.errors import SpecError
-from pytest_fusion.run.resources.measure import NO_KERNEL, Report
-from pytest_fusion.run.resources.noting import Noted
-from pytest_fusion.run.resources.record import Resources
-from pytest_fusion.run.resources.specialisation import Argument, Place, Specialisation
+from pytest_fusion.run.measure.resources.kernel_resources import NO_KERNEL, Report
+from pytest_fusion.run.measure.resources.noting import Noted
+from pytest_fusion.run.measure.resources.resource_record import Resources
+from pytest_fusion.run.measure.resources.specialisation import Argument, Place, Specialisation
 from tests.canary.offline import kernels
 
 SPEC = kernels.SPEC.with_(bench=[{"rows": 8, "hidden": 8}, {"rows": 16, "hidden": 8}])

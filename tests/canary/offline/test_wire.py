@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fusion.canary.offline.wire import Gone, bytes_of, read_tensors, receive, send, write_tensors
+from pytest_fusion.canary.offline.incumbent.wire import Gone, bytes_of, read_tensors, receive, send, write_tensors
 from pytest_fusion.errors import CanaryError
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pytest_fusion.run.isolate import ChildError, Crash, run_isolated
+from pytest_fusion.run.process.fork import ChildError, Crash, run_isolated
 from tests.outside.survey.measure import LIMIT_S, Outcome, measure
 from tests.outside.survey.model import FLOATS, Op, Package, name_of
 

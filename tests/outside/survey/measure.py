@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.interpreter import interpreted
-from pytest_fusion.run.interpreter.undefined import Fill, masked_fill
-from pytest_fusion.run.isolate import Crash, run_isolated, unwrap
+from pytest_fusion.interpreter.memory.undefined_lanes import Fill, masked_fill
+from pytest_fusion.run.process.fork import Crash, run_isolated, unwrap
 from tests.outside.survey.model import TOLERANCE, Draw, Op
 
 LIMIT_S = 120.0

@@ -1,0 +1,84 @@
+"""Outputs of today beside those that were kept: bitwise the same, within what rounding explains, or changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_fusion.checks.output_digest import GoldenOutput
+
+GoldenStatus = Literal["same", "within", "changed", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenChange:
+    """One output: bitwise ``same``, ``within`` tolerance (a drift), ``changed`` beyond it, or ``unknown``."""
+
+    name: str
+    verdict: GoldenStatus
+    reason: str = ""
+
+
+def compare_golden(before: Sequence[GoldenOutput], now: Sequence[GoldenOutput]) -> list[GoldenChange]:
+    """Every output of either side, in the order of the baseline."""
+    old, new = ({output.name: output for output in outputs} for outputs in (before, now))
+    found = []
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in old:
+            found.append(
+                GoldenChange(name, "unknown", "the baseline does not have it; add it with --fusion-update new")
+            )
+        elif name not in new:
+            found.append(GoldenChange(name, "unknown", "this run has none of it; accept that with --fusion-update all"))
+        else:
+            found.append(_compare(old[name], new[name]))
+    return found
+
+
+def _compare(before: GoldenOutput, now: GoldenOutput) -> GoldenChange:
+    name = before.name
+    for what in ("dtype", "shape"):
+        was, is_ = getattr(before, what), getattr(now, what)
+        if was != is_:
+            return GoldenChange(name, "changed", f"its {what} was {was} and is {is_}")
+    if before.digest == now.digest:
+        return GoldenChange(name, "same", "bitwise")
+    if not before.allowed or len(before.values) != len(now.values):
+        return GoldenChange(name, "unknown", "its bits differ, and the baseline does not say by how much they may")
+    if before.nonfinite != now.nonfinite:
+        return GoldenChange(
+            name, "changed", f"it had {before.nonfinite} NaN or infinite elements and has {now.nonfinite}"
+        )
+    # What either side allows: a new kernel that rounds more is judged by its own rounding too.
+    either = [max(pair) for pair in zip(before.allowed, now.allowed or before.allowed, strict=True)]
+    worst, at = max(
+        (_excess(was, is_, may), i)
+        for i, (was, is_, may) in enumerate(zip(before.values, now.values, either, strict=True))
+    )
+    if worst > 1:
+        return GoldenChange(
+            name,
+            "changed",
+            f"sample {at} was {before.values[at]:.9g} and is {now.values[at]:.9g}, where {either[at]:.3g} is allowed",
+        )
+    slack = max(before.slack or 0.0, now.slack or 0.0)
+    moved = abs(before.magnitude - now.magnitude)
+    if moved > slack:
+        return GoldenChange(
+            name,
+            "changed",
+            f"the mean magnitude was {before.magnitude:.9g} and is {now.magnitude:.9g}, where {slack:.3g} is allowed",
+        )
+    if worst == 0 and moved == 0 and not any(either):
+        return GoldenChange(name, "changed", "its bits differ, and not one may")
+    return GoldenChange(name, "within", f"a drift: its bits differ, by {worst:.2f} of what is allowed at most")
+
+
+def _excess(was: float, is_: float, allowed: float) -> float:
+    if was == is_ or (math.isnan(was) and math.isnan(is_)):
+        return 0.0
+    if not (math.isfinite(was) and math.isfinite(is_)):
+        return math.inf
+    return abs(was - is_) / allowed if allowed > 0 else math.inf

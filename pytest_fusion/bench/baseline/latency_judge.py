@@ -1,0 +1,206 @@
+"""Latency verdicts: regressed, improved, same, inconclusive; over all cases of a run at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+from typing import Literal
+
+from pytest_fusion.bench.baseline.bootstrap import FEWEST, LEVEL, Estimate
+from pytest_fusion.bench.baseline.history import Level
+from pytest_fusion.bench.baseline.tails import holm, student_limit, student_tail
+
+LatencyStatus = Literal["regressed", "improved", "same", "inconclusive"]
+
+# The smallest slowdown that counts, as a share.
+INCUMBENT = 0.01
+STORED = 0.03
+# With which probability a run in which nothing changed raises one false alarm or more.
+ALPHA = 0.01
+# An effect of just the size that counts is to be called nine times in ten, so it counts from this many standard errors
+# below that size on.
+_POWER = NormalDist().inv_cdf(0.9)
+# Student's degrees of freedom for a median's interval stop to grow here (see bootstrap.estimate).
+_MOST_FREE = 19
+# What an A/A run may be off beyond its interval, as a log ratio: a 9.7 us softmax on an H200 read -0.14 to -0.03 % ten
+# times over, which harms no verdict about 1 %.
+_OFF = 0.003
+_FEWEST_CASES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What the machine makes of equal things: ``spread`` is a log ratio; ``noisy`` says why no latency is judged."""
+
+    spread: float
+    noisy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One case's log ratio against what it should be.
+
+    ``difference`` is positive where the kernel is slower, ``error`` its whole standard error, ``sampling`` the part of
+    it that more blocks would shrink, ``smallest`` the log ratio that counts, ``floor`` the one under
+    which nothing counts on this machine, ``shared`` the part of the error that all cases of a session may have in
+    common. ``why_not`` says why it has no answer.
+    """
+
+    name: str
+    difference: float
+    error: float
+    sampling: float
+    freedom: float
+    smallest: float
+    floor: float = 0.0
+    shared: float = 0.0
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer: ``change`` in per cent with its interval, ``chance`` that nothing changed (corrected by Holm)."""
+
+    name: str
+    verdict: LatencyStatus
+    change: float
+    low: float
+    high: float
+    chance: float
+    reason: str
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict == "regressed"
+
+
+def noise(runs: Sequence[Estimate]) -> Noise:
+    """From runs of a thing against itself: how far apart they were, and whether anything can be judged here.
+
+    Raises ``ValueError`` for no runs: a machine that was not tried gets no verdicts.
+    """
+    if not runs:
+        raise ValueError("no A/A run")
+    spread = math.sqrt(fmean(run.ratio**2 + run.error**2 for run in runs))
+    for run in runs:
+        if len(run.blocks) < FEWEST:
+            return Noise(spread, f"the run against itself has {len(run.blocks)} blocks, and {FEWEST} are needed")
+        if run.low > _OFF or run.high < -_OFF:
+            return Noise(
+                spread,
+                f"one thing measured against itself differs by {_percent(run.ratio):+.2f} % ({_percent(run.low):+.2f} "
+                f"to {_percent(run.high):+.2f} %), so this machine favours one side; is it shared, or throttled?",
+            )
+    return Noise(spread)
+
+
+def against_incumbent(name: str, found: Estimate, machine: Noise, smallest: float = INCUMBENT) -> Question:
+    """The question whether a kernel is slower than the incumbent that was measured beside it, pair by pair."""
+    return _question(name, found, found.ratio, 0.0, machine, smallest)
+
+
+def against_stored(name: str, found: Estimate, stored: Level, machine: Noise, smallest: float = STORED) -> Question:
+    """The question whether the ratio to the reference is higher than in stored sessions."""
+    return _question(name, found, found.ratio - stored.ratio, stored.error, machine, smallest)
+
+
+def judge(questions: Sequence[Question], *, alpha: float = ALPHA, family: int | None = None) -> list[Judgement]:
+    """All questions of a run; ``family`` is their number where these are only some of them (see ``tails.holm``).
+
+    *regressed*: slower than chance explains (Holm at ``alpha``), and not shown to be less than the smallest effect
+    that counts: it is counted from where a true effect of that size is called nine times in ten, and never under three
+    times the spread of the machine. *improved* mirrors it. *same*: the whole interval is within the smallest effect.
+    Else *inconclusive*.
+    """
+    slower = holm([_chance(one, one.difference) for one in questions], family)
+    faster = holm([_chance(one, -one.difference) for one in questions], family)
+    return [_judged(*answer, alpha) for answer in zip(questions, slower, faster, strict=True)]
+
+
+def suite(questions: Sequence[Question], *, alpha: float = ALPHA, name: str = "all cases together") -> Judgement:
+    """Whether all cases together are slower: many small slowdowns, none of which counts alone.
+
+    The mean over cases counts from half of what a case must show. What a whole session may have in common (another
+    GPU, another clock) does not average out over cases.
+    """
+    asked = [one for one in questions if not one.why_not]
+    if len(asked) < _FEWEST_CASES:
+        why = f"{len(asked)} cases have a ratio to judge, and {_FEWEST_CASES} are needed for a verdict on all"
+        return judge([Question(name, 0.0, 0.0, 0.0, math.inf, 0.0, why_not=why)])[0]
+    differences = [one.difference for one in asked]
+    sampling = stdev(differences) / math.sqrt(len(asked))
+    shared = max(one.shared for one in asked)
+    smallest = max(one.smallest for one in asked) / 2
+    floor = max(one.floor for one in asked) / 2
+    mean = fmean(differences)
+    return judge(
+        [Question(name, mean, math.hypot(sampling, shared), sampling, len(asked) - 1, smallest, floor, shared)],
+        alpha=alpha,
+    )[0]
+
+
+def _question(
+    name: str, found: Estimate, difference: float, between: float, machine: Noise, smallest: float
+) -> Question:
+    why_not = machine.noisy
+    if not why_not and len(found.blocks) < FEWEST:
+        why_not = f"{len(found.blocks)} blocks were measured, and {FEWEST} are needed for an interval"
+    return Question(
+        name,
+        difference,
+        math.hypot(found.error, between),
+        found.error,
+        min(len(found.blocks) - 1, _MOST_FREE),
+        math.log1p(smallest),
+        floor=3 * machine.spread,
+        shared=between,
+        why_not=why_not,
+    )
+
+
+def _freedom(one: Question) -> float:
+    """Of the whole error: Student's for what was sampled, normal for the spread between sessions (Welch)."""
+    share = (one.sampling / one.error) ** 2 if one.error else 1.0
+    return one.freedom / share**2 if share else math.inf
+
+
+def _chance(one: Question, difference: float) -> float:
+    if one.why_not:
+        return 1.0
+    if one.error == 0:
+        return 0.0 if difference > 0 else 1.0
+    return student_tail(difference / one.error, _freedom(one))
+
+
+def _judged(one: Question, slower: float, faster: float, alpha: float) -> Judgement:
+    reach = student_limit((1 - LEVEL) / 2, _freedom(one)) * one.error
+    low, high = one.difference - reach, one.difference + reach
+    counts = max(one.smallest, one.floor)
+    # Blocks do not show what a machine does to all of them alike; the A/A run did, and the floor is thrice that.
+    enough = max(one.smallest - _POWER * math.hypot(one.sampling, one.floor / 3), one.floor)
+    verdict: LatencyStatus
+    if one.why_not:
+        verdict, reason = "inconclusive", one.why_not
+    elif one.difference >= enough and slower < alpha:
+        verdict, reason = "regressed", f"slower by {_percent(counts):.1f} % or more counts"
+    elif -one.difference >= enough and faster < alpha:
+        verdict, reason = "improved", "accept it with --fusion-update all"
+    elif -counts < low and high < counts:
+        verdict, reason = "same", f"the whole interval is within {_percent(counts):.1f} %"
+    else:
+        verdict, reason = "inconclusive", f"the interval does not tell whether it changed by {_percent(counts):.1f} %"
+    return Judgement(
+        name=one.name,
+        verdict=verdict,
+        change=round(_percent(one.difference), 3),
+        low=round(_percent(low), 3),
+        high=round(_percent(high), 3),
+        chance=min(slower, faster),
+        reason=reason,
+    )
+
+
+def _percent(ratio: float) -> float:
+    return 100 * math.expm1(ratio)

@@ -1,0 +1,216 @@
+"""`Row`: what was measured of one case of one test, as plain data, JSON both ways; no tensor and no pytest object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pytest_fusion.checks.output_digest import GoldenOutput
+from pytest_fusion.run.measure.timing.activity import Activity
+
+# Sessions of a row that are kept: enough for a spread between sessions, few enough to read.
+KEPT = 20
+_NUMBERS = ("fused_s", "reference_s", "ratio", "low", "high", "error")
+# An object whose repr stands in a parameter's id has another address in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+class Key(NamedTuple):
+    """What makes two rows of one device class the same measured thing."""
+
+    test: str
+    case: str
+    role: str
+
+    def __str__(self) -> str:
+        return f"{self.test} [{self.case}] {self.role}"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One earlier session's log ratio of fused to reference; ``unit`` tells one GPU from another of the model."""
+
+    ratio: float
+    unit: str = ""
+    made: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Time of the fused call, always beside that of the reference.
+
+    ``fused_s`` and ``reference_s`` are medians in seconds, for people; a verdict asks them only how much a stored
+    ratio is worth (``history.worth``). ``ratio`` is the median over blocks of log(fused / reference), with the ends
+    ``low`` and ``high`` of its interval and its standard ``error``; ``blocks`` are the raw medians of the blocks.
+    ``method`` says how it was timed (``timer``, ``cache``, ``captured``, ...), ``control`` is a digest of the
+    reference: a ratio to another one means nothing. ``aa`` is how far apart the machine put two runs of one thing (log
+    ratio). ``place`` is the class in which latencies compare (see ``place.latency_place``), ``unit`` this very GPU.
+    ``history`` are earlier sessions, the newest last.
+    """
+
+    fused_s: float
+    reference_s: float
+    ratio: float
+    low: float
+    high: float
+    error: float
+    blocks: tuple[float, ...]
+    method: Mapping[str, str] = field(default_factory=dict)
+    control: str = ""
+    aa: float | None = None
+    place: Mapping[str, str] = field(default_factory=dict)
+    unit: str = ""
+    history: tuple[Session, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        # A number of numpy is a float by class, and ends a run of pytest-xdist.
+        return {
+            **{name: float(getattr(self, name)) for name in _NUMBERS},
+            "blocks": [float(value) for value in self.blocks],
+            "method": dict(sorted(self.method.items())),
+            "control": self.control,
+            "aa": None if self.aa is None else float(self.aa),
+            "place": dict(sorted(self.place.items())),
+            "unit": self.unit,
+            "history": [{"ratio": float(one.ratio), "unit": one.unit, "made": one.made} for one in self.history],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Latency:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not a latency."""
+        aa = data["aa"]
+        return cls(
+            **{name: float(data[name]) for name in _NUMBERS},
+            blocks=tuple(float(value) for value in data["blocks"]),
+            method=_texts(data["method"]),
+            control=str(data["control"]),
+            aa=None if aa is None else float(aa),
+            place=_texts(data["place"]),
+            unit=str(data["unit"]),
+            history=tuple(Session(float(one["ratio"]), str(one["unit"]), str(one["made"])) for one in data["history"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured thing of a test.
+
+    ``test`` is a node id (see :func:`stable`), ``case`` the sizes and the dtype as text, ``role`` what was measured:
+    ``"fused"``, ``"fused backward"``, ``"reference"``, ``"compiled"``. ``device`` is a class of them (see ``place``).
+    ``facts`` are exact integers under stable names (see ``facts``), ``names`` how often each kernel was launched,
+    ``methods`` how facts of a prefix were counted (``{"launches": "graph"}``): counts of two methods do not compare.
+    ``reasons`` are why kernels were compiled again over several cases, each with how often.
+    ``environment`` holds versions and the like as text, ``made`` the time (UTC, ``"2026-11-22T04:00:00Z"``).
+
+    ``measures`` are for people and for reports only: no verdict rests on them, and no file of baselines has them. Their
+    names end in their units: ``host_s`` (host seconds a call), ``span_s`` and ``busy_s`` (from the first activity's
+    start to the last one's end, and the part of it in which anything ran), ``copy_bytes_per_s`` and
+    ``matmul_flops_per_s`` (ceilings of this device, measured in the same run). ``timeline`` is one call. ``samples``
+    are the seconds a call that ``latency`` was made of, by role (``"fused"``, ``"reference"``); not in files either.
+
+    Raises ``TypeError`` for a fact or count that is not exactly an ``int``: a number of numpy would end a run of
+    pytest-xdist, and a float cannot be compared exactly.
+    """
+
+    test: str
+    case: str
+    role: str
+    device: str
+    facts: Mapping[str, int] = field(default_factory=dict)
+    names: Mapping[str, int] = field(default_factory=dict)
+    methods: Mapping[str, str] = field(default_factory=dict)
+    latency: Latency | None = None
+    golden: tuple[GoldenOutput, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    made: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    timeline: tuple[Activity, ...] = ()
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what, counts in (("fact", self.facts), ("count of the kernel", self.names), ("reason", self.reasons)):
+            for name, value in counts.items():
+                if type(value) is not int:
+                    raise TypeError(f"the {what} {name!r} is {value!r} ({type(value).__name__}); an int is needed")
+
+    @property
+    def key(self) -> Key:
+        return Key(self.test, self.case, self.role)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the row is about the fused kernel; the others are what it is compared with."""
+        return self.role.partition(" ")[0] == "fused"
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for a report."""
+        data = {"test": self.test, "device": self.device, **self.content(), "environment": dict(self.environment)}
+        if self.measures:
+            data["measures"] = {name: float(value) for name, value in sorted(self.measures.items())}
+        if self.timeline:
+            data["timeline"] = [[one.name, one.kind, float(one.start), float(one.seconds)] for one in self.timeline]
+        if self.samples:
+            data["samples"] = {role: list(map(float, seconds)) for role, seconds in sorted(self.samples.items())}
+        return data
+
+    def content(self) -> dict[str, Any]:
+        """What a file has in each row: without ``test``, ``device``, ``environment``, and without what is empty."""
+        data: dict[str, Any] = {"case": self.case, "role": self.role}
+        for name in ("facts", "names", "methods", "reasons"):
+            if getattr(self, name):
+                data[name] = dict(sorted(getattr(self, name).items()))
+        if self.latency is not None:
+            data["latency"] = self.latency.as_json()
+        if self.golden:
+            data["golden"] = [output.as_json() for output in self.golden]
+        if self.made:
+            data["made"] = self.made
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        """Unknown keys are left out. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is not a row."""
+        latency = data.get("latency")
+        return cls(
+            test=_text(data, "test"),
+            case=_text(data, "case"),
+            role=_text(data, "role"),
+            device=_text(data, "device"),
+            facts=dict(_mapping(data, "facts")),
+            names=dict(_mapping(data, "names")),
+            methods=_texts(_mapping(data, "methods")),
+            latency=None if latency is None else Latency.from_json(latency),
+            golden=tuple(GoldenOutput.from_json(output) for output in data.get("golden", ())),
+            environment=_texts(_mapping(data, "environment")),
+            made=str(data.get("made", "")),
+            reasons=dict(_mapping(data, "reasons")),
+            measures={str(name): float(value) for name, value in _mapping(data, "measures").items()},
+            timeline=tuple(Activity(str(n), str(k), float(s), float(t)) for n, k, s, t in data.get("timeline", ())),
+            samples={str(role): tuple(map(float, s)) for role, s in _mapping(data, "samples").items()},
+        )
+
+
+def stable(nodeid: str) -> str:
+    """A node id without the addresses of objects that stand in its parameters' ids."""
+    return _ADDRESS.sub("", nodeid)
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    value = data[key]
+    if not isinstance(value, str):
+        raise TypeError(f"{key!r} is {value!r}, and text is needed")
+    return value
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key, {})
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{key!r} is {type(value).__name__}, and an object is needed")
+    return value
+
+
+def _texts(data: Mapping[str, Any]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in data.items()}

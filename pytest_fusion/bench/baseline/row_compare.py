@@ -1,0 +1,207 @@
+"""A row of today beside the stored one: exact facts first, then golden outputs, then latency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pytest_fusion.bench.baseline.bootstrap import Estimate
+from pytest_fusion.bench.baseline.codec import Baseline
+from pytest_fusion.bench.baseline.device_class import elsewhere, renewed
+from pytest_fusion.bench.baseline.facts import (
+    RECOMPILES,
+    Change,
+    compare_facts,
+    compare_names,
+    compare_reasons,
+    group,
+    tells_speed,
+)
+from pytest_fusion.bench.baseline.golden import GoldenChange, GoldenStatus, compare_golden
+from pytest_fusion.bench.baseline.history import level, worth
+from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge
+from pytest_fusion.bench.baseline.row import Key, Latency, Row
+
+RowStatus = Literal["regressed", "missing", "unknown", "inconclusive", "changed", "improved", "new", "same"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What became of one row.
+
+    ``facts`` are all exact facts of either side, ``names`` the kernels that came or went, ``golden`` its outputs.
+    ``changes`` are, each with its verdict and briefly, what differs and fails nothing; ``context`` ends them where
+    other versions may explain it. ``reasons`` are those of compilations that came or went.
+    ``latency`` is the judgement on its latency; ``question`` is what is still to be judged with the rest of the run
+    (see :func:`judged`), and ``no_latency`` why there is none.
+    """
+
+    key: Key
+    verdict: RowStatus
+    reason: str = ""
+    facts: tuple[Change, ...] = ()
+    names: str = ""
+    reasons: str = ""
+    golden: tuple[GoldenChange, ...] = ()
+    latency: Judgement | None = None
+    question: Question | None = None
+    no_latency: str = ""
+    changes: tuple[tuple[RowStatus, str], ...] = ()
+    context: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the test fails by it: it regressed, or its baseline is missing where one must be."""
+        return self.verdict in ("regressed", "missing")
+
+
+def compare(
+    row: Row, stored: Baseline | None, *, machine: Noise | None = None, ci: bool = False, command: str = ""
+) -> Comparison:
+    """One row of this run beside its baseline.
+
+    ``machine`` is what the run against itself showed; without it no latency is judged. Without a stored row the verdict
+    is ``"missing"``, a failure, where ``ci`` says that nobody is there to make one, else ``"new"``; ``command`` is the
+    one that makes it.
+    """
+    before = stored.rows.get(row.key) if stored is not None else None
+    if before is None:
+        make = f"make it with: {command or 'pytest --fusion-bench --fusion-update new'}"
+        where = f"there is no baseline of it on {row.device}"
+        if ci and row.judged:
+            return Comparison(row.key, "missing", f"{where}, and this run is in CI; {make}, and commit the file")
+        return Comparison(row.key, "new", f"{where}; {make}")
+    context = renewed(before.environment, row.environment)
+    facts = compare_facts(
+        before.facts, row.facts, judged=row.judged, methods=(before.methods, row.methods), context=context
+    )
+    counted = row.names or any(group(fact) == "launches" for fact in row.facts)
+    names = compare_names(before.names, row.names) if counted else ""
+    # An older baseline has none, and says nothing about why it counted what it did.
+    known = bool(before.reasons) or before.facts.get(RECOMPILES) == 0
+    reasons = compare_reasons(before.reasons, row.reasons) if known and RECOMPILES in row.facts else ""
+    question, no_latency = _question(row, before, machine)
+    found = Comparison(
+        row.key,
+        "same",
+        facts=tuple(facts),
+        names=names,
+        reasons=reasons,
+        golden=tuple(compare_golden(before.golden, row.golden)),
+        question=question,
+        no_latency=no_latency,
+        context=context,
+    )
+    return _concluded(found)
+
+
+def judged(found: Sequence[Comparison], *, family: int | None = None) -> list[Comparison]:
+    """The comparisons of a run with their latencies judged together; ``family`` as in ``judge.judge``."""
+    asked = [one.question for one in found if one.question is not None]
+    answers = iter(judge(asked, family=family))
+    return [_concluded(replace(one, latency=next(answers))) if one.question is not None else one for one in found]
+
+
+def gone(rows: Sequence[Row], stored: Baseline) -> list[Key]:
+    """Stored rows that a run of all cases of the test did not measure; ``--fusion-update all`` takes them out."""
+    measured = {row.key for row in rows}
+    return [key for key in stored.rows if key not in measured]
+
+
+def _question(row: Row, before: Row, machine: Noise | None) -> tuple[Question | None, str]:
+    now, then = row.latency, before.latency
+    if not row.judged or (now is None and then is None):
+        return None, ""
+    if now is None:
+        return None, "this run measured none, and the baseline has one"
+    why = _not_comparable(then, now)
+    if why or then is None:
+        return None, why
+    if machine is None:
+        return None, "this machine was not measured against itself, so no latency is judged"
+    aa = max(then.aa or 0.0, machine.spread)
+    found = Estimate(now.ratio, now.low, now.high, now.error, now.blocks)
+    return against_stored(str(row.key), found, worth(level(then, now.unit, aa), then, now), machine), ""
+
+
+def _not_comparable(then: Latency | None, now: Latency) -> str:
+    """Why two latencies say nothing about each other; empty where they do."""
+    if then is None:
+        return "the baseline has no latency; add it with --fusion-update new"
+    other = elsewhere(then.place, now.place)
+    if other:
+        return f"latency compares only on one class of machine and software: {other}"
+    if then.control != now.control:
+        return "the reference is not the one of the baseline, so the ratio to it means something else"
+    names = sorted({*then.method, *now.method})
+    ways = [name for name in names if then.method.get(name) != now.method.get(name)]
+    if ways:
+        was, is_ = then.method.get(ways[0]), now.method.get(ways[0])
+        return f"it was timed in another way: {ways[0]} {was or 'unknown'} then, {is_ or 'unknown'} now"
+    return ""
+
+
+def _concluded(found: Comparison) -> Comparison:
+    """The comparison with its verdict: the worst of its parts, and what those say."""
+    changed = [change for change in found.facts if change.verdict != "same"]
+    statuses: list[tuple[RowStatus, str]] = [(change.verdict, _said(change)) for change in changed]
+    statuses += [(_GOLDEN[one.verdict], f"golden output {one.name}: {one.reason}") for one in found.golden]
+    if found.names:
+        # Names say which launches came or went, where their number did; alone they are another kernel's.
+        own = (change.verdict for change in changed if group(change.fact) == "launches")
+        counted: RowStatus = next(own, "changed")
+        statuses.append((counted, f"kernels: {found.names}"))
+    if found.reasons:
+        own = (change.verdict for change in changed if change.fact == RECOMPILES)
+        again: RowStatus = next(own, "changed")
+        statuses.append((again, f"compiled again for other reasons: {found.reasons}"))
+    if found.latency is not None:
+        statuses.append((found.latency.verdict, f"latency: {_timed(found.latency)}"))
+    elif found.no_latency:
+        statuses.append(("unknown", f"latency: {found.no_latency}"))
+    others = [status for status in statuses[len(changed) :] if status[0] in _TOLD]
+    telling = sorted(changed, key=lambda change: not tells_speed(change.fact))
+    briefs = ((change.verdict, _briefly(change, found.context)) for change in telling)
+    found = replace(found, changes=(*others, *(brief for brief in briefs if brief[0] in _TOLD)))
+    if not statuses and not found.facts and not found.golden:
+        return replace(found, verdict="unknown", reason="nothing was measured that the baseline has")
+    for status in _WORST_FIRST:
+        said = [text for own, text in statuses if own == status]
+        if said and status != "same":
+            return replace(found, verdict=status, reason="; ".join(said))
+    return replace(found, verdict="same")
+
+
+# Who keeps golden outputs wants to hear that they changed; a drift within rounding is told and fails nothing.
+_GOLDEN: dict[GoldenStatus, RowStatus] = {
+    "changed": "regressed",
+    "unknown": "unknown",
+    "within": "changed",
+    "same": "same",
+}
+_WORST_FIRST: tuple[RowStatus, ...] = ("regressed", "unknown", "inconclusive", "changed", "improved", "same")
+
+# What fails nothing and is to be told. That a latency is inconclusive, its row says.
+_TOLD = frozenset(("unknown", "changed", "improved"))
+
+
+def _briefly(change: Change, context: str) -> str:
+    """The fact before and now; why nobody knows, where that is so."""
+    if change.verdict == "unknown":
+        return _said(replace(change, reason=change.reason.removesuffix(context)))
+    return _said(replace(change, reason=""))
+
+
+def _said(change: Change) -> str:
+    def shown(value: int | None) -> str:
+        return "none" if value is None else str(value)
+
+    reason = f" ({change.reason})" if change.reason else ""
+    if change.before is None and change.now is None:
+        return f"{change.fact}{reason}"
+    return f"{change.fact} {shown(change.before)} -> {shown(change.now)}{reason}"
+
+
+def _timed(found: Judgement) -> str:
+    return f"{found.change:+.2f} % ({found.low:+.2f} to {found.high:+.2f} %), {found.verdict}: {found.reason}"

@@ -1,0 +1,195 @@
+"""The folder of baselines: one file for each test and device class, read whole and replaced whole under a lock."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pytest_fusion.bench.baseline.codec import Baseline, decode, encode
+from pytest_fusion.errors import BaselineError
+from pytest_fusion.run.process.atomic_file import PARTS, replace_whole, try_writing
+
+FOLDER = Path(".fusion") / "baselines"
+# A run writes for milliseconds; who holds the lock for this many seconds is stuck.
+PATIENCE = 30.0
+_LOCK = ".lock"
+_IGNORE = (
+    f"# The lock of runs that write here, and what a killed one left; the baselines are to be committed.\n/{_LOCK}\n"
+)
+_IGNORE += f"/{PARTS}\n"
+# File systems allow 255 bytes; a name that long is no longer read.
+_LONGEST = 80
+
+
+def path_of(folder: Path, test: str, device: str) -> Path:
+    """The file of a test on a device class: readable, and different for different tests on any file system.
+
+    The digest tells apart what looks alike once it is shortened, or on a file system that ignores case.
+    """
+    file, _, name = test.partition("::")
+    stem = f"{_slug(Path(file).stem)}.{_slug(name)}"[:_LONGEST].strip("-.")
+    digest = hashlib.sha256(f"{test}\0{device}".encode("utf-8", "backslashreplace")).hexdigest()[:10]
+    return folder / f"{stem}.{_slug(device)[:40].strip('-.')}.{digest}.json"
+
+
+def load(folder: Path, test: str, device: str) -> Baseline | None:
+    """The baseline of a test, ``None`` where there is none. Raises ``BaselineError``."""
+    path = path_of(folder, test, device)
+    if not _is_there(folder) or not os.path.lexists(path):
+        return None
+    found = read(path)
+    if (found.test, found.device) != (test, device):
+        raise BaselineError(
+            f"{path} holds the baseline of {found.test} on {found.device}, and its name that of {test} on {device}; "
+            "a copied or renamed file is no baseline: delete it and make one with --fusion-update new"
+        )
+    return found
+
+
+def read(path: Path) -> Baseline:
+    """Raises ``BaselineError`` naming the file, what is wrong with it and what to do."""
+    try:
+        if path.is_dir():
+            raise BaselineError(f"{path} is a folder where a baseline file should be; move it away")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BaselineError(
+            f"cannot read the baseline {path} ({error.strerror or error}); make it readable, or restore it"
+        ) from None
+    except UnicodeDecodeError:
+        raise BaselineError(
+            f"{path} is not text, so it is no baseline of pytest-fusion; restore it from version control, or delete it"
+        ) from None
+    return decode(text, path)
+
+
+def find(folder: Path) -> list[Path]:
+    """All files that look like baselines, sorted. Raises ``BaselineError`` where the folder is none."""
+    return sorted(path for path in folder.glob("*.json") if path.is_file()) if _is_there(folder) else []
+
+
+def on_other_devices(folder: Path, test: str, device: str) -> list[Baseline]:
+    """What is stored of the test for other device classes, so that golden outputs tell a drift between generations.
+
+    Raises ``BaselineError``.
+    """
+    stem = path_of(folder, test, device).name.split(".")[:-3]
+    alike = [read(path) for path in find(folder) if path.name.split(".")[:-3] == stem]
+    return [found for found in alike if found.test == test and found.device != device]
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the folder and tries to write there, before a long run. Raises ``BaselineError``."""
+    _prepare(folder)
+    try:
+        try_writing(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+@contextmanager
+def locked(folder: Path, patience: float = PATIENCE) -> Iterator[list[Path]]:
+    """Nobody else writes in the folder meanwhile; files that a killed run left half-made are gone.
+
+    Gives the paths that were made on the way: the folder's ``.gitignore``, the first time. Raises ``BaselineError``
+    where the folder cannot be written, or where another process holds the lock for ``patience`` seconds.
+    """
+    from filelock import FileLock, Timeout
+
+    made = _prepare(folder)
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout:
+        raise BaselineError(
+            f"another run has been writing to {folder} for {patience:.0f} s; wait for it, or end it if it hangs "
+            "(the lock ends with its process)"
+        ) from None
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        for left in folder.glob(PARTS):
+            left.unlink(missing_ok=True)
+        yield made
+    finally:
+        lock.release()
+
+
+def write(folder: Path, baselines: Sequence[Baseline]) -> list[Path]:
+    """Replaces the files of these baselines where their text changes; returns the paths that were written.
+
+    Call it inside :func:`locked`. Every target is looked at before the first is replaced. Raises ``BaselineError``
+    with what was written until then; each file is either as it was or as it should be.
+    """
+    targets = [(_target(path_of(folder, one.test, one.device)), encode(one).encode()) for one in baselines]
+    written: list[Path] = []
+    for path, data in targets:
+        try:
+            if path.exists() and path.read_bytes() == data:
+                continue
+            replace_whole(path, data)
+        except OSError as error:
+            raise _unwritable(path, error, written) from None
+        written.append(path)
+    if written:
+        _sync(folder)
+    return written
+
+
+def _target(path: Path) -> Path:
+    """Where the file is replaced: behind a symbolic link. Raises ``BaselineError`` for what must not be replaced."""
+    real = Path(os.path.realpath(path))
+    if real.is_dir():
+        raise BaselineError(f"{path} is a folder where a baseline file should be; move it away")
+    # Renaming over a file asks for no permission on the file itself, and root has every permission: the mode is the
+    # only word of the person who took it away.
+    if real.exists() and (not os.access(real, os.W_OK) or not stat.S_IMODE(real.stat().st_mode) & 0o222):
+        raise BaselineError(f"{path} is read-only, so it was left as it is; to let it be updated: chmod u+w {path}")
+    return real
+
+
+def _sync(folder: Path) -> None:
+    """A rename is on disk when its folder is; where folders cannot be synced there is still the old file or the new."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _prepare(folder: Path) -> list[Path]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        ignore = folder / ".gitignore"
+        try:
+            with ignore.open("x", encoding="utf-8") as file:
+                file.write(_IGNORE)
+        except FileExistsError:
+            return []
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return [ignore]
+
+
+def _is_there(folder: Path) -> bool:
+    if folder.exists() and not folder.is_dir():
+        raise BaselineError(f"{folder} is a file, and baselines need a folder; name another with --fusion-baseline DIR")
+    return folder.is_dir()
+
+
+def _unwritable(path: Path, error: OSError, written: Sequence[Path] = ()) -> BaselineError:
+    done = f" Written before it: {', '.join(map(str, written))}" if written else ""
+    return BaselineError(
+        f"cannot write {path} ({error.strerror or error}); what stood there is unchanged. "
+        f"Make it writable, free some space, or name another folder with --fusion-baseline DIR.{done}"
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")

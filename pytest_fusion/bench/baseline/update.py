@@ -1,0 +1,133 @@
+"""What of a run goes into the files, by the mode of ``--fusion-update``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_fusion.bench.baseline import store
+from pytest_fusion.bench.baseline.codec import Baseline
+from pytest_fusion.bench.baseline.facts import RECOMPILES, group, with_unmeasured
+from pytest_fusion.bench.baseline.history import continued
+from pytest_fusion.bench.baseline.row import Key, Row
+from pytest_fusion.errors import BaselineError
+from pytest_fusion.spec.wording import did_you_mean
+
+# Each writes what the one before it writes, and more.
+MODES = ("none", "new", "regressed", "all")
+
+
+def update(
+    folder: Path,
+    rows: Sequence[Row],
+    mode: str,
+    *,
+    regressed: Collection[Key] = (),
+    complete: Collection[str] = (),
+    worker: bool = False,
+) -> list[Path]:
+    """Writes ``rows`` of this run as ``mode`` says; returns every path that was written.
+
+    ``"none"`` writes nothing. ``"new"`` writes rows that no file has, and of a row that is there the facts, the latency
+    and the golden outputs that it lacks. ``"regressed"`` also replaces the rows in ``regressed``, ``"all"`` every row
+    measured. Rows that this run did not measure stay, except, with ``"all"``, those of tests in ``complete``: tests
+    whose every case was measured now, so that a row more is of a case that no longer exists.
+
+    Only the process that sees all of a run writes: ``worker`` says that this one does not. Raises ``BaselineError``,
+    also where two of the rows are of one case and do not say the same; nothing is written then.
+    """
+    if mode not in MODES:
+        raise BaselineError(f"fusion_update={mode!r}{did_you_mean(mode, MODES)}")
+    if mode == "none" or not rows:
+        return []
+    if worker:
+        raise BaselineError(
+            "a worker of pytest-xdist sees a part of the run and writes no baselines; the controller merges its rows"
+        )
+    by_file = _by_file(merge(rows))
+    with store.locked(folder) as made:
+        changed = []
+        for (test, device), measured in by_file.items():
+            stored = store.load(folder, test, device) or Baseline(test, device)
+            kept = _chosen(stored, measured, mode, regressed)
+            if mode == "all" and test in complete:
+                kept = {key: row for key, row in kept.items() if key in measured}
+            changed.append(replace(stored, rows=kept))
+        return [*made, *store.write(folder, changed)]
+
+
+def merge(rows: Iterable[Row]) -> list[Row]:
+    """Each row once, from all workers; of equal facts the last latency. Raises ``BaselineError`` where facts differ."""
+    found: dict[tuple[Key, str], Row] = {}
+    for row in rows:
+        earlier = found.get((row.key, row.device))
+        if earlier is not None and (earlier.facts, earlier.names) != (row.facts, row.names):
+            raise BaselineError(
+                f"{row.key} was measured twice on {row.device} with different facts ({_difference(earlier, row)}); "
+                "give the cases of the test different sizes or ids, or find out what the facts depend on"
+            )
+        found[row.key, row.device] = row
+    return list(found.values())
+
+
+def _by_file(rows: Iterable[Row]) -> dict[tuple[str, str], dict[Key, Row]]:
+    found: dict[tuple[str, str], dict[Key, Row]] = {}
+    for row in rows:
+        found.setdefault((row.test, row.device), {})[row.key] = row
+    return dict(sorted(found.items()))
+
+
+def _chosen(stored: Baseline, measured: Mapping[Key, Row], mode: str, regressed: Collection[Key]) -> dict[Key, Row]:
+    kept = dict(stored.rows)
+    for key, row in measured.items():
+        before = stored.rows.get(key)
+        if before is None:
+            kept[key] = row
+        elif mode == "all" or (mode == "regressed" and key in regressed):
+            kept[key] = _again(before, row)
+        else:
+            kept[key] = _filled(before, row)
+    return kept
+
+
+def _again(before: Row, row: Row) -> Row:
+    """The row of now; what this run did not measure of it (golden outputs, latency, a group of facts) stays."""
+    latency = row.latency
+    if latency is None:
+        latency = before.latency
+    elif before.latency is not None:
+        latency = continued(before.latency, latency, before.made)
+    new = replace(
+        row,
+        facts=with_unmeasured(before.facts, row.facts),
+        names=row.names if any(group(fact) == "launches" for fact in row.facts) else row.names or before.names,
+        methods={**before.methods, **row.methods},
+        reasons=row.reasons if RECOMPILES in row.facts else before.reasons,
+        latency=latency,
+        golden=row.golden or before.golden,
+    )
+    # A time of day alone is no change worth a review.
+    return before if replace(new, made=before.made) == before else new
+
+
+def _filled(before: Row, row: Row) -> Row:
+    """The stored row with what it lacks. Nothing that it has is touched, so nothing that changed is accepted."""
+    # Reasons of now tell of a count of then only where it is the same.
+    explains = before.facts.get(RECOMPILES) in (None, row.facts.get(RECOMPILES))
+    return replace(
+        before,
+        facts={**row.facts, **before.facts},
+        names=before.names or row.names,
+        methods={**row.methods, **before.methods},
+        reasons=before.reasons or (row.reasons if explains else {}),
+        latency=before.latency or row.latency,
+        golden=before.golden or row.golden,
+    )
+
+
+def _difference(one: Row, other: Row) -> str:
+    for name in sorted({*one.facts, *other.facts}):
+        if one.facts.get(name) != other.facts.get(name):
+            return f"{name}: {one.facts.get(name)} and {other.facts.get(name)}"
+    return "the names of its kernels"

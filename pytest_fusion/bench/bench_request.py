@@ -1,0 +1,25 @@
+"""What is asked of a bench run, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_fusion.run.measure.tools.again import Again
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What ``--fusion-bench`` asks: targets to compile for, the folder of the baselines, what is written there.
+
+    ``targets`` is ``"sm_80,sm_90"``, or empty for none. In ``ci`` nobody is there to make a baseline that is missing.
+    ``family`` is how many latencies the whole run judges: chance has as many tries. ``counters`` is the test to be run
+    once more where the hardware counts.
+    """
+
+    targets: str = ""
+    folder: Path = Path(".fusion") / "baselines"
+    update: str = "none"
+    ci: bool = False
+    family: int = 1
+    counters: Again | None = None

@@ -1,0 +1,209 @@
+"""From a spec whose test passed to its rows, beside their baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_fusion.bench import counters, limits
+from pytest_fusion.bench.baseline.facts import RECOMPILES
+from pytest_fusion.bench.baseline.row import Row, stable
+from pytest_fusion.bench.bench_request import BenchRequest
+from pytest_fusion.bench.entries import Entry, entries
+from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError
+from pytest_fusion.bench.limits import limited
+from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
+from pytest_fusion.bench.pinned_outputs import goldens
+from pytest_fusion.bench.without_gpu import CPU, measure
+from pytest_fusion.case.plan import Limits
+from pytest_fusion.run.measure.launches.launch_count import Uncounted
+from pytest_fusion.run.measure.resources.kernel_resources import Report, recompilations_of, resources_of
+from pytest_fusion.run.measure.resources.resource_record import figures
+from pytest_fusion.run.measure.resources.targets import parse_targets
+from pytest_fusion.run.process.fork import Channel, ChildError, Crash, run_isolated
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+# Of one entry at full sizes: on a CPU nothing is computed, on a GPU kernels compile.
+_SECONDS = 300.0
+ALL = "all entries"
+# What of a reference is not known where its launches are not, without and with its bytes.
+_REFERENCE = ("launches of the reference", "launches and bytes of the reference")
+
+
+def bench(
+    spec: FusionSpec,
+    asked: BenchRequest,
+    *,
+    nodeid: str,
+    environment: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    isolated: bool = True,
+) -> Measured:
+    """Measure every entry of ``bench=``, ``isolated`` in a child, and compare with the baselines.
+
+    Raises ``SpecError`` for entries that name no case and ``BaselineError`` for a baseline that cannot be read.
+    """
+    found = Measured()
+    named = entries(spec)
+    if not named and not spec.golden:
+        return found
+    on_gpu = environment.get("lane") == "cuda"
+    measure = _on_device if on_gpu else _modelled
+    session = measure(spec, named, extra, environment, isolated=isolated)
+    if isinstance(session, str):
+        found.notes.append(f"{spec.name} was not measured: {session}")
+        return found
+    environment = {**environment, **session.facts}
+    found.wrong = session.wrong
+    found.notes += [f"{text}: not measured: {one}" for text, one in session.entries if isinstance(one, str)]
+    figured = [(text, one) for text, one in session.entries if not isinstance(one, str)]
+    found.complete = len(figured) == len(named)
+    targets = parse_targets(asked.targets) if asked.targets and not on_gpu else ()
+    reports = resources_of(spec, [entry.given for entry in named], targets) if targets else []
+    by_entry = _by_entry(named, reports)
+    found.resources = [(text, kernel) for text, own in by_entry.items() for one in own for kernel in one.kernels]
+    found.resources += [(text, kernel) for text, one in figured for kernel in one.resources]
+    again = session.again if on_gpu else recompilations_of(reports)
+    swept = len(named) > 1 and (reports or (on_gpu and figured))
+    found.rows = _rows(figured, _by_case(by_entry), found, stable(nodeid), environment)
+    if swept:
+        facts = {RECOMPILES: sum(times for _, times in again)}
+        shared = common(stable(nodeid), environment)
+        found.rows.append(Row(case=ALL, role="fused", facts=facts, reasons=dict(again), **shared))
+    found.rows += _golden_rows(session, found, stable(nodeid), environment)
+    found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
+    found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
+    found.counters = counters.counted(asked.counters, {text: one.counts for text, one in figured}, on_gpu=on_gpu)
+    found.notes += counters.notes(found.counters)
+    noisy = session.noise.noisy if session.noise is not None else ""
+    found.limits = limited(found.rows, spec.bench_limits, noisy=noisy)
+    found.notes += limits.notes(found.limits)
+    return beside_baseline(found, asked, nodeid, environment, session.noise)
+
+
+def _modelled(
+    spec: FusionSpec,
+    named: Sequence[Entry],
+    extra: Mapping[str, Any],
+    environment: Mapping[str, Any],  # noqa: ARG001 - as for a GPU
+    *,
+    isolated: bool,
+) -> Found | str:
+    def work(_: object) -> Found:
+        found = Found({})
+        for entry in named:
+            try:
+                found.entries.append((entry.text, measure(spec, entry, extra)))
+            except NotMeasuredError as error:
+                found.entries.append((entry.text, str(error)))
+        if spec.golden:
+            found.golden = goldens(spec, extra, CPU, Limits().programs)
+        return found
+
+    return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
+
+
+def _on_device(
+    spec: FusionSpec,
+    named: Sequence[Entry],
+    extra: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    *,
+    isolated: bool,
+) -> Found | str:
+    from pytest_fusion.bench.gate import PROGRAMS
+    from pytest_fusion.bench.on_device import measure_all, opened
+
+    asked = torch.device(str(environment["device"]))
+    device = torch.device("cuda", asked.index or 0)
+
+    def work(channel: Channel | None) -> Found:
+        note = channel.note if channel is not None else lambda _: None
+        found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
+        if spec.golden:
+            found.golden = goldens(spec, extra, device, PROGRAMS)
+        return found
+
+    return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
+
+
+def _answer(outcome: Found | Crash | ChildError) -> Found | str:
+    if isinstance(outcome, Crash):
+        return outcome.detail
+    return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
+
+
+def _by_entry(named: Sequence[Entry], reports: Sequence[Report]) -> dict[str, list[Report]]:
+    """The reports of all targets by the text of the entry; they come entry by entry."""
+    each = len(reports) // len(named) if named else 0
+    found: dict[str, list[Report]] = {}
+    for number, entry in enumerate(named):
+        found.setdefault(entry.text, []).extend(reports[number * each : (number + 1) * each])
+    return found
+
+
+def _by_case(by_entry: Mapping[str, Sequence[Report]]) -> dict[str, dict[str, int]]:
+    """Exact figures of all targets by the text of the entry."""
+    return {
+        text: {name: value for report in reports for name, value in report.figures.items()}
+        for text, reports in by_entry.items()
+        if reports
+    }
+
+
+def _rows(
+    figured: Sequence[tuple[str, Figures]],
+    resources: Mapping[str, Mapping[str, int]],
+    found: Measured,
+    test: str,
+    environment: Mapping[str, Any],
+) -> list[Row]:
+    shared = common(test, environment)
+    rows: list[Row] = []
+    for text, one in figured:
+        of_kernels = resources.get(text, {}) or figures(one.resources)
+        moved = work_facts(one.reference) if one.reference is not None else {}
+        sides = (
+            ("fused", one.counts, one.fused_side, {"bytes.algorithmic": one.moved, **of_kernels}),
+            ("reference", one.reference_counts, one.reference_side, moved),
+        )
+        for role, counts, side, more in sides:
+            facts, names, methods = facts_of(counts)
+            facts |= {**more, **side.memory}
+            if facts:
+                latency, samples = (one.latency, one.samples) if role == "fused" else (None, {})
+                rows.append(
+                    Row(case=text, role=role, facts=facts, names=names, methods=methods, latency=latency,
+                        samples=samples, measures=side.measures, timeline=side.timeline, **shared)
+                )  # fmt: skip
+            if side.backward is not None:
+                facts, names, methods = facts_of(side.backward)
+                facts |= side.backward_memory
+                if facts:
+                    role = f"{role} backward"
+                    rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))
+        found.notes += [f"{text}: {note}" for note in (*one.notes, *_unknown(one))]
+    return rows
+
+
+def _golden_rows(session: Found, found: Measured, test: str, environment: Mapping[str, Any]) -> list[Row]:
+    found.notes += [f"{text}: not kept: {one}" for text, one in session.golden if isinstance(one, str)]
+    return [
+        Row(case=text, role="fused", golden=one, **common(test, environment))
+        for text, one in session.golden
+        if not isinstance(one, str) and one
+    ]
+
+
+def _unknown(one: Figures) -> list[str]:
+    """What of an entry is not known, and why."""
+    counted = (
+        ("launches of the kernel", one.counts),
+        (_REFERENCE[one.reference is None], one.reference_counts),
+        ("launches of the kernel's backward pass", one.fused_side.backward),
+        ("launches of the reference's backward pass", one.reference_side.backward),
+    )
+    said = [f"{what} not known: {counts.reason}" for what, counts in counted if isinstance(counts, Uncounted)]
+    return [*said, f"no latency: {one.untimed}"] if one.untimed else said

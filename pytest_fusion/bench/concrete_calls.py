@@ -1,0 +1,213 @@
+"""What two calls on the caller's own arguments cost: the fused one beside its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion import interpreter
+from pytest_fusion.bench import counters, host_latency
+from pytest_fusion.bench.baseline.latency_judge import Noise
+from pytest_fusion.bench.baseline.row import Latency, Row, stable
+from pytest_fusion.bench.bench_request import BenchRequest
+from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
+from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
+from pytest_fusion.bench.on_device import opened
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.run import pristine
+from pytest_fusion.run.bits import as_bytes
+from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.measure.launches.count import count
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
+from pytest_fusion.run.measure.timing.alone import alone
+from pytest_fusion.run.measure.timing.pairs import Blocks
+from pytest_fusion.run.measure.timing.rotation import twin
+from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
+from pytest_fusion.run.tree import leaves
+from pytest_fusion.run.unguarded import bare
+from pytest_fusion.spec.wording import said
+
+_INTERPRETED = "an interpreted kernel has no latency worth a number"
+# Names of what Inductor makes, for a GPU and for the CPU; its bytes pass no operator of torch.
+_INDUCTOR = ("triton_", "cpp_")
+_UNSEEN = "it launches kernels whose bytes no operator of torch shows"
+# What each GPU makes of one thing timed against itself, asked once in a process.
+_noise: dict[str, Noise] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two functions that take ``inputs`` by keyword and write none of them, tensors on ``device``.
+
+    ``control`` is a digest of the reference. The inputs are the caller's own, since a copy may have other strides.
+    """
+
+    fused: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: Mapping[str, Any]
+    device: torch.device
+    control: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """One side: its launches, the kernels of Triton that were seen, and what a call returned."""
+
+    counts: Counts | Uncounted
+    launched: Sequence[Launch]
+    result: Any
+
+
+def measure(
+    pair: Pair, asked: BenchRequest, *, nodeid: str, case: str, environment: Mapping[str, Any], machine: Noise | None
+) -> Measured:
+    """Launches, bytes and latency of both calls beside their baselines.
+
+    ``machine`` is what is known about the noise of latencies here; without one a GPU is asked. What cannot be measured
+    is in the notes. Raises ``BaselineError`` for a baseline that cannot be read.
+    """
+    found = Measured()
+    try:
+        with torch.no_grad():
+            ours, theirs = _counted(pair.fused, pair), _counted(pair.reference, pair)
+            work = _traffic(theirs, pair)
+    except Exception as error:  # noqa: BLE001 - whatever a call raises that bears being judged and not being counted
+        found.notes.append(f"{case}: not measured: the call raises {said(error)} while it is counted")
+        return found
+    found.notes += [f"{case}: {what} not known: {why}" for what, why in _unknown(ours.counts, theirs.counts, work)]
+    found.notes += [f"{case}: launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
+    timing: Latency | None = None
+    raw: dict[str, tuple[float, ...]] = {}
+    try:
+        timing, raw, machine = _timed(pair, ours, theirs, environment, machine)
+    except _NoLatencyError as why:
+        found.notes.append(f"{case}: no latency: {why}")
+    shared = {"case": case, **common(stable(nodeid), environment)}
+    facts, names, methods = facts_of(ours.counts)
+    facts["bytes.algorithmic"] = algorithmic_bytes(pair.inputs.values(), ours.result)
+    found.rows = [Row(role="fused", facts=facts, names=names, methods=methods, latency=timing, samples=raw, **shared)]
+    facts, names, methods = facts_of(theirs.counts)
+    if isinstance(work, Traffic):
+        facts |= work_facts(work)
+    if facts:
+        found.rows.append(Row(role="reference", facts=facts, names=names, methods=methods, **shared))
+    found.counters = counters.counted(asked.counters, {case: ours.counts}, on_gpu=pair.device.type == "cuda")
+    found.notes += counters.notes(found.counters)
+    return beside_baseline(found, asked, nodeid, environment, machine)
+
+
+def remembers(pair: Pair) -> bool:
+    """Whether the fused call gives the answer to earlier values when others were written into its inputs.
+
+    The values are written by operators, so that a cache with the version of a tensor in its key is right. False where
+    no input is floating point of 16 bits or more, where the other values have the same answer, and where the call does
+    not bear them.
+    """
+    inputs = {name: map_tensors(value, twin) for name, value in pair.inputs.items()}
+
+    def call() -> list[torch.Tensor]:
+        result = [leaf.value for leaf in leaves(pair.fused(**inputs)) if isinstance(leaf.value, torch.Tensor)]
+        return [t.detach().clone() for t in result]
+
+    def change(t: Any) -> None:
+        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.element_size() > 1:
+            t.mul_(0.75).add_(0.125)
+
+    try:
+        with bare(), torch.no_grad():
+            before = call()
+            for leaf in leaves(inputs):
+                change(leaf.value)
+            if not _same(before, call()):
+                return False
+            inputs = {name: map_tensors(value, twin) for name, value in inputs.items()}
+            return not _same(before, call())
+    except Exception:  # noqa: BLE001 - a kernel may refuse values, and on the caller's own it was judged
+        return False
+
+
+def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Whether all are equal in every bit: what a cache returns is."""
+    return [t.shape for t in one] == [t.shape for t in other] and all(
+        map(pristine.equal, map(as_bytes, one), map(as_bytes, other))
+    )
+
+
+def case_text(inputs: Mapping[str, Any]) -> str:
+    """``"512x1000 float32, 1000 float32"``: shape and dtype of each tensor among the inputs, in order."""
+    tensors = [leaf.value for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)]
+    words = [f"{'x'.join(map(str, t.shape)) or 'scalar'} {str(t.dtype).removeprefix('torch.')}" for t in tensors]
+    return ", ".join(words) or "no tensors"
+
+
+def _counted(function: Callable[..., Any], pair: Pair) -> _Counted:
+    launched: list[Launch] = []
+
+    def call() -> Any:
+        return function(**pair.inputs)
+
+    with bare():
+        result = call()
+    with interpreter.observe(launched.append), observe_compiled(launched.append):
+        counts = count(call, list(pair.inputs.values()), pair.device)
+    return _Counted(counts, launched, result)
+
+
+def _traffic(theirs: _Counted, pair: Pair) -> Traffic | str:
+    """What the reference moves, or why nobody knows."""
+    names = theirs.counts.names if isinstance(theirs.counts, Counts) else ()
+    if theirs.launched or any(name.startswith(_INDUCTOR) for name, _ in names):
+        return _UNSEEN
+    return traffic_of(lambda: pair.reference(**pair.inputs))
+
+
+def _unknown(ours: Counts | Uncounted, theirs: Counts | Uncounted, work: Traffic | str) -> list[tuple[str, str]]:
+    found = [("launches of the kernel", ours.reason)] if isinstance(ours, Uncounted) else []
+    found += [("launches of the reference", theirs.reason)] if isinstance(theirs, Uncounted) else []
+    return found + ([("bytes of the reference", work)] if isinstance(work, str) else [])
+
+
+class _NoLatencyError(Exception):
+    """The message says why the calls have no latency."""
+
+
+def _timed(
+    pair: Pair, ours: _Counted, theirs: _Counted, environment: Mapping[str, Any], machine: Noise | None
+) -> tuple[Latency, dict[str, tuple[float, ...]], Noise]:
+    """The latency, the seconds of each sample by role, and the noise that it is judged with."""
+    if pair.device.type == "cpu" and (ours.launched or theirs.launched):
+        raise _NoLatencyError(_INTERPRETED)
+    if pair.device.type not in ("cpu", "cuda"):
+        raise _NoLatencyError(f"nothing here times a device of type {pair.device.type}")
+    try:
+        with torch.no_grad():
+            if pair.device.type == "cpu":
+                blocks, method = host_latency.timed(pair.fused, pair.reference, pair.inputs)
+                machine = machine or host_latency.NOISE
+            else:
+                blocks, method, machine = _on_gpu(pair, ours, theirs, machine)
+    except host_latency.TooSlowError as error:
+        raise _NoLatencyError(str(error)) from error
+    except Exception as error:
+        raise _NoLatencyError(f"the call raises {said(error)} while it is timed") from error
+    spread = machine if pair.device.type == "cuda" else None
+    found = latency(blocks, method, control=pair.control, environment=environment, machine=spread)
+    return found, samples(blocks), machine
+
+
+def _on_gpu(
+    pair: Pair, ours: _Counted, theirs: _Counted, machine: Noise | None
+) -> tuple[Blocks, dict[str, str], Noise]:
+    here = opened(pair.device)
+    with alone(here.device):
+        control, cold = timed(pair.reference, pair.inputs, theirs.result, pair.device, here.cache, theirs.counts)
+        machine = machine or _noise.get(str(pair.device))
+        if machine is None:
+            machine = _noise[str(pair.device)] = against_itself(control)[0]
+        candidate, also_cold = timed(pair.fused, pair.inputs, ours.result, pair.device, here.cache, ours.counts)
+        blocks = compared(candidate, control)
+    return blocks, replay_method(candidate, control, cold=cold and also_cold), machine

@@ -1,0 +1,88 @@
+"""What can be known of a case without a GPU: launches, bytes, operations.
+
+The kernel's launches are bound to their arguments and left out, so that full sizes cost their memory only; the
+reference runs on tensors without data where it bears that. Interpreted kernels have no latency worth a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.bench.entries import Entry
+from pytest_fusion.bench.figures import Figures, NotMeasuredError
+from pytest_fusion.bench.open_mask import full_mask
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.interpreter.bridge.named_device import with_stand_in
+from pytest_fusion.interpreter.control.executor import skipped
+from pytest_fusion.oracle.reference import takes
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
+from pytest_fusion.run.measure.launches.modelled_launches import modelled
+from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
+from pytest_fusion.run.unguarded import bare
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import first_line, said
+
+CPU = torch.device("cpu")
+
+
+def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures:
+    """Raises ``NotMeasuredError`` where the inputs cannot be made or the fused call raises."""
+    try:
+        logical = make_inputs(spec, entry.case, CPU, zeros=True)
+    except (ImpossibleCase, InputFailed, RuntimeError, MemoryError, OSError) as error:
+        raise NotMeasuredError(f"the inputs cannot be made: {first_line(error)}") from error
+    results: list[Any] = []
+    arguments = copies_of_zeros(spec, logical)
+
+    def call() -> None:
+        results[:] = [spec.fused(**arguments, **extra)]
+
+    def counted() -> Counts | Uncounted:
+        with skipped(), bare(), torch.no_grad():
+            call()
+            return modelled(call, arguments).counts
+
+    try:
+        counts = with_stand_in(counted)
+    except Exception as error:
+        raise NotMeasuredError(f"the call raises {said(error)}") from error
+    written = [arguments[name] for name in spec.mutates]
+    moved = algorithmic_bytes(logical.values(), [results[0], *written])
+    told = {**extra, **full_mask(spec, entry.case.sizes, results[0])}
+    return Figures(counts, moved, *of_reference(spec, logical, told))
+
+
+def of_reference(
+    spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]
+) -> tuple[Counts | Uncounted, Traffic | None]:
+    """What it launches, and its traffic where it needs no values."""
+    call, empty = _without_data(spec, logical, extra)
+    try:
+        with torch.no_grad():
+            return modelled(call, empty).counts, traffic_of(call)
+    except Exception as error:  # noqa: BLE001 - whatever a reference needs values for
+        return Uncounted(f"it needs values ({said(error)})"), None
+
+
+def traffic_of_reference(spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]) -> Traffic | None:
+    """``None`` where it needs values."""
+    call, _ = _without_data(spec, logical, extra)
+    try:
+        with torch.no_grad():
+            call()  # tables that a first call makes are no traffic of later ones
+            return traffic_of(call)
+    except Exception:  # noqa: BLE001 - whatever a reference needs values for
+        return None
+
+
+def _without_data(
+    spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]
+) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """A call of the reference on tensors without data: a product of 8192 cubed would take a CPU half a minute."""
+    empty = {name: map_tensors(value, lambda t: t.to("meta")) for name, value in logical.items()}
+    more = {name: map_tensors(value, lambda t: t.to("meta")) for name, value in takes(spec.reference, extra).items()}
+    return lambda: spec.reference(**empty, **more), empty

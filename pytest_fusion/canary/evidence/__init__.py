@@ -1,0 +1,1 @@
+"""What many calls and processes showed of a candidate, and the verdict on it."""

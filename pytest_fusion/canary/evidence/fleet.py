@@ -1,0 +1,208 @@
+"""`Rollout`: what all processes, of all machines whose logs lie in a folder, saw of one rollout of one canary."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.canary.evidence.chain import Chain
+from pytest_fusion.canary.evidence.events import read
+from pytest_fusion.canary.evidence.evidence_counts import Evidence
+from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
+from pytest_fusion.canary.evidence.rollout_judge import Judgement, judge
+from pytest_fusion.canary.live.state import mark_of
+from pytest_fusion.canary.live.call_counts import OTHERS
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.spec.wording import did_you_mean, said
+
+# Of what went wrong, so many are shown; all of them are in the logs.
+_FAILURES = 5
+
+
+@dataclass(slots=True)
+class Process:
+    """One process: where its canary stands, and when it was heard of last (seconds since the epoch)."""
+
+    process: str
+    pid: int
+    state: str
+    last: float
+    tripped: str | None = None
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class Rollout:
+    """``gaps`` says which evidence is missing; ``served`` counts calls by state and kernel, ``counts`` what was counted
+    in blocks that were read."""
+
+    name: str
+    rollout: str
+    incumbent: str = "?"
+    candidate: str = "?"
+    began: float = 0.0
+    last: float = 0.0
+    current: bool = False
+    processes: dict[str, Process] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=lambda: Evidence(""))
+    gaps: tuple[str, ...] = ()
+    trips: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    served: dict[tuple[str, str], int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class _Making:
+    """One rollout while its events are read."""
+
+    def __init__(self, name: str, rollout: str) -> None:
+        self.rollout = Rollout(name, rollout)
+        self.chains: dict[str, Chain] = {}
+        self.trips: dict[str, str] = {}
+        self.failures: deque[tuple[float, str]] = deque(maxlen=1000)
+        self.served: Counter[tuple[str, str]] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._counted: set[tuple[str, int]] = set()
+
+    def take(self, event: Mapping[str, Any], process: str) -> None:
+        kind, time, found = event["event"], float(event["time"]), self.rollout
+        if kind in ("start", "rearm"):
+            found.began = min(found.began or time, time)
+        found.incumbent = str(event.get("incumbent", found.incumbent))
+        found.candidate = str(event.get("candidate", found.candidate))
+        found.last = max(found.last, time)
+        here = found.processes.setdefault(process, Process(process, int(event["pid"]), "?", time))
+        if time >= here.last:
+            here.last = time
+            here.state = str(event.get("now") or event.get("state") or here.state)
+        if kind == "trip" or event.get("tripped"):
+            here.tripped = str(event.get("reason") or event.get("tripped"))
+            here.state = "tripped"
+            self.trips[process] = here.tripped
+        if kind == "failure":
+            self.failures.append((time, f"{event.get('result')} in {event.get('bucket')}: {event.get('reason')}"))
+        if kind in ("block", "total"):
+            self.chains.setdefault(process, Chain(found.rollout)).add(event)
+        if kind == "block" and event.get("part") == 1 and (process, event.get("block")) not in self._counted:
+            self._counted.add((process, event["block"]))
+            # What another version wrote may be of another form: then it is shown as nothing, and evidence goes on.
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                self.served.update({(str(state), str(arm)): int(many) for state, arm, many in event["served"]})
+                self.counts.update({str(what): int(many) for what, many in event["new"].items()})
+
+    def made(self, folder: Path) -> Rollout:
+        total, gaps = Evidence(self.rollout.rollout), []
+        for process, chain in sorted(self.chains.items()):
+            evidence, missing = chain.evidence()
+            total += evidence
+            gaps += [
+                f"the log of {process} lacks evidence: blocks {first} to {last} were lost to a full disk, to its "
+                "rotation (Policy(log_mib=...)), or are not yet written"
+                for first, last in missing
+            ]
+        trips = [f"tripped by {process}: {reason}" for process, reason in sorted(self.trips.items())]
+        if not trips:
+            with contextlib.suppress(OSError):
+                mark = mark_of(folder, self.rollout.name, self.rollout.rollout)
+                trips = [f"tripped, by its mark: {mark.read_text(encoding='utf-8', errors='replace').strip()}"]
+        failures = [text for _, text in sorted(self.failures)[-_FAILURES:]]
+        return replace(
+            self.rollout,
+            evidence=total,
+            gaps=tuple(gaps),
+            trips=tuple(trips),
+            failures=tuple(failures),
+            served=dict(sorted(self.served.items())),
+            counts=dict(sorted(self.counts.items())),
+        )
+
+
+def gather(folder: Path) -> tuple[list[Rollout], list[str]]:
+    """The rollouts in the logs below ``folder``, by name and time, and what files were left out and why.
+
+    The last one of each name is ``current``. Raises ``CanaryError`` where there is no such folder.
+    """
+    if not folder.is_dir():
+        raise CanaryError(f"{folder} is no folder; give the one that Policy(directory=...) names")
+    making: dict[tuple[str, str], _Making] = {}
+    left: list[str] = []
+    for path in sorted(folder.rglob("*.jsonl")):
+        try:
+            ours = _read(path, making)
+        except OSError as error:
+            left.append(f"{path}: {said(error)}")
+            continue
+        if not ours:
+            left.append(f"{path}: no event of a canary is in it")
+    rollouts = sorted((one.made(folder) for one in making.values()), key=lambda one: (one.name, one.last))
+    last = {one.name: one for one in rollouts}
+    return [replace(one, current=last[one.name] is one) for one in rollouts], left
+
+
+def _read(path: Path, making: dict[tuple[str, str], _Making]) -> int:
+    """How many events of canaries the file has."""
+    stem = path.name.removesuffix(".jsonl").removesuffix(".1")
+    rollouts: dict[str, str] = {}
+    many = 0
+    for event in read(path):
+        if not _is_ours(event):
+            continue
+        many += 1
+        name = event["name"]
+        # Events that do not say their rollout belong to the one that was begun last; before any, to that of the next.
+        rollout = rollouts[name] = str(event.get("rollout", rollouts.get(name, "")))
+        if not rollout:
+            continue
+        process = str(event.get("process", stem))
+        making.setdefault((name, rollout), _Making(name, rollout)).take(event, process)
+    return many
+
+
+def _is_ours(event: Mapping[str, Any]) -> bool:
+    texts = isinstance(event.get("name"), str) and isinstance(event.get("event"), str)
+    return texts and type(event.get("pid")) is int and type(event.get("time")) in (int, float)
+
+
+def chosen(rollouts: list[Rollout], name: str | None, rollout: str | None) -> list[Rollout]:
+    """Those that are asked for: the current ones, or all with this ``rollout``. Raises ``CanaryError`` for none."""
+    if name is not None and name not in {one.name for one in rollouts}:
+        raise CanaryError(f"no canary {name!r} has a log here{did_you_mean(name, {one.name for one in rollouts})}")
+    named = [one for one in rollouts if name in (None, one.name)]
+    found = [one for one in named if (one.current if rollout is None else one.rollout == rollout)]
+    if named and not found:
+        raise CanaryError(
+            f"no rollout {rollout!r} has a log here{did_you_mean(str(rollout), {o.rollout for o in named})}"
+        )
+    return found
+
+
+def bounded(evidence: Evidence, most: int) -> Evidence:
+    """The same evidence with at most ``most`` buckets; those of the fewest calls become one.
+
+    Each process keeps within the bound by itself; processes that see other shapes do not do so together.
+    """
+    if len(evidence.buckets()) <= most:
+        return evidence
+    by_calls = sorted(evidence.buckets(), key=lambda bucket: (-evidence.calls.get(bucket, 0), bucket))
+    kept = {*[bucket for bucket in by_calls if bucket != OTHERS][: most - 1]}
+    total = Evidence(evidence.rollout)
+    for bucket, many in evidence.calls.items():
+        total += Evidence(evidence.rollout, {bucket if bucket in kept else OTHERS: many})
+    for cell, tally in evidence.tallies.items():
+        where = cell if cell.bucket in kept else cell._replace(bucket=OTHERS)
+        total += Evidence(evidence.rollout, {}, {where: tally})
+    return total
+
+
+def verdict(rollout: Rollout, rules: Rules = RULES) -> Judgement:
+    """The judge's verdict on all that was seen. A trip is *rollback*; evidence that is missing is an *error*."""
+    found = judge(bounded(rollout.evidence, rules.most_buckets), rules)
+    if rollout.trips:
+        return replace(found, decision="rollback", reasons=rollout.trips)
+    if rollout.gaps and found.decision != "rollback":
+        return replace(found, decision="error", reasons=rollout.gaps)
+    return found

@@ -1,0 +1,1 @@
+"""The arguments of one call: copies, signatures, random generators."""

@@ -1,0 +1,180 @@
+"""Copies of a call's tensors: what the other kernel is given, or what a call falls back on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.run.placing import write
+
+# Allocations of CUDA start on 512 bytes: a copy that starts there too has pointers that divide by what the originals'
+# divide by, so Triton compiles nothing anew for it.
+_ALIGNED = 512
+
+
+class CannotCopyError(Exception):
+    """These tensors are not copied: too large, or of a kind without plain strides."""
+
+
+@dataclass(slots=True)
+class Pair:
+    """An argument's tensor and its copy, both plain strided views without history."""
+
+    name: str
+    original: Tensor
+    copy: Tensor
+
+
+@dataclass(slots=True)
+class Copies:
+    """``args`` and ``kwargs`` with copies in place of tensors: same shapes, strides, alignment and shared memory."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    pairs: list[Pair]
+
+    def restore(self) -> None:
+        """Writes the copies back, element by element: what lies between them may belong to another thread by now."""
+        for pair in self.pairs:
+            write(pair.original, pair.copy)
+
+
+Names = Callable[[tuple[Any, ...], Mapping[str, Any]], Mapping[str, Any]]
+
+
+def names_of(function: Callable[..., Any]) -> Names:
+    """A function from a call's arguments to ``name -> value``; ``arg0``, ... where the signature is not known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = None
+
+    def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if signature is not None:
+            try:
+                return signature.bind(*args, **kwargs).arguments
+            except TypeError:
+                pass
+        return {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
+
+    return named
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def copies_of(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    named: Names,
+    *,
+    only: Collection[str] | None = None,
+    most_bytes: float,
+) -> Copies:
+    """Copies of all tensors, or of those in the arguments ``only``. No device is waited for.
+
+    Raises ``CannotCopyError`` before anything is copied.
+    """
+    arguments = named(args, kwargs)
+    chosen: dict[int, tuple[str, Tensor]] = {}
+    for name, value in arguments.items():
+        if only is not None and name not in only:
+            continue
+        for tensor in tensors_in(value):
+            if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+                raise CannotCopyError(f"{name} is no plain strided tensor")
+            if tensor.device.type not in ("cpu", "cuda"):
+                raise CannotCopyError(f"{name} is on {tensor.device}")
+            chosen.setdefault(id(tensor), (name, tensor))
+    spans = _spans(tensor for _, tensor in chosen.values())
+    total = _bytes(spans)
+    if total > most_bytes:
+        raise CannotCopyError(f"the copies would need {total / 2**20:.3g} MiB of {most_bytes / 2**20:.3g} MiB")
+    pieces: dict[int, tuple[int, Tensor]] = {}
+    made: dict[int, Tensor] = {}
+    pairs: list[Pair] = []
+    with torch.no_grad():
+        for key, (name, tensor) in chosen.items():
+            if not tensor.numel():
+                made[key] = tensor.detach()
+                continue
+            where = _storage(tensor)
+            if where not in pieces:
+                start, stop = spans[where]
+                start -= start % _ALIGNED
+                flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+                flat.set_(tensor.untyped_storage(), start, (stop - start,), (1,))
+                pieces[where] = start, flat.clone()
+            start, piece = pieces[where]
+            offset = int(tensor.storage_offset()) - start // tensor.element_size()
+            made[key] = _view(piece.untyped_storage(), offset, tensor)
+            pairs.append(Pair(name, _view(tensor.untyped_storage(), int(tensor.storage_offset()), tensor), made[key]))
+    return Copies(_replaced(args, made), _replaced(dict(kwargs), made), pairs)
+
+
+def copied_bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """What copies of all tensors of a call would need; 0 where some cannot be copied."""
+    try:
+        return _bytes(_spans(tensors_in([args, kwargs])))
+    except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no plain storage
+        return 0
+
+
+def _bytes(spans: Mapping[int, tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in spans.values())
+
+
+def _spans(tensors: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
+    """Of each storage, the first and one past the last byte that any of the tensors reaches."""
+    spans: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            where = _storage(tensor)
+            start, stop = _span(tensor)
+            least, most = spans.get(where, (start, stop))
+            spans[where] = min(least, start), max(most, stop)
+    return spans
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _view(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
+    # With a version counter of its own, and no inference tensor: writing to it disturbs no autograd graph.
+    view = torch.empty(0, dtype=like.dtype, device=like.device)
+    return view.set_(storage, offset, like.shape, like.stride())
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First and one past the last byte of its storage that the tensor reaches."""
+    reach = sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    return start, start + (reach + 1) * tensor.element_size()
+
+
+def _replaced(value: Any, made: Mapping[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return made.get(id(value), value)
+    if isinstance(value, tuple):
+        items = [_replaced(item, made) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_replaced(item, made) for item in value]
+    if isinstance(value, dict):
+        return {key: _replaced(item, made) for key, item in value.items()}
+    return value

@@ -1,0 +1,1 @@
+"""Both kernels on one call of production traffic: results, latency, accuracy."""

@@ -1,0 +1,100 @@
+"""`Pairs`: both kernels timed on equal copies of a call's arguments, in random order; blocks of pairs become ratios."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+from pytest_fusion.canary.evidence.evidence_counts import Arm
+from pytest_fusion.canary.live.comparing.stopwatch import Span
+from pytest_fusion.canary.live.sharing import threshold
+from pytest_fusion.case import counter_random
+
+# Of the timed calls, so many pair the incumbent with itself: to promote, the judge wants 50 such blocks, and the
+# candidate has to have more than that in buckets of little traffic.
+ITSELF = 0.2
+# Pairs in either order in a block: its ratio is the mean of the two medians, so that going first, or second, is worth
+# nothing, and one interrupt neither.
+HALF = 10
+# Pairs whose device has not come to their end; a device further behind has no time for more.
+_MOST_WAITING = 256
+
+
+class Plan(NamedTuple):
+    """How one call is timed: which kernel beside the incumbent, and whether it goes first."""
+
+    arm: Arm
+    first: bool
+
+
+class Block(NamedTuple):
+    """A complete block: the log ratio of its pairs."""
+
+    bucket: str
+    arm: Arm
+    ratio: float
+
+
+class _Pair(NamedTuple):
+    bucket: str
+    plan: Plan
+    incumbent: Span
+    other: Span
+
+
+class Pairs:
+    """``plan`` and ``add`` are for any thread and wait for no device; ``ready`` is for the one thread that reads."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._seeds = (0, 0, 0)
+        self.clear()
+
+    def seed(self, seed: int) -> None:
+        """What the draws depend on beside the number of a call: equal seeds time equal calls."""
+        self._seeds = (
+            counter_random.mix(seed, "timed"),
+            counter_random.mix(seed, "itself"),
+            counter_random.mix(seed, "first"),
+        )
+
+    def clear(self) -> None:
+        """Nothing is under way: what a forked child begins with."""
+        self._waiting: deque[_Pair] = deque()
+        self._found: dict[tuple[str, Arm], tuple[list[float], list[float]]] = {}
+        self._reading = threading.Lock()
+
+    def plan(self, ticket: int) -> Plan | None:
+        """Whether and how the call with this number is timed."""
+        timed, itself, first = self._seeds
+        if len(self._waiting) >= _MOST_WAITING or counter_random.element(timed, ticket) >= threshold(self._share):
+            return None
+        itself = counter_random.element(itself, ticket) < threshold(ITSELF)
+        first = counter_random.element(first, ticket) < threshold(0.5)
+        return Plan("itself" if itself else "candidate", first)
+
+    def add(self, bucket: str, plan: Plan, incumbent: Span, other: Span) -> None:
+        self._waiting.append(_Pair(bucket, plan, incumbent, other))
+
+    def ready(self) -> Iterator[Block]:
+        """The blocks that were completed since."""
+        with self._reading:
+            while self._waiting:
+                pair = self._waiting[0]
+                ours, theirs = pair.incumbent.seconds(), pair.other.seconds()
+                if ours is None or theirs is None:
+                    return
+                self._waiting.popleft()
+                # A clock that did not move says nothing: not that one is infinitely faster.
+                if ours <= 0 or theirs <= 0:
+                    continue
+                where = pair.bucket, pair.plan.arm
+                orders = self._found.setdefault(where, ([], []))
+                orders[pair.plan.first].append(math.log(theirs / ours))
+                if min(map(len, orders)) >= HALF:
+                    yield Block(*where, (median(orders[0][:HALF]) + median(orders[1][:HALF])) / 2)
+                    self._found[where] = orders[0][HALF:], orders[1][HALF:]

@@ -1,0 +1,182 @@
+"""What a disagreement in production leaves behind: a replay file for the spec's test, or a recorded call."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_fusion.canary.evidence.events import Log
+from pytest_fusion.canary.evidence.observation import Observation
+from pytest_fusion.canary.live.calls.signature import bucket_of
+from pytest_fusion.canary.recording import recorded_file
+from pytest_fusion.canary.recording.call_json import Binding, Described
+from pytest_fusion.canary.recording.matching import UnmatchedError, match
+from pytest_fusion.canary.recording.recordings import write_replay
+from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles
+from pytest_fusion.case import counter_random
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import said
+
+FOLDER = "finds"
+# A bug shows in a few inputs; the twenty-first says nothing new. Of all buckets together, files for one look.
+MOST_PER_BUCKET = 20
+_MOST = 500
+_WAITING = 64
+_MOST_BYTES = 16 << 20
+_MOST_TENSOR_BYTES = 256 << 20
+# The check that says in a test what was seen here.
+_CHECKS = {"structure": "structure", "inputs": "inputs", "error": "error", "hang": "crash"}
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Look:
+    """The inputs of a comparison, before the kernels ran on them."""
+
+    bucket: str
+    call: Described
+
+
+class Finds:
+    """The disagreements of one canary in one process, in the folder ``finds`` below
+    ``folder``; without one nothing is looked at.
+
+    Nothing here raises. ``written`` and ``lost`` are counts, ``troubles`` say why something was lost.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        folder: Path | None,
+        spec: FusionSpec | None,
+        *,
+        keep_bytes: float = 0.0,
+        tell: Callable[..., None] = lambda kind, **facts: None,
+    ) -> None:
+        self._name = name
+        self._binding = Binding(function)
+        self._folder = None if folder is None else folder / FOLDER
+        self._spec = spec
+        self._keep_bytes = keep_bytes
+        self._tell = tell
+        self._log = Log(name, self._folder, _MOST_BYTES, suffix=recorded_file.SUFFIX, mode=PRIVATE)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing was found yet: what a forked child begins with."""
+        self._log.begin()
+        self._waiting: deque[tuple[Observation, Look]] = deque()
+        self._looks: weakref.WeakSet[Look] = weakref.WeakSet()
+        self._found: Counter[str] = Counter()
+        self._tending = threading.RLock()
+        self._holding = threading.RLock()
+        self._tensors = None
+        if self._log.path is not None and self._keep_bytes:
+            self._tensors = TensorFiles(recorded_file.tensors_of(self._log.path), _MOST_TENSOR_BYTES)
+        self.written = self.lost = 0
+        self.troubles: Counter[str] = Counter()
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look | None:
+        """What is noted of a call before it is known whether the kernels agree on it; waits for no device."""
+        if self._folder is None:
+            return None
+        try:
+            bucket = bucket_of(args, kwargs)
+            if self._found[bucket] >= MOST_PER_BUCKET or self.written >= _MOST:
+                return None
+            # Comparisons wait by the hundred; the copies that wait with them are bounded as those on disk.
+            room = _MOST_TENSOR_BYTES - self._held() if self._keep_bytes else 0
+            found = Described(self._binding(args, kwargs), keep_bytes=max(min(self._keep_bytes, room), 0.0))
+            look = Look(bucket, found)
+            if found.held_bytes:
+                with self._holding:
+                    self._looks.add(look)
+            return look
+        except Exception as error:  # noqa: BLE001 - what cannot be described is compared all the same
+            self._trouble(error)
+            return None
+
+    def _held(self) -> int:
+        with self._holding:
+            return sum(look.call.held_bytes for look in self._looks)
+
+    def add(self, seen: Observation) -> None:
+        """Takes note of a comparison that came to its end."""
+        look = seen.call
+        if seen.result in ("ok", "skipped") or not isinstance(look, Look):
+            return
+        if len(self._waiting) >= _WAITING:
+            self.lost += 1
+            return
+        self._waiting.append((seen, look))
+
+    def tend(self) -> None:
+        """Writes what has arrived from the devices: what one of them never ends is left behind."""
+        with self._tending:
+            for _ in range(len(self._waiting)):
+                seen, look = self._waiting.popleft()
+                try:
+                    if not look.call.ready:
+                        self._waiting.append((seen, look))
+                    elif self._found[look.bucket] < MOST_PER_BUCKET:
+                        self._write(seen, look)
+                except Exception as error:  # noqa: BLE001 - a find that cannot be kept must not end the thread
+                    self.lost += 1
+                    self._trouble(error)
+            lost = self._log.lost
+            self._log.flush()
+            self.lost += self._log.lost - lost
+
+    def _trouble(self, error: Exception) -> None:
+        if len(self.troubles) < 20:
+            self.troubles[said(error)[:80]] += 1
+
+    def _write(self, seen: Observation, look: Look) -> None:
+        assert self._folder is not None
+        number = self._found[look.bucket]
+        self._found[look.bucket] += 1
+        event: dict[str, Any] = {
+            "bucket": look.bucket,
+            "call": number,
+            "result": seen.result,
+            "reason": seen.reason,
+            "seed": counter_random.mix("find", look.bucket, number, time.time_ns()) >> 33,
+            "arguments": look.call.arguments(),
+        }
+        if self._tensors is not None and (held := look.call.tensors):
+            try:
+                kept = self._tensors.keep(held)
+                event |= {} if kept is None else {"tensors": kept}
+            except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the rest is kept
+                self._trouble(error)
+        if self._spec is not None:
+            try:
+                matched = match(self._spec, event, None if self._tensors is None else self._tensors.folder.resolve())
+            except UnmatchedError as error:
+                event["unmatched"] = str(error)
+            else:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                check = _CHECKS.get(seen.result, "values")
+                path = write_replay(
+                    matched.case, self._spec, self._folder, check=check, mode=PRIVATE, made=_made(event)
+                )
+                self._tell("find", bucket=look.bucket, result=seen.result, replay=str(path), notes=matched.notes)
+                self.written += 1
+                return
+        self._log.add("find", **event)
+        self.written += 1
+
+
+def _made(event: dict[str, Any]) -> dict[str, Any]:
+    """Where the kernels disagreed, as replay files tell it; of a CPU nothing that would matter."""
+    if all(node.get("device") != "cuda" for node in event["arguments"].values()):
+        return {}
+    return {"lane": "cuda", "device_name": torch.cuda.get_device_name(), "torch": torch.__version__}

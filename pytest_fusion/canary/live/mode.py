@@ -1,0 +1,54 @@
+"""`Mode`: off, shadow, a share of the calls, or all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.spec.wording import did_you_mean
+
+STATES = ("off", "shadow", "route", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How far the candidate may go; ``share`` of the calls (0 to 1) is what ``route`` gives it."""
+
+    state: str
+    share: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str, share: float) -> Mode:
+        """``"off"``, ``"shadow"``, ``"route"``, ``"route 0.05"`` or ``"full"``; ``share`` where none is said.
+
+        Raises ``CanaryError``.
+        """
+        word, _, rest = str(text).strip().lower().replace(":", " ").replace("=", " ").partition(" ")
+        rest = rest.strip()
+        if word not in STATES:
+            raise CanaryError(f"state {str(text)!r} of a canary is not known{did_you_mean(word, STATES)}")
+        if rest and word != "route":
+            raise CanaryError(f"state {str(text)!r} of a canary: only route takes a share, as in 'route 0.05'")
+        if word != "route":
+            return cls(word, 1.0 if word == "full" else 0.0)
+        try:
+            part = float(rest) if rest else share
+        except ValueError:
+            part = -1.0
+        if not 0 <= part <= 1:
+            raise CanaryError(f"state {str(text)!r} of a canary: the share must be from 0 to 1, as in 'route 0.05'")
+        return cls(word, part)
+
+    @property
+    def _reach(self) -> tuple[int, float]:
+        return STATES.index(self.state), self.share
+
+    def held_by(self, other: Mode) -> Mode:
+        """The more careful of the two."""
+        return min(self, other, key=lambda mode: mode._reach)
+
+    def __str__(self) -> str:
+        return f"route {self.share:g}" if self.state == "route" else self.state
+
+
+OFF = Mode("off")

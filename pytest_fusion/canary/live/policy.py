@@ -1,0 +1,102 @@
+"""`Policy`: how far a candidate may go, what may be spent on looking at it, and when it is sent back."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pytest_fusion.canary.live.mode import Mode
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.spec.promises import Tolerance
+
+_SHARES = ("share", "shadow", "verify", "timed", "gpu_share")
+_POSITIVE = ("timeout_s", "memory_mib", "interval_s", "stale_s", "log_mib")
+_COUNTS = ("trip_after", "trip_window")
+_WAYS = ("request", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a canary may do. Raises :class:`~pytest_fusion.errors.CanaryError` for values that cannot be meant.
+
+    ``state`` is where it starts: ``"off"``, ``"shadow"``, ``"route"`` or ``"full"``. Shares are of calls, 0 to 1:
+    ``share`` goes to the candidate in ``route``, ``shadow`` is compared in ``shadow``, ``verify`` of what the candidate
+    served is compared afterwards. ``timed`` of the calls that are compared in shadow are timed: both kernels run once
+    more, on copies. On average all of it takes ``gpu_share`` of a GPU's time at most; 1 is no limit.
+
+    ``by`` says what is routed: each request, or the whole process (``replica`` names it; without, host and process id
+    do). ``rollout`` and ``salt`` are part of the hash: equal in all processes, so is the share. A trip holds for its
+    ``rollout``.
+
+    ``writes`` names the arguments that either kernel writes, ``()`` for none; ``None`` for not known: then every routed
+    call keeps a copy of all its tensors to fall back on. ``scratch`` names those whose contents mean nothing later.
+    ``tolerance`` is the difference allowed between the two kernels; ``None`` takes four or so roundings of the dtype.
+
+    ``trip_after`` failures in ``trip_window`` runs of the candidate send it back. ``timeout_s`` is how long one run may
+    take, compilation included. ``memory_mib`` bounds the copies of a call. ``file`` is read each ``interval_s``; one
+    that can no longer be read means off after ``stale_s``. ``directory`` gets the event log (at most twice ``log_mib``)
+    and the mark of a trip; and, in ``finds``, what it takes to make such inputs again as the kernels disagree on: up to
+    20 calls of each class of shapes, with ``keep_tensors`` the tensors themselves.
+    """
+
+    state: str = "shadow"
+    share: float = 0.01
+    shadow: float = 0.01
+    verify: float = 0.01
+    timed: float = 0.25
+    gpu_share: float = 0.01
+    by: str = "request"
+    replica: str | None = None
+    rollout: str = "1"
+    salt: str = ""
+    writes: tuple[str, ...] | None = None
+    scratch: tuple[str, ...] = ()
+    tolerance: Tolerance | None = None
+    trip_after: int = 3
+    trip_window: int = 1000
+    timeout_s: float = 120.0
+    memory_mib: float = 64.0
+    interval_s: float = 1.0
+    file: str | os.PathLike[str] | None = None
+    stale_s: float = 600.0
+    directory: str | os.PathLike[str] | None = None
+    log_mib: float = 16.0
+    keep_tensors: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _SHARES:
+            if not _number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
+                raise self._wrong(name, "a share of calls from 0 to 1 (1 % is 0.01)")
+        for name in _POSITIVE:
+            if not _number(getattr(self, name)) or getattr(self, name) <= 0:
+                raise self._wrong(name, "a finite number above 0")
+        for name in _COUNTS:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise self._wrong(name, "a whole number of 1 or more")
+        if self.trip_after > self.trip_window:
+            raise self._wrong("trip_after", f"at most trip_window={self.trip_window}, or it could never be reached")
+        if self.by not in _WAYS:
+            raise self._wrong("by", "'request' or 'process'")
+        for name in ("writes", "scratch"):
+            if isinstance(getattr(self, name), str):
+                raise self._wrong(name, f"a tuple of argument names, as in {name}=({getattr(self, name)!r},)")
+        if not isinstance(self.keep_tensors, bool):
+            raise self._wrong("keep_tensors", "True or False")
+        if self.tolerance is not None and not isinstance(self.tolerance, Tolerance):
+            raise self._wrong("tolerance", "None or a pytest_fusion.Tolerance")
+        _ = self.mode
+
+    @property
+    def mode(self) -> Mode:
+        """The mode it starts in."""
+        return Mode.parse(self.state, self.share)
+
+    def _wrong(self, name: str, expected: str) -> CanaryError:
+        assert name in {field.name for field in fields(self)}
+        return CanaryError(f"Policy({name}={getattr(self, name)!r}): expected {expected}")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

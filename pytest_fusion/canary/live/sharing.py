@@ -1,0 +1,102 @@
+"""Which request a call belongs to, which share of all it falls into, and which kernel it is bound to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_fusion.canary.live.mode import Mode
+from pytest_fusion.canary.live.policy import Policy
+from pytest_fusion.case import counter_random
+
+# Calls that are drawn for at once: 0.5 us a call when each was drawn alone, a third of what a canary in shadow took.
+_AT_ONCE_BITS = 10
+
+_KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
+
+
+@contextmanager
+def request(key: object) -> Iterator[None]:
+    """Calls inside belong to the request ``key``: all of them are served by the same kernel while the share holds.
+
+    Use the request's own id, the same on every rank of a tensor-parallel group: ranks that decide differently diverge.
+    """
+    token = _KEY.set(str(key))
+    try:
+        yield
+    finally:
+        _KEY.reset(token)
+
+
+def current() -> str | None:
+    """The key of the request that runs here, ``None`` outside of any."""
+    return _KEY.get()
+
+
+def position(seed: str, key: str) -> int:
+    """Where a key stands among all, 0 to 2^64-1: the same in every process, and for every share that contains it."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}\0{key}".encode("utf-8", "replace"), digest_size=8).digest())
+
+
+def threshold(share: float) -> int:
+    """Positions, and numbers of ``case.numbers.element``, below it are ``share`` of all; all of them at 1."""
+    return round(share * (1 << 64))
+
+
+class Lots:
+    """What is drawn for each call of the canary ``name`` in this process: who serves it, who looks at it."""
+
+    def __init__(self, name: str, rollout: str, policy: Policy) -> None:
+        self._seed = f"{policy.salt}\0{name}\0{rollout}"
+        process = f"{socket.gethostname()}:{os.getpid()}"
+        self._replica = (policy.replica or process) if policy.by == "process" else None
+        self._tickets = position(self._seed, process)
+        self.sample = position(self._seed, "sample")
+        self._drawn: tuple[int, float, frozenset[int]] = (-1, 0.0, frozenset())
+
+    def serves(self, mode: Mode, key: str | None, ticket: int) -> bool:
+        """Whether the candidate's result is what the call of request ``key`` with this number returns."""
+        if mode.state == "full":
+            return True
+        if mode.state != "route":
+            return False
+        key = self._replica or key
+        where = position(self._seed, key) if key is not None else counter_random.element(self._tickets, ticket)
+        return where < threshold(mode.share)
+
+    def sampled(self, ticket: int, share: float) -> bool:
+        block, of, chosen = self._drawn
+        if block != ticket >> _AT_ONCE_BITS or of != share:
+            block = ticket >> _AT_ONCE_BITS
+            chosen = _chosen(self.sample, block << _AT_ONCE_BITS, share)
+            self._drawn = block, share, chosen
+        return ticket in chosen
+
+
+def _chosen(seed: int, first: int, share: float) -> frozenset[int]:
+    """The tickets from ``first`` on whose numbers in the stream ``seed`` fall into ``share``."""
+    drawn = elements(seed, first, 1 << _AT_ONCE_BITS)
+    # At a share of 1 the threshold is no uint64; all numbers are at most the one before it.
+    below = threshold(share) - 1
+    return frozenset((np.nonzero(drawn <= below)[0] + first).tolist()) if below >= 0 else frozenset()
+
+
+def elements(seed: int, first: int, count: int) -> NDArray[np.uint64]:
+    """The ``count`` numbers of stream ``seed`` from ``first`` on, each as ``numbers.element`` gives it.
+
+    Here, because scripts of failures come with ``case.numbers``, and need torch alone.
+    """
+    number = np.arange(count, dtype=np.uint64)
+    z = number * np.uint64(counter_random.GOLDEN) + np.uint64(
+        seed + first * counter_random.GOLDEN & counter_random.MASK
+    )
+    z = (z ^ z >> np.uint64(30)) * np.uint64(counter_random.MIX1 & counter_random.MASK)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(counter_random.MIX2 & counter_random.MASK)
+    return z ^ z >> np.uint64(31)

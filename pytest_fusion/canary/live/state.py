@@ -1,0 +1,211 @@
+"""Where a canary's mode comes from: its policy, then whoever holds it back by environment, file, call, or a trip."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pytest_fusion.canary.live.mode import OFF, Mode
+from pytest_fusion.canary.live.patient_file import PatientFile
+from pytest_fusion.canary.live.policy import Policy
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.spec.wording import said
+
+ENVIRONMENT = "PYTEST_FUSION_CANARY"
+
+
+def mark_of(folder: Path, name: str, rollout: str) -> Path:
+    """The file that says that the rollout of a canary was tripped, and why."""
+    digest = hashlib.sha256(f"{name}\0{rollout}".encode()).hexdigest()[:12]
+    return folder / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:60]}.{digest}.tripped"
+
+
+class Control:
+    """The mode of one canary. Anyone may hold it back; nobody gets past who holds it.
+
+    Of what environment, file and call say, the most careful counts; where none of them speaks, the policy's state does.
+    ``look`` reads environment and file; it is called at intervals off the hot path. ``report`` is told what went
+    wrong with them, once for each change. Safe to use from any thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        report: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._policy = policy
+        self._report = report
+        self._environment: Mapping[str, str] = os.environ if environment is None else environment
+        self._clock = clock
+        self._lock = threading.RLock()
+        # Held while a file is read; nobody who trips waits for it.
+        self._looking = threading.Lock()
+        self._file = None if policy.file is None else PatientFile(Path(policy.file))
+        self._sources: tuple[Mode | None, Mode | None] = (None, None)
+        self._called: Mode | None = None
+        self._said: dict[str, str] = {}
+        self._filed: Mode | None = None
+        self._file_seen = False
+        self._file_read_at = clock()
+        self._rollout = policy.rollout
+        self._tripped = self._mark_of_a_trip()
+
+    @property
+    def rollout(self) -> str:
+        return self._rollout
+
+    @property
+    def tripped(self) -> str | None:
+        """Why it was tripped; ``None`` where it was not."""
+        return self._tripped
+
+    def after_fork(self) -> None:
+        """In a forked child: locks that nobody holds, and no thread that reads."""
+        self._lock, self._looking = threading.RLock(), threading.Lock()
+        self._file = None if self._policy.file is None else PatientFile(Path(self._policy.file))
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that counts by what was seen last; no file is touched."""
+        with self._lock:
+            held = [mode for mode in (*self._sources, self._called) if mode is not None]
+            if self._tripped is not None:
+                return OFF
+            mode = held[0] if held else self._policy.mode
+            for other in held[1:]:
+                mode = mode.held_by(other)
+            return mode
+
+    def look(self) -> None:
+        """Reads environment and file. Raises nothing; for a file that does not answer the caller waits a second."""
+        with self._looking:
+            sources = self._from_environment(), self._from_file()
+        with self._lock:
+            self._sources = sources
+
+    def call(self, state: str | None) -> None:
+        """What the process itself says; ``None`` takes it back. Raises ``CanaryError`` for what is no state."""
+        mode = None if state is None else Mode.parse(state, self._policy.share)
+        with self._lock:
+            self._called = mode
+
+    def trip(self, reason: str) -> bool:
+        """Latches off until the next rollout; whether it was this call that did so."""
+        with self._lock:
+            if self._tripped is not None:
+                return False
+            self._tripped = reason
+            return True
+
+    def leave_mark(self) -> None:
+        """Writes down that this rollout was tripped, for processes that start later. Raises nothing."""
+        path, reason = self._mark(), self._tripped
+        if path is None or reason is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(reason + "\n", encoding="utf-8")
+        except OSError as error:
+            self._tell("mark", f"the mark of a trip was not written, a restart will not know: {said(error)}")
+
+    def rearm(self, rollout: str) -> None:
+        """Begins another rollout, free of the last one's trip. Raises ``CanaryError`` where it has the same id."""
+        with self._lock:
+            if rollout == self._rollout:
+                raise CanaryError(
+                    f"canary {self._name!r}: rollout {rollout!r} is the one that runs; a trip holds for all of it, so "
+                    "that nothing goes on by itself. Give a new id, and the same one in every process"
+                )
+            self._rollout = rollout
+            self._tripped = self._mark_of_a_trip()
+
+    def _from_environment(self) -> Mode | None:
+        own = f"{ENVIRONMENT}_{re.sub(r'[^A-Za-z0-9]+', '_', self._name).upper()}"
+        modes = [self._parsed(name, self._environment.get(name, "")) for name in (ENVIRONMENT, own)]
+        known = [mode for mode in modes if mode is not None]
+        return None if not known else known[0] if len(known) == 1 else known[0].held_by(known[1])
+
+    def _parsed(self, source: str, text: str) -> Mode | None:
+        if not text.strip():
+            self._said.pop(source, None)
+            return None
+        try:
+            mode = Mode.parse(text, self._policy.share)
+        except CanaryError as error:
+            # Somebody wanted something and nobody knows what: the state that harms nobody.
+            self._tell(source, f"{source}: {error}; off until it is mended")
+            return OFF
+        self._said.pop(source, None)
+        return mode
+
+    def _from_file(self) -> Mode | None:
+        if self._file is None:
+            return None
+        try:
+            self._filed = self._states(self._file.read())
+        except FileNotFoundError as error:
+            if self._file_seen:
+                return self._last_known(error)
+            return None
+        except (OSError, ValueError, CanaryError) as error:
+            return self._last_known(error)
+        self._file_seen = True
+        self._file_read_at = self._clock()
+        self._said.pop("file", None)
+        return self._filed
+
+    def _last_known(self, error: Exception) -> Mode | None:
+        known = f"{self._filed or 'no state'} was read from it last"
+        if not self._file_seen:
+            self._tell("file", f"{self._policy.file}: {said(error)}; off, for it was never read")
+            return OFF
+        if self._clock() - self._file_read_at > self._policy.stale_s:
+            self._tell("file", f"{self._policy.file}: {said(error)} for {self._policy.stale_s:g} s; {known}, now off")
+            return OFF
+        self._tell("file", f"{self._policy.file}: {said(error)}; {known} and holds for {self._policy.stale_s:g} s")
+        return self._filed
+
+    def _states(self, text: str) -> Mode | None:
+        """Lines ``name: state``; ``*`` is every canary, ``#`` starts a comment."""
+        found: Mode | None = None
+        for number, line in enumerate(text.splitlines(), 1):
+            line = line.partition("#")[0].strip()
+            name, colon, state = line.partition(":")
+            if not line:
+                continue
+            if not colon:
+                raise CanaryError(f"line {number} is {line!r}; expected 'name: state', as in '{self._name}: off'")
+            if name.strip() in ("*", self._name):
+                mode = Mode.parse(state, self._policy.share)
+                found = mode if found is None else found.held_by(mode)
+        return found
+
+    def _tell(self, source: str, message: str) -> None:
+        if self._said.get(source) != message:
+            self._said[source] = message
+            self._report(message)
+
+    def _mark(self) -> Path | None:
+        if self._policy.directory is None:
+            return None
+        return mark_of(Path(self._policy.directory), self._name, self._rollout)
+
+    def _mark_of_a_trip(self) -> str | None:
+        path = self._mark()
+        if path is None:
+            return None
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").strip() or "tripped by an earlier process"
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return f"{path} cannot be read ({said(error)}), so nobody knows that this rollout was not tripped"

@@ -1,0 +1,233 @@
+"""`Rival`: the incumbent of a whole run, found once, asked by each test, and gone at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fusion.canary.offline.incumbent.incumbent_name import Named
+from pytest_fusion.errors import CanaryError, SpecError
+
+if TYPE_CHECKING:
+    from pytest_fusion.canary.offline.incumbent.incumbent_process import Process
+    from pytest_fusion.canary.offline.incumbent.revision import Revision
+    from pytest_fusion.canary.offline.kernel import Opponent
+    from pytest_fusion.checks.context import Bench
+    from pytest_fusion.spec.fusion_spec import FusionSpec
+
+# A judged case may be asked further: configs, gradients, invariance, each with calls of its own.
+_PATIENCE = 3.0
+# Of one kernel that is compiled for a GPU.
+_COMPILING_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How the incumbent's process runs the project: folders, test files by node id, and pytest's own arguments.
+
+    ``spec`` asks for specs by name instead of tests.
+    """
+
+    root: Path
+    start: Path
+    device: str
+    files: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    inifile: Path | None = None
+    spec: bool = False
+
+
+class Rival:
+    """An incumbent. ``without`` are the metrics that nobody asks for; ``recording`` is a file of recorded traffic."""
+
+    def __init__(
+        self, named: Named, setting: Setting, *, without: Sequence[str] = (), recording: Path | None = None
+    ) -> None:
+        self.named, self.setting = named, setting
+        self.without, self.recording = tuple(without), recording
+        self._function: Any = None
+        self._revision: Revision | None = None
+        self._process: Process | None = None
+        self._opened: dict[str, Any] = {}
+        self._is_open = False
+        self.notes: tuple[str, ...] = ()
+        if named.kind == "revision":
+            from pytest_fusion.canary.offline.incumbent.revision import resolve
+
+            self._revision = resolve(named.target, setting.start)
+            self._inside(self._revision)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the incumbent is, as reports tell it."""
+        found: dict[str, Any] = {"text": str(self.named), "kind": self.named.kind}
+        if self._revision is not None:
+            found["commit"] = self._revision.sha
+        return found
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it lives in a process of its own."""
+        return self.named.kind != "function"
+
+    def find(self) -> None:
+        """Import a function that is to be compared. Raises ``CanaryError``."""
+        if self.named.kind == "function" and self._function is None:
+            from pytest_fusion.spec.importable import named_kernel
+
+            folders = (os.fspath(self.setting.start), os.fspath(self.setting.root))
+            self._function = named_kernel(self.named.target, folders=folders)
+
+    def open(self, nodeid: str, spec: FusionSpec, bench: Bench, seconds: float) -> Opponent:
+        """The incumbent of one test. Raises ``NoOpponentError`` where it has none, ``CanaryError`` where it broke."""
+        from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Remote
+        from pytest_fusion.canary.offline.incumbent.shared_promises import contract
+        from pytest_fusion.canary.offline.kernel import beside
+
+        if not self.elsewhere:
+            self.find()
+            try:
+                return beside(spec, bench, self._function)
+            except SpecError as error:
+                raise NoOpponentError(f"{self.named} does not take the inputs of this test: {error}") from None
+        self._opened = {
+            "nodeid": nodeid,
+            "contract": contract(spec),
+            "programs": bench.programs,
+            "deep": bench.deep,
+        }
+        process = self._running()
+        self._ask_to_open(process)
+        patience = _PATIENCE * seconds
+        return Remote(process, bench.device, patience if bench.device.type == "cpu" else max(patience, _COMPILING_S))
+
+    def reopen(self) -> None:
+        """Start the process anew, with the same test open; nothing of its state is left."""
+        if not self.elsewhere:
+            return
+        if self._process is not None:
+            self._process.stop()
+        self._ask_to_open(self._running())
+
+    def close(self) -> list[str]:
+        """Let go of the test that is open; sentences on what it was. Raises ``CanaryError`` if it is no incumbent."""
+        from pytest_fusion.canary.offline.incumbent.wire import Gone
+
+        process = self._process
+        if process is None or not self._is_open:
+            return []
+        self._is_open = False
+        try:
+            answer = process.ask("close", seconds=60.0)
+        except Gone:
+            process.stop()
+            return []
+        foreign = answer.get("foreign", [])
+        if foreign:
+            raise CanaryError(
+                f"the incumbent imported {len(foreign)} file(s) of the work tree, as {foreign[0]}, so it is not "
+                f"{self.named} alone: install the package from the revision into another environment, and compare "
+                "with python:/path/to/its/python"
+            )
+        return [*self.notes, *_said_of_shared(answer.get("shared", []), self.setting)]
+
+    def let_go(self) -> None:
+        """After a test that ended in the middle of a question: a process that waits for its next one is no good."""
+        if self._is_open and self._process is not None:
+            self._process.stop()
+        self._is_open = False
+
+    def end(self) -> None:
+        """Leave no process and no folder."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+    def _running(self) -> Process:
+        from pytest_fusion.canary.offline.incumbent.incumbent_process import Process
+        from pytest_fusion.canary.offline.incumbent.revision import check_out
+
+        if self._process is None:
+            self._process = Process.in_new_folder()
+            try:
+                if self._revision is not None:
+                    checkout = self._checkout()
+                    checkout.mkdir()
+                    self.notes = check_out(self._revision, checkout)
+            except BaseException:
+                self.end()
+                raise
+        if not self._process.running:
+            python = self.named.target if self.named.kind == "python" else sys.executable
+            start = self._there(self.setting.start)
+            foreign = self.named.kind == "python"
+            self._process.start(
+                python, self._settings(), start=start if start.is_dir() else self._there(self._top()), foreign=foreign
+            )
+        return self._process
+
+    def _ask_to_open(self, process: Process) -> None:
+        from pytest_fusion.canary.offline.incumbent.incumbent_process import START_S
+        from pytest_fusion.canary.offline.incumbent.wire import Gone
+
+        self._is_open = False
+        try:
+            process.ask("open", seconds=START_S, **self._opened)
+            self._is_open = True
+        except Gone as gone:
+            words = process.last_words()
+            process.stop()
+            raise CanaryError(
+                f"the incumbent {self.named} could not be started ({gone}); the last that it printed:\n{words}"
+            ) from None
+
+    def _settings(self) -> dict[str, Any]:
+        setting, checkout = self.setting, self._revision is not None
+        words = [*setting.arguments, f"--rootdir={self._there(setting.root)}"]
+        if setting.inifile is not None:
+            there = self._there(setting.inifile)
+            words += ["-c", os.fspath(there)] if there.is_file() else []
+        root = self._there(setting.root)
+        return {
+            "spec": setting.spec,
+            "device": setting.device,
+            "asker": os.getpid(),
+            "top": os.path.realpath(self._top()),
+            "checkout": os.path.realpath(self._checkout()) if checkout else "",
+            "arguments": words,
+            "files": [os.fspath(root / file) for file in setting.files if (root / file).exists()],
+        }
+
+    def _top(self) -> Path:
+        return self._revision.top if self._revision is not None else self.setting.root
+
+    def _checkout(self) -> Path:
+        assert self._process is not None
+        return self._process.folder / "tree"
+
+    def _there(self, path: Path) -> Path:
+        """A path of the project as the incumbent has it."""
+        if self._revision is None:
+            return path
+        return self._checkout() / Path(os.path.realpath(path)).relative_to(os.path.realpath(self._revision.top))
+
+    def _inside(self, revision: Revision) -> None:
+        top = Path(os.path.realpath(revision.top))
+        for path in (self.setting.root, self.setting.start):
+            if not Path(os.path.realpath(path)).is_relative_to(top):
+                raise CanaryError(
+                    f"the incumbent {self.named} is a revision of {top}, and {path} lies outside of it; run this inside"
+                )
+
+
+def _said_of_shared(files: Sequence[str], setting: Setting) -> list[str]:
+    """What an environment took from the work tree besides the tests themselves: perhaps what was to be compared."""
+    tests = {os.path.realpath(setting.root / file) for file in setting.files}
+    rest = [file for file in files if file not in tests and Path(file).name != "conftest.py"]
+    if not rest:
+        return []
+    return [f"the incumbent's environment imports {len(rest)} file(s) of this project, as {rest[0]}: same in both"]

@@ -1,0 +1,165 @@
+"""A git revision, found and written into a folder of its own: objects are read, nothing of the repository is written.
+
+Neither ``git archive`` (it leaves out what ``export-ignore`` names, tests most often) nor ``git worktree`` (it writes
+into ``.git``): the tree is listed, and its blobs are written as they are stored.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.spec.wording import did_you_mean
+
+_LINK, _SUBMODULE = "120000", "160000"
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A commit: its full hash, what it was called, and the top folder of the work tree that it belongs to."""
+
+    sha: str
+    called: str
+    top: Path
+
+    def __str__(self) -> str:
+        return self.sha[:12] if self.sha.startswith(self.called) else f"{self.called} ({self.sha[:12]})"
+
+
+@dataclass(slots=True)
+class _Entry:
+    mode: str
+    blob: str
+    path: str
+
+
+@dataclass(slots=True)
+class _Left:
+    """What a revision has that its objects do not hold."""
+
+    submodules: list[str] = field(default_factory=list)
+    pointers: list[str] = field(default_factory=list)
+
+    def notes(self) -> tuple[str, ...]:
+        said = []
+        if self.submodules:
+            said.append(f"submodules of the revision are empty folders: {_listed(self.submodules)}")
+        if self.pointers:
+            said.append(f"files of the revision are Git LFS pointers, not their contents: {_listed(self.pointers)}")
+        return tuple(said)
+
+
+def resolve(called: str, start: Path) -> Revision:
+    """The commit that ``called`` names in the repository of the folder ``start``.
+
+    Raises ``CanaryError`` where there is no git, no repository or no such commit.
+    """
+    found = _git(start, "rev-parse", "--show-toplevel")
+    if found.returncode:
+        raise CanaryError(
+            f"the incumbent git:{called}: {start} is in no work tree of git ({_said(found)}); run this inside of one, "
+            "or name the incumbent as python:/path/to/python or module:function"
+        )
+    top = Path(os.fsdecode(found.stdout).rstrip("\n"))
+    # A name that begins with a dash would be an option: --end-of-options is older than any git that is still mended.
+    commit = _git(start, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{called}^{{commit}}")
+    if commit.returncode:
+        names = _git(start, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes")
+        near = did_you_mean(called, names.stdout.decode(errors="replace").split())
+        hint = near if "did you mean" in near else "; a shallow clone may lack it: git fetch --unshallow"
+        raise CanaryError(f"the incumbent git:{called}: the repository {top} has no such commit{hint}")
+    return Revision(commit.stdout.decode().strip(), called, top)
+
+
+def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
+    """Write the revision's files into the empty ``folder``; what of it is missing there, a sentence each.
+
+    Filters and line endings of ``.gitattributes`` are not applied. Raises ``CanaryError`` where an object is missing,
+    ``OSError`` where the folder cannot be written.
+    """
+    left, files = _Left(), []
+    for entry in _tree(revision):
+        if entry.mode == _SUBMODULE:
+            left.submodules.append(entry.path)
+            (folder / entry.path).mkdir(parents=True, exist_ok=True)
+        else:
+            files.append(entry)
+    for entry, data in _blobs(revision, files):
+        _write(folder, entry, data)
+        if data.startswith(_POINTER):
+            left.pointers.append(entry.path)
+    return left.notes()
+
+
+def _tree(revision: Revision) -> Iterator[_Entry]:
+    found = _git(revision.top, "ls-tree", "-r", "-z", "--full-tree", revision.sha)
+    if found.returncode:
+        raise CanaryError(f"the incumbent {revision}: its tree cannot be read ({_said(found)})")
+    for line in filter(None, found.stdout.split(b"\0")):
+        about, _, path = line.partition(b"\t")
+        mode, _, blob = about.decode().split()[:3]
+        yield _Entry(mode, blob, os.fsdecode(path))
+
+
+def _blobs(revision: Revision, files: list[_Entry]) -> Iterator[tuple[_Entry, bytes]]:
+    asked = b"".join(entry.blob.encode() + b"\n" for entry in files)
+    found = _git(revision.top, "cat-file", "--batch", feed=asked)
+    data, at = found.stdout, 0
+    for entry in files:
+        end = data.find(b"\n", at)
+        words = data[at:end].split() if end >= 0 else []
+        if len(words) != 3:
+            raise CanaryError(
+                f"the incumbent {revision}: the object of {entry.path} is not here ({_said(found) or 'missing'}); "
+                "in a partial clone, check the revision out once so that git fetches it"
+            )
+        size = int(words[2])
+        yield entry, data[end + 1 : end + 1 + size]
+        at = end + 1 + size + 1
+
+
+def _write(folder: Path, entry: _Entry, data: bytes) -> None:
+    path = folder / entry.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if entry.mode == _LINK:
+        path.symlink_to(os.fsdecode(data))
+        return
+    path.write_bytes(data)
+    if entry.mode == "100755":
+        path.chmod(0o755)
+
+
+def _git(folder: Path, *words: str, feed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["git", "--no-pager", "-C", os.fspath(folder), *words],
+            env=_environment(),
+            input=feed,
+            capture_output=True,
+            check=False,
+        )
+    except OSError as error:
+        raise CanaryError(f"an incumbent that is a git revision needs git, which cannot be run: {error}") from None
+
+
+def _environment() -> Mapping[str, str]:
+    # Refreshing the index or fetching a missing object would write into .git; a hook's GIT_DIR is another repository's.
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    }
+    return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+
+def _said(found: subprocess.CompletedProcess[bytes]) -> str:
+    return found.stderr.decode(errors="replace").strip().partition("\n")[0]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

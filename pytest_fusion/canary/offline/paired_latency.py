@@ -1,0 +1,170 @@
+"""The latency of two kernels on one GPU, in pairs that take turns, in one process or in two."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_fusion.bench import latency
+from pytest_fusion.bench.baseline.bootstrap import Estimate, block_ratios, estimate
+from pytest_fusion.bench.entries import entries
+from pytest_fusion.bench.on_device import opened
+from pytest_fusion.bench.open_mask import full_mask
+from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote, Timed
+from pytest_fusion.canary.offline.incumbent.wire import Gone
+from pytest_fusion.canary.offline.kernel import Kernel, Opponent
+from pytest_fusion.canary.offline.metric_finding import Timing
+from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.make import make_inputs
+from pytest_fusion.checks.context import Bench
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.oracle.reference import takes
+from pytest_fusion.run.measure.launches.count import count
+from pytest_fusion.run.measure.timing.alone import alone
+from pytest_fusion.run.measure.timing.graph_replay import Replayed
+from pytest_fusion.run.measure.timing.pairs import Blocks
+from pytest_fusion.run.measure.timing.pairs import Timed as Timer
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import said
+
+# Classes of recorded shapes that are timed: of a hundredth of the calls or more each, and together of nearly all.
+_LEAST_SHARE, _MOST_CLASSES, _ENOUGH = 0.01, 16, 0.9
+# What the same function may differ by from one process to the other, as a log ratio (the judge has the same limit).
+_BETWEEN = 0.01
+_NO_SIZES = (
+    "the spec has no bench= and there is no recording, and what fuzzed sizes cost is nobody's; name the sizes that "
+    "occur in bench=, or give canary compare a --recording"
+)
+
+
+class Sized(NamedTuple):
+    """A case that stands for a size that occurs; ``share`` of all recorded calls, 0 where nothing was recorded."""
+
+    text: str
+    case: Case
+    share: float = 0.0
+
+
+@dataclass(slots=True)
+class Latencies:
+    """A ratio for each size, or in ``problem`` why there are none; ``notes`` say what the ratios rest on."""
+
+    timings: list[Timing] = field(default_factory=list)
+    problem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
+    """What is asked about: the classes of shapes in ``traffic``, or the sizes of ``bench=``; and why there are none."""
+    if traffic is None or not traffic.total:
+        return [Sized(entry.text, entry.case) for entry in entries(spec)], "" if spec.bench else _NO_SIZES
+    weights: Counter[str] = Counter()
+    heaviest: dict[str, RecordedCase] = {}
+    for one in traffic.found:
+        weights[one.bucket] += one.weight  # type: ignore[assignment]
+        if one.bucket not in heaviest or one.weight > heaviest[one.bucket].weight:
+            heaviest[one.bucket] = one
+    shares = {bucket: weight / traffic.total for bucket, weight in weights.most_common(_MOST_CLASSES)}
+    found = [Sized(name, heaviest[name].case, share) for name, share in shares.items() if share >= _LEAST_SHARE]
+    covered = sum(one.share for one in found)
+    if covered < _ENOUGH:
+        return found, (
+            f"the classes of shapes that are cases of the spec and of {_LEAST_SHARE:.0%} of the calls or more are "
+            f"{covered:.1%} of the recorded calls, and {_ENOUGH:.0%} are needed; the notes say what the others are"
+        )
+    return found, ""
+
+
+def timings(
+    candidate: Bench, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
+) -> Latencies:
+    """log(candidate / incumbent) at each size; ``pulse`` hears which is next.
+
+    A size that one of them does not bear is no size; where one is left out, there is none, and its reason is told.
+    """
+    device = torch.device("cuda", candidate.device.index or 0)
+    cache = opened(device).cache
+    found = Latencies()
+    with alone(device):
+        if isinstance(incumbent, Remote) and sized:
+            pulse(sized[0].case)
+            found.problem = _differ(candidate, incumbent, sized[0].case, device, cache, found.notes)
+        for one in sized:
+            if found.problem:
+                return Latencies(problem=found.problem, notes=found.notes)
+            pulse(one.case)
+            try:
+                found.timings.append(_timing(candidate, incumbent, one, device, cache))
+            except Exception as error:  # noqa: BLE001 - the checks have judged both; here it is a number or none
+                found.problem = f"{one.text}: {said(error)[:200]}"
+            _free(incumbent)
+    return Latencies(problem=found.problem, notes=found.notes) if found.problem else found
+
+
+def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
+    """The kernel of ``bench`` or its reference at one size, to be timed. Raises what the call raises."""
+    spec = bench.spec
+    logical = make_inputs(spec, case, device)
+    call: Callable[..., Any] = partial(spec.fused, **bench.extra)
+    with torch.no_grad():
+        if what == "reference":
+            drawn = {} if spec.random is None else full_mask(spec, case.sizes, call(**logical))
+            call = partial(spec.reference, **takes(spec.reference, {**bench.extra, **drawn}))
+        outputs = call(**logical)
+        counts = count(lambda: call(**logical), dict(logical), device)
+        return latency.timed(call, logical, outputs, device, cache, counts)[0]
+
+
+def _timing(candidate: Bench, incumbent: Opponent, one: Sized, device: torch.device, cache: int) -> Timing:
+    ours = timer(candidate, one.case, "fused", device, cache)
+    blocks = latency.compared(ours, _theirs(incumbent, one.case, device, cache))
+    ratio = _ratio(blocks)
+    medians = latency.median(blocks.candidate), latency.median(blocks.control)
+    return Timing(one.text, ratio.ratio, ratio.low, ratio.high, *medians, share=one.share)
+
+
+def _theirs(incumbent: Opponent, case: Case, device: torch.device, cache: int) -> Timer:
+    if isinstance(incumbent, Remote):
+        return incumbent.timer(case, "fused")
+    assert isinstance(incumbent, Kernel)
+    return timer(incumbent.bench, case, "fused", device, cache)
+
+
+def _differ(candidate: Bench, incumbent: Remote, case: Case, device: torch.device, cache: int, notes: list[str]) -> str:
+    """Why two processes cannot be compared by their latencies, where one and the same reference says so."""
+    try:
+        theirs = incumbent.timer(case, "reference")
+        if theirs.source != latency.digest(candidate.spec.reference):
+            notes.append("the reference is another one there, so that nothing equal was timed in both processes")
+            return ""
+        ratio = _ratio(latency.compared(timer(candidate, case, "reference", device, cache), theirs))
+    except Exception as error:  # noqa: BLE001 - a reference that cannot be timed says nothing of the kernels
+        notes.append(f"nothing equal was timed in both processes: the reference gives {said(error)[:200]}")
+        return ""
+    finally:
+        _free(incumbent)
+    if ratio.high >= -_BETWEEN and ratio.low <= _BETWEEN:
+        return ""
+    return (
+        f"the same reference takes {math.exp(ratio.ratio):.3g} x as long here as in the incumbent's process, and "
+        f"{_BETWEEN:.0%} either way is allowed: is another version of torch there? Or is the GPU shared?"
+    )
+
+
+def _ratio(blocks: Blocks) -> Estimate:
+    return estimate(block_ratios(blocks.candidate, blocks.control))
+
+
+def _free(incumbent: Opponent) -> None:
+    if isinstance(incumbent, Remote):
+        with contextlib.suppress(Gone, CanaryError):  # whoever asks next is told
+            incumbent.untime()
+    torch.cuda.empty_cache()

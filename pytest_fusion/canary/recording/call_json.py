@@ -1,0 +1,175 @@
+"""A call in JSON: every argument by name, tensors by shape, strides, alignment, dtype and summary, never by value."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.canary.live.comparing.readback import Readback
+from pytest_fusion.canary.recording.summary import read, summary_of
+from pytest_fusion.case.value_json import encode
+
+# Addresses are told up to this: allocations of CUDA begin at multiples of it.
+ALIGNED = 512
+_MOST_TENSORS = 64
+_MOST_ITEMS = 64
+_DEEPEST = 6
+# A mode of a kernel has a short name; what is longer is somebody's text.
+_LONGEST_TEXT = 80
+
+
+class CannotDescribeError(Exception):
+    """A call with more tensors, or deeper ones, than a line of a file holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Arguments by parameter; those of ``defaults`` were left to the function."""
+
+    arguments: Mapping[str, Any]
+    defaults: frozenset[str] = frozenset()
+
+
+class Binding:
+    """A function's arguments by parameter, defaults included; ``arg0``, ... where its signature is not known."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        try:
+            self._signature: inspect.Signature | None = inspect.signature(function)
+        except (TypeError, ValueError):
+            self._signature = None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound:
+        """Raises ``CannotDescribeError`` for arguments that the function does not take."""
+        if self._signature is None:
+            return Bound({**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs})
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            raise CannotDescribeError("the function does not take these arguments") from None
+        given = set(bound.arguments)
+        bound.apply_defaults()
+        found: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                found.update(value)
+            elif kind is not inspect.Parameter.VAR_POSITIONAL or value:
+                found[name] = value
+        return Bound(found, frozenset(found.keys() - given - kwargs.keys()))
+
+
+class Described:
+    """A call as it came: its summaries, and its tensors where they are kept, are on their way to the host.
+
+    ``tensors`` are contiguous copies by path (``"x"``, ``"caches[0]"``). Making one waits for no device and keeps no
+    argument alive. Raises ``CannotDescribeError``.
+    """
+
+    def __init__(self, bound: Bound, *, keep_bytes: float = 0.0) -> None:
+        self._nodes: list[dict[str, Any]] = []
+        self._rows: list[Tensor] = []
+        self._found: dict[str, Tensor] = {}
+        self._storages: dict[int, int] = {}
+        self._tensors = 0
+        # What a subclass makes of operations (weights of a serving engine have one) is not asked for.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._arguments = {name: self._node(value, name, 0) for name, value in bound.arguments.items()}
+        for name in bound.defaults:
+            self._arguments[name]["default"] = True
+        size = sum(t.numel() * t.element_size() for t in self._found.values())
+        self.too_large = keep_bytes > 0 and size > keep_bytes
+        self.held_bytes = size if keep_bytes and not self.too_large else 0
+        kept = self._found if keep_bytes and not self.too_large else {}
+        with torch.no_grad():
+            copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in kept.values()]
+        self._readback = Readback([*self._rows, *copies])
+        self._paths = tuple(kept)
+        self._found.clear()
+        self._rows.clear()
+
+    @property
+    def ready(self) -> bool:
+        return self._readback.done
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(zip(self._paths, self._readback.host[len(self._nodes) :], strict=True))
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments in JSON types; complete once ``ready``."""
+        for node, row in zip(self._nodes, self._readback.host, strict=False):
+            node["values"] = read(row)
+        return self._arguments
+
+    def _node(self, value: Any, path: str, depth: int) -> dict[str, Any]:
+        if isinstance(value, Tensor):
+            return self._tensor(value, path)
+        if depth > _DEEPEST:
+            raise CannotDescribeError(f"{path} is nested more than {_DEEPEST} deep")
+        if isinstance(value, tuple | list) and len(value) <= _MOST_ITEMS and _holds_tensors(value):
+            items = [self._node(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+            return {"items": items, "of": type(value).__name__}
+        if isinstance(value, Mapping) and len(value) <= _MOST_ITEMS and _holds_tensors(list(value.values())):
+            return {"entries": {str(k): self._node(item, f"{path}[{k!r}]", depth + 1) for k, item in value.items()}}
+        return _plain(value)
+
+    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
+        self._tensors += 1
+        if self._tensors > _MOST_TENSORS:
+            raise CannotDescribeError(f"more than {_MOST_TENSORS} tensors")
+        node: dict[str, Any] = {
+            "tensor": list(map(int, value.shape)),
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "device": value.device.type,
+            "grad": value.requires_grad,
+        }
+        # What is computed on a subclass with a dispatch of its own may be asked of other processes (DTensor).
+        if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ or value.layout is not torch.strided:
+            return {**node, "of": type(value).__name__}
+        value = value.detach().as_subclass(Tensor)
+        storage = self._storages.setdefault(value.untyped_storage().data_ptr(), len(self._storages))
+        node |= {
+            "strides": list(map(int, value.stride())),
+            "offset": int(value.storage_offset()),
+            "pointer": value.data_ptr() % ALIGNED,
+            "storage": storage,
+        }
+        if value.device.type in ("cpu", "cuda"):
+            try:
+                row = summary_of(value)
+            except (RuntimeError, NotImplementedError) as error:
+                node["unread"] = type(error).__name__
+                row = None
+            if row is not None:
+                self._nodes.append(node)
+                self._rows.append(row)
+            self._found[path] = value
+        return node
+
+
+def _holds_tensors(values: tuple[Any, ...] | list[Any]) -> bool:
+    return any(isinstance(value, Tensor | tuple | list | Mapping) for value in values)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """A value without tensors; what a case could not carry is named by its type alone, for it may be anything."""
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return {"other": f"str of {len(value)}"}
+    if isinstance(value, tuple | list | Mapping) and len(value) > _MOST_ITEMS:
+        return {"other": f"{type(value).__name__} of {len(value)}"}
+    encoded = encode(value)
+    return {"other": type(value).__qualname__} if _opaque(encoded) else {"value": encoded}
+
+
+def _opaque(encoded: Any) -> bool:
+    if isinstance(encoded, list):
+        return len(encoded) > _MOST_ITEMS or any(map(_opaque, encoded))
+    if isinstance(encoded, str):
+        return len(encoded) > _LONGEST_TEXT
+    return isinstance(encoded, dict) and ("opaque" in encoded or any(map(_opaque, encoded.values())))

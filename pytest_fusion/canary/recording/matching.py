@@ -1,0 +1,326 @@
+"""A recorded call as a case of a spec, or the reason why it is none."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.canary.recording.call_json import ALIGNED
+from pytest_fusion.canary.recording.recorded_file import named_tensors
+from pytest_fusion.canary.recording.sizing import UnsolvedError, solve
+from pytest_fusion.case import recorded_values, strided
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.make import RECORDED_AS, bounds_of, torch_dtype
+from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.value_json import decode
+from pytest_fusion.errors import ReplayError
+from pytest_fusion.spec.dims import Size
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, OptionalSpec, StrategySpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.spec.wording import said
+
+# Storage of a tensor with gaps that a case still takes as it is: a view of a buffer this many times its size.
+_GAPS = 16
+_MOST_STORAGE = 1 << 26
+# An allocation on the CPU begins at a multiple of this; of addresses, the rest says how a tensor is aligned.
+_CPU_ALIGNED = 64
+_SUMS = ("low", "high", "mean", "rms", "absolute")
+_MISSING = object()
+
+
+class UnmatchedError(Exception):
+    """Why a call is no case of the spec, as a clause."""
+
+
+@dataclass(slots=True)
+class Matched:
+    """A case, and what in it is not as it was recorded."""
+
+    case: Case
+    notes: list[str] = field(default_factory=list)
+
+
+def match(
+    spec: FusionSpec,
+    event: Mapping[str, Any],
+    tensors: Path | None = None,
+    rename: Mapping[str, str | None] | None = None,
+) -> Matched:
+    """The case of ``spec`` that a recorded call is.
+
+    ``event`` is a line of a recording; ``tensors`` the folder of its tensor files, ``rename`` the spec's names of
+    parameters that are called otherwise, ``None`` for those that are to be left out. Raises ``UnmatchedError``.
+    """
+    try:
+        return _Matching(spec, event, tensors, rename or {}).matched()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnmatchedError(f"its line is not one of a recording ({said(error)})") from None
+
+
+class _Matching:
+    def __init__(
+        self, spec: FusionSpec, event: Mapping[str, Any], tensors: Path | None, rename: Mapping[str, str | None]
+    ) -> None:
+        self.spec, self.tensors = spec, tensors
+        # The recorded names by those of the spec.
+        self.keys = {own: name for name in event["arguments"] if (own := rename.get(name, name)) is not None}
+        self.nodes = {own: event["arguments"][name] for own, name in self.keys.items()}
+        self.file = named_tensors(event)
+        self.seed = int(event.get("seed") or 0)
+        self.notes: list[str] = []
+        self.absent: list[str] = []
+        self.drawn: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[TensorSpec, tuple[int, ...]]] = {}
+
+    def matched(self) -> Matched:
+        for name, declared in self.spec.inputs.items():
+            self._input(name, declared)
+        self._others()
+        try:
+            sizes = solve(self.spec, self.shapes, self._hints(), self._unused())
+        except UnsolvedError as error:
+            raise UnmatchedError(str(error)) from None
+        dtype = self._dtype()
+        entries = {
+            name: self._tensor(name, inner, sizes)
+            if name in self.shapes
+            else TensorCase(inner.dtypes[0] if inner.dtypes else dtype, regime=_plain(inner))
+            for name, inner in self._tensor_inputs()
+        }
+        case = Case(sizes, dtype, entries, tuple(sorted(self.absent)), self.drawn, self.seed)
+        wrong = misfit(self.spec, case)
+        if wrong is not None:
+            raise UnmatchedError(wrong)
+        self._sharing()
+        return Matched(case, self.notes)
+
+    def _tensor_inputs(self) -> list[tuple[str, TensorSpec]]:
+        found = ((name, unwrap(declared)) for name, declared in self.spec.inputs.items())
+        return [(name, inner) for name, inner in found if isinstance(inner, TensorSpec)]
+
+    def _input(self, name: str, declared: Any) -> None:
+        inner, node = unwrap(declared), self.nodes.get(name)
+        if isinstance(declared, OptionalSpec) and (node is None or _value(node) is None):
+            self.absent.append(name)
+            if isinstance(inner, StrategySpec):
+                self.drawn[name] = None
+            return
+        if isinstance(inner, DerivedSpec):
+            self.notes.append(f"{name!r} is computed by the spec, not as recorded")
+        elif isinstance(inner, ConstantSpec):
+            self._constant(name, inner, node)
+        elif node is None:
+            raise UnmatchedError(f"the call has no argument {name!r}")
+        elif not isinstance(inner, TensorSpec):
+            self.drawn[name] = self._plain_value(name, node)
+        elif "tensor" not in node:
+            raise UnmatchedError(f"{name!r} is {_shown(node)} where the spec says a tensor {inner.shape.text!r}")
+        else:
+            self.shapes[name] = inner, tuple(map(int, node["tensor"]))
+
+    def _constant(self, name: str, inner: ConstantSpec, node: Mapping[str, Any] | None) -> None:
+        if node is None:
+            self.notes.append(f"the call has no argument {name!r}; it is the spec's")
+        elif "value" in node:
+            value = self._plain_value(name, node)
+            if type(value) is bool or not isinstance(value, int | float) or not _number(inner.value):
+                same = _equal(value, inner.value)
+            else:
+                same = value == inner.value or (value != value and inner.value != inner.value)
+            if not same:
+                raise UnmatchedError(f"{name}={value!r} where the spec always has {inner.value!r}")
+        else:
+            self.notes.append(f"{name!r} is the spec's constant, not as recorded")
+
+    def _plain_value(self, name: str, node: Mapping[str, Any]) -> Any:
+        if "value" not in node:
+            raise UnmatchedError(f"{name!r} is {_shown(node)}, which a case cannot carry")
+        try:
+            return decode(node["value"])
+        except ReplayError as error:
+            raise UnmatchedError(f"{name!r}: {error}") from None
+
+    def _others(self) -> None:
+        """Arguments that the spec does not have matter unless the caller left them, or gave the kernel's defaults."""
+        try:
+            parameters = inspect.signature(self.spec.fused).parameters
+        except (TypeError, ValueError):
+            parameters = {}  # type: ignore[assignment]
+        for name, node in self.nodes.items():
+            if name in self.spec.inputs or node.get("default") or _value(node) is None:
+                continue
+            known = parameters.get(name)
+            default = known.default if known is not None else _MISSING
+            if _value(node) is _MISSING or not _equal(_value(node), default):
+                raise UnmatchedError(f"{name} is {_shown(node)}, and the spec has no such input")
+
+    def _hints(self) -> dict[str, int]:
+        """Sizes by plain arguments of their name, and sizes that indices point into."""
+        hints: dict[str, int] = {}
+        for name, (inner, _) in self.shapes.items():
+            profile, high = inner.values, (self.nodes[name].get("values") or {}).get("high")
+            if isinstance(profile, ValueProfile) and profile.kind == "indices" and high is not None:
+                size = dict(profile.params)["size"]
+                if isinstance(size, str) and size.isidentifier():
+                    hints[size] = max(hints.get(size, 0), int(high) + 1)
+        for name in self.spec.dim_names:
+            value = _value(self.nodes.get(name, {}))
+            if type(value) is int and value >= 0:
+                hints[name] = value
+        return hints
+
+    def _unused(self) -> frozenset[str]:
+        """Dims of absent inputs alone."""
+        used = {name for inner, _ in self.shapes.values() for name in inner.shape.names}
+        absent = {n for name, inner in self._tensor_inputs() if name in self.absent for n in inner.shape.names}
+        return frozenset(absent - used)
+
+    def _dtype(self) -> str:
+        found = {
+            self.nodes[name]["dtype"]: name for name, (inner, _) in self.shapes.items() if inner.follows_case_dtype
+        }
+        if len(found) > 1:
+            listed = " and ".join(f"{name!r} {dtype}" for dtype, name in found.items())
+            raise UnmatchedError(f"{listed}, where the spec has one dtype for both")
+        return str(next(iter(found), self.spec.dtypes[0]))
+
+    def _tensor(self, name: str, inner: TensorSpec, sizes: Mapping[str, Size]) -> TensorCase:
+        node = self.nodes[name]
+        dtype = str(node["dtype"])
+        allowed = inner.dtypes or self.spec.dtypes
+        if dtype not in allowed:
+            raise UnmatchedError(f"{name!r} is {dtype}, which is not among {', '.join(allowed)}")
+        return TensorCase(dtype, self._layout(name, inner, dtype), self._values(name, inner, sizes))
+
+    def _layout(self, name: str, inner: TensorSpec, dtype: str) -> Layout:
+        node, (_, shape) = self.nodes[name], self.shapes[name]
+        strides = tuple(map(int, node.get("strides") or ()))
+        if shape and not strides:
+            self.notes.append(f"nothing was noted of how {name!r} lay in memory; it is contiguous")
+        offset = self._offset(name, inner, torch_dtype(dtype).itemsize)
+        if len(strides) != len(shape) or not shape or geometry(shape, Layout()).strides == strides:
+            return Layout("contiguous", offset)
+        wanted = strided.kinds(shape, strides)
+        nearest = next((kind for kind in wanted if kind in inner.layouts), None)
+        if wanted and nearest is None:
+            raise UnmatchedError(
+                f"{name!r} has the strides {strides}, and the spec draws {', '.join(inner.layouts)} only"
+            )
+        if not strided.admits(shape, strides):
+            raise UnmatchedError(f"{name!r} has the strides {strides}, by which elements share a place")
+        if strided.expanded(shape, strides) and name in (*self.spec.mutates, *self.spec.clobbers):
+            raise UnmatchedError(f"{name!r} is written, and its strides {strides} repeat elements")
+        made = Layout(strided.stated(strides), offset)
+        elements = geometry(shape, Layout()).storage
+        if geometry(shape, made).storage > max(_GAPS * elements, _MOST_STORAGE):
+            self.notes.append(
+                f"{name!r} has the strides {strides}, further apart than a case affords: {nearest} instead"
+            )
+            return Layout(nearest or "contiguous", offset)
+        return made
+
+    def _offset(self, name: str, inner: TensorSpec, itemsize: int) -> int:
+        """An offset by which the tensor is aligned as it was, and not 0 where it was not."""
+        node = self.nodes[name]
+        whole = ALIGNED if node.get("device") == "cuda" else _CPU_ALIGNED
+        rest, given = int(node.get("pointer") or 0) % whole, int(node.get("offset") or 0)
+        offset = rest // itemsize if rest % itemsize == 0 else 0
+        if not offset and given:
+            offset = whole // itemsize
+        if offset and "offset" not in inner.layouts:
+            where = f"{rest} bytes behind a multiple of {whole}" if rest else "inside its storage"
+            self.notes.append(f"{name!r} began {where}, and begins its storage in the case: the spec draws no offset")
+            return 0
+        return offset
+
+    def _values(self, name: str, inner: TensorSpec, sizes: Mapping[str, Size]) -> str:
+        node = self.nodes[name]
+        seen = dict(node.get("values") or {})
+        profile = inner.values
+        follows = profile is None or (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS)
+        if follows:
+            self._within(name, profile, seen, sizes)
+        ends = {key: float(seen.get(key) or 0.0) for key in ("low", "high", "absolute")}
+        extreme = recorded_values.extreme(torch_dtype(str(node["dtype"])), **ends)
+        if self.file is not None and self.tensors is not None and "pointer" in node:
+            path = str(self.tensors.absolute() / self.file)
+            return str(recorded_values.Stored(path, self.keys[name], ordinary=not (extreme or _non_finite(seen))))
+        if not seen and 0 not in self.shapes[name][1]:
+            self.notes.append(f"nothing was noted of the values of {name!r}; they are the spec's own")
+            return _plain(inner)
+        if not follows:
+            self.notes.append(
+                f"the values of {name!r} are the spec's own, {profile if _named(profile) else 'a function'}"
+            )
+            return _plain(inner)
+        if not seen:
+            return _plain(inner)
+        shares = {key: float(seen.get(key) or 0.0) for key in ("zeros", "nan", "inf", "ninf")}
+        sums = {key: float(seen.get(key) or 0.0) for key in _SUMS}
+        return str(recorded_values.fitted(**sums, **shares, extreme=float(extreme)))
+
+    def _within(self, name: str, profile: Any, seen: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
+        """Raises ``UnmatchedError`` for values that the spec's profile excludes."""
+        if profile is None:
+            return
+        if _non_finite(seen) and profile.kind != "default":
+            raise UnmatchedError(f"{name!r} held NaN or infinities, which values={profile} excludes")
+        bounds = bounds_of(profile, sizes)
+        if bounds is not None and "low" in seen and not (bounds[0] <= seen["low"] and seen["high"] <= bounds[1]):
+            said = f"{name!r} held {seen['low']:g} to {seen['high']:g}"
+            raise UnmatchedError(f"{said}, where values={profile} is {bounds[0]:g} to {bounds[1]:g}")
+
+    def _sharing(self) -> None:
+        places: dict[Any, list[str]] = {}
+        for name in self.shapes:
+            places.setdefault(self.nodes[name].get("storage"), []).append(name)
+        for place, names in places.items():
+            if place is not None and len(names) > 1:
+                self.notes.append(f"{' and '.join(names)} shared memory; each has its own in the case")
+
+
+def _plain(inner: TensorSpec) -> str:
+    one_of = isinstance(inner.values, ValueProfile) and inner.values.kind == "one_of"
+    return "0" if one_of else "unit"
+
+
+def _non_finite(seen: Mapping[str, Any]) -> bool:
+    return bool(seen.get("nan") or seen.get("inf") or seen.get("ninf"))
+
+
+def _named(profile: Any) -> bool:
+    return isinstance(profile, ValueProfile)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _value(node: Mapping[str, Any]) -> Any:
+    """The plain value of a node; ``_MISSING`` where it has none."""
+    if "value" not in node:
+        return _MISSING
+    try:
+        return decode(node["value"])
+    except ReplayError:
+        return _MISSING
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # noqa: BLE001 - what cannot be compared is not known to be the same
+        return False
+
+
+def _shown(node: Mapping[str, Any]) -> str:
+    if "tensor" in node:
+        return f"a tensor {node['tensor']}"
+    if "value" in node:
+        return repr(_value(node))
+    return str(node.get("other") or "a container with tensors")

@@ -1,0 +1,114 @@
+"""The file of one recording process: lines that only ever are added, the latest of each place counts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.canary.evidence.events import Event, read
+from pytest_fusion.canary.recording.tensor_files import PRIVATE
+from pytest_fusion.run.process.atomic_file import replace_whole
+
+SUFFIX = ".recording.jsonl"
+SCHEMA = 1
+_TENSORS = ".tensors"
+
+
+@dataclass(slots=True)
+class RecordedFile:
+    """What a file says: the calls that are kept, by bucket and place, and how many calls each bucket had.
+
+    ``finds`` are calls that a canary's kernels disagreed on, with the reason; each of them stands for itself.
+    """
+
+    path: Path
+    name: str = ""
+    schema: int = SCHEMA
+    head: Event | None = None
+    counts: Event | None = None
+    calls: dict[tuple[str, int], Event] = field(default_factory=dict)
+    finds: list[Event] = field(default_factory=list)
+    expired: int = 0
+
+    @property
+    def per_bucket(self) -> dict[str, int]:
+        """Calls by bucket; a kept call whose count was not written any more proves as many as its number says."""
+        found: dict[str, int] = {}
+        for (bucket, _), event in self.calls.items():
+            found[bucket] = max(found.get(bucket, 0), int(event["call"]) + 1)
+        for bucket, calls in ((self.counts or {}).get("calls") or {}).items():
+            found[str(bucket)] = max(found.get(str(bucket), 0), int(calls))
+        return found
+
+    def events(self) -> Iterator[Event]:
+        """What is worth keeping of it."""
+        yield from (event for event in (self.head, self.counts) if event is not None)
+        yield from self.calls.values()
+        yield from self.finds
+
+
+def tensors_of(path: Path) -> Path:
+    """The folder of the tensors that a file refers to."""
+    return path.with_name(path.name.removesuffix(".jsonl") + _TENSORS)
+
+
+def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
+    """Reads a file; a line cut short or foreign is passed over, and a call older than the file keeps any is left out.
+
+    Raises ``OSError``.
+    """
+    found = RecordedFile(path)
+    for event in read(path):
+        kind = event.get("event")
+        if kind == "recording":
+            found.head, found.schema = event, int(event.get("schema") or 0)
+            found.name = str(event.get("name"))
+        elif kind == "calls" and isinstance(event.get("calls"), dict):
+            found.counts = event
+        elif kind == "call" and isinstance(event.get("arguments"), dict):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                found.calls[str(event["bucket"]), int(event["place"])] = event
+        elif kind == "find" and isinstance(event.get("arguments"), dict):
+            found.finds.append(event)
+        found.name = found.name or str(event.get("name") or "")
+    given = (found.head or {}).get("keep_s")
+    oldest = now - (keep_s if keep_s is not None else given if isinstance(given, int | float) else float("inf"))
+    old = [place for place, event in found.calls.items() if float(event.get("time") or 0.0) < oldest]
+    for place in old:
+        del found.calls[place]
+    finds = [event for event in found.finds if float(event.get("time") or 0.0) >= oldest]
+    found.expired = len(old) + len(found.finds) - len(finds)
+    found.finds = finds
+    return found
+
+
+def shorten(path: Path, now: float, keep_s: float) -> RecordedFile:
+    """Leaves in a file what counts, and no call older than ``keep_s``; its name changes hands at once.
+
+    Raises ``OSError``.
+    """
+    found = load(path, now, keep_s)
+    lines = [json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n" for event in found.events()]
+    replace_whole(path, b"".join(lines), PRIVATE)
+    return found
+
+
+def forget_old(folder: Path, slug: str, now: float, keep_s: float) -> None:
+    """Deletes the files of this name that nobody has written to for ``keep_s``, with their tensors. Raises nothing."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{slug}.*{SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < now - keep_s:
+                    path.unlink(missing_ok=True)
+                    shutil.rmtree(tensors_of(path), ignore_errors=True)
+
+
+def named_tensors(event: Mapping[str, Any]) -> str | None:
+    """The file of tensors that a call refers to, one of the folder beside its recording."""
+    name = event.get("tensors")
+    return name if isinstance(name, str) and "/" not in name and name.endswith(".safetensors") else None

@@ -1,0 +1,326 @@
+"""`record`: a function as it is, with a sample of the calls that a serving process makes of it written down."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.canary.evidence.events import Log
+from pytest_fusion.canary.live import background
+from pytest_fusion.canary.live.calls.call import recorded as captured
+from pytest_fusion.canary.live.calls.copies import tensors_in
+from pytest_fusion.canary.live.calls.signature import bucket_of
+from pytest_fusion.canary.recording import recorded_file
+from pytest_fusion.canary.recording.call_json import Binding, Described
+from pytest_fusion.canary.recording.reservoir import Bucket, Reservoir
+from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles, need_safetensors
+from pytest_fusion.case import counter_random
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.spec.wording import said
+
+ENVIRONMENT = "PYTEST_FUSION_RECORD"
+# Calls of each bucket that are kept.
+PER_BUCKET = 64
+_DAY_S = 86400.0
+# Shapes whose bucket is known without making its name again.
+_MOST_SHAPES = 4096
+# Calls whose numbers are on their way from a device, or wait for the thread that writes.
+_MOST_WAITING = 512
+# A process that ends waits so long for the device.
+_LAST_S = 1.0
+_CHECK_AGE_S = 3600.0
+_PLAIN = (type(None), bool, int, float, str, torch.dtype)
+
+
+def record(
+    name: str,
+    fn: Callable[..., Any],
+    path: str | os.PathLike[str],
+    *,
+    tensors: bool = False,
+    keep_days: float = 30.0,
+    call_mib: float = 64.0,
+    tensors_mib: float = 256.0,
+    file_mib: float = 64.0,
+    interval_s: float = 5.0,
+    publishers: Sequence[Callable[[Mapping[str, Any]], object]] = (),
+) -> Recorder:
+    """A callable to put where ``fn`` stands; a sample of its calls goes to a file in the folder ``path``.
+
+    Every call is counted by the class of its shapes, and of each class at most 64 are written down, each call with the
+    same chance: shapes, strides, alignment, dtypes, devices, plain arguments, and a summary of each tensor. The tensors
+    themselves only with ``tensors=True``: of calls of at most ``call_mib``, together at most ``tensors_mib``. Files are
+    private to their user, and nothing older than ``keep_days`` is kept. ``publishers`` are told each line, in the
+    background. ``PYTEST_FUSION_RECORD=off`` records nothing. Raises ``CanaryError``; calls never fail of it.
+    """
+    if not isinstance(name, str) or not name.strip() or any(sign in name for sign in ":#*\n"):
+        raise CanaryError(f"canary.record({name!r}): expected a name without ':', '#', '*' or line ends, as 'rms_norm'")
+    if not callable(fn):
+        raise CanaryError(f"canary.record({name!r}, {fn!r}): expected a function called like the kernel")
+    given = {"keep_days": keep_days, "call_mib": call_mib, "tensors_mib": tensors_mib, "file_mib": file_mib}
+    for option, value in {**given, "interval_s": interval_s}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise CanaryError(f"canary.record({name!r}, {option}={value!r}): expected a finite number above 0")
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise CanaryError(
+            f"canary.record({name!r}): {folder} is a file; give a folder, where each process writes one of its own"
+        )
+    if tensors:
+        need_safetensors(f"canary.record({name!r}, tensors=True)")
+    made = Recorder(
+        name,
+        fn,
+        folder,
+        call_bytes=call_mib * 2**20 if tensors else 0.0,
+        tensor_bytes=tensors_mib * 2**20,
+        file_bytes=int(file_mib * 2**20),
+        keep_s=keep_days * _DAY_S,
+        interval_s=interval_s,
+        publishers=publishers,
+    )
+    background.add(made)
+    return made
+
+
+@dataclass(slots=True)
+class _Seen:
+    bucket: Bucket
+    number: int
+    place: int
+    found: Described
+
+
+class Recorder:
+    """What :func:`record` makes. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        folder: Path,
+        *,
+        call_bytes: float,
+        tensor_bytes: float,
+        file_bytes: int,
+        keep_s: float,
+        interval_s: float,
+        publishers: Sequence[Callable[[Mapping[str, Any]], object]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.name = name
+        self.interval_s = interval_s
+        self._function = function
+        self._binding = Binding(function)
+        self._call_bytes, self._tensor_bytes = call_bytes, tensor_bytes
+        self._keep_s = keep_s
+        self._clock = clock
+        self._on = os.environ.get(ENVIRONMENT, "").strip().lower() not in ("off", "0", "no", "false")
+        self._log = Log(
+            name,
+            folder,
+            file_bytes,
+            publishers,
+            clock,
+            suffix=recorded_file.SUFFIX,
+            mode=PRIVATE,
+            shorten=self._shorten,
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        process = counter_random.mix("recording", socket.gethostname(), os.getpid(), time.time_ns())
+        self._reservoir = Reservoir(process, PER_BUCKET)
+        self._shapes: dict[object, Bucket] = {}
+        self._waiting: deque[_Seen] = deque()
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.RLock()
+        # A publisher may flush.
+        self._tending = threading.RLock()
+        self._written: dict[str, int] = {}
+        self._files: dict[tuple[str, int], str] = {}
+        self._tensors: TensorFiles | None = None
+        if self._call_bytes and self._log.path is not None:
+            self._tensors = TensorFiles(recorded_file.tensors_of(self._log.path), self._tensor_bytes)
+        self._checked_age = 0.0
+        self._oldest = self._clock()
+        self._headed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._on and not captured():
+            try:
+                self._see(args, kwargs)
+            except Exception as error:  # noqa: BLE001 - what keeps us from looking keeps nobody from being served
+                self._skip(said(error))
+        return self._function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bound like a function, where it stands for a method."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def path(self) -> Path:
+        """The file of this process; it is made when the first lines are written."""
+        assert self._log.path is not None
+        return self._log.path
+
+    def status(self) -> dict[str, Any]:
+        """What happened so far, in JSON types: calls by bucket, why calls were not looked at, what was not written."""
+        with self._lock:
+            skipped = dict(sorted(self._counts.items()))
+        return {
+            "name": self.name,
+            "recording": self._on,
+            "calls": self._reservoir.calls(),
+            "skipped": skipped,
+            "waiting": len(self._waiting),
+            "file": str(self._log.path),
+            "lost_lines": self._log.lost,
+            "publish_errors": self._log.publish_errors,
+        }
+
+    def flush(self) -> None:
+        """Writes what has arrived from the devices; a thread does so every ``interval_s``. Raises nothing."""
+        with self._tending:
+            self._tend()
+
+    tend = flush
+
+    def at_exit(self) -> None:
+        """Waits for the devices a moment, then writes."""
+        until = time.monotonic() + _LAST_S
+        while self._waiting and not all(seen.found.ready for seen in list(self._waiting)) and time.monotonic() < until:
+            time.sleep(0.01)
+        self.flush()
+
+    def after_fork(self) -> None:
+        """In a forked child: counts and a file of its own."""
+        self._log.begin()
+        self._begin()
+
+    def close(self) -> None:
+        """The function alone from now on; what was seen is written."""
+        self._on = False
+        background.remove(self)
+        self.at_exit()
+
+    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shapes = _shapes(args, kwargs)
+        bucket = self._shapes.get(shapes)
+        if bucket is None:
+            bucket = self._reservoir.bucket(bucket_of(args, kwargs))
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[shapes] = bucket
+        number, place = bucket.admit()
+        if place is None:
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._skip("too many wait to be written")
+            return
+        # What waits to be written is bounded as what is written.
+        room = self._tensor_bytes - sum(seen.found.held_bytes for seen in list(self._waiting))
+        found = Described(self._binding(args, kwargs), keep_bytes=min(self._call_bytes, max(room, 1.0)))
+        self._waiting.append(_Seen(bucket, number, place, found))
+
+    def _skip(self, reason: str) -> None:
+        with self._lock:
+            reason = reason[:80]
+            self._counts[reason if reason in self._counts or len(self._counts) < 50 else "others"] += 1
+
+    def _tend(self) -> None:
+        calls = self._reservoir.calls()
+        if calls and not self._headed:
+            self._headed = True
+            self._log.add("recording", schema=recorded_file.SCHEMA, keep_s=self._keep_s, tensors=bool(self._call_bytes))
+        changed = False
+        while self._waiting and self._waiting[0].found.ready:
+            self._write(self._waiting.popleft())
+            changed = True
+        if calls != self._written:
+            self._written = calls
+            with self._lock:
+                skipped = dict(self._counts)
+            self._log.add("calls", calls=calls, skipped=skipped)
+        lost = self._log.lost
+        self._log.flush()
+        if self._log.lost > lost:
+            # A full disk took lines; what counts is said again.
+            self._headed, self._written = False, {}
+        elif changed and self._tensors is not None:
+            self._tensors.forget_all_but(set(self._files.values()))
+        self._mind_age()
+
+    def _write(self, seen: _Seen) -> None:
+        try:
+            bucket, found = seen.bucket.name, seen.found
+            facts: dict[str, Any] = {"bucket": bucket, "call": seen.number, "place": seen.place}
+            facts["seed"] = counter_random.mix("recorded", bucket, seen.number) >> 33
+            if self._tensors is not None:
+                self._keep(self._tensors, found, facts)
+            self._log.add("call", **facts, arguments=found.arguments())
+        except Exception as error:  # noqa: BLE001 - a call that cannot be written is one that was not kept
+            self._skip(said(error))
+
+    def _keep(self, files: TensorFiles, found: Described, facts: dict[str, Any]) -> None:
+        place = facts["bucket"], facts["place"]
+        self._files.pop(place, None)
+        held: dict[str, Tensor] = found.tensors
+        if found.too_large:
+            self._skip("tensors not kept: larger than call_mib, or too many wait to be written")
+        if not held:
+            return
+        try:
+            name = files.keep(held)
+        except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the summary is kept
+            self._skip(f"tensors not kept: {said(error)}")
+            return
+        if name is None:
+            self._skip("tensors not kept: more than tensors_mib")
+            return
+        facts["tensors"] = self._files[place] = name
+
+    def _shorten(self, path: Path) -> None:
+        recorded_file.shorten(path, self._clock(), self._keep_s)
+
+    def _mind_age(self) -> None:
+        """Forgets what is too old, here and in files that dead processes left."""
+        now = self._clock()
+        if now - self._checked_age < min(_CHECK_AGE_S, self._keep_s / 4):
+            return
+        self._checked_age = now
+        path = self.path
+        try:
+            recorded_file.forget_old(path.parent, path.name.partition(".")[0], now, self._keep_s)
+            if now - self._oldest > self._keep_s and path.exists():
+                left = recorded_file.shorten(path, now, self._keep_s)
+                self._oldest = min((float(event["time"]) for event in left.calls.values()), default=now)
+                self._files = {place: file for place, file in self._files.items() if place in left.calls}
+                if self._tensors is not None:
+                    self._tensors.forget_all_but(set(self._files.values()))
+        except OSError as error:
+            self._skip(f"not shortened: {said(error)}")
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
+    """What decides the bucket of a call."""
+    found: list[object] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append((value.shape, value.dtype))
+        elif type(value) not in _PLAIN:
+            found += [(tensor.shape, tensor.dtype) for tensor in tensors_in(value)]
+    return tuple(found)

@@ -1,0 +1,255 @@
+"""Recordings read back: the calls of all processes together, as cases of a spec, each with the calls it stands for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.canary.recording import recorded_file
+from pytest_fusion.canary.recording.matching import UnmatchedError, match
+from pytest_fusion.canary.recording.recorded_file import SUFFIX, RecordedFile
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.diagnosis.repro import replay_file as replays
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.run.process.atomic_file import replace_whole
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import did_you_mean
+
+PathLike = str | os.PathLike[str]
+# What is said of one spec's recordings; the rest is counted as others.
+_MOST_REASONS = 50
+_OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A recorded call: its line, the file it stands in, and how many calls of its bucket it stands for."""
+
+    event: Mapping[str, Any]
+    path: Path
+    bucket: str
+    weight: float
+
+
+@dataclass(slots=True)
+class Calls:
+    """The recorded calls of one function, of all processes. ``total`` counts all calls, kept or not.
+
+    ``uncovered`` are calls, by bucket, of which none is kept any more.
+    """
+
+    name: str
+    kept: list[Call] = field(default_factory=list)
+    total: int = 0
+    uncovered: dict[str, int] = field(default_factory=dict)
+    expired: int = 0
+    files: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCase:
+    """A case that stands for ``weight`` calls; ``notes`` say what in it is not as it was recorded."""
+
+    case: Case
+    weight: float
+    bucket: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Cases:
+    """The cases of a spec in recorded traffic; iterates over pairs of a case and the calls that it stands for.
+
+    ``unmatched`` has the calls that are no case of the spec, by reason, in calls; with them and those of ``uncovered``
+    buckets the weights add up to ``total``.
+    """
+
+    name: str
+    found: list[RecordedCase]
+    total: int
+    unmatched: dict[str, float]
+    uncovered: dict[str, int]
+    expired: int = 0
+    files: int = 0
+
+    def __iter__(self) -> Iterator[tuple[Case, float]]:
+        return ((one.case, one.weight) for one in self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @property
+    def covered(self) -> float:
+        """The share of all calls that the cases stand for, 0 to 1."""
+        return sum(one.weight for one in self.found) / self.total if self.total else 0.0
+
+    def lines(self) -> list[str]:
+        """What was found and what was not, for people."""
+        said = [
+            f"{self.name}: {self.total} calls in {self.files} files; {len(self)} cases stand for {self.covered:.1%}"
+        ]
+        said += [f"no case for {weight:.0f} calls: {why}" for why, weight in _by_weight(self.unmatched)]
+        said += [
+            f"no case for {calls} calls of {bucket}: none of them is kept" for bucket, calls in self.uncovered.items()
+        ]
+        if self.expired:
+            said.append(f"{self.expired} kept calls were too old")
+        notes: Counter[str] = Counter()
+        for one in self.found:
+            notes.update(dict.fromkeys(one.notes, 1))
+        return said + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
+
+
+def _by_weight(reasons: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(reasons.items(), key=lambda one: -one[1])
+
+
+def read(paths: PathLike | Iterable[PathLike], name: str | None = None, *, now: float | None = None) -> Calls:
+    """The calls in recordings: files, or folders of them. ``name`` chooses among the functions that were recorded.
+
+    Raises ``CanaryError`` where nothing was recorded, of that name, or of several names.
+    """
+    files = [_load(path, time.time() if now is None else now) for path in _files(paths)]
+    names = sorted({file.name for file in files if file.name})
+    if name is None and len(names) > 1:
+        raise CanaryError(f"recordings of {', '.join(names)} lie here; say which one: name={names[0]!r}")
+    if not names or (name is not None and name not in names):
+        listed = f"{name!r} was not recorded{did_you_mean(name, names)}" if name and names else "nothing was recorded"
+        raise CanaryError(f"{listed} in {_shown(paths)}; record with canary.record(name, function, folder)")
+    return _merged(name or names[0], [file for file in files if file.name == (name or names[0])])
+
+
+def cases(
+    paths: PathLike | Iterable[PathLike],
+    spec: FusionSpec,
+    *,
+    name: str | None = None,
+    rename: Mapping[str, str | None] | None = None,
+    per_bucket: int | None = None,
+    now: float | None = None,
+) -> Cases:
+    """The cases of ``spec`` in recordings.
+
+    ``name`` is that of the recording, by default the spec's or the only one. ``rename`` maps parameters of the recorded
+    function to inputs of the spec, ``None`` for those that do not matter (``self``). ``per_bucket`` bounds the cases of
+    each class of shapes; they stand for the calls of those left out. Raises ``CanaryError``.
+    """
+    calls = read(paths, name if name is not None else _name(paths, spec), now=now)
+    found: list[RecordedCase] = []
+    unmatched: dict[str, float] = {}
+    for call in _at_most(calls.kept, per_bucket):
+        try:
+            matched = match(spec, call.event, recorded_file.tensors_of(call.path), rename)
+        except UnmatchedError as error:
+            why = str(error) if str(error) in unmatched or len(unmatched) < _MOST_REASONS else _OTHERS
+            unmatched[why] = unmatched.get(why, 0.0) + call.weight
+            continue
+        found.append(RecordedCase(matched.case, call.weight, call.bucket, tuple(matched.notes)))
+    return Cases(calls.name, found, calls.total, unmatched, calls.uncovered, calls.expired, calls.files)
+
+
+def pin(recorded: Cases, spec: FusionSpec, folder: PathLike, *, most: int = 16) -> list[Path]:
+    """Writes the cases that stand for most calls as pinned replays, which the spec's test runs first from then on.
+
+    ``folder`` is one named ``fusion_replays``, beside the test or above it. Raises ``CanaryError`` for another name,
+    ``OSError`` where it cannot be written.
+    """
+    target = Path(folder)
+    if target.name != "fusion_replays":
+        raise CanaryError(f"pin to a folder named fusion_replays, where pytest looks for pinned replays, not {target}")
+    target.mkdir(parents=True, exist_ok=True)
+    return [
+        write_replay(one.case, spec, target, check=replays.RECORDED)
+        for one in sorted(recorded.found, key=lambda one: -one.weight)[:most]
+    ]
+
+
+def write_replay(
+    case: Case,
+    spec: FusionSpec,
+    folder: Path,
+    *,
+    check: str,
+    mode: int = 0o666,
+    made: Mapping[str, Any] | None = None,
+) -> Path:
+    """A replay file that names the spec alone: it goes with the test whose spec has that name. Raises ``OSError``."""
+    replay = replays.Replay(spec.name, spec.name, check, None, case, made or {})
+    path = folder / replays.file_name(replay)
+    replace_whole(path, replays.text(replay), mode)
+    return path
+
+
+def _name(paths: PathLike | Iterable[PathLike], spec: FusionSpec) -> str | None:
+    names = {file.name for file in (_load(path, 0.0) for path in _files(paths))}
+    return spec.name if spec.name in names else None
+
+
+def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
+    given = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
+    found: dict[Path, None] = {}
+    for path in given:
+        found.update(dict.fromkeys(sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]))
+    return list(found)
+
+
+def _load(path: Path, now: float) -> RecordedFile:
+    try:
+        file = recorded_file.load(path, now)
+    except OSError as error:
+        raise CanaryError(f"cannot read the recording {path}: {error.strerror}") from None
+    if file.schema > recorded_file.SCHEMA:
+        raise CanaryError(
+            f"the recording {path} has schema {file.schema}, this version reads {recorded_file.SCHEMA}; "
+            "read it with the version that wrote it"
+        )
+    return file
+
+
+def _shown(paths: PathLike | Iterable[PathLike]) -> str:
+    return os.fspath(paths) if isinstance(paths, str | os.PathLike) else ", ".join(os.fspath(path) for path in paths)
+
+
+def _merged(name: str, files: list[RecordedFile]) -> Calls:
+    found = Calls(name, files=len(files), expired=sum(file.expired for file in files))
+    totals: Counter[str] = Counter()
+    kept: dict[str, list[tuple[Mapping[str, Any], Path, float]]] = {}
+    for file in files:
+        for bucket, count in file.per_bucket.items():
+            totals[bucket] += count
+            own = [event for (where, _), event in sorted(file.calls.items()) if where == bucket]
+            kept.setdefault(bucket, []).extend((event, file.path, count / len(own)) for event in own)
+        for event in file.finds:
+            bucket = str(event.get("bucket"))
+            totals[bucket] += 1
+            kept.setdefault(bucket, []).append((event, file.path, 1.0))
+    found.total = totals.total()
+    for bucket, count in sorted(totals.items()):
+        known = sum(weight for *_, weight in kept[bucket])
+        if not known:
+            if count:
+                found.uncovered[bucket] = count
+            continue
+        # Calls of a process that kept none of this bucket count with those of the others.
+        found.kept += [Call(event, path, bucket, weight * count / known) for event, path, weight in kept[bucket]]
+    return found
+
+
+def _at_most(calls: list[Call], most: int | None) -> list[Call]:
+    """As many calls of each bucket, chosen by their seeds, standing for all of it."""
+    if most is None:
+        return calls
+    buckets: dict[str, list[Call]] = {}
+    for call in calls:
+        buckets.setdefault(call.bucket, []).append(call)
+    chosen: list[Call] = []
+    for name, all_of in buckets.items():
+        few = sorted(all_of, key=lambda call: (int(call.event.get("seed") or 0), str(call.path)))[: max(most, 1)]
+        scale = sum(call.weight for call in all_of) / sum(call.weight for call in few)
+        chosen += [Call(call.event, call.path, name, call.weight * scale) for call in few]
+    return chosen

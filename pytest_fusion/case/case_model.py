@@ -1,0 +1,114 @@
+"""`Case`: one input in full, as plain data; tensors are made from it, so it replays bit for bit anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_fusion.case.value_json import decode, encode
+from pytest_fusion.errors import ReplayError
+from pytest_fusion.spec.dims import Size
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in its storage: a kind of ``LAYOUTS``, a variant of it, a storage offset in elements."""
+
+    kind: str = "contiguous"
+    offset: int = 0
+    variant: int = 0
+
+    @property
+    def plain(self) -> bool:
+        return self == Layout()
+
+    def __str__(self) -> str:
+        text = self.kind if not self.variant else f"{self.kind}/{self.variant}"
+        return f"{text}+{self.offset}" if self.offset else text
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCase:
+    """One tensor of a case: dtype name, layout, and the regime its values come from."""
+
+    dtype: str
+    layout: Layout = Layout()
+    regime: str = "unit"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sizes, dtypes, layouts, value regimes and a seed: everything that decides the inputs of one call.
+
+    ``multiprocessors`` are what launchers are told of that ask the modelled device; ``None`` stands for its own.
+    """
+
+    sizes: Mapping[str, Size]
+    dtype: str
+    tensors: Mapping[str, TensorCase]
+    absent: tuple[str, ...] = ()
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    multiprocessors: int | None = None
+
+    def with_(self, **changes: Any) -> Case:
+        return replace(self, **changes)
+
+    def with_tensor(self, name: str, **changes: Any) -> Case:
+        return replace(self, tensors={**self.tensors, name: replace(self.tensors[name], **changes)})
+
+    def contiguous(self, names: Iterable[str] | None = None) -> Case:
+        """The case with these tensors, or all, contiguous at the start of their storage."""
+        case = self
+        for name in self.tensors if names is None else names:
+            case = case.with_tensor(name, layout=Layout())
+        return case
+
+    def key(self) -> str:
+        """A stable text that is equal exactly for equal cases."""
+        return repr(self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        sizes = sorted(self.sizes.items())
+        data = {
+            "dims": {name: list(size) if isinstance(size, tuple) else size for name, size in sizes},
+            "dtype": self.dtype,
+            "inputs": {
+                name: {
+                    "dtype": tensor.dtype,
+                    "layout": tensor.layout.kind,
+                    "variant": tensor.layout.variant,
+                    "offset": tensor.layout.offset,
+                    "values": tensor.regime,
+                }
+                for name, tensor in sorted(self.tensors.items())
+            },
+            "absent": sorted(self.absent),
+            "drawn": {name: encode(value) for name, value in sorted(self.drawn.items())},
+            "seed": self.seed,
+        }
+        return data if self.multiprocessors is None else {**data, "multiprocessors": self.multiprocessors}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Case:
+        """Raises ``ReplayError`` where the data are not a case."""
+        try:
+            return cls(
+                sizes={str(n): tuple(map(int, s)) if isinstance(s, list) else int(s) for n, s in data["dims"].items()},
+                dtype=str(data["dtype"]),
+                tensors={
+                    str(name): TensorCase(
+                        str(entry["dtype"]),
+                        Layout(str(entry["layout"]), int(entry["offset"]), int(entry["variant"])),
+                        str(entry["values"]),
+                    )
+                    for name, entry in data["inputs"].items()
+                },
+                absent=tuple(map(str, data["absent"])),
+                drawn={str(name): decode(value) for name, value in data["drawn"].items()},
+                seed=int(data["seed"]),
+                multiprocessors=int(data["multiprocessors"]) if "multiprocessors" in data else None,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ReplayError(f"this is not a case ({type(error).__name__}: {error}); was the file edited?") from None

@@ -1,0 +1,254 @@
+"""Boundary combinations: every pair of levels of two factors, in as few cases as a covering array needs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import covertable
+
+from pytest_fusion.case import counter_random, regimes
+from pytest_fusion.case.choosing import greedy
+from pytest_fusion.case.plan import Plan
+from pytest_fusion.case.sizes import LONG
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+
+Pair = tuple[str, str, str, str]
+# A kernel's fast path (vectors, descriptors) asks for all inputs to be contiguous and aligned at once, as in production
+# they are: of 130 rows over three tensors not one had that, and a fast path was met by the two probes alone. With whole
+# vectors in each row, one dtype and a flag besides, as many paths ask, it is rare for a single tensor too.
+_ALIKE_EVERY = 4
+# Innermost sizes in two of three such cases.
+_VECTORS = (16, 32, 48, 96, 160, 256)
+# Of those cases one in so many has rows that begin at multiples of 16 elements, with a gap behind each: chunks of one
+# projection, which fast paths take as well.
+_PITCHED_EVERY = 4
+_PITCHED = ("pitched", 16)
+# One in so many has whole vectors in rows whose pitch no vector divides: who asks for the width alone, and not for the
+# pitch, promises an alignment that they lack.
+_ODD_EVERY, _ODD_TURN = 8, 4
+_ODD, _INTERIOR = ("padded", 0), ("padded", 1)  # a vector has no pitch, and no interior: padded, it begins elsewhere
+_LAYOUTS = "layout ", "offset "
+# Dtypes and flags that make no more combinations meet in all of them.
+_MOST_COMBINATIONS = 32
+# Where a kind of values is special, such as NaN: of a single element every order and every mask makes the same.
+_DEGENERATE = "zero", "one", (), (0,), (1,)
+_SEVERAL = "power+1"
+# Of six of those cases the one that has a single row: a step of decoding.
+_ONE_ROW = 5
+# Met the second time: fewer of those lie past any block. Whole vectors, and half a block or one of 1024 left over.
+_EVEN = {1025: 1536, 4097: 6144, 65537: 66560}
+# What is left of those where a dim is bounded below: whole blocks of all sizes up to this.
+_WHOLE = 256
+# Past most blocks there are few cases: one kind of values that saturates nothing, and one where a later block matters.
+_BLOCKS = 4000
+_PAST_BLOCKS = "unit", "outlier"
+# And one in which the first block of the longest row has nothing finite: a cross entropy with blocks of 32768 was NaN.
+_MASKED = "masked"
+# Two dims of many and of several blocks at once: launchers group tiles by eight (Triton's matmul tutorial), and sums by
+# chunks of rows have several for each program from some hundred on. Whole vectors in each row, and one past a block.
+_BROAD = (640, 160), (577, 129)
+_MOST_BROAD = 4
+# Where so many elements are cheap (a GPU, the deep profile): past 2^18, at which launchers choose another kernel, and
+# past one turn of 132 programs with tiles of 2048.
+_VAST = 1537, 257
+# Of fewer cases than there are one in so many is a long one.
+_LONG_OF = 6
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+T = TypeVar("T")
+
+
+def rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Choices that together hold every pair of levels, the plainest first; the same ones every time.
+
+    The array is made over the positions of levels, so that unhashable levels and equal levels of two factors are safe.
+    """
+    names = list(plan.factors)
+    counts = [len(plan.factors[name]) for name in names]
+    if len(names) == 1:
+        table: Iterable[Any] = ([i] for i in range(counts[0]))
+    else:
+        levels = [list(range(count)) for count in counts]
+        table = covertable.make_async(levels, strength=2, criterion=greedy) if names else [[]]
+    for row in table:
+        yield {name: plan.factors[name][position] for name, position in zip(names, row, strict=True)}
+
+
+def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """``rows``, and every fourth time one of ``alike_rows``, as long as there are any of both."""
+    every, alike = rows(plan), alike_rows(plan)
+    for turn in itertools.count(1):
+        first, second = (every, alike) if turn % _ALIKE_EVERY else (alike, every)
+        row = next(first, None) or next(second, None)
+        if row is None:
+            return
+        yield row
+
+
+def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Choices in which all tensors that have layouts are contiguous, or, those that may be padded, rows with a gap.
+
+    Every pair of sizes and of kinds of values, special ones with several elements in each dim; all combinations of
+    dtypes and flags, where those are few; whole vectors in each row of two choices of three, some with a single row.
+    """
+    laid_out = _laid_out(plan)
+    if not laid_out:
+        return
+    flags = _flags(plan)
+    others = {n: levels for n, levels in plan.factors.items() if n not in flags and not n.startswith(_LAYOUTS)}
+    padded = [name for name in laid_out if _ODD in plan.factors[name]]
+    inner = _innermost(plan.spec)
+    combinations = [dict(zip(flags, levels, strict=True)) for levels in itertools.product(*flags.values())]
+    combinations.sort(key=lambda one: counter_random.mix(*map(repr, one.values())))
+    every = list(rows(replace(plan, factors=others)))
+    sized = [f"dim {name}" for name in plan.spec.sized]
+    for turn in range(max(len(every), len(combinations))):
+        # One further each time round, so that none always comes with what every third or sixth choice has.
+        combination = combinations[(turn + turn // len(combinations)) % len(combinations)]
+        row = {**every[turn % len(every)], **combination}
+        if special := "values" in row and regimes.is_special(row["values"]):
+            row |= {name: _SEVERAL for name in sized if row[name] in _DEGENERATE and _SEVERAL in plan.factors[name]}
+        if turn % 3:
+            row |= {f"dim {name}": _VECTORS[counter_random.mix(turn, name) % len(_VECTORS)] for name in inner}
+        if turn % 6 == _ONE_ROW and not special:
+            row |= {f"dim {name}": 1 for name in plan.spec.sized if name not in inner}
+        if turn % _PITCHED_EVERY == _PITCHED_EVERY - 1:
+            row |= dict.fromkeys(padded, _PITCHED)
+        elif turn % _ODD_EVERY == _ODD_TURN:
+            row |= {name: _ODD for name in padded if _INTERIOR in plan.factors[name]}
+        yield row
+
+
+def _flags(plan: Plan) -> dict[str, tuple[Any, ...]]:
+    """The factors of dtypes, optional inputs and drawn values that have few combinations, in the plan's order."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, levels in plan.factors.items():
+        size = math.prod(map(len, found.values()))
+        if name.startswith(("dtype", "present ", "drawn ")) and size * len(levels) <= _MOST_COMBINATIONS:
+            found[name] = levels
+    return found
+
+
+def _innermost(spec: FusionSpec) -> list[str]:
+    """The dims that the last axes of tensors are made of."""
+    shapes = [inner.shape for each in spec.inputs.values() if isinstance(inner := unwrap(each), TensorSpec)]
+    last = {name for shape in shapes if shape.terms and not shape.terms[-1].batch for name in shape.terms[-1].names}
+    return [name for name in spec.dim_order if name in last]
+
+
+def _laid_out(plan: Plan) -> list[str]:
+    """The factors of tensors that have a layout to choose."""
+    return [name for name, levels in plan.factors.items() if name.startswith(_LAYOUTS[0]) and len(levels) > 1]
+
+
+def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Each dim long in turn, the others small: past one block, past a grid axis of 65535.
+
+    Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for special values, is
+    drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. The second time sizes
+    are even, as hidden sizes are (1536, 6144), and all tensors contiguous.
+    """
+    dims = plan.spec.sized
+    dtypes = plan.factors.get("dtype", ("float32",))
+    others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
+    ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
+    masked = _innermost(plan.spec) if "inf" in plan.factors.get("values", ()) else []
+    turn = 0
+    for round_, size, name in itertools.product((0, 1), LONG, dims):
+        if round_ and size not in _EVEN:
+            continue
+        bound, long = plan.spec.bound(name), _EVEN[size] if round_ else size
+        if bound.max is not None and bound.max < long // 2:
+            continue
+        choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}
+        choice[f"dim {name}"] = long
+        if round_ and bound.max is not None and bound.max < long:
+            choice[f"dim {name}"] = bound.max // _WHOLE * _WHOLE
+        choice["dtype"] = dtypes[turn % len(dtypes)]
+        for other in others:
+            levels = plan.factors[other]
+            if round_ and other.startswith(_LAYOUTS):
+                continue
+            # The second time the next level, so that each long size meets a flag both on and off.
+            choice[other] = levels[(counter_random.mix(size, name, other) + round_) % len(levels)]
+        if ordinary:
+            past = [kind for kind in _PAST_BLOCKS if kind in ordinary] if size > _BLOCKS else []
+            choice["values"] = past[(LONG.index(size) + round_) % len(past)] if past else ordinary[turn % len(ordinary)]
+        turn += 1
+        yield choice
+        if round_ and size == LONG[-1] and choice[f"dim {name}"] == long and name in masked:
+            # Two rows: of one a label that is left out would leave nothing.
+            two = {f"dim {other}": 2 for other in dims if other != name}
+            yield {**choice, **dict(itertools.islice(two.items(), 1)), f"dim {name}": long - 1024, "values": _MASKED}
+
+
+def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Two dims long at once, each beside the next, the others small; all tensors contiguous every second time."""
+    dims = [n for n in plan.spec.sized if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
+    pairs = list(zip(dims, dims[1:] + dims[:1], strict=True)) if len(dims) > 1 else []
+    ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
+    both = list(itertools.islice(_alternated(pairs), _MOST_BROAD))
+    if math.prod(_VAST) <= plan.limits.elements:
+        both += [(pair, _VAST) for pair in pairs[:1]]
+    for turn, ((many, several), (long, less)) in enumerate(both):
+        # A tensor of all dims at once would be too large beside threes.
+        choice: dict[str, Any] = {f"dim {name}": 3 if turn % 2 else 1 for name in plan.spec.sized}
+        choice |= {f"dim {many}": long, f"dim {several}": less}
+        for name, levels in plan.factors.items():
+            if name in choice or name == "values" or ((long, less) == _BROAD[0] and name.startswith(_LAYOUTS)):
+                continue
+            choice[name] = levels[counter_random.mix("broad", turn, name) % len(levels)]
+        if ordinary:
+            choice["values"] = ordinary[turn % len(ordinary)]
+        yield choice
+
+
+def _alternated(pairs: list[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
+    """Each pair with the first sizes or the second, then with the others."""
+    for round_, (turn, pair) in itertools.product(range(len(_BROAD)), enumerate(pairs)):
+        yield pair, _BROAD[(turn + round_) % len(_BROAD)]
+
+
+def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
+    """First those for pairs, then the long ones: all where ``budget`` allows; else long ones have a part of it.
+
+    By ``max_examples=60`` no case was longer than a block, whatever a kernel did past it. Multiples of the golden ratio
+    pick them: even steps would meet one dim alone, since dims take turns.
+    """
+    if budget == math.inf:
+        yield from itertools.chain(pairs, long)
+        return
+    most = max(int(budget), 0)
+    first = list(itertools.islice(pairs, most))
+    count = min(len(long), max(most - len(first), most // _LONG_OF))
+    yield from first[: most - count]
+    steps = (int(turn * _GOLDEN % 1 * len(long)) for turn in itertools.count(1))
+    picked: set[int] = set()
+    while len(picked) < count:
+        picked.add(next(steps))
+    yield from (long[i] for i in sorted(picked))
+
+
+class PairCount:
+    """Which pairs of levels the cases have met, out of all that the plan has."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._met: set[Pair] = set()
+
+    def add(self, choice: Mapping[str, Any]) -> None:
+        levels = [(name, repr(choice[name])) for name in self._plan.factors if name in choice]
+        for (a, x), (b, y) in itertools.combinations(levels, 2):
+            self._met.add((a, x, b, y))
+
+    def as_json(self) -> dict[str, Any]:
+        factors = list(self._plan.factors.items())
+        known = {name: {repr(level) for level in levels} for name, levels in factors}
+        total = sum(len(known[a]) * len(known[b]) for (a, _), (b, _) in itertools.combinations(factors, 2))
+        met = sum(1 for a, x, b, y in self._met if x in known[a] and y in known[b])
+        return {"pairs": total, "covered": met, "share": round(met / total, 4) if total else 1.0}

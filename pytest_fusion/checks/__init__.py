@@ -1,0 +1,1 @@
+"""Is the result right: one module or folder for each check."""

@@ -1,0 +1,1 @@
+"""Check `configs`: every autotune config, at sizes past its blocks."""

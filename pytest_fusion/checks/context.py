@@ -1,0 +1,233 @@
+"""One test's bench, the calls of kernel and reference on one case, and what ends a case early."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.nested import tensors_in
+from pytest_fusion.checks.outputs import Outputs, collect
+from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
+from pytest_fusion.checks.vacuity import Vacuity
+from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError
+from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.oracle import OutputLanes, TooSlow
+from pytest_fusion.oracle.reference import FEW_LANES, ReferenceFailed, ReferenceRun, run_reference
+from pytest_fusion.run.autotuned import Tuned
+from pytest_fusion.run.clock import Clock
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.placing import Placed, place
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.promises import Tolerance
+from pytest_fusion.spec.wording import first_line, not_modelled, out_of_memory, raised_by_filter
+
+State = TypeVar("State")
+
+
+@dataclass(slots=True)
+class Bench:
+    """What every case of a test shares: device, fixtures, limits, clocks, and what the run has learned."""
+
+    spec: FusionSpec
+    device: torch.device
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    programs: int = 600
+    # What one run of the reference in its lanes may take; a case that takes longer is rejected.
+    reference_s: float = math.inf
+    clock: Clock = field(default_factory=Clock)
+    vacuity: Vacuity = field(default_factory=Vacuity)
+    fallbacks: set[str] = field(default_factory=set)
+    unrepeated: int = 0
+    # How often each check that costs more has run, for those that are to run on a few cases only.
+    spent: Counter[str] = field(default_factory=Counter)
+    # What a check keeps from case to case, by its name.
+    kept: dict[str, Any] = field(default_factory=dict)
+    # In a case of a kernel with dropout: which elements it keeps (`masks.Masks`), and those of the case's own call.
+    masks: Any = None
+    mask: Any = None
+    # There will be no other case to leave a part of a check to.
+    complete: bool = False
+    # All cases passed; what would hide their findings, had it come first, is asked of one of them.
+    closing: bool = False
+    # The profile is `deep`: a nightly run, in which a check may cost what it asks for.
+    deep: bool = False
+    # The last of the checks in `further` that runs; those after it tell nothing about a failure that it found. Empty
+    # where a failure was found before all of them, ``None`` where nothing is left out.
+    until: str | None = None
+    # The identity of the failure that is being shrunk: what a check asks after it could have shown is left out.
+    sought: str | None = None
+    # Told which of the checks in `further` begins: it makes calls of its own, and one may end the process.
+    began: Callable[[str], None] = lambda _: None
+    # What was first said by each kind of rejection.
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def state(self, name: str, kind: type[State]) -> State:
+        """What the check ``name`` keeps from case to case, made when it is first asked for."""
+        found = self.kept.setdefault(name, kind())
+        assert isinstance(found, kind)
+        return found
+
+    def on(self, check: str) -> bool:
+        return check not in self.spec.without
+
+
+@dataclass(slots=True)
+class CaseResult:
+    """What one case showed. ``case`` is the failing one, which may differ from the one asked for in its seed."""
+
+    case: Case
+    verdicts: list[Verdict] = field(default_factory=list)
+    rejected: str | None = None
+    launches: list[Launch] = field(default_factory=list)
+    # The reference returned, or wrote, an element or a number to compare with.
+    compared: bool = False
+    # Triton launches, and operators of torch that compute or copy, of the first call.
+    work: int = 0
+    # The autotuned kernels that any call of this case launched, by identity.
+    tuned: dict[int, Tuned] = field(default_factory=dict)
+    # The failing output and the reference's lanes, kept for the error map of the final report only.
+    evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor] | None = None
+    # Elements of an output or a gradient that differ in their bits from what they should be, where it is that which
+    # fails and no price was asked; for the error map too.
+    differs: tuple[str, torch.Tensor] | None = None
+    trace: str = ""
+    # The one of the checks in `further` that concluded last; empty where none ran.
+    reached: str = ""
+
+    @property
+    def failure(self) -> Verdict | None:
+        return next((verdict for verdict in self.verdicts if verdict.failed), None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Worst error over what was allowed."""
+        for verdict in self.verdicts:
+            if verdict.check == "values" and "ratio" in verdict.evidence:
+                return float(verdict.evidence["ratio"])
+        return None
+
+
+def call(bench: Bench, case: Case, logical: Mapping[str, Any], fill: str) -> tuple[Outcome, Placed]:
+    with bench.clock.phase("make"):
+        placed = place(logical, case, bench.device, fill)
+        placed.arena.snapshot()
+    with bench.clock.phase("fused"):
+        return run_fused(bench.spec.fused, placed, bench.extra, programs=bench.programs), placed
+
+
+def rejection(spec: FusionSpec, error: BaseException) -> str | None:
+    """The kind of a refusal that is no failure."""
+    if isinstance(error, TooManyProgramsError):
+        return TOO_EXPENSIVE
+    if not_modelled(error) is not None:
+        return NOT_MODELLED
+    if out_of_memory(error):
+        return OUT_OF_MEMORY
+    return type(error).__name__ if isinstance(error, tuple(spec.rejects)) else None  # type: ignore[arg-type]
+
+
+def unasked(error: ReferenceFailed) -> str:
+    """The kind of a case that its reference does not answer, most often one outside of the reference's own domain."""
+    why = error.__cause__
+    if isinstance(why, TooSlow):
+        return TOO_EXPENSIVE
+    if out_of_memory(why):
+        return NO_ROOM_TO_JUDGE
+    return NOT_MODELLED if not_modelled(why) is not None else f"reference {type(why).__name__}"
+
+
+def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
+    """The case asks nothing of the kernel."""
+    line = raised_by_filter(error)
+    said = f" (a warnings filter makes it an error: -W {line} lets it pass)" if line is not None else ""
+    bench.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200] + said)
+    result.rejected = kind
+    if kind in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE) and bench.device.type == "cuda":
+        # What torch keeps of freed tensors is what the next kernel, and another process's context, is loaded into.
+        torch.cuda.empty_cache()
+    return result
+
+
+def allows_chance(spec: FusionSpec) -> bool:
+    """Whether any output may vary from run to run."""
+    declared = spec.deterministic
+    return not declared if isinstance(declared, bool) else not all(declared.values())
+
+
+def error_verdict(outcome: Outcome) -> Verdict:
+    error = outcome.error
+    assert error is not None
+    kind = type(error).__name__
+    text = first_line(error)
+    said = f"the kernel raised {kind}: {text}".rstrip(": ")
+    advice = f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant"
+    if (line := raised_by_filter(error)) is not None:
+        advice = (
+            f" (in {outcome.origin}): a warning that this run's warnings filter makes an error, which no caller need "
+            f"have; let it pass with -W {line}, or with {line!r} in filterwarnings of the ini file"
+        )
+    if isinstance(error, GridTooLargeError):
+        said, advice = text, "; where no caller has as many, bound the dim with dims="
+    return failed(
+        "error",
+        said + advice,
+        identity=f"error:{kind}:{outcome.origin}",
+        error=kind,
+        origin=outcome.origin,
+    )
+
+
+def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Every tensor by the name of its memory, those inside lists and the like too."""
+    return {inner: t for name, value in arguments.items() for inner, t in tensors_in(name, value).items()}
+
+
+def reference_of(
+    bench: Bench, case: Case, logical: Mapping[str, Any], *, priced: bool = True
+) -> tuple[ReferenceRun, Outputs]:
+    """The reference's run and outputs, with lanes where its rounding is ``priced`` and no tolerance is fixed."""
+    spec = bench.spec
+    lanes = FEW_LANES if priced and not isinstance(spec.tolerance, Tolerance) else 0
+    with bench.clock.phase("reference"):
+        seed = counter_random.mix(case.seed, "lanes")
+        run = run_reference(spec, logical, bench.extra, reader(spec), lanes=lanes, seed=seed, limit_s=bench.reference_s)
+    bench.fallbacks.update(run.fallbacks)
+    return run, collect(run.result, run.arguments, spec.mutates)
+
+
+def reader(spec: FusionSpec) -> Callable[[Any, Mapping[str, Any]], list[torch.Tensor]]:
+    return lambda result, arguments: list(collect(result, arguments, spec.mutates).tensors.values())
+
+
+def conclude(bench: Bench, result: CaseResult, verdict: Verdict) -> bool:
+    """Note a verdict unless its check is switched off; true when it ends the case."""
+    if not bench.on(verdict.check):
+        return False
+    result.verdicts.append(verdict)
+    return verdict.failed
+
+
+def precision(logical: Mapping[str, Any]) -> float:
+    """The relative error that a number computed from these inputs may have: 8 units of the coarsest dtype."""
+    floating = [t.dtype for t in tensors_of(logical).values() if t.dtype.is_floating_point]
+    return max([1e-5, *(8 * torch.finfo(dtype).eps for dtype in floating)])
+
+
+def shapes(logical: Mapping[str, Any]) -> list[Any]:
+    """Equal where the values of one case fit the memory of another."""
+    return [(name, tuple(t.shape), t.dtype) for name, t in tensors_of(logical).items()]
+
+
+def same_draws(spec: FusionSpec, logical: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs that decide what a kernel with random numbers draws; its reference knows no other draw."""
+    rng = spec.random
+    names = (rng.seed, rng.p) if rng is not None else ()
+    return {name: logical[name] for name in names if isinstance(name, str)}

@@ -1,0 +1,271 @@
+"""Check `device`: the call keeps to the current stream and to its tensors' device, and does not wait for it.
+
+On a stream of its own, behind a producer that is still busy, the kernel must not run before its inputs are there, and
+a consumer queued after the call must find its results. Whether that would show is tried too: a call on what lies there
+before the producer has to give another answer. With a second GPU, the call is made while that one is current. Last,
+two calls in a row are watched for operations that wait for the device; ``syncs=True`` declares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import regimes
+from pytest_fusion.checks.compile_check import judged
+from pytest_fusion.checks.context import Bench, rejection, tensors_of
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import Placed, place, rewrite, write
+from pytest_fusion.run.precision import default_precision
+from pytest_fusion.run.process.fork import cuda_is_poisoned
+from pytest_fusion.run.stress import streams
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import first_line, said
+
+NAME = "device"
+
+# A case waits some 40 ms three times; what it looks for does not depend on sizes.
+_MOST_CASES, _MOST_CASES_DEEP = 2, 8
+_STEPS = 40
+# A launch on another stream may wait for the producer by chance, where both share one of the GPU's hardware queues
+# (CUDA_DEVICE_MAX_CONNECTIONS, 8): so many calls, each on another stream, until in two of them it cannot have waited.
+_STREAMS, _LATE = 4, 2
+_NO_GPU = "needs a GPU: an interpreted kernel has no streams and no second device"
+_ONE_GPU = "one GPU: tensors on a device that is not the current one were not tried"
+
+
+@dataclass(slots=True)
+class _State:
+    """What this check keeps from case to case of one test: parts that gave evidence, and why others gave none."""
+
+    cases: int = 0
+    proved: dict[str, None] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)
+    found: str = ""
+    steps: int = 0
+
+
+def _state(bench: Bench) -> _State:
+    return bench.state(NAME, _State)
+
+
+def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
+    """Without CUDA nothing of this can be asked."""
+    return None if device.type == "cuda" else _NO_GPU
+
+
+def closes(spec: FusionSpec, device: torch.device) -> bool:
+    """Whether the last part, on another GPU, is left for the end: a launch without a guard fails there on any case."""
+    return missing(spec, device) is None and NAME not in spec.without and streams.other_device(device) is not None
+
+
+def due(trial: Trial) -> bool:
+    """The first thorough cases of ordinary values, one more in the end; every one where a finding is being shrunk."""
+    bench, case = trial.bench, trial.result.case
+    state = _state(bench)
+    if state.found:
+        state.steps += 1
+        return state.steps <= _STEPS
+    if not any(t.numel() for t in tensors_of(trial.logical).values()):
+        return False
+    if bench.complete or bench.closing:
+        return True
+    special = any(regimes.is_special(tensor.regime) for tensor in case.tensors.values())
+    return trial.thorough and not special and state.cases < (_MOST_CASES_DEEP if bench.deep else _MOST_CASES)
+
+
+def run(trial: Trial) -> Verdict:
+    """The first part that fails; `unknown` where one gave no evidence."""
+    state = _state(trial.bench)
+    state.cases += 1
+    with trial.bench.clock.phase(NAME):
+        found = _Parts(trial, state).run()
+    if found is None:
+        left = [reason for part, reason in _LEFT.items() if part not in state.proved and reason in state.left]
+        return unknown(NAME, "; ".join(left)) if left else passed(NAME, parts=list(state.proved))
+    state.found = str(found.evidence["cause"])
+    return found
+
+
+_BLIND = (
+    "no call behind a slow producer could be told from one that ran too early: it waits for the device by itself, or "
+    "its result does not depend on floating inputs"
+)
+_LEFT: dict[str, str] = {"streams": _BLIND}
+
+
+def summary(bench: Bench) -> Verdict | None:
+    """What all cases add up to; ``None`` where the check could not run at all."""
+    if missing(bench.spec, bench.device) is not None:
+        return None
+    state = _state(bench)
+    if not state.cases:
+        return unknown(NAME, "no case of ordinary values with an element was judged")
+    left = [reason for part, reason in _LEFT.items() if part not in state.proved]
+    if left:
+        return unknown(NAME, "; ".join(left))
+    words = ", ".join(state.proved)
+    return Verdict(NAME, "pass", f"{words}; {_ONE_GPU}" if streams.other_device(bench.device) is None else words)
+
+
+class _Parts:
+    """The parts of the check on one case."""
+
+    def __init__(self, trial: Trial, state: _State) -> None:
+        self.trial, self.bench, self.spec, self.state = trial, trial.bench, trial.spec, state
+
+    def run(self) -> Verdict | None:
+        """The first finding; while one is shrunk, its own part alone."""
+        parts = {"wrong-stream": self.stream, "hidden-sync": self.waiting, "wrong-device": self.other_device}
+        last = "wrong-device"
+        for cause, part in parts.items():
+            now = self.bench.complete or self.bench.closing is (cause == last)
+            if self.state.found == cause or (not self.state.found and now):
+                found = part()
+                if found is not None:
+                    return found
+        return None
+
+    def place(self) -> Placed:
+        return place(self.trial.logical, self.trial.result.case, self.bench.device, FILLS[0])
+
+    def fused(self, **arguments: Any) -> Any:
+        with default_precision():
+            return self.spec.fused(**arguments, **self.bench.extra)
+
+    def guarded(self, work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+        try:
+            return work(), None
+        except Exception as error:
+            if cuda_is_poisoned():
+                raise ContextLost(first_line(error)) from error
+            return None, error
+
+    def fail(self, reason: str, slug: str, **evidence: Any) -> Verdict:
+        return failed(NAME, reason, identity=f"{NAME}:{slug}", cause=slug, **evidence)
+
+    def stream(self) -> Verdict | None:
+        """Behind a slow producer on a stream of its own, and of others."""
+        early, late, cycles = self.early(), 0, streams.CYCLES
+        for _ in range(_STREAMS if early else 1):
+            behind, wrong = self.behind(wait=False, cycles=cycles)
+            if behind is None:
+                return None  # it raised on inputs on which it did not raise before: what raised is no answer
+            if wrong is not None:
+                return self.too_early(wrong)
+            late += behind.late
+            if early and (late == _LATE or self.spec.syncs):
+                self.state.proved["streams"] = None
+                return None
+            if not behind.late:
+                cycles *= 2  # of a GPU that many processes share, one has a turn every few tens of milliseconds
+        self.state.left[_BLIND] = None
+        return None
+
+    def too_early(self, wrong: Verdict) -> Verdict | None:
+        """What was ``wrong`` behind the producer, if it is right after it and then wrong behind it once more."""
+        waited, still = self.behind(wait=True)
+        if waited is None or still is not None:
+            return None  # wrong whether or not it has to wait: not for streams to explain
+        if not any(self.behind(wait=False)[1] is not None for _ in range(_STREAMS)):
+            return None
+        return self.fail(
+            f"on a stream of its own, behind a producer that was still writing the inputs: {wrong.reason}. With the "
+            "producer done before the call it is right: something is launched on another stream than the current one "
+            "(torch.cuda.current_stream)",
+            "wrong-stream",
+            inner=wrong.check,
+            found=wrong.evidence,
+        )
+
+    def early(self) -> bool:
+        """Whether a call on what lies there before the producer wrote gives an answer that is known to be wrong."""
+        placed = self.place()
+        _blank(placed)
+        result, error = self.guarded(lambda: self.fused(**placed.arguments))
+        streams.settle(self.bench.device)
+        return error is None and judged(self.trial, result, placed) is not None
+
+    def behind(self, *, wait: bool, cycles: int = streams.CYCLES) -> tuple[streams.Behind | None, Verdict | None]:
+        placed = self.place()
+        sources = {name: t.clone() for name, t in placed.tensors.items()}
+        _blank(placed)
+
+        def produce() -> None:
+            for name, source in sources.items():
+                write(placed.tensors[name], source)
+
+        behind, error = self.guarded(
+            lambda: streams.behind_producer(self.fused, placed.arguments, produce, wait=wait, cycles=cycles)
+        )
+        if error is not None or not isinstance(behind, streams.Behind):
+            return None, None
+        return behind, judged(self.trial, behind.result, Placed(behind.arguments, placed.arena))
+
+    def other_device(self) -> Verdict | None:
+        """While another GPU is current."""
+        other = streams.other_device(self.bench.device)
+        if other is None:
+            return None
+        placed = self.place()
+        with streams.current_device(other):
+            result, error = self.guarded(lambda: self.fused(**placed.arguments))
+            streams.settle(self.bench.device)
+        where = f"with tensors on {self.bench.device} while {other} is current"
+        advice = "put `with torch.cuda.device(x.device)` around the launch"
+        if error is not None:
+            if rejection(self.spec, error) is not None:
+                return None
+            return self.fail(f"{where} the call raised {said(error)}; {advice}", "wrong-device")
+        wrong = judged(self.trial, result, placed)
+        if wrong is None:
+            self.state.proved["a second GPU"] = None
+            return None
+        return self.fail(f"{where}: {wrong.reason}; {advice}", "wrong-device", inner=wrong.check, found=wrong.evidence)
+
+    def waiting(self) -> Verdict | None:
+        """Two calls, each after one that has compiled and tuned; what waits in both is no start-up."""
+        if self.spec.syncs:
+            self.state.proved["waiting allowed by syncs=True"] = None
+            return None
+        placed = self.place()
+        seen: list[list[str]] = []
+        for watched in (False, True, True):
+            rewrite(placed, self.trial.logical)
+            streams.settle(self.bench.device)
+            context: AbstractContextManager[Any] = streams.waits() if watched else nullcontext()
+
+            def call(context: AbstractContextManager[Any] = context) -> Any:
+                with context as noted:
+                    self.fused(**placed.arguments)
+                return noted
+
+            noted, error = self.guarded(call)
+            if error is not None:
+                return None
+            if isinstance(noted, streams.Waits):
+                seen.append(noted.found)
+        if not all(seen):
+            self.state.proved["no waiting"] = None
+            return None
+        return self.fail(
+            f"the call waits for the device at {seen[0][0]}, which stops the CPU until all queued work is done and "
+            "cannot be captured in a CUDA graph; say syncs=True if it has to",
+            "hidden-sync",
+            places=seen[0],
+        )
+
+
+def _blank(placed: Placed) -> None:
+    """Zero the floating inputs. Integers stay: an index, a length or a step of zero may lead a right kernel astray."""
+    for t in placed.tensors.values():
+        if not (t.is_floating_point() or t.is_complex()):
+            continue
+        write(t, torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape))

@@ -1,0 +1,1 @@
+"""Check `gradients`: what backward returns, and what autograd promises besides."""

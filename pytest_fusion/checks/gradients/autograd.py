@@ -1,0 +1,341 @@
+"""The part of check `gradients` that costs more calls: what autograd promises besides the gradients themselves.
+
+Asked of few cases: the same results under ``no_grad`` and ``inference_mode``, and no graph there; the right sum where
+an input is the result of another operation, which has saved it, and feeds a second branch; and second derivatives that
+are right or refused. A kernel that trains by one algorithm and infers by another may give other bits, never wrong
+results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.checks import memory
+from pytest_fusion.checks.context import Bench, error_verdict, rejection
+from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
+from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.outputs import IN_PLACE, collect
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import SECOND, Verdict, failed
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
+from pytest_fusion.run import saved_tensors
+from pytest_fusion.run.fused import run_fused
+from pytest_fusion.run.memory import FILLS, unwatched
+from pytest_fusion.run.placing import place
+
+# Four calls a case; what they find does not depend on sizes or values.
+_MOST_CASES, _MOST_CASES_DEEP = 3, 20
+_SPENT = "autograd"
+_MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+# A second derivative that lacks a term is off by about its own size; one that has all its terms, in float32, by less
+# than a thousandth. The lanes know few of its operations, so nothing finer is judged.
+_WRONG, _PRECISE = 0.25, 0.01
+
+Second = Literal["right", "refused", "missing", "wrong", "not asked"]
+
+
+@dataclass(slots=True)
+class _State:
+    """What second derivatives were over the cases of a test."""
+
+    second: Counter[str] = field(default_factory=Counter)
+
+
+# What makes a second derivative wrong, by whether an ``autograd.Function`` is in the graph.
+_OWN = (
+    "that lacks a term, most likely of a tensor that was saved but is neither input nor output; compute it from those, "
+    "or refuse with torch.autograd.function.once_differentiable"
+)
+_TORCHS = (
+    "of torch's own operators that lacks a term, as by detach(), or in which one overflows or cancels, as the square "
+    "of exp(x) does in log(1 + exp(x))"
+)
+
+
+def _state(bench: Bench) -> _State:
+    return bench.state(_SPENT, _State)
+
+
+def due(trial: Trial, *, always: bool) -> bool:
+    """A few thorough cases; every one where a finding is being shrunk or a case replayed."""
+    bench = trial.bench
+    most = _MOST_CASES_DEEP if bench.deep else _MOST_CASES
+    return always or bench.complete or (trial.thorough and bench.spent[_SPENT] < most)
+
+
+def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict | None, dict[str, Any]]:
+    """The first broken promise, and what was seen of the others. ``first`` has shown right gradients."""
+    trial.bench.spent[_SPENT] += 1
+    evidence: dict[str, Any] = {}
+    for mode in _MODES:
+        verdict, bits = _under(mode, trial, upstream)
+        if verdict is not None:
+            return verdict, evidence
+        evidence[mode] = bits
+    verdict = _second_branch(trial, upstream, first)
+    if verdict is not None:
+        return verdict, evidence
+    second: Second = "not asked"
+    used_up = first.backward is not None and first.backward.saved and not trial.bench.on(SECOND)
+    if not used_up:  # a second derivative goes through the graph of the first one again
+        verdict, second = _second_derivative(trial, upstream)
+    _state(trial.bench).second[second] += 1
+    return verdict, {**evidence, "second_derivative": second}
+
+
+def notes(bench: Bench) -> list[str]:
+    """What the report says of second derivatives that nobody computes."""
+    second = _state(bench).second
+    if second["right"] or not second["missing"]:
+        return []
+    text = "with create_graph=True backward returns gradients that are not connected to some input: a penalty on them "
+    return [text + "trains nothing there; torch.autograd.function.once_differentiable makes that an error"]
+
+
+def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None, str]:
+    """The forward call in this mode, with inputs that require grad: right, and without a graph."""
+    spec, bench = trial.spec, trial.bench
+    with bench.clock.phase("make"):
+        placed = place(trial.logical, trial.result.case, bench.device, FILLS[0])
+        for name in upstream.wanted:
+            placed.arguments[name].requires_grad_(True)
+        placed.arena.snapshot()
+
+    def call(**arguments: Any) -> Any:
+        with _MODES[mode]():
+            return spec.fused(**arguments)
+
+    with bench.clock.phase("fused"):
+        outcome = run_fused(call, placed, bench.extra, programs=bench.programs)
+    when = f"under torch.{mode}()"
+    error = outcome.error
+    if error is not None:
+        if rejection(spec, error) is not None or _of_reference(mode, trial, upstream) is None:
+            return None, "refused"
+        plain = error_verdict(outcome)
+        trial.result.trace = outcome.trace
+        return failed("error", f"{when}, {plain.reason}", identity=f"{plain.identity}:{mode}", **plain.evidence), ""
+    for broken in (
+        memory.check_damage(outcome.damage),
+        memory.check_inputs(
+            placed.arena.changed(),
+            (*spec.mutates, *spec.clobbers),
+            lambda _: memory.Call(mode, f"{when}, with inputs that require grad, the kernel"),
+        ),
+    ):
+        if broken.failed:
+            return broken, ""
+    results = trial.collect(outcome, placed).tensors
+    for name, t in results.items():
+        if not t.requires_grad or name.endswith(IN_PLACE) or _given(t, placed.arguments, upstream.wanted):
+            continue
+        theirs = _of_reference(mode, trial, upstream)
+        if theirs is None or (name in theirs and theirs[name].requires_grad):
+            continue
+        return failed(
+            NAME,
+            f"{when}, {name} requires grad all the same: the kernel switches gradients on by itself, and whoever keeps "
+            "the result keeps its graph",
+            identity=f"gradients:{mode}:graph",
+        ), ""
+    with torch.no_grad():
+        plain_results = {name: t.detach() for name, t in results.items()}
+        if repeat.first_difference(trial.steady(trial.got), plain_results) is None:
+            return None, "same bits"
+        return wrong_results(trial, plain_results, when, mode), "other bits"
+
+
+def _given(t: torch.Tensor, arguments: Mapping[str, Any], wanted: Iterable[str]) -> bool:
+    """Whether a result is an input handed back: that requires grad in any mode, since the caller said so."""
+    return t.grad_fn is None and any(t.data_ptr() == arguments[name].data_ptr() for name in wanted)
+
+
+def _of_reference(mode: str, trial: Trial, upstream: Upstream) -> dict[str, torch.Tensor] | None:
+    """The reference's results in this mode; ``None`` where it raises."""
+    arguments = copies(trial.logical)
+    for name in upstream.wanted:
+        arguments[name] = arguments[name].detach().requires_grad_(True)
+    spec = trial.spec
+    try:
+        with trial.bench.clock.phase("reference"), _MODES[mode]():
+            result = spec.reference(**arguments, **takes(spec.reference, trial.bench.extra))
+    except Exception:  # noqa: BLE001 - a reference that needs a graph asks for one of the kernel too
+        return None
+    return collect(result, arguments, spec.mutates).tensors
+
+
+class _Produced(torch.autograd.Function):
+    """Stands for ``exp``: its result is the kernel's input, and its gradient is computed from that result."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, result: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        made = result.detach()
+        ctx.save_for_backward(made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (made,) = ctx.saved_tensors
+        return gradients[0] * made, None
+
+
+class _Passed(torch.autograd.Function):
+    """Hands on what it is given, with its strides: of one row a view gets others, by which Triton compiles anew."""
+
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.detach()
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def _second_branch(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
+    """The inputs as results of another operation that has saved them, each with a second use beside the kernel."""
+    found = _branched(trial, upstream)
+    if isinstance(found, Verdict):
+        return found
+    alone = first.named()
+    expected: dict[str, torch.Tensor] = {}
+    for name, extra in found[1].items():
+        own = alone.get(f"d{name}")
+        if not trial.tolerates(f"d{name}"):
+            expected[f"d{name}"] = (extra if own is None else own + extra) * trial.logical[name]
+    difference = repeat.first_difference(expected, found[0])
+    if difference is None:
+        return None
+    # What varies by chance, or is one more sum in another order, is no finding of this kind.
+    again = _branched(trial, upstream)
+    other = Attempt(trial, upstream, FILLS[0])
+    if isinstance(again, Verdict) or repeat.first_difference(found[0], again[0]) is not None:
+        return None
+    if repeat.first_difference(alone, other.named()) is not None:
+        return None
+    name, mask = trial.result.differs = difference
+    return failed(
+        NAME,
+        f"{int(mask.sum())} of {mask.numel()} element(s) of {name} are wrong where {name[1:]} is the result of another "
+        "operation and also feeds a second branch, and right where it is a leaf of its own: backward writes into what "
+        "it shares, or adds to a gradient by itself",
+        identity=f"gradients:branch:{name}",
+        output=name,
+    )
+
+
+def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | Verdict:
+    """The gradients behind the inputs, and the upstream gradients of the second branches, by input."""
+    spec, bench, wanted = trial.spec, trial.bench, upstream.wanted
+    with bench.clock.phase("make"):
+        placed, above = prepared(trial, upstream, FILLS[0])
+        leaves = {name: torch.zeros_like(trial.logical[name]).requires_grad_(True) for name in wanted}
+        extra = {name: _drawn(trial, "branch", name) for name in wanted}
+    found: dict[str, torch.Tensor] = {}
+    altered: dict[str, torch.Tensor] = {}
+
+    def call(**arguments: Any) -> None:
+        produced = {name: _Produced.apply(leaves[name], arguments[name]) for name in wanted}  # type: ignore[no-untyped-call]
+        # So what the kernel's own graph adds up is added up before the second branch's is.
+        own = {name: _Passed.apply(t) for name, t in produced.items()}  # type: ignore[no-untyped-call]
+        given = {**arguments, **own}
+        ends = connected(collect(spec.fused(**given), given, spec.mutates).tensors, above)
+        with unwatched():
+            altered.update(placed.arena.altered())
+        gradients = torch.autograd.grad(
+            [*ends, *produced.values()],
+            [leaves[name] for name in wanted],
+            [*above.tensors.values(), *extra.values()],
+            allow_unused=True,
+        )
+        found.update(named(dict(zip(wanted, gradients, strict=True))))
+
+    with bench.clock.phase("fused"):
+        outcome = run_fused(call, placed, bench.extra, programs=bench.programs)
+    verdict = ended(trial, outcome, placed, above, altered)
+    return verdict if verdict is not None else (found, extra)
+
+
+def _drawn(trial: Trial, what: str, name: str) -> torch.Tensor:
+    like = trial.logical[name]
+    assert isinstance(like, torch.Tensor)
+    generator = torch.Generator(like.device)
+    generator.manual_seed(counter_random.mix(trial.result.case.seed, what, name) >> 1)
+    return torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
+
+
+def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None, Second]:
+    """What ``create_graph=True`` and a second backward give: right, refused, or not connected to some input."""
+    logical, tensors = trial.logical, trial.result.case.tensors
+    if any(logical[name].dtype not in (torch.float32, torch.float64) for name in upstream.wanted):
+        return None, "not asked"
+    if upstream.kind == "zero" or any(tensor.regime != "unit" for tensor in tensors.values()):
+        return None, "not asked"
+    spec, bench, wanted = trial.spec, trial.bench, upstream.wanted
+    with bench.clock.phase("make"):
+        placed, above = prepared(trial, upstream, FILLS[0])
+        of = {name: _drawn(trial, "second", name) for name in wanted}
+    asked: list[str] = []
+    found: dict[str, torch.Tensor | None] = {}
+    own: list[Any] = []
+
+    def call(**arguments: Any) -> None:
+        ends = connected(collect(spec.fused(**arguments), arguments, spec.mutates).tensors, above)
+        own.extend(n for n in saved_tensors.nodes(ends) if isinstance(n, torch.autograd.function.BackwardCFunction))
+        leaves = [arguments[name] for name in wanted]
+        given = [t.requires_grad_(True) for t in above.tensors.values()]
+        gradients = torch.autograd.grad(ends, leaves, given, create_graph=True, allow_unused=True)
+        once = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None and g.requires_grad}
+        asked.extend(once)
+        if once:
+            # Not `grad`, which leaves out nodes that lead to none of the inputs: the one that refuses is such a node.
+            torch.autograd.backward(list(once.values()), [of[name] for name in once])
+            found.update((name, arguments[name].grad) for name in wanted)
+
+    with bench.clock.phase("fused"):
+        outcome = run_fused(call, placed, bench.extra, programs=bench.programs)
+    if outcome.error is not None:
+        return None, "refused"
+    try:
+        right = upstream.second({name: of[name] for name in asked})
+    except (ReferenceFailed, NoGraph):
+        return None, "not asked"
+    return _judged_second(found, right, asked, _OWN if own else _TORCHS)
+
+
+def _judged_second(
+    found: Mapping[str, torch.Tensor | None], right: Mapping[str, OutputLanes], asked: list[str], likely: str
+) -> tuple[Verdict | None, Second]:
+    missing = not asked
+    for name, lanes in right.items():
+        exact = lanes.oracle.double()
+        size = float(exact.norm())
+        got = found.get(name)
+        if got is None:
+            missing |= size > 0
+            continue
+        if not float((lanes.native.double() - exact).norm()) <= _PRECISE * size < float("inf"):
+            continue
+        off = float((got.detach().double() - exact).norm()) if got.shape == exact.shape else float("inf")
+        # Where the right one is zero, a term that does not belong there has the size of the others.
+        if not off <= _WRONG * max(size, 1.0 if size == 0 else 0.0):
+            return failed(
+                NAME,
+                f"the second derivative by {name} is off by {off:.3g}, of a right one of norm {size:.3g}: with "
+                f"create_graph=True backward gives a graph {likely}",
+                identity=f"gradients:second:{name}",
+                second_derivative="wrong",
+                input=name,
+            ), "wrong"
+    return None, "missing" if missing else "right"

@@ -1,0 +1,259 @@
+"""One forward and backward of the kernel in guarded memory, and what backward left changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.checks import memory, structure, values_check
+from pytest_fusion.checks.context import allows_chance, error_verdict, precision, rejection, tensors_of
+from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.outputs import Outputs, collect
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.run import saved_tensors
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.memory import unwatched
+from pytest_fusion.run.placing import Placed, place
+
+NAME = "gradients"
+
+Gradients = Mapping[str, torch.Tensor | None]
+# 0-dim bools by name of input.
+Altered = Mapping[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Backward:
+    """Gradients by input (``None`` where there is none), and what else a backward showed.
+
+    ``again`` is a second backward's, where one was asked for and not refused. ``saved`` names the tensors kept for
+    backward whose bits it changed, ``outputs`` those of forward's results that it changed, with the mask of elements.
+    ``overwritten`` are the gradients of the first backward that the second one changed. ``direct`` names the inputs
+    whose ``.grad`` or ``requires_grad`` the kernel set by itself.
+    """
+
+    gradients: Gradients
+    again: Gradients | None = None
+    saved: list[str] = field(default_factory=list)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    overwritten: dict[str, torch.Tensor] = field(default_factory=dict)
+    direct: list[str] = field(default_factory=list)
+
+
+class Attempt:
+    """One forward and backward of the kernel; ``backward`` is ``None`` where it did not come to that."""
+
+    def __init__(
+        self, trial: Trial, upstream: Upstream, fill: str, *, twice: bool = False, contiguous: bool = False
+    ) -> None:
+        bench = trial.bench
+        with bench.clock.phase("make"):
+            self.placed, self.upstream = prepared(trial, upstream, fill, contiguous=contiguous)
+        self._trial, self._wanted, self._twice = trial, upstream.wanted, twice
+        self._leaves: dict[str, torch.Tensor] = {}
+        self.backward: Backward | None = None
+        # Of each input, whether forward left it changed; read only where one is changed in the end.
+        self.altered: Altered = {}
+        # Copies of forward's results.
+        self.forward: dict[str, torch.Tensor] = {}
+        with bench.clock.phase("fused"):
+            self.outcome: Outcome = run_fused(self._call, self.placed, bench.extra, programs=bench.programs)
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """The gradients that came back, by the names under which ``deterministic=`` knows them."""
+        return {} if self.backward is None else named(self.backward.gradients)
+
+    def _call(self, **arguments: Any) -> Any:
+        spec = self._trial.spec
+        self._leaves = {name: arguments[name] for name in self._wanted}
+        for name in overwritten(self._trial, self._wanted):
+            self._leaves[name] = torch.zeros_like(self._trial.logical[name]).requires_grad_(True)
+            arguments[name] = _Handed.apply(self._leaves[name], [arguments[name]])  # type: ignore[no-untyped-call]
+        result = spec.fused(**arguments)
+        outputs = collect(result, arguments, spec.mutates).tensors
+        # What is compared here is no memory of the kernel's: guards around it were a tenth of a test's time on an H200.
+        with unwatched():
+            self.forward = {name: t.detach().clone() for name, t in outputs.items()}
+        ends = connected(outputs, self.upstream)
+        kept = {name: t.detach() for name, t in saved_tensors.saved(ends).items()}
+        with unwatched():
+            before = {name: t.clone() for name, t in kept.items()}
+            self.altered = self.placed.arena.altered()
+        gradients = self._backward(ends, keep=self._twice)
+        found = self.backward = Backward(gradients)
+        with unwatched():
+            found.saved = [name for name, t in kept.items() if not _released(t) and repeat.differ(t, before[name])]
+            found.outputs = self._changed(outputs, arguments)
+        found.direct = self._set_directly(arguments)
+        if self._twice:
+            with unwatched():
+                copies = {name: t.clone() if t is not None else None for name, t in gradients.items()}
+            try:
+                found.again = self._backward(ends, keep=False)
+            except Exception:  # noqa: BLE001
+                return result  # a clear refusal of a second backward is an answer
+            with unwatched():
+                found.overwritten = _overwritten_by_second(gradients, copies)
+            found.gradients = copies
+        return result
+
+    def _backward(self, ends: list[torch.Tensor], *, keep: bool) -> Gradients:
+        leaves = [self._leaves[name] for name in self._wanted]
+        given = list(self.upstream.tensors.values())
+        found = torch.autograd.grad(ends, leaves, given, allow_unused=True, retain_graph=keep)
+        return dict(zip(self._wanted, found, strict=True))
+
+    def _changed(self, outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Results that backward changed, but for those that lie in an input that it may overwrite."""
+        spec = self._trial.spec
+        given_up = tensors_of({name: arguments[name] for name in (*spec.mutates, *spec.clobbers)}).values()
+        masks = {
+            name: repeat.differing(t.detach(), self.forward[name])
+            for name, t in outputs.items()
+            if not _released(t) and not any(structure.overlap(t, other) for other in given_up)
+        }
+        return {name: mask for name, mask in masks.items() if bool(mask.any())}
+
+    def _set_directly(self, arguments: Mapping[str, Any]) -> list[str]:
+        return [
+            name
+            for name, t in arguments.items()
+            if isinstance(t, torch.Tensor)
+            and t.is_leaf
+            and name not in self._trial.spec.mutates
+            and (t.grad is not None or t.requires_grad != (name in self._wanted))
+        ]
+
+
+def _overwritten_by_second(gradients: Gradients, copies: Gradients) -> dict[str, torch.Tensor]:
+    """The gradients of the first backward that are no longer what their copies are, with the mask of elements."""
+    pairs = {name: (t, copy) for name, t in gradients.items() if t is not None and (copy := copies[name]) is not None}
+    masks = {name: repeat.differing(t, copy) for name, (t, copy) in pairs.items()}
+    return {name: mask for name, mask in masks.items() if bool(mask.any())}
+
+
+def _released(t: torch.Tensor) -> bool:
+    """Whether its memory was given back by force (``storage.resize_(0)``), so that there is nothing to look at."""
+    return t.numel() > 0 and t.untyped_storage().nbytes() == 0
+
+
+class _Handed(torch.autograd.Function):
+    """Makes the tensor in a list a result of ``leaf``: autograd lets nobody overwrite a leaf, or a view of one."""
+
+    @staticmethod
+    def forward(_: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
+        return holder[0]
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], None
+
+
+def overwritten(trial: Trial, wanted: Iterable[str]) -> list[str]:
+    """Those of the inputs that require grad which the kernel may overwrite, in forward or backward."""
+    return [name for name in wanted if name in trial.spec.clobbers]
+
+
+def named(gradients: Gradients) -> dict[str, torch.Tensor]:
+    """``dx`` for the gradient of ``x``."""
+    return {f"d{name}": t for name, t in gradients.items() if t is not None}
+
+
+def prepared(trial: Trial, upstream: Upstream, fill: str, *, contiguous: bool = False) -> tuple[Placed, Placed]:
+    """The inputs, those wanted requiring grad, and the upstream gradients, in their layouts and guarded memory."""
+    case, device = trial.result.case, trial.bench.device
+    placed = place(trial.logical, case, device, fill)
+    given = {name: upstream.upstream[name] for name in upstream.used}
+    # An expanded one is given no layout, so that it keeps its own: a single element of storage.
+    tensors = {
+        name: TensorCase(str(gradient.dtype).removeprefix("torch."), Layout() if contiguous else upstream.layout[name])
+        for name, gradient in given.items()
+        if contiguous or upstream.layout[name].kind != "expanded"
+    }
+    above = place(given, Case(case.sizes, case.dtype, tensors, seed=case.seed), device, fill)
+    for name in upstream.wanted:
+        placed.arguments[name].requires_grad_(name not in trial.spec.clobbers)
+    placed.arena.snapshot()
+    above.arena.snapshot()
+    return placed, above
+
+
+def connected(outputs: Mapping[str, torch.Tensor], upstream: Placed) -> list[torch.Tensor]:
+    """The outputs that get an upstream gradient. Raises ``NoGraph`` for one that does not require grad."""
+    for name in upstream.tensors:
+        if name not in outputs or not outputs[name].requires_grad:
+            raise NoGraph(name)
+    return [outputs[name] for name in upstream.tensors]
+
+
+def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, altered: Altered) -> Verdict | None:
+    """What ends the check before any gradient is looked at; ``None`` if nothing does.
+
+    ``altered`` tells of the inputs whether they were changed when forward had returned.
+    """
+    spec = trial.spec
+    if isinstance(outcome.error, NoGraph):
+        return failed(
+            NAME,
+            f"{outcome.error} does not require grad though the reference's does: it is not connected to the inputs "
+            "(computed under no_grad, detached, or an autograd.Function that was bypassed)",
+            identity="gradients:missing:graph",
+            cause="gradient-missing",
+        )
+    if outcome.error is not None:
+        if rejection(spec, outcome.error) is not None:
+            return passed(NAME, refused=type(outcome.error).__name__)
+        trial.result.trace = outcome.trace
+        return error_verdict(outcome)
+    accessed = memory.check_access(outcome, chance=allows_chance(spec))
+    if accessed is not None:
+        return accessed
+    hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
+    if hurt.failed:
+        return hurt
+    changes = memory.check_inputs(
+        placed.arena.changed(),
+        (*spec.mutates, *spec.clobbers),
+        lambda name: memory.RECORDING if name in altered and bool(altered[name]) else memory.BACKWARD,
+    )
+    if changes.failed:
+        return changes
+    for change in upstream.arena.changed():
+        return failed(
+            NAME,
+            f"backward changed {change.count} element(s) of the upstream gradient of {change.name}, the first at "
+            f"{list(change.first)}: autograd hands the same tensor to other branches of the graph",
+            identity=f"gradients:upstream:{change.name}",
+            cause="mutates-input",
+        )
+    return None
+
+
+def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, slug: str) -> Verdict | None:
+    """The failure of forward's results in other circumstances than the case's own; ``None`` where they are right."""
+    lacking = [name for name in trial.order if name not in results]
+    if lacking:
+        return failed(NAME, f"{when}, the kernel returns no {lacking[0]}", identity=f"gradients:{slug}:nesting")
+    got = Outputs({name: results[name] for name in trial.order}, trial.expected.plain, trial.expected.shape)
+    verdict = structure.check_structure(
+        got, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(trial.logical)
+    )
+    if not verdict.failed:
+        judged = trial.judge(got)
+        verdict = values_check.as_verdict(judged)
+        trial.keep(got, judged)
+    if not verdict.failed:
+        return None
+    return failed(
+        NAME,
+        f"{when}, the kernel's results are wrong: {verdict.reason}",
+        identity=f"gradients:{slug}:{verdict.identity}",
+        statistical=verdict.statistical,
+        **verdict.evidence,
+    )

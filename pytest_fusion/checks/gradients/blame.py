@@ -1,0 +1,257 @@
+"""Why a gradient is wrong, as far as other upstream gradients and other bytes in fresh memory can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pytest_fusion.checks import memory
+from pytest_fusion.checks.gradients.backward import Attempt
+from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.reference import ReferenceFailed
+from pytest_fusion.run.memory import FILLS
+
+# A gradient that is the right one times a constant: how constant, and how far from 1.
+_SAME_RATIO, _OTHER_RATIO = 0.02, 0.05
+# A sum in place of a mean is off by how many it adds up; a rounding of what has cancelled to 1e-16 by 1e11 and more.
+_LARGEST_RATIO = 2.0**31
+# Upstream gradients that are the same everywhere; what only takes them for 1 is right with the first alone.
+_ONE, _OTHER = 1.0, 3.0
+# Roundings are far below this share of the largest element, another element's value is of its size.
+_FAR = 0.02
+# A gradient of less than this share of the case's own has cancelled.
+_TELLING = 0.01
+# An error of a larger share, where the upstream gradient is threes, is of no rounding, which takes a bfloat16 1/256.
+_LEFT_OUT = 0.1
+# Upstream gradients of so many elements are asked about one by one: all of the reference, so many of the kernel.
+_MOST_ELEMENTS, _MOST_ASKED = 128, 6
+# In shares of the largest part: what is another one, and what is the same. So many of the wrong ones tell.
+_MOVED, _SAME_PART, _MOST_PARTS = 1e-3, 1e-4, 0.9
+
+# Whether a backward is right in every gradient, given its attempt and the upstream gradients; ``None`` where it ended.
+Right = Callable[[Attempt, Upstream], bool | None]
+
+
+def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict, right: Right) -> Verdict:
+    """The same failure with its cause, where one of these experiments shows it.
+
+    Are elements of the gradient as fresh memory was? Does it change with what fresh memory holds? Is it right with a
+    contiguous upstream gradient? With one of ones, or of equal numbers?
+    """
+    if verdict.identity.startswith(("gradients:missing", "gradients:extra", "gradients:structure")):
+        return verdict
+    evidence = dict(verdict.evidence)
+    output = str(evidence["output"])
+    # What only a statistic shows may be hidden by other upstream gradients, and be there all the same.
+    gross = not verdict.statistical
+    found = _of_layout(trial, upstream, right) if gross else None
+    found = found or _of_memory(trial, upstream, first, output)
+    # A rounding is right as well where nothing cancels, as among equal numbers.
+    if found is None and gross and _is_far_off(trial):
+        found = _of_upstream(trial, upstream, output.removeprefix("d"), right)
+    reason = verdict.reason
+    if found is not None:
+        evidence["cause"], said = found
+        evidence["because"] = said
+        reason = f"{reason}; {said}"
+    elif "ratio_to_right" in evidence:
+        evidence["cause"] = "gradient-scale"
+    statistical = verdict.statistical and found is None
+    return failed("gradients", reason, identity=verdict.identity, statistical=statistical, **evidence)
+
+
+def of_access(trial: Trial, upstream: Upstream, verdict: Verdict, right: Right) -> Verdict:
+    """The same failure with its cause, where a wrong access is one of strides that the upstream gradient has not.
+
+    Of the layouts a caller sends, a single element expanded leaves nothing to read past it: what takes strides for
+    granted leaves its storage there, and reads the wrong elements in the others.
+    """
+    if verdict.check not in ("bounds", "repeat") or not {"access", "zone"} & set(verdict.evidence):
+        return verdict
+    found = _of_layout(trial, upstream, right)
+    if found is None:
+        return verdict
+    cause, said = found
+    evidence = {**verdict.evidence, "cause": cause, "because": said}
+    return failed(verdict.check, f"{verdict.reason}; {said}", identity=verdict.identity, **evidence)
+
+
+def far_off(got: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether an error is of the elements' own size, which no rounding is; integers are always far off."""
+    if not got.is_floating_point():
+        return True
+    a, b = (t.detach().double().nan_to_num(0.0, 0.0, 0.0) for t in (got, right))
+    return float((a - b).abs().max()) > _FAR * float(b.abs().max())
+
+
+def _is_far_off(trial: Trial) -> bool:
+    if trial.result.evidence is None:
+        return True
+    _, got, against = trial.result.evidence
+    return far_off(got, against.oracle if isinstance(against, OutputLanes) else against)
+
+
+def _of_memory(trial: Trial, upstream: Upstream, first: Attempt, name: str) -> tuple[str, str] | None:
+    """Cause and sentence where the gradient called ``name`` holds, or depends on, what nothing wrote."""
+    before = first.named().get(name)
+    if before is None or first.outcome.watch is None:
+        return None
+    mask = first.outcome.watch.unwritten(before)
+    other = Attempt(trial, upstream, FILLS[1])
+    after = other.named().get(name)
+    if after is None or after.shape != before.shape or other.outcome.watch is None:
+        return None
+    again = other.outcome.watch.unwritten(after)
+    if mask is not None and again is not None and bool((mask & again).any()):
+        count = int((mask & again).sum())
+        return "unwritten-output", f"{count} of {mask.numel()} element(s) of {name} were never written"
+    if not bool(repeat.differing(before, after).any()):
+        return None
+    same = Attempt(trial, upstream, FILLS[0]).named().get(name)
+    if same is None or bool(repeat.differing(before, same).any()):
+        return None  # it varies by itself
+    if lines := memory.undefined_lanes(lambda fill: Attempt(trial, upstream, fill).named()):
+        return "wrong-neutral-element", f"{name} changes with {memory.of_undefined(lines)}"
+    return "stale-memory", f"{name} changes with what fresh memory (torch.empty) held"
+
+
+def _of_layout(trial: Trial, upstream: Upstream, right: Right) -> tuple[str, str] | None:
+    """Cause and sentence where the gradient is right once the upstream gradient is contiguous."""
+    kinds = {upstream.layout[name].kind for name in upstream.used if not upstream.layout[name].plain}
+    if not kinds or not right(Attempt(trial, upstream, FILLS[0], contiguous=True), upstream):
+        return None
+    listed = ", ".join(sorted(kinds))
+    return "gradient-layout", f"it is right when the upstream gradient is contiguous, here it is {listed}"
+
+
+def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str, str] | None:
+    """Cause and sentence where the gradient of the input ``name`` is right for upstream gradients of equal numbers.
+
+    A gradient that is next to nothing there (of a softmax or a norm) is right in any case and tells nothing.
+    """
+    usual = _largest(_exact(upstream, name))
+
+    def deals_with(other: Upstream) -> bool:
+        if not right(Attempt(trial, other, FILLS[0], contiguous=True), other):
+            return False
+        exact = _exact(other, name)
+        # Of a row that gives all to one element the gradient is 0, and 1e-16 in float64: all there is are roundings.
+        cancelled = exact is None or _largest(other.native[name].double() - exact) > _largest(exact)
+        return not cancelled and _largest(exact) > _TELLING * usual
+
+    if not deals_with(upstream.constant(_ONE)):
+        return None
+    others = upstream.constant(_OTHER)
+    if deals_with(others):
+        several = any(t.numel() > 1 for t in upstream.upstream.values())
+        # In 16 bits sums of equal numbers are often exact where those of others are not.
+        exact = upstream.native[name].dtype.itemsize >= 4
+        if not (several and exact) or upstream.kind in ("expanded", "zero"):
+            return None
+        if not _moves(trial, upstream, name):
+            return None
+        return (
+            "wrong-index-map",
+            "it is right when all elements of the upstream gradient are equal: they are taken from wrong places",
+        )
+    if not _lacks_a_factor(trial, others, name, usual):
+        return None
+    said = "it is right for an upstream gradient of ones and for no other: the factor is left out or applied wrongly"
+    return "gradient-scale", said
+
+
+def _exact(upstream: Upstream, name: str) -> torch.Tensor | None:
+    """The exact gradient: what a reference in 16 bits makes of one that cancels is its own rounding."""
+    try:
+        lanes = upstream.lanes(1)
+    except (NoGraph, ReferenceFailed):
+        return None
+    return lanes[name].oracle if name in lanes else None
+
+
+def _largest(t: torch.Tensor | None) -> float:
+    return float(t.double().abs().nan_to_num().max()) if t is not None and t.numel() else 0.0
+
+
+def _lacks_a_factor(trial: Trial, others: Upstream, name: str, usual: float) -> bool:
+    """Whether the gradient is off by its own size for these upstream gradients, by which products are rounded too.
+
+    A product with ones is exact in any number of bits: a rounding of it shows with threes, as a factor that is left
+    out does, and is below 2 % of what the gradient usually is where that takes two thirds of it.
+    """
+    backward = Attempt(trial, others, FILLS[0], contiguous=True).backward
+    got, right = backward.gradients.get(name) if backward is not None else None, _exact(others, name)
+    if got is None or right is None or got.shape != right.shape:
+        return False
+    return _largest(got.detach().double() - right) > _LEFT_OUT * max(usual, _largest(right))
+
+
+def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
+    """Whether the kernel gives single elements of the upstream gradient parts that the reference gives to others.
+
+    What is right of equal numbers may lack a part of which a difference leaves nothing there, as a norm's gradient of
+    its mean: then the parts are such as no element gets.
+    """
+    sizes = {output: upstream.upstream[output].numel() for output in upstream.used}
+    places = [(output, at) for output, size in sizes.items() for at in range(size)]
+    if not 1 < len(places) <= _MOST_ELEMENTS:
+        return False
+    chosen = sorted({i * (len(places) - 1) // (_MOST_ASKED - 1) for i in range(_MOST_ASKED)})
+    got, right = [], []
+    for i, (output, at) in enumerate(places):
+        alone = upstream.constant(0.0)
+        alone.upstream[output].view(-1)[at] = 1.0
+        try:
+            alone.lanes(1)
+        except (NoGraph, ReferenceFailed):
+            return False
+        if name not in alone.native:
+            return False
+        right.append(alone.native[name].detach().double().flatten())
+        if i in chosen:
+            backward = Attempt(trial, alone, FILLS[0], contiguous=True).backward
+            gradient = backward.gradients.get(name) if backward is not None else None
+            if gradient is None or gradient.numel() != right[-1].numel():
+                return False
+            got.append(gradient.detach().double().flatten())
+    shape = tuple(upstream.upstream[upstream.used[0]].shape) if len(sizes) == 1 else (len(places),)
+    return rearranged(torch.stack(got), torch.stack(right), shape, chosen) is not False
+
+
+def rearranged(got: torch.Tensor, right: torch.Tensor, shape: Sequence[int], chosen: Sequence[int]) -> bool | None:
+    """Whether wrong parts are none at all, those of another place, or of all places along an axis; ``None`` if none is.
+
+    ``right`` (N, M) are the parts of M results that N places of ``shape`` have in the reference, ``got`` those of
+    ``chosen`` places in the kernel.
+    """
+    table = right.reshape(*shape, right.shape[-1])
+    sums = [table.sum(axis).reshape(-1, right.shape[-1]) for axis in range(len(shape))]
+    allowed = torch.cat([torch.zeros_like(right[:1]), right, *sums])
+    largest = float(right.abs().nan_to_num().max()) if right.numel() else 0.0
+    off = (got - right[list(chosen)]).abs() > _MOVED * largest
+    if not bool(off.any()):
+        return None
+    near = torch.zeros_like(off)
+    for candidate in allowed:
+        near |= (got - candidate).abs() <= _SAME_PART * largest
+    return float(near[off].double().mean()) >= _MOST_PARTS
+
+
+def constant_ratio(got: torch.Tensor, right: torch.Tensor) -> float | None:
+    """The constant that the gradient is too large by; ``None`` where it is none."""
+    a, b = got.detach().double().flatten(), right.double().flatten()
+    large = b.abs() > b.abs().max() / 16
+    if not bool(large.any()) or not bool(torch.isfinite(a).all()):
+        return None
+    ratios = a[large] / b[large]
+    middle = float(ratios.median())
+    same = bool((ratios - middle).abs().max() <= _SAME_RATIO * abs(middle))
+    if len(ratios) == 1:
+        # One element is always some multiple of the right one; factors that are forgotten are small whole numbers.
+        same = any(abs(r - round(r)) < _SAME_RATIO and 1 <= abs(round(r)) <= 64 for r in (middle, 1 / (middle or 1)))
+    return middle if same and abs(middle - 1) > _OTHER_RATIO and abs(middle) < _LARGEST_RATIO else None

@@ -1,0 +1,204 @@
+"""The reference's backward pass, and the upstream gradients that it and the kernel get."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Layout
+from pytest_fusion.case.layouts import choices, geometry
+from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.oracle import Kind, OutputLanes
+from pytest_fusion.oracle.reference import ReferenceFailed, copies, on_its_own, takes
+from pytest_fusion.oracle.shadow import run_lanes
+from pytest_fusion.spec.promises import Tolerance
+
+# Never all ones, which hides a gradient that is forgotten as a factor; `expanded` is what sum().backward() sends, and
+# `zero-rows` a loss that leaves out some rows.
+KINDS = ("random", "random", "random", "expanded", "expanded", "negative", "zero", "zero-rows")
+_LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
+_KEPT_ROWS = 0.6
+# What most callers send; the fast path of a backward asks for it beside plain inputs.
+_PLAIN_OF, _PLAIN_IN = 2, 5
+# A slice begins somewhere: with the gradient of a concatenation, in the middle of the whole one.
+_OFFSETS = (0, 0, 0, 1, 3)
+# Of several outputs, one alone has an upstream gradient in one case of so many.
+_ONE_ALONE_EVERY = 3
+
+
+class NoGraph(Exception):
+    """An output that must be differentiable is not connected to any input; the message is its name."""
+
+
+def differentiable(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The floating outputs that autograd can be asked about."""
+    return {name: t for name, t in outputs.items() if t.dtype.is_floating_point and t.requires_grad}
+
+
+class Upstream:
+    """Upstream gradients of one case, and what the reference's own backward makes of them.
+
+    ``wanted`` are the inputs that require grad. ``kind``, ``upstream`` and ``layout`` (by output) follow from the
+    case's seed. After ``settle`` or ``lanes``, ``used`` names the outputs that get a gradient, after ``lanes``
+    ``present`` the inputs that have one.
+    """
+
+    def __init__(self, trial: Trial, wanted: Sequence[str]) -> None:
+        self.trial, self.wanted = trial, list(wanted)
+        seed = trial.result.case.seed
+        self.kind = KINDS[counter_random.mix(seed, "upstream kind") % len(KINDS)]
+        floating = {n: t for n, t in trial.expected.tensors.items() if t.dtype.is_floating_point}
+        # Made outside of the lanes, which would take the rounding of random numbers for the reference's own.
+        self.upstream = {name: self.drawn(name, t) for name, t in floating.items()}
+        self.layout = {name: self._layout(name, t) for name, t in floating.items()}
+        self.used: list[str] = []
+        self.present: list[str] = []
+        self.native: dict[str, torch.Tensor] = {}
+        self._numbers: frozenset[float] = frozenset()
+
+    def settle(self) -> None:
+        """Learn which outputs get an upstream gradient, without any gradient that a kernel could find in memory.
+
+        Raises as ``lanes`` does.
+        """
+        with self.trial.bench.clock.phase("reference"), torch.enable_grad():
+            self._graph()
+
+    def lanes(self, count: int, kind: Kind = "E") -> dict[str, OutputLanes]:
+        """Lanes of every gradient that the reference has; with a fixed tolerance only its native values count.
+
+        Raises ``NoGraph`` where no output depends on the inputs, ``ReferenceFailed`` where the reference raises.
+        """
+        trial = self.trial
+        fixed = isinstance(trial.spec.tolerance, Tolerance)
+        seed = counter_random.mix(trial.result.case.seed, "gradient lanes", count)
+        with trial.bench.clock.phase("reference"), on_its_own(trial.spec.name, trial.logical):
+            count = 1 if fixed else count
+            limit_s, seen = trial.bench.reference_s, self._numbers
+            run = run_lanes(self._backward, lanes=count, kind=kind, seed=seed, limit_s=limit_s, numbers=seen)
+        self._numbers = run.numbers
+        self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
+        return dict(zip(self.present, run.outputs, strict=True))
+
+    def drawn(self, name: str, output: torch.Tensor) -> torch.Tensor:
+        """The upstream gradient of an output of this shape."""
+        device, dtype = output.device, output.dtype
+        generator = torch.Generator(device)
+        generator.manual_seed(counter_random.mix(self.trial.result.case.seed, "upstream", name) >> 1)
+        if self.kind == "zero":
+            return torch.zeros(output.shape, dtype=dtype, device=device)
+        if self.kind == "expanded":
+            return torch.randn((), generator=generator, device=device).to(dtype).expand(output.shape)
+        drawn = torch.randn(output.shape, generator=generator, device=device)
+        if self.kind == "zero-rows" and drawn.dim():
+            drawn = drawn * (torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) < _KEPT_ROWS)
+        return (-drawn.abs() if self.kind == "negative" else drawn).to(dtype)
+
+    def strides(self, name: str) -> dict[str, Any] | None:
+        """How an output's upstream gradient lies, in elements; ``None`` for one element of storage."""
+        if self.layout[name].kind == "expanded":
+            return None
+        plan = geometry(tuple(self.upstream[name].shape), self.layout[name])
+        return {"strides": list(plan.strides), "offset": plan.offset, "storage": plan.storage}
+
+    def constant(self, value: float) -> Upstream:
+        """The same with upstream gradients that are ``value`` everywhere, contiguous; its lanes are its own."""
+        other = copy.copy(self)
+        other.kind = "constant"
+        other.upstream = {name: torch.full_like(t, value).contiguous() for name, t in self.upstream.items()}
+        other.layout = dict.fromkeys(self.layout, Layout())
+        return other
+
+    def transposed(self) -> Upstream:
+        """The same gradients with the last two axes swapped in memory, of outputs that have as many."""
+        other = copy.copy(self)
+        other.upstream = {name: t.contiguous() for name, t in self.upstream.items()}
+        allowed = {name: choices(("contiguous", "transposed"), t.dim()) for name, t in other.upstream.items()}
+        other.layout = {name: Layout(kind, 0, variant) for name, [*_, (kind, variant)] in allowed.items()}
+        return other
+
+    def second(self, of: Mapping[str, torch.Tensor]) -> dict[str, OutputLanes]:
+        """The gradients of the sum of ``gradient * of[input]`` over the inputs in ``of``: one row each of the Hessian.
+
+        Raises ``ReferenceFailed`` where the reference cannot be differentiated twice.
+        """
+        names: list[str] = []
+
+        def backward() -> list[torch.Tensor]:
+            arguments, found = self._first(twice=True)
+            ends = {name: gradient for name, gradient in found.items() if gradient is not None and name in of}
+            ends = {name: gradient for name, gradient in ends.items() if gradient.requires_grad}
+            leaves = [arguments[name] for name in self.wanted]
+            again: Sequence[torch.Tensor | None] = [None] * len(leaves)
+            if ends:
+                again = _ask(list(ends.values()), leaves, [of[name] for name in ends])
+            names[:] = self.wanted
+            zeros = [torch.zeros_like(self.trial.logical[name]) for name in self.wanted]
+            return [t if t is not None else zero for t, zero in zip(again, zeros, strict=True)]
+
+        with self.trial.bench.clock.phase("reference"), on_its_own(self.trial.spec.name, self.trial.logical):
+            run = run_lanes(backward, lanes=1, kind="E", seed=0)
+        return dict(zip(names, run.outputs, strict=True))
+
+    def _backward(self) -> list[torch.Tensor]:
+        _, found = self._first(twice=False)
+        self.present = [name for name, gradient in found.items() if gradient is not None]
+        return [gradient for gradient in found.values() if gradient is not None]
+
+    def _first(self, *, twice: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
+        arguments, outputs = self._graph()
+        leaves = [arguments[name] for name in self.wanted]
+        ends, given = [outputs[name] for name in self.used], [self.upstream[name] for name in self.used]
+        found = _ask(ends, leaves, given, create_graph=twice)
+        return arguments, dict(zip(self.wanted, found, strict=True))
+
+    def _graph(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The reference's arguments and differentiable outputs; notes those that get a gradient."""
+        spec, bench = self.trial.spec, self.trial.bench
+        arguments = copies(self.trial.logical)
+        for name in self.wanted:
+            arguments[name] = arguments[name].detach().requires_grad_(True)
+        try:
+            result = spec.reference(**arguments, **takes(spec.reference, bench.extra))
+            outputs = differentiable(collect(result, arguments, spec.mutates).tensors)
+        except Exception as error:
+            raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
+        if not outputs:
+            raise NoGraph
+        self.used = self._part(list(outputs))
+        return arguments, outputs
+
+    def _part(self, outputs: list[str]) -> list[str]:
+        """The outputs that get an upstream gradient: all, or one alone as where only a loss is used."""
+        seed = self.trial.result.case.seed
+        if len(outputs) == 1 or counter_random.mix(seed, "one alone?") % _ONE_ALONE_EVERY:
+            return outputs
+        return [outputs[counter_random.mix(seed, "one alone") % len(outputs)]]
+
+    def _layout(self, name: str, output: torch.Tensor) -> Layout:
+        if self.kind == "expanded" and output.dim():
+            return Layout("expanded")
+        seed = self.trial.result.case.seed
+        if counter_random.mix(seed, "upstream plain?") % _PLAIN_IN < _PLAIN_OF:
+            return Layout()
+        allowed = choices(_LAYOUTS, output.dim())
+        kind, variant = allowed[counter_random.mix(seed, "upstream layout", name) % len(allowed)]
+        return Layout(kind, _OFFSETS[counter_random.mix(seed, "upstream offset", name) % len(_OFFSETS)], variant)
+
+
+def _ask(
+    ends: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
+    *,
+    create_graph: bool = False,
+) -> Sequence[torch.Tensor | None]:
+    try:
+        return torch.autograd.grad(ends, leaves, given, create_graph=create_graph, allow_unused=True)
+    except Exception as error:
+        raise ReferenceFailed(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,436 @@
+"""Of check `honesty`: further calls of one case, and what they make of the results of earlier ones.
+
+* Other values, then the same ones again, at the same and at another address, after the caller wrote over the first
+  result: a result that the kernel keeps is spoilt; one that it remembers by content takes no operator and no launch.
+* Other tensors at the addresses of freed ones, as any allocator makes them, with as many writes behind them: a cache
+  whose key is an address, a shape, a version or the number of an object that no longer lives gives an old answer.
+* Results of earlier calls, compared with copies that were made as they were returned: what changes was unfinished
+  (work on another thread or stream), or is memory that a later call used again.
+
+What ``deterministic=`` lets vary is the answer where `values` would call it right, and is compared in its bits with
+nothing but itself: a result that was returned stays what it is whatever the order of a sum.
+
+An honest cache is keyed by a tensor that it keeps alive or refers to weakly, and its version; all values here are
+written by operators, which count it up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import sleep
+from types import FrameType
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import counter_random as numbers
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks import structure
+from pytest_fusion.checks.context import CaseResult, reference_of, rejection
+from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.randomness.masks import retold
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed, unknown
+from pytest_fusion.oracle.reference import ReferenceFailed
+from pytest_fusion.run import pristine
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import Placed, place, renewed
+from pytest_fusion.run.stress import delayed_streams
+
+NAME = "honesty"
+
+# How many calls were asked whether they ran the reference function, and how many did.
+ASKED_REFERENCE, CALLED_REFERENCE = "honesty asked for the reference", "honesty called the reference"
+# How often a result is looked at that is not right when it is returned.
+_STEP_S = 0.005
+# Buffers that a kernel may return in turn; so many calls show whose memory an earlier result is.
+_BUFFERS = 3
+# How often a kernel must be right elsewhere before a wrong answer at an old address is the address's doing: one that is
+# right half of the time passes for such in 1 of 256.
+_ELSEWHERE = 8
+# So many different numbers are no chance when they come again in every bit.
+_FEW_VALUES = 2
+
+Tensors = dict[str, torch.Tensor]
+
+
+class _Refused(Exception):
+    """A call was refused, which it may be."""
+
+
+class _Raised(Exception):
+    """A call raised what the first one did not; its outcome is the argument."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call: its results now, and copies made when it returned, on the caller's stream."""
+
+    placed: Placed
+    outcome: Outcome
+    outputs: Tensors
+    returned: Tensors
+
+    @property
+    def work(self) -> int:
+        """Launches, and operators that compute something."""
+        assert self.outcome.watch is not None
+        return len(self.outcome.launches) + self.outcome.watch.computed
+
+
+class LaterCalls:
+    """The calls of one case. Outputs that ``deterministic=`` allows to vary are judged by their values.
+
+    A result that is not right when it is returned is looked at for ``patience_s``.
+    """
+
+    def __init__(self, trial: Trial, *, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self.trial, self.bench, self.spec = trial, trial.bench, trial.spec
+        self.case = trial.result.case
+        self.varying = {name for name in trial.order if trial.tolerates(name)}
+        self.names = [
+            name
+            for name, t in trial.got.tensors.items()
+            if t.numel() and (name in self.varying or not trial.tolerates(name))
+        ]
+        self.right: Tensors = {
+            name: trial.judged[name] if name in trial.judged else trial.got.tensors[name].detach().clone()
+            for name in self.names
+        }
+        self.other: _Call | None = None
+        # Where an output may vary: what is right for the other values.
+        self.there: Trial | None = None
+        self.ran: list[str] = []
+        self.left: dict[str, str] = {}
+
+    def judge(self) -> Verdict | None:
+        """What ends the check; ``None`` where nothing was found, with what ``ran`` and what is ``left`` and why."""
+        steps = (("values", self._other_values), ("address", self._recycled))
+        for name, step in steps:
+            try:
+                verdict = step()
+            except _Refused:
+                verdict = None
+                self.left[name] = "a call was refused"
+            except _Raised as raised:
+                return self._raised(raised.args[0])
+            if verdict is not None:
+                return verdict
+            if name not in self.left:
+                self.ran.append(name)
+        return None
+
+    def _other_values(self) -> Verdict | None:
+        """Other values, then the same ones elsewhere once the caller has written over the result."""
+        case, logical = self.trial.other_values(NAME, "other")
+        if logical is None:
+            self.left["values"] = "no other values of the same shapes could be drawn"
+            return None
+        a = self.other = self._called(self._place(logical), told=True)
+        if self.varying:
+            try:
+                self.there = self._trial(case, logical)
+            except ReferenceFailed:
+                self.left["values"] = "the reference does not bear other values"
+                return None
+        verdict = self._late(a) or self._earlier(a)
+        if verdict is not None:
+            return verdict
+        # An output that is the same for other values (a table of positions) may be shared and remembered.
+        depends = [name for name in self.names if name in a.returned and not self._is_right(name, a.returned[name])]
+        written = [name for name in depends if _scribble(a.outputs[name], a.placed.tensors.values())]
+        if not (self.spec.mutates or self.spec.clobbers):
+            verdict = self._same_answer(a, self._called(a.placed), written)
+            if verdict is not None:
+                return verdict
+        b = self._called(self._place(logical))
+        # Several calls after the one that was judged: buffers in turn come round.
+        verdict = self._same_answer(a, b, written) or self._earlier(b)
+        if verdict is not None:
+            return verdict
+        # Less work alone may be a weight that is packed once for its content; none, or the answer in memory, is not.
+        looked_up = depends and b.work < a.work and self._works_for_new_values(b.work)
+        if looked_up and (not b.work or _held(a.returned[depends[0]], (a, b))):
+            return self._finding(
+                "remembered",
+                f"{depends[0]} was looked up: a call on values seen before made {b.work} of the {a.work} launches and "
+                "operators that new values take, and the kernel keeps its answer",
+                depends[0],
+                "cached-answer",
+            )
+        return self._late(b)
+
+    def _earlier(self, a: _Call) -> Verdict | None:
+        """The results that were judged, after this call: what changed is memory that was returned again, if it was."""
+        held = self.trial.got.tensors
+        name = next((name for name in self.names if repeat.differ(self.right[name], held[name])), None)
+        if name is None:
+            return None
+        later = [*a.outputs.values()]
+        for _ in range(_BUFFERS):
+            later += self._called(self._place(self.trial.logical)).outputs.values()
+        if not any(structure.overlap(held[name], t) for t in later):
+            return self._late_finding(name)
+        return self._finding(
+            "overwritten",
+            f"{name} of an earlier call was changed by a later one, which returned the same memory: who keeps a result "
+            "finds another one in it; allocate it anew, or let the caller pass it in",
+            name,
+            "aliasing",
+        )
+
+    def _same_answer(self, a: _Call, b: _Call, written: Sequence[str]) -> Verdict | None:
+        """Two calls on the same values, the results ``written`` of the first one written over in between."""
+        verdict = self._late(b)
+        if verdict is not None:
+            return verdict
+        for name in self.names:
+            if name not in a.returned or name not in b.returned:
+                return unknown(NAME, f"{name} is not returned for other values")
+            wrong = self._differing(name, a, b)
+            if wrong is None:
+                continue
+            if name in written and not repeat.differ(b.returned[name], a.outputs[name]):
+                return self._finding(
+                    "kept",
+                    f"{name} is memory that the kernel keeps: after the caller wrote over it, a call on the same "
+                    "values returned what the caller had written; return a copy, or memory that nobody else holds",
+                    name,
+                    "cached-answer",
+                )
+            verdict = self._unfinished(b)
+            if verdict is not None:
+                return verdict
+            old = not repeat.differ(wrong, self.right[name])
+            # Where results may vary, a number or two that come again may do so by chance.
+            old = old and (name not in self.varying or len(set(wrong.flatten().tolist())) > _FEW_VALUES)
+            return self._recycled_finding(name, old=True) if old else self._unsteady(name)
+        return None
+
+    def _differing(self, name: str, a: _Call, b: _Call) -> torch.Tensor | None:
+        """What ``a`` gave, where ``b`` gave other bits; where they may vary, that which is no answer to the values."""
+        first, second = a.returned[name], b.returned[name]
+        if name not in self.varying or self.there is None:
+            return first if repeat.differ(first, second) else None
+        return next((t for t in (first, second) if not _judged(self.there, name, t)), None)
+
+    def _recycled(self) -> Verdict | None:
+        """Other tensors with the case's own values where the last ones' memory was."""
+        if self.other is None:
+            self.left["address"] = "no other values were called"
+            return None
+        placed, returned, self.other = self.other.placed, self.other.returned, None
+        numbers, arena = {name: id(tensor) for name, tensor in placed.tensors.items()}, placed.arena
+        living = [weakref.ref(tensor) for tensor in placed.tensors.values()]
+        placed.arguments.clear()
+        placed.tensors.clear()
+        if any(reference() is not None for reference in living):
+            # Who keeps a tensor alive may know it by its address: no other one can be there.
+            self.left["address"] = "the kernel keeps its inputs alive, so that their addresses are not used again"
+            return None
+        with self.bench.clock.phase("make"):
+            fresh = renewed(arena, numbers, self.trial.logical)
+            arena.refill(FILLS[0])
+        got = self._called(fresh)
+        wrong = self._wrong(got)
+        if wrong is None:
+            return self._late(got)
+        verdict = self._unfinished(got)  # first: two unfinished results are alike
+        if verdict is not None:
+            return verdict
+        if wrong in returned and wrong in got.returned and not repeat.differ(returned[wrong], got.returned[wrong]):
+            return self._recycled_finding(wrong, old=True)
+        for _ in range(_ELSEWHERE):
+            if self._wrong(self._called(self._place(self.trial.logical))) is not None:
+                return self._unsteady(wrong)
+        return self._recycled_finding(wrong, old=False)
+
+    def _recycled_finding(self, name: str, *, old: bool) -> Verdict:
+        what = "the answer to earlier values" if old else "another answer than for new tensors elsewhere"
+        return self._finding(
+            "recycled",
+            f"called with new tensors at the address of freed ones, the kernel returned {what} as {name}: it knows "
+            "tensors by an address, a shape or a version, which the next tensor may have too",
+            name,
+            "cached-answer",
+        )
+
+    def _unsteady(self, name: str) -> Verdict:
+        return unknown(NAME, f"{name} differs between calls on the same values: `repeat` comes first")
+
+    def _works_for_new_values(self, least: int) -> bool:
+        """Whether a call on values never seen does more work: else the call before did something once."""
+        logical = self.trial.other_values(NAME, "third")[1]
+        return logical is not None and self._called(self._place(logical)).work > least
+
+    def _place(self, logical: Mapping[str, Any]) -> Placed:
+        with self.bench.clock.phase("make"):
+            return place(logical, self.case, self.bench.device, FILLS[0])
+
+    def _called(self, placed: Placed, *, told: bool = False) -> _Call:
+        """One call. ``told`` also notes whether it runs the reference. Raises ``_Refused``, ``_Raised``."""
+        returned: Tensors = {}
+
+        def fused(**arguments: Any) -> Any:
+            with (
+                delayed_streams.delayed(self.bench.device),
+                self._reference_noted() if told else contextlib.nullcontext(),
+            ):
+                result = self.spec.fused(**arguments)
+            now = collect(result, placed.arguments, self.spec.mutates).tensors
+            returned.update({name: now[name].detach().clone() for name in self.names if name in now})
+            return result
+
+        with self.bench.clock.phase("fused"):
+            outcome = run_fused(fused, placed, self.bench.extra, programs=self.bench.programs)
+        if outcome.error is not None:
+            raise _Refused if rejection(self.spec, outcome.error) is not None else _Raised(outcome)
+        now = collect(outcome.result, placed.arguments, self.spec.mutates).tensors
+        return _Call(placed, outcome, {name: now[name] for name in returned if name in now}, returned)
+
+    @contextmanager
+    def _reference_noted(self) -> Iterator[None]:
+        reference = getattr(self.spec.reference, "stands_for", self.spec.reference)
+        code = getattr(reference, "__code__", None)
+        if code is None or sys.getprofile() is not None:
+            yield
+            return
+        seen = False
+
+        def note(frame: FrameType, event: str, _: Any) -> None:
+            nonlocal seen
+            seen = seen or (event == "call" and frame.f_code is code and _is_of(frame, reference))
+
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+        self.bench.spent[ASKED_REFERENCE] += 1
+        self.bench.spent[CALLED_REFERENCE] += seen
+
+    def _wrong(self, call: _Call) -> str | None:
+        """The first output that is not the case's own answer."""
+        for name in self.names:
+            if name not in call.returned or not self._is_right(name, call.returned[name]):
+                return name
+        return None
+
+    def first_wrong(self, outputs: Mapping[str, torch.Tensor]) -> str | None:
+        """The first of the case's outputs that is missing among these, or is not its answer."""
+        return next((n for n in self.names if n not in outputs or not self._is_right(n, outputs[n])), None)
+
+    def _is_right(self, name: str, t: torch.Tensor) -> bool:
+        """Whether it is the case's own answer: in every bit, or where it may vary by its values."""
+        if not repeat.differ(self.right[name], t):
+            return True
+        return name in self.varying and _judged(self.trial, name, t)
+
+    def _trial(self, case: Case, logical: Mapping[str, Any]) -> Trial:
+        """What is right for other values; made after the kernel's call, which must find no right answer in memory."""
+        bench = retold(self.bench, case, logical)
+        reference, expected = reference_of(bench, case, logical)
+        return Trial(bench, CaseResult(case), logical, reference, expected, self.trial.alone)
+
+    def _late(self, call: _Call) -> Verdict | None:
+        """What changed between the return and the end of all work on the device."""
+        for name, before in call.returned.items():
+            if name in call.outputs and repeat.differ(before, call.outputs[name]):
+                return self._late_finding(name)
+        return None
+
+    def _unfinished(self, call: _Call) -> Verdict | None:
+        """As ``_late``, of a result that is wrong: whether it still changes."""
+        begun = pristine.perf_counter()
+        while pristine.perf_counter() - begun < self.patience_s:
+            verdict = self._late(call)
+            if verdict is not None:
+                return verdict
+            sleep(_STEP_S)
+        return None
+
+    def _late_finding(self, name: str) -> Verdict:
+        where = "another stream or thread" if self.bench.device.type == "cuda" else "another thread"
+        return self._finding(
+            "late-work",
+            f"{name} changed after the call had returned it: work was left on {where}, and who reads the result at "
+            "once reads something else; wait for it before returning",
+            name,
+            "late-work",
+        )
+
+    def _raised(self, outcome: Outcome) -> Verdict:
+        """A call raised: by itself such a case may do so too, and then `error` will say so; else that is a finding."""
+        error = outcome.error
+        kind = type(error).__name__
+        logical = self.trial.alone(self.case.with_(seed=numbers.mix(self.case.seed, NAME, "other") >> 1))
+        if logical.failure is not None or logical.rejected is not None:
+            return unknown(NAME, f"a call with other values raised {kind}")
+        return failed(
+            NAME,
+            f"a later call on values that a first call bears raised {kind}: {error} (in {outcome.origin})",
+            identity=f"honesty:raises:{kind}",
+            cause="cached-answer",
+        )
+
+    def _finding(self, what: str, reason: str, name: str, cause: str) -> Verdict:
+        return failed(NAME, reason, identity=f"honesty:{what}", output=name, cause=cause)
+
+
+def _judged(trial: Trial, name: str, t: torch.Tensor) -> bool:
+    """Whether `values` would not call it wrong by any element."""
+    if name not in trial.order:
+        return True
+    verdict = trial.judge_tensor(trial.order.index(name), t)
+    return verdict.ok or verdict.statistical
+
+
+def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:
+    """Whether a tensor with these bits is alive that is none of ours; costs a walk over all objects, some 50 ms."""
+    ours = {id(t) for call in calls for t in (*call.outputs.values(), *call.returned.values())}
+    return any(
+        type(thing) is torch.Tensor
+        and id(thing) not in ours
+        and thing.shape == answer.shape
+        and thing.dtype == answer.dtype
+        and thing.device == answer.device
+        and not repeat.differ(thing.detach(), answer)
+        for thing in gc.get_objects()
+    )
+
+
+def _scribble(t: torch.Tensor, inputs: Any) -> bool:
+    """Write over a result, as its owner may; ``False`` where it lies in the call's own inputs or takes no writing."""
+    if any(structure.overlap(t, other) for other in inputs):
+        return False
+    try:
+        with torch.inference_mode():
+            target = t.detach()
+            for axis, stride in enumerate(target.stride()):
+                if stride == 0 and target.shape[axis] > 1:
+                    target = target.narrow(axis, 0, 1)
+            if target.dtype.is_floating_point or target.is_complex():
+                target.fill_(-0.40625)
+            else:
+                target.bitwise_not_()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_of(frame: FrameType, function: Any) -> bool:
+    """Whether a frame of the code of ``function`` has its closure too: one factory may make kernel and reference."""
+    cells = getattr(function, "__closure__", None) or ()
+    names = frame.f_code.co_freevars
+    with contextlib.suppress(ValueError):  # a cell that is still empty
+        return all(frame.f_locals.get(n) is cell.cell_contents for n, cell in zip(names, cells, strict=False))
+    return True

@@ -1,0 +1,1 @@
+"""Check `invariance`: slices along a dim do not depend on each other."""

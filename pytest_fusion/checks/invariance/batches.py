@@ -1,0 +1,193 @@
+"""How many slices the further calls of a case hold: sizes around those at which launchers choose between kernels.
+
+The case alone decides which of them it is called with, so that a replay asks the same; where nothing is left to other
+cases, all. What they may cost is bounded by elements and work, and where kernels are interpreted by seconds as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.plan import cost, refit
+from pytest_fusion.checks.invariance.case_slices import resized
+from pytest_fusion.checks.multiprocessors import MANY
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import GRADIENTS
+from pytest_fusion.interpreter.launch import Launch
+
+NAME = "invariance"
+
+_NARROW = frozenset({"float16", "bfloat16"})
+
+# Where launchers change their mind (GEMV or GEMM, splits, rows a tile): powers of two, of which a case takes each or a
+# neighbour, of the lower ones both sides: few slices show little. The multiprocessors, 132 of an H100 where there is no
+# GPU, decide about splits and persistent grids.
+_POWERS = tuple(2**k for k in range(3, 13))
+_BOTH_SIDES, _NEIGHBOURS = 64, (0, 1, -1)
+# No lanes of the reference run at these sizes, so they may be larger than a case: 257 rows of 4097, since what is split
+# or tiled in another way shows in long rows, and a quarter of that in larger batches.
+_ELEMENTS, _ELEMENTS_OF_MANY, _WORK, _FEW = 257 * 4097, 257 * 1025, 1 << 24, 257
+# In batches 4097 programs of a short row take 30 ms; kernels that need them one by one are refused long before.
+_PROGRAMS = 5000
+# Sizes of a kernel's own: blocks that are no power of two, and grids that no longer grow with the batch.
+_MOST_LEARNT, _LEAST_LEARNT = 4, 3
+# Interpreted kernels: after a call that took this long none of more slices (the next has four times as many at most, so
+# that it stays below a case's limit even where work grows with the square), and once a test's calls have taken so long
+# only those of few, and no wider slices.
+_SLOW_S, _TEST_S = 0.4, 1.2
+
+
+@dataclass(slots=True)
+class Asked:
+    """Which cases of a test were asked: how many at all, how many for their width alone, the widest slice so far.
+
+    Those of 32 and of 16 bits by themselves: another order of a root mean square shows in one row in ten of the former,
+    and the latter round it away. Once something is ``found`` the cases are those of its shrinking; ``at``
+    are the two sizes that showed it. ``seconds``: what the calls took, of the wall or, if less, of the processor.
+    """
+
+    cases: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    wide: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    widest: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    found: bool = False
+    at: tuple[int, int] = (2, 2)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How many cases are asked: of all, of those that more is asked of, and besides for slices twice as wide.
+
+    Most sums of the first cases are too short to be split: what the batch decides shows in long ones.
+    """
+
+    any_case: int
+    thorough: int
+    wide: int
+    calls: int
+
+    def _most(self, trial: Trial) -> int:
+        return self.thorough if trial.thorough else self.any_case
+
+    def due(self, asked: Asked, trial: Trial, width: int) -> bool:
+        """Whether the case is one of them; every one is where a finding is being shrunk."""
+        narrow, spent = _narrow(trial), _spent(trial)
+        most = self._most(trial)
+        if asked.found or asked.cases[narrow] < (most - asked.cases[not narrow] if spent else most):
+            return True
+        # One at least: the first cases, of short slices, may have taken the seconds.
+        return asked.wide[narrow] < (1 if spent else self.wide) and width >= 2 * asked.widest[narrow]
+
+    def note(self, asked: Asked, trial: Trial, width: int) -> bool:
+        """Count a case that is asked; whether it is one for its width."""
+        narrow = _narrow(trial)
+        counts = asked.cases if asked.cases[narrow] < self._most(trial) else asked.wide
+        counts[narrow] += 1
+        asked.widest[narrow] = max(asked.widest[narrow], width)
+        return counts is asked.wide
+
+
+def _narrow(trial: Trial) -> bool:
+    return trial.result.case.dtype in _NARROW
+
+
+def width(trial: Trial, dim: str) -> int:
+    """The work of one slice of the dim: the product of all other sizes."""
+    case = trial.result.case
+    return cost(trial.spec, resized(case, dim, 1))[1]
+
+
+def _spent(trial: Trial) -> bool:
+    """Whether interpreted calls have taken what a test has for them."""
+    both = [trial.bench.state(name, Asked) for name in (NAME, GRADIENTS)]
+    return trial.bench.device.type == "cpu" and sum(asked.seconds for asked in both) > _TEST_S
+
+
+class Batches:
+    """The sizes for one dim of one case."""
+
+    def __init__(self, trial: Trial, dim: str, asked: Asked) -> None:
+        self._trial, self._dim, self._case, self._asked = trial, dim, trial.result.case, asked
+        size = self._case.sizes[dim]
+        assert isinstance(size, int)
+        self._size = size
+        self.programs = max(trial.bench.programs, _PROGRAMS)
+        self._interpreted = trial.bench.device.type == "cpu"
+        self._most: int | None = None
+        if _spent(trial) and not self._all:
+            self._most = _FEW
+
+    @property
+    def _all(self) -> bool:
+        """Whether all that could show a finding is asked: it is being shrunk, or there is no other case."""
+        return self._asked.found or self._trial.bench.complete
+
+    def fits(self, size: int) -> bool:
+        """Whether the spec admits the size beside the case's others, at a cost that a call may have."""
+        spec, other = self._trial.spec, resized(self._case, self._dim, size)
+        try:
+            if refit(spec, other.sizes) != other.sizes:
+                return False
+            elements, work = cost(spec, other)
+        except ImpossibleCase:
+            return False
+        allowed = _ELEMENTS if size <= _FEW else _ELEMENTS_OF_MANY
+        return size <= self._size or (elements <= allowed and work <= _WORK)
+
+    def admits(self, size: int) -> bool:
+        """Whether a call of so many slices is likely to end soon."""
+        return self._most is None or size <= max(self._most, self._size)
+
+    def took(self, size: int, seconds: float) -> None:
+        """Told what a call of so many slices took."""
+        if self._interpreted and seconds > _SLOW_S:
+            self._most = min(size, size if self._most is None else self._most)
+
+    def chosen(self, count: int) -> list[int]:
+        """Up to so many sizes, but that of the case and 1: ascending, so that a threshold is met from just above.
+
+        The largest is among them, then what the case's seed prefers. While a finding is being shrunk, those next to
+        the sizes that showed it are enough; a replay asks for them too.
+        """
+        seed, dim, device = self._case.seed, self._dim, self._trial.bench.device
+        cores = MANY
+        if device.type == "cuda":
+            cores = torch.cuda.get_device_properties(device).multi_processor_count
+        groups = [[2], *([around + by for by in _NEIGHBOURS] for around in (*_POWERS, cores))]
+        groups += [[power - 1] for power in _POWERS if power <= _BOTH_SIDES]
+        usable = [[size for size in group if size != self._size and self.fits(size)] for group in groups]
+        every = sorted({size for group in usable for size in group})
+        if self._trial.bench.complete:
+            return every
+        if self._asked.found:
+            least, most = self._asked.at
+            sides = [*[size for size in every if size <= least][-1:], *[size for size in every if size >= most][:1]]
+            return list(dict.fromkeys(sides)) or every[:1]
+        drawn = [
+            (counter_random.mix(seed, NAME, dim, "turn", i), group[counter_random.mix(seed, NAME, dim, i) % len(group)])
+            for i, group in enumerate(usable)
+            if group
+        ]
+        return sorted(list(dict.fromkeys([*every[-1:], *(size for _, size in sorted(drawn))]))[:count])
+
+    def learnt(self, launches: Mapping[int, Sequence[Launch]]) -> list[int]:
+        """Sizes at which this kernel may turn, by what it launched for others.
+
+        Constants that are no power of two, and numbers of programs that two sizes have in common.
+        """
+        constants: set[int] = set()
+        grids: dict[int, set[int]] = {}
+        for size, each in launches.items():
+            for launch in each:
+                constants |= {value for value in launch.constexprs.values() if type(value) is int}
+                grids.setdefault(launch.programs, set()).add(size)
+        own = {value for value in constants if value & (value - 1)}
+        own |= {programs for programs, sizes in grids.items() if len(sizes) > 1 and programs < max(sizes)}
+        around = sorted(value + by for value in own if _LEAST_LEARNT <= value <= _POWERS[-1] for by in (0, 1))
+        new = [size for size in dict.fromkeys(around) if size not in launches and size != self._size]
+        return [size for size in new if self.fits(size) and self.admits(size)][:_MOST_LEARNT]

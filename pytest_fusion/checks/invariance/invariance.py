@@ -1,0 +1,149 @@
+"""Check `invariance`: a slice along a dim named in ``invariant=`` gives the same bits in whatever company.
+
+The case's own inputs are cut along the dim and called again: a slice alone, all in another order, beside NaN, and
+repeated to other sizes around those at which launchers choose between kernels. Outputs and inputs written in place that
+follow the dim must keep each slice's bits. Which axis of an output follows it is seen from two sizes. Whether the same
+call gives the same bits twice is the business of `repeat`: what is not repeated is no finding here. Left out: outputs
+that ``deterministic=`` allows to vary. Gradients are asked of by `sliced_gradients`, once they are right.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.checks import memory
+from pytest_fusion.checks.context import allows_chance, call, rejection, same_draws
+from pytest_fusion.checks.invariance.batches import NAME, Asked, Batches, Effort, width
+from pytest_fusion.checks.invariance.case_slices import Unsliceable, resized, tensors, unsliceable
+from pytest_fusion.checks.invariance.neighbours import Along, Call, Called, OtherCase
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, passed, unknown
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+__all__ = ["MANY", "NAME", "adopt", "dims_of", "due", "missing", "of_many", "outputs", "run"]
+
+# A case costs some twenty calls, so that few are asked; half of them need not be among those that more is asked
+# of. Several dims share the calls of a case.
+_EFFORT = Effort(any_case=3, thorough=6, wide=4, calls=22)
+_FEWEST_CALLS = 7
+# Fewer than a launcher's usual thresholds, of 64 and more.
+MANY = 37
+
+
+def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
+    """Without ``invariant=`` nobody asks; of a dim that can never be cut nothing can be known."""
+    if not spec.invariant:
+        return "not asked for: invariant= names no dim"
+    reasons = unsliceable(spec)
+    return "; ".join(reasons.values()) if len(reasons) == len(spec.invariant) else None
+
+
+def due(trial: Trial) -> bool:
+    """Few cases of a test, those that more is asked of first; every one where a finding is being shrunk."""
+    return any(_EFFORT.due(_asked(trial), trial, width(trial, dim)) for dim in dims_of(trial))
+
+
+def run(trial: Trial) -> Verdict:
+    """Every dim that the case has at least two slices of."""
+    dims, asked = dims_of(trial), _asked(trial)
+    wide = _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
+    reasons = unsliceable(trial.spec)
+    sizes: dict[str, list[int]] = {}
+    for dim in dims:
+        many = of_many(trial, dim, asked, outputs) if wide and not asked.found else trial
+        try:
+            along = Along(many, dim, asked, outputs)
+            verdict = along.judge(max(_EFFORT.calls // len(dims), _FEWEST_CALLS))
+        except Unsliceable as error:
+            reasons[dim] = f"{dim}: {error}"
+            continue
+        except OtherCase as error:
+            if adopt(trial, dim, error.args[0]):
+                return unknown(NAME, f"the kernel fails another check at {dim}={error.args[0]}")
+            reasons[dim] = f"{dim}: a call with other slices of the same inputs failed"
+            continue
+        if verdict is None:
+            sizes[dim] = along.seen
+        elif verdict.failed:
+            trial.result.case = many.result.case
+            return verdict
+        else:
+            reasons[dim] = f"{dim}: {verdict.reason}"
+    if reasons:
+        return unknown(NAME, "; ".join(reasons.values()), sizes=sizes)
+    return passed(NAME, sizes=sizes)
+
+
+def of_many(trial: Trial, dim: str, asked: Asked, make: Call) -> Trial:
+    """The case with `MANY` slices of other values, or as it is where it has as many or cannot; ``make`` calls it once.
+
+    In one row of ten, or fewer, another order of its sum shows: of two rows repeated to 257 mostly none does.
+    """
+    size, bench = trial.result.case.sizes[dim], trial.bench
+    assert isinstance(size, int)
+    if size >= MANY or not Batches(trial, dim, asked).fits(MANY):
+        return trial
+    many = copy.copy(trial)
+    many.result = replace(trial.result, case=resized(trial.result.case, dim, MANY))
+    try:
+        with bench.clock.phase("make"):
+            made = make_inputs(trial.spec, many.result.case, bench.device)
+        many.logical = {**made, **same_draws(trial.spec, trial.logical)}
+        return trial if make(many, range(MANY)) is None else many
+    except (ImpossibleCase, InputFailed, OtherCase):
+        return trial
+
+
+def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:
+    """A forward call, and its outputs that may not vary; see `company.Call`."""
+    outcome, placed = call(trial.bench, trial.result.case, trial.logical, FILLS[0])
+    if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
+        return None
+    accessed = memory.check_access(outcome, chance=allows_chance(trial.spec))
+    if outcome.error is not None or accessed is not None or memory.check_damage(outcome.damage).failed:
+        raise OtherCase(len(slices))
+    found = trial.collect(outcome, placed).tensors
+    kept = {name: t.detach().clone() for name, t in found.items() if not trial.tolerates(name)}
+    return Called(kept, outcome.launches)
+
+
+def dims_of(trial: Trial) -> list[str]:
+    """The dims to ask about in this case."""
+    never, sizes = unsliceable(trial.spec), trial.result.case.sizes
+    return [
+        dim
+        for dim in trial.spec.invariant
+        if dim not in never
+        and isinstance(size := sizes[dim], int)
+        and size >= 2
+        and any(t.numel() for t in _carriers(trial, dim))
+    ]
+
+
+def adopt(trial: Trial, dim: str, size: int) -> bool:
+    """Judge the case of another size by itself; where it fails, that is the finding."""
+    other = resized(trial.result.case, dim, size)
+    alone = trial.alone(other)
+    if alone.failure is None or alone.failure.statistical:
+        return False
+    result = trial.result
+    result.case, result.verdicts = alone.case, alone.verdicts
+    result.evidence, result.trace, result.launches = alone.evidence, alone.trace, alone.launches
+    return True
+
+
+def _asked(trial: Trial) -> Asked:
+    return trial.bench.state(NAME, Asked)
+
+
+def _carriers(trial: Trial, dim: str) -> Iterator[torch.Tensor]:
+    for name, inner in tensors(trial.spec):
+        value = trial.logical.get(name)
+        if dim in inner.shape.names and isinstance(value, torch.Tensor):
+            yield value

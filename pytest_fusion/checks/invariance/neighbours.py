@@ -1,0 +1,380 @@
+"""The slices of a case along one dim, in whatever company: do they keep their bits, and if not, what decides?
+
+They are called alone, all in another order, beside NaN, and repeated to other sizes (`batches`). What is called, and
+what of it is compared, is told from outside: the outputs (`invariance`) or gradients (`sliced_gradients`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.layouts import of_fewer
+from pytest_fusion.checks.invariance.batches import NAME, Asked, Batches
+from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, resized, selected, tensors
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import GRADIENTS, Verdict, failed, unknown
+from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.run.pristine import perf_counter, process_time
+from pytest_fusion.spec.values import ValueProfile
+
+# How often both calls of a difference are made again before it counts; while shrinking it has counted before.
+_CONFIRMATIONS, _WHILE_SHRINKING = 2, 1
+
+
+class OtherCase(Exception):
+    """A call of other slices, as many as the exception's argument says, went wrong by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What one call gave: the tensors that may not vary, by name, and its launches."""
+
+    tensors: dict[str, torch.Tensor]
+    launches: list[Launch] = field(default_factory=list)
+
+
+# A call of the case with the trial's inputs, which are those of these slices; ``None`` where the kernel refused it.
+# Raises ``OtherCase`` where it went wrong otherwise.
+Call = Callable[[Trial, Sequence[int]], Called | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """The slices of one call, by their numbers in the case; every odd one may be ``nan`` instead."""
+
+    slices: tuple[int, ...]
+    nan: bool = False
+
+    @property
+    def kept(self) -> list[int]:
+        """The positions whose bits are compared."""
+        return list(range(0, len(self.slices), 2 if self.nan else 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Slice ``slice`` of an output, with other bits than in the call as the case has it."""
+
+    output: str
+    slice: int
+    first: list[int]
+    count: int
+    ulp: int | None
+
+
+class Along:
+    """One dim of one case: its slices in other calls."""
+
+    def __init__(self, trial: Trial, dim: str, asked: Asked, call: Call, *, gradients: bool = False) -> None:
+        self.trial, self.dim, self.case = trial, dim, trial.result.case
+        self._asked, self._make, self._gradients = asked, call, gradients
+        size = self.case.sizes[dim]
+        assert isinstance(size, int)
+        self.size = size
+        self.seen: list[int] = []
+        self._launches: dict[int, list[Launch]] = {}
+        self.batches = Batches(trial, dim, asked)
+        others = (self.size + 1, self.size - 1, 2 * self.size)
+        other = resized(self.case, dim, next((s for s in others if self.batches.fits(s)), self.size))
+        self.input_axes = input_axes(trial.spec, self.case, other, trial.logical, dim)
+        # Of each output, the axis that follows the dim; known after the first call of another size.
+        self._axes: dict[str, int] | None = None
+
+    def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:
+        """Up to so many calls and what they tell to ask; ``None`` where every slice kept its bits.
+
+        ``axes``: of what is compared, the axis that follows the dim, where that is known beforehand.
+        """
+        self._axes = dict(axes) if axes is not None else None
+        whole = _Variant(tuple(range(self.size)))
+        base = self._call(whole)
+        if base is None:
+            raise Unsliceable("a repeated call was refused")
+        if not base:
+            raise Unsliceable("every output may vary from run to run, as deterministic= allows")
+        for variant in self._variants(calls - 1):
+            verdict = self._asks(base, whole, variant)
+            if verdict is not None:
+                return verdict
+        for size in self.batches.learnt(self._launches):
+            verdict = self._asks(base, whole, self._repeated(size))
+            if verdict is not None:
+                return verdict
+        if all(size == self.size for size in self.seen):
+            raise Unsliceable("no other size of it was accepted")
+        return None
+
+    def followers(self, base: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """The axis of each output that follows the dim, by a call of another size. Raises ``Unsliceable``."""
+        for variant in self._variants(3):
+            if len(variant.slices) != self.size and (got := self._call(variant)) is not None:
+                return self._following(base, got, len(variant.slices))
+        raise Unsliceable("no other size of it was accepted")
+
+    def _asks(self, base: Mapping[str, torch.Tensor], whole: _Variant, variant: _Variant) -> Verdict | None:
+        """What one further call shows."""
+        size = len(variant.slices)
+        if self._axes is None and size == self.size:
+            return None  # what follows the dim is not known before a call of another size
+        if not self.batches.admits(size):
+            return None
+        got = self._call(variant)
+        if got is None:
+            return None
+        if self._axes is None:
+            self._axes = self._following(base, got, size)
+        self.seen.append(size)
+        found = self._compare(base, got, variant)
+        if found is None:
+            return None
+        verdict = self._confirmed(base, whole, got, variant)
+        if verdict is None:
+            verdict = self._explained(base, variant, found)
+            self._asked.found = True
+            low, high = verdict.evidence["sizes"] if verdict.evidence["depends_on"] == "size" else (size, size)
+            self._asked.at = (low, high)
+        return verdict
+
+    def _repeated(self, size: int) -> _Variant:
+        return _Variant(tuple(i % self.size for i in range(size)))
+
+    def _variants(self, count: int) -> list[_Variant]:
+        """What to call. The case alone decides, so that a replay asks the same."""
+        alone = [_Variant((self.size - 1,))] if self.batches.fits(1) else []
+        same = [_Variant(tuple(reversed(range(self.size))))]
+        same += [_Variant(tuple(range(self.size)), nan=True)] if self._may_be_nan() else []
+        repeated = [self._repeated(size) for size in self.batches.chosen(max(count - len(alone) - len(same), 1))]
+        if not alone and not repeated:
+            raise Unsliceable("only one size of it is allowed, so that no output can be seen to follow it")
+        # A call of another size comes first: it tells which axes follow the dim.
+        first, rest = (alone, repeated) if alone else (repeated[:1], repeated[1:])
+        return [*first, *same, *rest]
+
+    def _call(self, variant: _Variant) -> dict[str, torch.Tensor] | None:
+        """What is compared, of a call of these slices; ``None`` where the kernel refused. Raises ``OtherCase``."""
+        clock, size = self.trial.bench.clock, len(variant.slices)
+        before, begun, used = clock.seconds.get("fused", 0.0), perf_counter(), process_time()
+        trial = copy.copy(self.trial)
+        trial.bench = replace(trial.bench, programs=self.batches.programs)
+        trial.logical = self._logical(variant)
+        trial.result = replace(trial.result, case=self._lying(size))
+        try:
+            called = self._make(trial, variant.slices)
+        except OtherCase:
+            if size != self.size:
+                raise
+            return None
+        # Not the wall's seconds alone: beside six processes on two cores a threshold at 300 rows was met by no call.
+        used = process_time() - used
+        self._asked.seconds += min(perf_counter() - begun, used)
+        self.batches.took(size, min(clock.seconds.get("fused", 0.0) - before, used))
+        if called is None:
+            return None
+        self._launches[size] = called.launches
+        return called.tensors
+
+    def _logical(self, variant: _Variant) -> dict[str, Any]:
+        logical = dict(self.trial.logical)
+        for name, axis in self.input_axes.items():
+            logical[name] = selected(logical[name], axis, variant.slices)
+        for name in self._may_be_nan() if variant.nan else ():
+            logical[name].transpose(0, self.input_axes[name])[1::2] = torch.nan
+        return logical
+
+    def _lying(self, size: int) -> Case:
+        """The case, in which the inputs of so many slices lie as slices of its own inputs do."""
+        case = self.case
+        for name, axis in self.input_axes.items():
+            if (own := case.tensors.get(name)) is not None:
+                layout = of_fewer(tuple(self.trial.logical[name].shape), own.layout, axis, size)
+                case = case.with_tensor(name, layout=layout)
+        return case
+
+    def _may_be_nan(self) -> list[str]:
+        """The inputs whose slices may be NaN. An expanded one holds slice 0 alone, which stays as it is."""
+        return [
+            name
+            for name, inner in tensors(self.trial.spec)
+            if name in self.input_axes
+            and (inner.values is None or (isinstance(inner.values, ValueProfile) and inner.values.kind == "default"))
+            and (dtype := self.trial.logical[name].dtype).is_floating_point
+            and dtype.itemsize > 1
+        ]
+
+    def _following(
+        self, base: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor], size: int
+    ) -> dict[str, int]:
+        """The axis of each output that is as long as the dim in both calls; outputs of one shape do not follow it."""
+        axes: dict[str, int] = {}
+        for name, t in base.items():
+            other = got.get(name)
+            if other is None or other.dim() != t.dim():
+                raise Unsliceable(f"{name} has another number of dimensions when there are {size} of it")
+            changed = [axis for axis in range(t.dim()) if t.shape[axis] != other.shape[axis]]
+            if not changed:
+                continue
+            if len(changed) > 1 or (t.shape[changed[0]], other.shape[changed[0]]) != (self.size, size):
+                raise Unsliceable(f"the shape of {name} follows it in a way that cannot be cut into slices")
+            axes[name] = changed[0]
+        if not axes:
+            raise Unsliceable("no output follows it")
+        return axes
+
+    def _compare(
+        self, base: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor], variant: _Variant
+    ) -> _Difference | None:
+        """The first slice with other bits than in the case's own call."""
+        assert self._axes is not None
+        kept = variant.kept
+        for name, axis in self._axes.items():
+            shape = [len(variant.slices) if i == axis else s for i, s in enumerate(base[name].shape)]
+            if name not in got or list(got[name].shape) != shape or got[name].dtype != base[name].dtype:
+                raise Unsliceable(f"the shape of {name} follows it in a way that cannot be cut into slices")
+            expected = selected(base[name], axis, [variant.slices[i] for i in kept])
+            found = selected(got[name], axis, kept)
+            mask = repeat.differing(expected, found)
+            if bool(mask.any()):
+                first = [int(i) for i in mask.nonzero()[0]]
+                number = variant.slices[kept[first[axis]]]
+                first[axis] = number
+                return _Difference(name, number, first, int(mask.sum()), _most_ulp(expected, found, mask))
+        return None
+
+    def _confirmed(
+        self,
+        base: Mapping[str, torch.Tensor],
+        whole: _Variant,
+        got: Mapping[str, torch.Tensor],
+        variant: _Variant,
+    ) -> Verdict | None:
+        """``None`` where both calls give their own bits again."""
+        for _ in range(_WHILE_SHRINKING if self._asked.found else _CONFIRMATIONS):
+            for before, again in ((base, self._call(whole)), (got, self._call(variant))):
+                if again is None or repeat.first_difference(before, again) is not None:
+                    return unknown(NAME, "the same call gives other bits from time to time: `repeat` comes first")
+        return None
+
+    def _explained(self, base: Mapping[str, torch.Tensor], variant: _Variant, found: _Difference) -> Verdict:
+        """The finding, and what the slice's bits depend on: asked of calls that hold nothing but this one slice."""
+        dim, number, size = self.dim, found.slice, len(variant.slices)
+        assert self._axes is not None
+        axis = self._axes[found.output]
+        own = selected(base[found.output], axis, [number])
+        one = name_of_one(dim, number)
+        bits = f"the bits of {one}'s gradient" if self._gradients else f"{one}'s bits"
+        kind, sizes = "company", [self.size, size]
+        reason = f"{bits} differ between a call with {count_of(dim, self.size)} and one with {count_of(dim, size)}"
+        if size == self.size:
+            reason = f"{bits} change when the call holds the same slices in another order"
+        whole, other = self._uniform(number, self.size, found.output), self._uniform(number, size, found.output)
+        if variant.nan:
+            kind, reason = "neighbours", f"{bits} change when {_others(dim)} are NaN"
+        elif whole is not None and repeat.differ(whole.narrow(axis, number, 1), own):
+            kind, reason = "neighbours", f"{bits} depend on what {_others(dim)} hold"
+        elif (place := _odd_one(whole, axis)) is not None or (place := _odd_one(other, axis)) is not None:
+            kind, reason = (
+                "position",
+                f"{bits} depend on where it lies: at position {place} they are not those at 0",
+            )
+        elif (
+            whole is not None
+            and other is not None
+            and repeat.differ(whole.narrow(axis, 0, 1), other.narrow(axis, 0, 1))
+        ):
+            low, high = self._threshold(number, found.output, *sorted((self.size, size)))
+            kind, sizes = "size", [low, high]
+            between = f"{low} and {count_of(dim, high)}" if _is_plural(dim) else f"{dim}={low} and {dim}={high}"
+            reason = f"{bits} change between {between}"
+        ulp = "" if found.ulp is None else f" by up to {found.ulp} ulp"
+        return failed(
+            NAME,
+            f"{reason} ({found.output} differs{ulp}, first at {found.first}){self._advice()}",
+            identity=f"{NAME}:{dim}:gradients" if self._gradients else f"{NAME}:{dim}",
+            dim=dim,
+            depends_on=kind,
+            sizes=sizes,
+            slice=number,
+            output=found.output,
+            first=found.first,
+            count=found.count,
+            ulp=found.ulp,
+        )
+
+    def _uniform(self, number: int, size: int, output: str) -> torch.Tensor | None:
+        """An output of a call that holds one slice ``size`` times; ``None`` where that call fails."""
+        try:
+            got = self._call(_Variant((number,) * size))
+        except OtherCase:
+            return None
+        assert self._axes is not None
+        if got is None or output not in got or got[output].shape[self._axes[output]] != size:
+            return None
+        return got[output]
+
+    def _threshold(self, number: int, output: str, low: int, high: int) -> tuple[int, int]:
+        """Two sizes, neighbours unless calls between them fail, from one to the other of which the bits change."""
+        assert self._axes is not None
+        axis = self._axes[output]
+        start = self._uniform(number, low, output)
+        while start is not None:
+            middle = next((size for size in _between(low, high) if self.batches.fits(size)), None)
+            got = None if middle is None else self._uniform(number, middle, output)
+            if middle is None or got is None:
+                break
+            if repeat.differ(got.narrow(axis, 0, 1), start.narrow(axis, 0, 1)):
+                high = middle
+            else:
+                low = middle
+        return low, high
+
+    def _advice(self) -> str:
+        if not self._gradients:
+            return ""
+        return (
+            f"; outputs keep theirs. invariant= is said of the gradients of inputs with {self.dim} too; "
+            f"without={{{GRADIENTS!r}: 'reason'}} leaves them out"
+        )
+
+
+def _between(low: int, high: int) -> Iterator[int]:
+    """The integers between two, the middle first."""
+    middle = (low + high) // 2
+    for by in range(high - low):
+        yield from (size for size in dict.fromkeys((middle - by, middle + by)) if low < size < high)
+
+
+def _odd_one(t: torch.Tensor | None, axis: int) -> int | None:
+    """The first position whose bits differ from those at position 0."""
+    if t is None:
+        return None
+    mask = repeat.differing(t, t.narrow(axis, 0, 1).expand_as(t)).movedim(axis, 0).reshape(t.shape[axis], -1).any(1)
+    return int(mask.nonzero()[0]) if bool(mask.any()) else None
+
+
+def _most_ulp(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> int | None:
+    found = repeat.distances(a, b, mask)
+    return None if found is None else int(found.max())
+
+
+def name_of_one(dim: str, number: int) -> str:
+    """``row 3`` of a dim that is called ``rows``."""
+    return f"{dim[:-1]} {number}" if _is_plural(dim) else f"slice {number} along {dim}"
+
+
+def _others(dim: str) -> str:
+    return f"other {dim}" if _is_plural(dim) else f"other slices along {dim}"
+
+
+def _is_plural(dim: str) -> bool:
+    return dim.endswith("s") and not dim.endswith(("ss", "es"))
+
+
+def count_of(dim: str, count: int) -> str:
+    return f"{count} {dim}" if _is_plural(dim) else f"{dim}={count}"

@@ -1,0 +1,156 @@
+"""The part of `invariance` that is about gradients: those of inputs that follow the dim keep each slice's bits too.
+
+An output's slice that depends on its own slice of an input alone has a gradient of which the same is true. So only
+outputs that follow the dim get an upstream gradient, cut as the inputs are, and only gradients of inputs that follow it
+are compared: those of what all slices share, such as a weight, are sums over them. It is asked of cases whose gradients
+are right. Left out: what ``deterministic=`` allows to vary, and upstream gradients of nothing but zeros.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pytest_fusion.case.layouts import of_fewer
+from pytest_fusion.checks import memory
+from pytest_fusion.checks.context import allows_chance, rejection
+from pytest_fusion.checks.gradients.backward import Attempt
+from pytest_fusion.checks.gradients.upstream import Upstream
+from pytest_fusion.checks.invariance import invariance
+from pytest_fusion.checks.invariance.batches import NAME, Asked, Effort, width
+from pytest_fusion.checks.invariance.case_slices import Unsliceable, selected
+from pytest_fusion.checks.invariance.neighbours import Along, Call, Called, OtherCase
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import GRADIENTS, Verdict, passed, unknown
+from pytest_fusion.run.memory import FILLS
+
+__all__ = ["NAME", "due", "judged"]
+
+# A forward and a backward cost three times what a call does.
+_EFFORT = Effort(any_case=2, thorough=4, wide=2, calls=16)
+_FEWEST_CALLS = 7
+
+
+def due(trial: Trial, upstream: Upstream) -> bool:
+    """Few cases of a test; every one where a finding is being shrunk."""
+    bench, spec = trial.bench, trial.spec
+    if not (bench.on(NAME) and bench.on(GRADIENTS)) or upstream.kind == "zero":
+        return False
+    if invariance.missing(spec, bench.device) is not None or not (bench.sought or NAME).startswith(NAME):
+        return False
+    asked = _asked(trial)
+    return any(_EFFORT.due(asked, trial, width(trial, dim)) for dim in invariance.dims_of(trial))
+
+
+def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
+    """What it found or why nothing can be known; ``None`` where no gradient follows a dim. ``first`` was right."""
+    dims, asked = invariance.dims_of(trial), _asked(trial)
+    wide = _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
+    reasons: dict[str, str] = {}
+    sizes: dict[str, list[int]] = {}
+    with trial.bench.clock.check(NAME):
+        for dim in dims:
+            try:
+                calls = max(_EFFORT.calls // len(dims), _FEWEST_CALLS)
+                verdict, seen = _along(trial, upstream, first, dim, calls, wide=wide)
+            except Unsliceable as error:
+                reasons[dim] = f"{dim}: {error}"
+                continue
+            except OtherCase as error:
+                if invariance.adopt(trial, dim, error.args[0]):
+                    return unknown(NAME, f"the kernel fails another check at {dim}={error.args[0]}")
+                reasons[dim] = f"{dim}: a backward with other slices of the same inputs failed"
+                continue
+            if verdict is None and seen:
+                sizes[dim] = seen
+            elif verdict is not None and verdict.failed:
+                return verdict
+            elif verdict is not None:
+                reasons[dim] = f"{dim}: {verdict.reason}"
+    if reasons:
+        return unknown(NAME, f"gradients, {'; '.join(reasons.values())}", sizes=sizes)
+    return passed(NAME, sizes=sizes) if sizes else None
+
+
+def _along(
+    trial: Trial, upstream: Upstream, first: Attempt, dim: str, calls: int, *, wide: bool
+) -> tuple[Verdict | None, list[int]]:
+    """The verdict on one dim, and the sizes that were called; none where no gradient follows it.
+
+    A case that is asked for its width has many slices, as in `invariance`.
+    """
+    asked = _asked(trial)
+    forward, came = Along(trial, dim, asked, invariance.outputs), first.named()
+    axes = {
+        f"d{name}": axis
+        for name, axis in forward.input_axes.items()
+        if f"d{name}" in came and not trial.tolerates(f"d{name}")
+    }
+    if not axes:
+        return None, []
+    followers = forward.followers(trial.got.tensors)
+    given = {name: followers[name] for name in upstream.used if name in followers}
+    if not given:
+        return None, []  # the gradient of a mean may well depend on how many there are
+
+    def called_with(upstream: Upstream) -> Call:
+        return lambda trial, slices: _gradients(trial, _cut(upstream, given, slices), slices, axes)
+
+    many, gradients = trial, called_with(upstream)
+    if wide and not asked.found:
+        others = called_with(_of_many(upstream, given))
+        many = invariance.of_many(trial, dim, asked, others)
+        gradients = gradients if many is trial else others
+    along = Along(many, dim, asked, gradients, gradients=True)
+    verdict = along.judge(calls, axes)
+    if verdict is not None and verdict.failed:
+        trial.result.case = many.result.case
+    return verdict, along.seen
+
+
+def _of_many(upstream: Upstream, axes: Mapping[str, int]) -> Upstream:
+    """The same for `MANY` slices, of other values, for the outputs that follow the dim."""
+    many = _cut(upstream, axes, [0] * invariance.MANY)
+    many.upstream = {name: upstream.drawn(name, t) for name, t in many.upstream.items()}
+    return many
+
+
+def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Mapping[str, int]) -> Called | None:
+    """A forward and a backward, and the gradients that are compared; see `company.Call`."""
+    attempt = Attempt(trial, upstream, FILLS[0])
+    outcome = attempt.outcome
+    if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
+        return None
+    found = {name: t.detach().clone() for name, t in attempt.named().items() if name in axes}
+    accessed = memory.check_access(outcome, chance=allows_chance(trial.spec))
+    damage = [*outcome.damage, *attempt.upstream.arena.damage()]
+    if outcome.error is not None or accessed is not None or memory.check_damage(damage).failed:
+        raise OtherCase(len(slices))
+    if found.keys() != axes.keys():
+        raise Unsliceable(f"no gradient came back for {', '.join(sorted(axes.keys() - found.keys()))}")
+    return Called(found, outcome.launches)
+
+
+def _cut(upstream: Upstream, axes: Mapping[str, int], slices: Sequence[int]) -> Upstream:
+    """The upstream gradients of these slices, in their layouts; of outputs that do not follow the dim none."""
+    other = copy.copy(upstream)
+    other.used = list(axes)
+    other.upstream = {name: _taken(upstream, name, axis, slices) for name, axis in axes.items()}
+    shapes = {name: tuple(upstream.upstream[name].shape) for name in axes}
+    lying = {name: of_fewer(shapes[name], upstream.layout[name], axis, len(slices)) for name, axis in axes.items()}
+    other.layout = {**upstream.layout, **lying}
+    return other
+
+
+def _taken(upstream: Upstream, name: str, axis: int, slices: Sequence[int]) -> torch.Tensor:
+    given = upstream.upstream[name]
+    if upstream.layout[name].kind != "expanded":
+        return selected(given, axis, slices)
+    shape = [len(slices) if i == axis else size for i, size in enumerate(given.shape)]
+    return given.as_strided(shape, [0] * len(shape))  # one element of storage
+
+
+def _asked(trial: Trial) -> Asked:
+    return trial.bench.state(GRADIENTS, Asked)

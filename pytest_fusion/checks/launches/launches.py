@@ -1,0 +1,251 @@
+"""Check `launches`: no call launches more kernels than ``max_launches``.
+
+All kernels of the forward call count, torch's own included; copies and fills by the device's copy engines do not. On a
+GPU they are counted (``run.counting``), on the CPU lane modelled, by a lower bound, in tests that launch a
+Triton kernel at all: others may have a path for the CPU. What is seen of each case's first
+call for nothing, launches and operators, is at least what the model would count: a case is counted when that is too
+much. A few are counted anyway, since an operator may be several kernels on a GPU, and none of what runs may be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks.context import Bench, tensors_of
+from pytest_fusion.checks.launches.extra_launches import listed, surplus
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.measure import launches
+from pytest_fusion.run.measure.launches import Counts, Modelled, Uncounted, Work
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import Placed, place, rewrite
+from pytest_fusion.run.process.fork import cuda_is_poisoned
+from pytest_fusion.run.unguarded import bare
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import first_line, said
+
+NAME = "launches"
+CAUSE = "extra-launch"
+
+# Cases that are counted without a suspicion, and with one. On a GPU a count takes some 10 ms, its cross-check once two
+# to four seconds.
+_FEW, _FEW_DEEP = 4, 40
+_SUSPICIOUS = 60
+_STEPS = 60
+
+
+@dataclass(slots=True)
+class _State:
+    """What this check keeps from case to case of one test. ``fewest``: the names of the call with fewest kernels."""
+
+    counted: int = 0
+    suspicious: int = 0
+    most: int = 0
+    methods: dict[str, None] = field(default_factory=dict)
+    agreed: bool = False
+    shapes: set[str] = field(default_factory=set)
+    left: dict[str, None] = field(default_factory=dict)
+    fewest: Counter[str] | None = None
+    # Some case launched a Triton kernel; without one a path for the CPU may be all that runs on the CPU lane.
+    launched: bool = False
+    found: bool = False
+    steps: int = 0
+
+
+def _state(bench: Bench) -> _State:
+    return bench.state(NAME, _State)
+
+
+def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
+    """Without a bound there is nothing to check."""
+    return (
+        None if spec.max_launches is not None else "not asked for: max_launches= says how many kernels a call may take"
+    )
+
+
+def due(trial: Trial) -> bool:
+    """Cases whose first call did more than is allowed; besides a few of different shapes and layouts."""
+    bench, case = trial.bench, trial.result.case
+    state = _state(bench)
+    state.launched = state.launched or any(launch.programs for launch in trial.result.launches)
+    if state.found:
+        state.steps += 1
+        return state.steps <= _STEPS
+    if not any(t.numel() for t in tensors_of(trial.logical).values()):
+        return False
+    if bench.device.type != "cuda" and not state.launched:
+        return False
+    if bench.complete:
+        return True
+    assert trial.spec.max_launches is not None
+    if trial.result.work > trial.spec.max_launches:
+        return state.suspicious < _SUSPICIOUS
+    return trial.thorough and _key(case) not in state.shapes and len(state.shapes) < (_FEW_DEEP if bench.deep else _FEW)
+
+
+def _key(case: Case) -> str:
+    return repr((case.sizes, [(name, tensor.layout.kind) for name, tensor in sorted(case.tensors.items())]))
+
+
+def run(trial: Trial) -> Verdict:
+    """One count, and where it is too large why."""
+    state, case = _state(trial.bench), trial.result.case
+    assert trial.spec.max_launches is not None
+    if trial.result.work > trial.spec.max_launches:
+        state.suspicious += 1
+    state.shapes.add(_key(case))
+    with trial.bench.clock.phase(NAME):
+        return _Counting(trial, state, trial.spec.max_launches).run()
+
+
+def summary(bench: Bench) -> Verdict | None:
+    """What all cases add up to; ``None`` where the check could not run at all."""
+    spec = bench.spec
+    if missing(spec, bench.device) is not None:
+        return None
+    state = _state(bench)
+    if state.left:
+        return unknown(NAME, "; ".join(state.left))
+    if bench.device.type != "cuda" and not state.launched:
+        return unknown(NAME, _NO_LAUNCH)
+    if not state.counted:
+        return unknown(NAME, "no case with an element was judged")
+    how = " and ".join(_METHODS[method] for method in state.methods)
+    how += ", the same by the profiler" if state.agreed else ""
+    where = f"in {state.counted} case(s); no other launches more Triton kernels and operators of torch than are allowed"
+    return Verdict(NAME, "pass", f"at most {state.most} kernel(s) a call, {how}, {where}")
+
+
+_NO_LAUNCH = (
+    "no Triton kernel was launched: what runs here may be a path for the CPU, and a GPU counts what it launches itself"
+)
+_METHODS = {
+    "graph": "counted in a captured CUDA graph",
+    "profiler": "counted by the profiler",
+    "modelled": "modelled: interpreted launches and torch's operators",
+}
+
+
+class _Counting:
+    """The counts of one case."""
+
+    def __init__(self, trial: Trial, state: _State, allowed: int) -> None:
+        self.trial, self.bench, self.spec, self.state = trial, trial.bench, trial.spec, state
+        self.allowed = allowed
+
+    def run(self) -> Verdict:
+        try:
+            counts, work = self.count(self.trial.result.case)
+        except ContextLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - what it did not raise before is no answer to how much it launches
+            return self.leave(f"called to be counted, it raised {said(error)[:200]}")
+        if isinstance(counts, Uncounted):
+            return self.leave(counts.reason)
+        if counts.kernels > self.allowed:
+            self.state.found = True
+            return self.too_many(counts, work)
+        if counts.doubts:
+            return self.leave("; ".join(counts.doubts))
+        state, names = self.state, Counter(dict(counts.names))
+        state.counted += 1
+        state.most = max(state.most, counts.kernels)
+        state.methods[counts.method] = None
+        state.agreed = state.agreed or bool(counts.agreed)
+        if names and (state.fewest is None or names.total() < state.fewest.total()):
+            state.fewest = names
+        return passed(NAME, **counts.as_json())
+
+    def leave(self, reason: str) -> Verdict:
+        self.state.left[reason] = None
+        return unknown(NAME, reason)
+
+    def count(self, case: Case) -> tuple[Counts | Uncounted, list[Work]]:
+        """The counts; on the CPU lane with the work that they are made of."""
+        placed = place(self.trial.logical, case, self.bench.device, FILLS[0])
+        return self.model(placed) if self.bench.device.type != "cuda" else (self.measure(placed), [])
+
+    def measure(self, placed: Placed) -> Counts | Uncounted:
+        """Counted on the device. The profiler is asked for the first case, and before anybody is accused."""
+        call, back, given = self.caller(placed), self.preparer(placed), placed.arguments
+        first, capture = not self.state.counted, not self.spec.syncs
+        with _losing_contexts():
+            found = launches.count(call, given, self.bench.device, prepare=back, capture=capture, cross_check=first)
+            if not first and isinstance(found, Counts) and found.kernels > self.allowed and found.method == "graph":
+                found = launches.count(call, given, self.bench.device, prepare=back)
+        return found
+
+    def model(self, placed: Placed) -> tuple[Counts | Uncounted, list[Work]]:
+        """What is modelled to be too much must be so in a second call too: the first may tune or fill caches."""
+        call, back = self.caller(placed), self.preparer(placed)
+        with bare():
+            found = launches.modelled(call, placed.arguments, prepare=back)
+            if found.counts.kernels > self.allowed:
+                back()
+                again = launches.modelled(call, placed.arguments, prepare=back)
+                found = min(found, again, key=lambda one: one.counts.kernels)
+        if not found.bounds:
+            return Uncounted("; ".join(found.counts.doubts)), []
+        return found.counts, found.work
+
+    def caller(self, placed: Placed) -> Callable[[], object]:
+        return lambda: self.spec.fused(**placed.arguments, **self.bench.extra)
+
+    def preparer(self, placed: Placed) -> Callable[[], None]:
+        return lambda: rewrite(placed, self.trial.logical)
+
+    def too_many(self, counts: Counts, work: list[Work]) -> Verdict:
+        """The failure: which kernels there are, and which of them are the surplus."""
+        work = work or self.explained()
+        found = surplus(counts, work, plain=self.contiguous(), fewest=self.state.fewest)
+        how = _METHODS[counts.method] + (", the same by the profiler" if counts.agreed else "")
+        return failed(
+            NAME,
+            f"the call launches {counts.kernels} kernels ({how}), max_launches={self.allowed} allows {self.allowed}: "
+            f"{listed(counts, work)}; {found.because}; {found.advice}",
+            identity=f"{NAME}:{CAUSE}",
+            cause=CAUSE,
+            because=found.because,
+            allowed=self.allowed,
+            surplus=[[name, count] for name, count in sorted(found.names.items())],
+            **counts.as_json(),
+        )
+
+    def explained(self) -> list[Work]:
+        """On a GPU: which operators of torch the call goes through, and where."""
+        placed = place(self.trial.logical, self.trial.result.case, self.bench.device, FILLS[0])
+        found: Modelled | None = None
+        with contextlib.suppress(Exception), bare():
+            found = launches.modelled(self.caller(placed), placed.arguments, prepare=self.preparer(placed))
+        return found.work if found is not None else []
+
+    def contiguous(self) -> Counts | None:
+        """The counts of the same case with contiguous inputs, where these are few enough."""
+        case = self.trial.result.case
+        if all(tensor.layout.plain for tensor in case.tensors.values()):
+            return None
+        try:
+            counts, _ = self.count(case.contiguous())
+        except ContextLost:
+            raise
+        except Exception:  # noqa: BLE001 - an experiment that fails explains nothing
+            return None
+        return counts if isinstance(counts, Counts) and counts.kernels <= self.allowed else None
+
+
+@contextlib.contextmanager
+def _losing_contexts() -> Iterator[None]:
+    """Raise ``ContextLost`` for what destroyed the CUDA context."""
+    try:
+        yield
+    except Exception as error:
+        if cuda_is_poisoned():
+            raise ContextLost(first_line(error)) from error
+        raise

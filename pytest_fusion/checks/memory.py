@@ -1,0 +1,186 @@
+"""Checks `inputs`, `bounds` and `unwritten`: who wrote where, and what the result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+
+import torch
+
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.interpreter.memory.memory_findings import Site
+from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
+from pytest_fusion.run.fused import Outcome
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.memory.damage import Change, Damage
+
+_ZONES = {"before": "before the start of", "after": "past the end of", "between": "between the elements of"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that changed an input which the case's own call leaves alone, in words. ``slug`` goes into identities."""
+
+    slug: str
+    who: str
+    otherwise: str = "where nothing requires grad it changes none"
+
+
+BACKWARD = Call("backward", "backward", "forward had changed none")
+RECORDING = Call("forward", "forward, while it records a graph,")
+
+
+def check_inputs(changes: Iterable[Change], allowed: Iterable[str], by: Callable[[str], Call] | None = None) -> Verdict:
+    """No input changed in any bit, but for those that the spec lets the kernel write.
+
+    ``by`` tells of each who changed it, where that is not the case's own call.
+    """
+    tolerated = set(allowed)
+    for change in changes:
+        declared = change.name.partition("[")[0]
+        if declared in tolerated:
+            continue
+        identity, who, advice = f"inputs:{change.name}", "the kernel", f"declare mutates={declared!r} if it is meant to"
+        call = by(change.name) if by is not None else None
+        if call is not None:
+            identity, who = f"{identity}:{call.slug}", call.who
+            advice = (
+                f"{call.otherwise}. Other operations may have saved it for their own backward: write into a copy, or "
+                f"declare clobbers={declared!r} where callers give it up"
+            )
+        evidence: dict[str, Any] = {"input": change.name, "count": change.count, "first": list(change.first)}
+        evidence |= {"by": call.slug} if call is not None else {}
+        return failed(
+            "inputs",
+            f"{who} changed {change.count} element(s) of its input {change.name}, the first at "
+            f"{list(change.first)}; {advice}",
+            identity=identity,
+            **evidence,
+        )
+    return passed("inputs")
+
+
+def check_damage(damage: Iterable[Damage]) -> Verdict:
+    """Nothing was written outside a tensor's own elements."""
+    for hurt in damage:
+        where = f"{_ZONES[hurt.zone]} {hurt.name}"
+        far = f"{hurt.elements}" if hurt.farthest == hurt.elements else f"{hurt.elements} to {hurt.farthest}"
+        return failed(
+            "bounds",
+            f"the kernel wrote {where}, {far} element(s) away from its own: {hurt.count} byte(s) changed",
+            identity=f"bounds:write:{hurt.zone}",
+            tensor=hurt.name,
+            zone=hurt.zone,
+            elements=hurt.elements,
+            farthest=hurt.farthest,
+            bytes=hurt.count,
+        )
+    return passed("bounds")
+
+
+RACES = frozenset({"racing-stores", "racing-load"})
+
+
+def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
+    """The first wrong access that the interpreter saw, or ``None``.
+
+    Reads of memory that nothing wrote are left to the comparison of two fills: a value that is read and dropped is
+    no bug. ``chance``: the spec allows results that vary, so races are its business.
+    """
+    for found in outcome.findings.found:
+        check = "repeat" if found.kind in RACES else "bounds"
+        if found.kind == "unwritten-load" or (check == "repeat" and chance):
+            continue
+        return failed(
+            check,
+            str(found),
+            identity=f"{check}:{found.kind}:{found.kernel}:{found.line}",
+            access=found.kind,
+            **{key: value for key, value in asdict(found).items() if value not in (None, "") and key != "kind"},
+        )
+    return None
+
+
+def read_at(outcome: Outcome, *, scratch: bool) -> str:
+    """Which line read memory that nothing wrote, or the gaps of an input, in words; empty where nobody saw it."""
+    sites = (
+        [(found.file, found.line, found.code) for found in outcome.findings.found if found.kind == "unwritten-load"]
+        if scratch
+        else [(site.file, site.line, site.code) for site in outcome.findings.gap_reads.values()]
+    )
+    if not sites:
+        return ""
+    file, line, code = sites[0]
+    return f", read by `{code}` ({PurePath(file).name}:{line})"
+
+
+def undefined_lanes(run: Callable[[str], Mapping[str, torch.Tensor] | None]) -> list[Site]:
+    """The loads without ``other`` whose masked-off lanes make the results of ``run`` under the two fills differ.
+
+    None where these differ with 0 in such lanes too; ``run`` gives ``None`` where it comes to no result.
+    """
+    found = []
+    with masked_fill("zero") as met:
+        for fill in FILLS:
+            got = run(fill)
+            if not got or not met:
+                return []
+            found.append(got)
+    return list(met) if repeat.first_difference(*found) is None else []
+
+
+def of_undefined(lines: Sequence[Site]) -> str:
+    """What is read in these lines, in words."""
+    line = lines[0]
+    where = (
+        f"by `{line.code}` ({PurePath(line.file).name}:{line.line})" if len(lines) == 1 else f"in {len(lines)} lines"
+    )
+    return f"what the masked-off lanes of a load without other= hold, {where}, which Triton leaves undefined"
+
+
+def depends_on_undefined(output: str, mask: torch.Tensor, lines: Sequence[Site]) -> Verdict:
+    """Elements of an output, in ``mask``, that change with what masked lanes of loads in these lines hold."""
+    count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
+    return failed(
+        "bounds",
+        f"{count} of {mask.numel()} element(s) of {output} depend on {of_undefined(lines)}, the first at {first}",
+        identity="bounds:undefined",
+        cause="wrong-neutral-element",
+        output=output,
+        count=count,
+        total=mask.numel(),
+        first=first,
+    )
+
+
+def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+    """Elements of an output that hold fresh memory's fill in both runs, each its own; ``None`` where none can."""
+    assert a.watch is not None
+    assert b.watch is not None
+    first, second = a.watch.unwritten(x), b.watch.unwritten(y)
+    if first is None or second is None or first.shape != second.shape:
+        return None
+    return first & second
+
+
+def check_unwritten(masks: Mapping[str, torch.Tensor | None]) -> Verdict:
+    """Every element of every output was written."""
+    for name, mask in masks.items():
+        if mask is None or not bool(mask.any()):
+            continue
+        count = int(mask.sum())
+        first = [int(i) for i in mask.nonzero()[0]]
+        return failed(
+            "unwritten",
+            f"{count} of {mask.numel()} element(s) of {name} were never written, the first at {first}: they hold what "
+            "torch.empty found in memory",
+            identity=f"unwritten:{name}",
+            output=name,
+            count=count,
+            total=mask.numel(),
+            first=first,
+        )
+    return passed("unwritten")

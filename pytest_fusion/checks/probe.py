@@ -1,0 +1,221 @@
+"""One case judged with something changed that no case can say: its values, or the layout of given values.
+
+What comes back keeps the tensors, for a diagnosis to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.checks import memory, multiprocessors, values_check
+from pytest_fusion.checks.context import (
+    Bench,
+    CaseResult,
+    allows_chance,
+    call,
+    conclude,
+    error_verdict,
+    reader,
+    reference_of,
+    reject,
+    rejection,
+    unasked,
+)
+from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.gradients.backward import Attempt
+from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.randomness.masks import LookFailed, seeded, told
+from pytest_fusion.checks.rejections import IMPOSSIBLE
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.errors import SpecError
+from pytest_fusion.interpreter.memory.memory_findings import Finding
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.reference import ReferenceFailed, run_reference
+from pytest_fusion.run.fused import Outcome
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import Placed, laid_apart
+
+Edit = Callable[[dict[str, Any]], dict[str, Any]]
+Race = Finding
+Against = OutputLanes | torch.Tensor
+
+# Checks whose failures one call shows; the others need what `Trial.run` does: calls that are compared.
+_ONE_CALL = frozenset({"values", "gradients", "error"})
+
+
+@dataclass(slots=True)
+class Probe:
+    """What one call showed. ``got`` and ``expected`` are the outputs by name, ``lanes`` what they are judged by.
+
+    They are empty where the call or the reference failed. ``logical`` holds the inputs' values, ``placed`` the tensors
+    that the kernel was given, ``races`` what the interpreter saw of them in its call, ``trial`` what runs a backward.
+    """
+
+    result: CaseResult
+    logical: Mapping[str, Any] = field(default_factory=dict)
+    placed: Placed | None = None
+    got: dict[str, torch.Tensor] = field(default_factory=dict)
+    expected: dict[str, torch.Tensor] = field(default_factory=dict)
+    lanes: dict[str, Against] = field(default_factory=dict)
+    unwritten: dict[str, torch.Tensor] = field(default_factory=dict)
+    races: list[Race] = field(default_factory=list)
+    trial: Trial | None = None
+
+    @property
+    def failure(self) -> Verdict | None:
+        return self.result.failure
+
+
+def probe(
+    bench: Bench, case: Case, check: str, *, laid: Case | None = None, edit: Edit | None = None, again: bool = False
+) -> Probe:
+    """Judge the values of ``case``, changed by ``edit``, in the layout of ``laid``, by ``check`` and what precedes it.
+
+    ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
+    raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
+    """
+    quiet = {**bench.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
+    every = replace(bench, spec=bench.spec.with_(without=quiet))
+    with multiprocessors.described(case):
+        return _probe(every, case, check, laid or case, edit, again=again)
+
+
+def _probe(every: Bench, case: Case, check: str, laid: Case, edit: Edit | None, *, again: bool) -> Probe:
+    bench = seeded(every, case)
+    result = CaseResult(laid)
+    found = Probe(result)
+    try:
+        with bench.clock.phase("make"):
+            logical = make_inputs(bench.spec, case, bench.device)
+            if edit is not None:
+                logical = edit(logical)
+                result.case = laid_apart(laid, logical)
+            found.logical = logical
+    except ImpossibleCase as error:
+        reject(bench, result, IMPOSSIBLE, error)
+        return found
+    except InputFailed as error:
+        reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)
+        return found
+    first, found.placed = call(bench, result.case, logical, FILLS[0])
+    result.launches = first.launches
+    found.races = _races(first)
+    if first.error is not None and (kind := rejection(bench.spec, first.error)):
+        reject(bench, result, kind, first.error)
+        return found
+    try:
+        bench = told(bench, case, logical, first, found.placed)
+        reference, expected = reference_of(bench, case, logical)
+    except LookFailed as look:
+        reject(bench, result, "no mask", look)
+        return found
+    except ReferenceFailed as error:
+        reject(bench, result, unasked(error), error)
+        return found
+    if first.error is not None:
+        conclude(bench, result, error_verdict(first))
+        return found
+    trial = Trial(bench, result, logical, reference, expected, lambda other: probe(every, other, check).result)
+    got = trial.collect(first, found.placed)
+    found.got, found.expected = got.tensors, trial.expected.tensors
+    found.lanes = dict(zip(trial.order, trial.reference.lanes or trial.reference.native, strict=True))
+    if first.watch is not None:
+        masks = {name: first.watch.unwritten(t) for name, t in found.got.items()}
+        found.unwritten = {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
+    accessed = memory.check_access(first, chance=allows_chance(bench.spec))
+    if accessed is not None and conclude(bench, result, accessed):
+        return found
+    if check not in _ONE_CALL or not _comparable(found):
+        trial.run(first, found.placed, again=again)
+        return found
+    trial.got, found.trial = got, trial
+    verdicts = trial.judge(got)
+    if trial.note(values_check.as_verdict(verdicts)):
+        trial.keep(got, verdicts)
+    elif check == gradients.NAME and gradients.due(trial):
+        conclude(bench, result, gradients.run(trial))
+        if result.evidence is not None:
+            name, tensor, against = result.evidence
+            found.got, found.lanes = {name: tensor}, {name: against}
+            found.expected = {name: against.native if isinstance(against, OutputLanes) else against}
+    return found
+
+
+def calls(bench: Bench, found: Probe, count: int) -> list[dict[str, torch.Tensor]]:
+    """What ``count`` further calls in a row give, on tensors of their own; of those before one that raises."""
+    case = found.result.case
+    outputs: list[dict[str, torch.Tensor]] = []
+    with multiprocessors.described(case):
+        for _ in range(count):
+            outcome, placed = call(seeded(bench, case), case, found.logical, FILLS[0])
+            if outcome.error is not None:
+                break
+            got = collect(outcome.result, placed.arguments, bench.spec.mutates).tensors
+            outputs.append({name: t.detach().clone() for name, t in got.items()})
+    return outputs
+
+
+def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The kernel's gradient of an input, whether right or wrong, and its exact value in float64.
+
+    ``order`` rearranges the upstream gradients along their only axis of its length. ``None`` where there is no such
+    axis, no such gradient, or a backward fails.
+    """
+    if found.trial is None:
+        return None
+    upstream = Upstream(found.trial, gradients.wanted(found.trial))
+    if order is not None:
+        for output, given in upstream.upstream.items():
+            axes = [axis for axis, size in enumerate(given.shape) if size == len(order)]
+            if len(axes) != 1:
+                return None
+            upstream.upstream[output] = given.index_select(axes[0], torch.tensor(order, device=given.device))
+    try:
+        right = upstream.lanes(1).get(name)
+    except (NoGraph, ReferenceFailed):
+        return None
+    attempt = Attempt(found.trial, upstream, FILLS[0])
+    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    return None if got is None or right is None else (got.detach(), right.oracle)
+
+
+def raced(found: Probe, name: str) -> tuple[torch.Tensor | None, list[Race]]:
+    """The kernel's gradient of an input, and the races that the interpreter saw in its forward and backward."""
+    if found.trial is None:
+        return None, []
+    upstream = Upstream(found.trial, gradients.wanted(found.trial))
+    try:
+        upstream.lanes(1)
+    except (NoGraph, ReferenceFailed):
+        return None, []
+    attempt = Attempt(found.trial, upstream, FILLS[0])
+    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    return None if got is None else got.detach(), _races(attempt.outcome)
+
+
+def _races(outcome: Outcome) -> list[Race]:
+    return [seen for seen in outcome.findings.found if seen.kind in memory.RACES]
+
+
+def _comparable(found: Probe) -> bool:
+    """Whether the outputs have the structure that comparing their values takes."""
+    shapes = [{name: (t.shape, t.dtype) for name, t in side.items()} for side in (found.got, found.expected)]
+    return shapes[0] == shapes[1]
+
+
+def right_of(bench: Bench, logical: Mapping[str, Any], *, seed: int = 0) -> dict[str, torch.Tensor] | None:
+    """The reference's outputs by name for any values, rounded as it rounds; ``None`` where it raises."""
+    try:
+        with bench.clock.phase("reference"):
+            run = run_reference(bench.spec, logical, bench.extra, reader(bench.spec), lanes=0, seed=seed)
+    except (ReferenceFailed, SpecError):
+        return None
+    return {name: t.detach() for name, t in collect(run.result, run.arguments, bench.spec.mutates).tensors.items()}

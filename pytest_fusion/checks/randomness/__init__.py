@@ -1,0 +1,1 @@
+"""What ``rng=`` and ``distribution=`` declare: random numbers, dropout masks, sampled outputs."""

@@ -1,0 +1,102 @@
+"""Backward's mask against forward's: the gradient for an upstream of ones tells what backward dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.randomness.masks import Mask, Masks, some_masks, tell_apart
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
+from pytest_fusion.run.fused import run_fused
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import place
+from pytest_fusion.run.seeded import Told, plain
+
+
+def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
+    """Backward drops what forward dropped, seen where the upstream gradient is one."""
+    spec, bench, case = trial.spec, trial.bench, trial.result.case
+    named = list(masks.probe) if spec.grad is True else [spec.grad] if isinstance(spec.grad, str) else spec.grad or ()
+    taken = {*spec.mutates, *spec.clobbers}
+    wanted = [
+        name
+        for name in named
+        if isinstance(t := masks.probe.get(name), torch.Tensor) and t.dtype.is_floating_point and name not in taken
+    ]
+    wanted = [name for name in wanted if masks.rng.dims is not None or masks.probe[name].shape == mask.kept.shape]
+    if not wanted:
+        return None
+    ones, random = torch.ones_like(mask.kept), some_masks(mask.kept.shape, bench.device)
+    try:
+        every = [_reference_gradients(trial, masks, wanted, m) for m in (ones, ~ones, *random)]
+    except ReferenceFailed:
+        return None
+    values = {name: (t, every[1][name]) for name, t in every[0].items() if name in every[1]}
+    sides = tell_apart(values, zip(random, every[2:], strict=True), broadcast=masks.rng.dims is not None)
+    got = _kernel_gradients(bench, case, masks.probe, wanted) if sides else {}
+    for name, side in sides.items():
+        seen = side.read(got[name], mask.kept.shape) if name in got else None
+        different = seen.differs(mask) if seen is not None else None
+        if seen is None or different is None or not bool(different.any()):
+            continue
+        first = [int(i) for i in different.nonzero()[0]]
+        return failed(
+            "gradients",
+            f"backward drops other elements than forward: {int(different.sum())} of "
+            f"{int((seen.known & mask.known).sum())} elements of the gradient of {name} say so, the first at {first}, "
+            "with an upstream gradient of ones. Backward must draw with forward's seed, offsets and p",
+            identity="gradients:rng-mask",
+            cause="mask-mismatch",
+            output=f"d{name}",
+            first=first,
+        )
+    return None
+
+
+def _gradients_of(
+    outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any], wanted: list[str]
+) -> dict[str, torch.Tensor]:
+    ends = [t for t in outputs.values() if t.dtype.is_floating_point and t.requires_grad]
+    if not ends:
+        return {}
+    found = torch.autograd.grad(
+        ends, [arguments[n] for n in wanted], [torch.ones_like(t) for t in ends], allow_unused=True
+    )
+    return {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
+
+
+def _reference_gradients(trial: Trial, masks: Masks, wanted: list[str], mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    spec = trial.spec
+    reference = Told(plain(spec.reference), masks.name, mask, masks.probe)
+    arguments = copies(masks.probe)
+    for name in wanted:
+        arguments[name] = arguments[name].detach().requires_grad_(True)
+    try:
+        result = reference(**arguments, **takes(reference, trial.bench.extra))
+        return _gradients_of(collect(result, arguments, spec.mutates).tensors, arguments, wanted)
+    except Exception as error:
+        raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _kernel_gradients(
+    bench: Bench, case: Case, logical: Mapping[str, Any], wanted: list[str]
+) -> dict[str, torch.Tensor]:
+    """What backward gives for an upstream gradient of ones; nothing where it raises, which `gradients` will tell."""
+    placed = place(logical, case, bench.device, FILLS[0])
+    for name in wanted:
+        placed.arguments[name].requires_grad_(True)
+
+    def both(**arguments: Any) -> dict[str, torch.Tensor]:
+        result = bench.spec.fused(**arguments)
+        return _gradients_of(collect(result, arguments, bench.spec.mutates).tensors, arguments, wanted)
+
+    with bench.clock.phase("fused"):
+        outcome = run_fused(both, placed, bench.extra, programs=bench.programs)
+    return outcome.result if outcome.error is None else {}

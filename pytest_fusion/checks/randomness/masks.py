@@ -1,0 +1,476 @@
+"""Which elements a kernel with dropout keeps, seen in its own answers.
+
+The reference cannot know a kernel's random numbers, but it knows what an element is when it is kept and when it is
+dropped: it is called with a mask of ones, of zeros and of random bits. Outputs that follow the random bits element by
+element tell, by which of the two values they have, what the kernel did. The kernel is asked on positive values, where
+the two lie apart; where they are equal there too, on the case's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.plan import regimes_of
+from pytest_fusion.checks.context import Bench, call, reader, same_draws, shapes
+from pytest_fusion.checks.outputs import collect
+from pytest_fusion.errors import SpecError
+from pytest_fusion.oracle.reference import ReferenceFailed, run_reference, takes
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import Placed, laid_apart, place
+from pytest_fusion.run.seeded import Seeded, Told, plain
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+from pytest_fusion.spec.random_numbers import Rng
+
+# Seeds that fit every integer type a kernel may want.
+_SEED_BITS = 31
+# Lost by a seed that is cut to its lowest 8 or 16, or made a float32.
+_UPPER_BITS = (8, 28, 16, 24, 12, 20)
+# Other values that are asked for what an element of 0 does not show, kept or dropped.
+_OTHERS = 8
+# What may lie between two computations of one value, in units of the output's precision.
+_ROUNDINGS = 4
+# An element is dropped when it is this near to the dropped value, seen from the kept one: a kernel that forgets the
+# scale 1/(1-p) keeps the element all the same, and that is for `values` to say.
+_NEAR = 1 / 16
+
+
+class LookFailed(Exception):
+    """The kernel raised when asked for its mask; ``outcome`` has the facts."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(str(outcome.error))
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """``kept`` is True where the kernel keeps an element, ``known`` where that could be seen; bool, of one shape.
+
+    What is not known makes no difference that rounding would not hide; ``kept`` has the nearer of the two there.
+    """
+
+    kept: torch.Tensor
+    known: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        return int(self.known.sum())
+
+    def differs(self, other: Mask) -> torch.Tensor:
+        """Elements known in both that one keeps and the other drops."""
+        return (self.kept != other.kept) & self.known & other.known
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Float64 values of an output where all is kept and where all is dropped, and where the two can be told apart."""
+
+    kept: torch.Tensor
+    dropped: torch.Tensor
+    apart: torch.Tensor
+    rounding: torch.Tensor
+
+    def read(self, got: torch.Tensor, shape: torch.Size) -> Mask | None:
+        """The mask of ``shape`` that a result shows; ``None`` for one of another shape than the reference's."""
+        if got.shape != self.kept.shape:
+            return None
+        value, between = got.detach().to(torch.float64), (self.kept - self.dropped).abs()
+        near = torch.maximum(_NEAR * between, torch.minimum(self.rounding / 2, between / 2))
+        away = (value - self.dropped).abs()
+        # Where the two cannot be told apart the exact one, NaN as well, else the nearer.
+        nearer = torch.where(_same(value, self.dropped), False, (value - self.kept).abs() <= away)
+        guess = (_same(value, self.kept) | nearer) & ~_same(self.kept, self.dropped)
+        known = _reduced(self.apart, shape)
+        return Mask(torch.where(known, _reduced((away > near) & self.apart, shape), _reduced(guess, shape)), known)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a == b) | (a.isnan() & b.isnan())
+
+
+def _reduced(t: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """True where any of the elements is that share one of ``shape``, which broadcasts to that of ``t``."""
+    while t.dim() > len(shape):
+        t = t.any(0)
+    for axis, size in enumerate(shape):
+        if size == 1 and t.shape[axis] != 1:
+            t = t.any(axis, keepdim=True)
+    return t
+
+
+def tell_apart(
+    values: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    random: Iterable[tuple[torch.Tensor, Mapping[str, torch.Tensor]]],
+    *,
+    broadcast: bool,
+) -> dict[str, Side]:
+    """The tensors that follow a mask element by element, from those with everything kept and dropped.
+
+    ``random`` has masks with the tensors that they give. ``broadcast``: an element of the mask may stand for several.
+    """
+    found: dict[str, Side] = {}
+    seen = list(random)
+    for name, (kept, dropped) in values.items():
+        if not kept.dtype.is_floating_point or kept.shape != dropped.shape:
+            continue
+        allowed = _ROUNDINGS * torch.finfo(kept.dtype).eps
+        t, f = kept.detach().to(torch.float64), dropped.detach().to(torch.float64)
+        size = torch.maximum(t.abs(), f.abs())
+        apart = (t - f).abs() > allowed * torch.where(size.isinf(), 1.0, size)
+        if all(_follows(mask, got.get(name), t, f, allowed * size, broadcast=broadcast) for mask, got in seen):
+            found[name] = Side(t, f, apart, allowed * size)
+    return found
+
+
+def _follows(
+    mask: torch.Tensor,
+    got: torch.Tensor | None,
+    kept: torch.Tensor,
+    dropped: torch.Tensor,
+    allowed: torch.Tensor,
+    *,
+    broadcast: bool,
+) -> bool:
+    if got is None or got.shape != kept.shape:
+        return False
+    if mask.shape != got.shape:
+        fits = mask.dim() <= got.dim() and all(
+            m in (1, g) for m, g in zip(mask.shape[::-1], got.shape[::-1], strict=False)
+        )
+        if not broadcast or not fits:
+            return False
+    expected, found = torch.where(mask, kept, dropped), got.detach().to(torch.float64)
+    return bool((_same(found, expected) | ((found - expected).abs() <= allowed)).all())
+
+
+def some_masks(shape: torch.Size, device: torch.device) -> list[torch.Tensor]:
+    """A mask of random bits and its complement, of which each has both values where there is room for them."""
+    bits = counter_random.uniform(tuple(shape), counter_random.mix("some mask"), device) < 0.5
+    flat = bits.view(-1)
+    if flat.numel() > 1:
+        flat[0], flat[1] = True, False
+    return [bits, ~bits]
+
+
+def probability(rng: Rng, logical: Mapping[str, Any]) -> float | None:
+    """The probability to drop an element in this case; ``None`` where nobody knows."""
+    value = rng.p
+    if callable(value):
+        try:
+            value = value(**takes(value, dict(logical)))
+        except Exception as error:
+            raise SpecError(f"rng(p=...) raised {type(error).__name__}: {error}; it gets inputs by name") from error
+    elif isinstance(value, str):
+        value = logical[value]
+    if isinstance(value, torch.Tensor):
+        value = float(value) if value.numel() == 1 else None
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
+
+
+def positive(bench: Bench, case: Case, logical: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs with numbers from 1/2 to 3/2 in every floating tensor whose values nobody narrowed."""
+    given = dict(logical)
+    rng = bench.spec.random
+    assert rng is not None
+    for name, declared in bench.spec.inputs.items():
+        inner, value = unwrap(declared), logical[name]
+        if not isinstance(inner, TensorSpec) or not isinstance(value, torch.Tensor) or name in (rng.seed, rng.p):
+            continue
+        if not value.dtype.is_floating_point or not regimes_of(inner, covered=False):
+            continue
+        expanded = geometry(tuple(value.shape), case.tensors[name].layout).expanded
+        made = tuple(min(size, 1) if axis in expanded else size for axis, size in enumerate(value.shape))
+        fresh = counter_random.uniform(made, counter_random.mix("positive", name), value.device) + 0.5
+        given[name] = fresh.to(torch.float32).to(value.dtype).expand(value.shape).contiguous()
+    return given
+
+
+def fresh_seed(case: Case, number: int = 0) -> int:
+    """A seed of 31 bits that no other case has."""
+    return (counter_random.mix(case.seed, "rng") >> (64 - _SEED_BITS)) // 2 + number
+
+
+def upper_bits(turn: int, *, every: bool) -> Sequence[int]:
+    """Which bits of a seed must count in this look, one of them or ``every``: other seeds differ in one alone."""
+    return _UPPER_BITS if every else (_UPPER_BITS[turn % len(_UPPER_BITS)],)
+
+
+def can_reseed(spec: FusionSpec, logical: Mapping[str, Any]) -> bool:
+    """Whether this case has a seed, which an optional one may lack."""
+    name = spec.random.seed if spec.random is not None else None
+    value = logical[name] if name is not None else 0
+    return not value.dtype.is_floating_point if isinstance(value, torch.Tensor) else isinstance(value, int)
+
+
+def reseeded(bench: Bench, logical: Mapping[str, Any], seed: int, calls: int = 1) -> tuple[Bench, dict[str, Any]]:
+    """The bench and the inputs for another seed; of ``calls`` in a row from torch's generator the last one counts."""
+    rng = bench.spec.random
+    assert rng is not None
+    if rng.seed is None:
+        fused = Seeded(plain(bench.spec.fused), seed, calls)
+        return replace(bench, spec=bench.spec.with_(fused=fused)), dict(logical)
+    before = logical[rng.seed]
+    if isinstance(before, torch.Tensor):
+        seed %= torch.iinfo(before.dtype).max
+        return bench, {**logical, rng.seed: torch.full_like(before, seed)}
+    return bench, {**logical, rng.seed: seed}
+
+
+def seeded(bench: Bench, case: Case) -> Bench:
+    """The bench for one case: a kernel that draws from torch's generator finds it seeded by the case."""
+    rng = bench.spec.random
+    if rng is None or rng.seed is not None:
+        return bench
+    return reseeded(bench, {}, fresh_seed(case))[0]
+
+
+def told(bench: Bench, case: Case, logical: Mapping[str, Any], first: Outcome, placed: Placed) -> Bench:
+    """The bench whose reference knows what this kernel keeps in this case, after the case's first call.
+
+    Raises ``LookFailed`` where the kernel raises, ``ReferenceFailed`` where the reference takes no such case,
+    ``SpecError`` where no output shows the mask.
+    """
+    rng = bench.spec.random
+    if rng is None or rng.mask is None:
+        return bench
+    masks = Masks(bench, case, logical)
+    if first.error is None:
+        mask = masks.own(first, placed)
+        mask = _completed(bench, case, logical, mask)
+    else:
+        mask = masks.any_accepted(first)
+    return replace(bench, spec=bench.spec.with_(reference=masks.told(mask)), masks=masks, mask=mask)
+
+
+def retold(bench: Bench, case: Case, logical: Mapping[str, Any]) -> Bench:
+    """The bench for other values at the same seed, which may show what the first ones left unseen: an element that
+    another input masked is 0 there, kept or dropped, and not here.
+
+    Raises ``ReferenceFailed`` where the reference takes no such values.
+    """
+    mask = bench.mask
+    if mask is None or bool(mask.known.all()):
+        return bench
+    seen, masks = _seen_too(bench, case, logical, mask)
+    if masks is None:
+        return bench
+    return replace(bench, spec=bench.spec.with_(reference=masks.told(seen)), masks=masks, mask=seen)
+
+
+def _seen_too(bench: Bench, case: Case, logical: Mapping[str, Any], mask: Mask) -> tuple[Mask, Masks | None]:
+    """``mask`` with what a call on other values shows of it; no ``Masks`` where that shows nothing."""
+    case = laid_apart(case, logical)
+    masks = Masks(bench, case, logical)
+    outcome, placed = call(bench, case, logical, FILLS[0])
+    if outcome.error is not None:
+        return mask, None
+    try:
+        fresh = masks.own(outcome, placed)
+    except LookFailed:
+        return mask, None
+    if fresh.kept.shape != mask.kept.shape:
+        return mask, None
+    return Mask(torch.where(mask.known, mask.kept, fresh.kept), mask.known | fresh.known), masks
+
+
+def _completed(bench: Bench, case: Case, logical: Mapping[str, Any], mask: Mask) -> Mask:
+    """``mask`` with what other values show of it: first those of the case without their zeros."""
+    for turn in range(_OTHERS):
+        drawn = logical if turn == 0 else _other_values(bench, case, logical, turn)
+        if drawn is None or bool(mask.known.all()):
+            break
+        other = _without_zeros(drawn)
+        # Values that the reference does not take, or that show nothing, are none that the case asked for.
+        with contextlib.suppress(ReferenceFailed, SpecError):
+            mask = _seen_too(bench, case, other, mask)[0]
+        if not any(
+            isinstance(t, torch.Tensor) and t.is_floating_point() and bool((t == 0).any()) for t in other.values()
+        ):
+            break  # what is left unknown is no matter of zeros: another input hides it
+    return mask
+
+
+def _without_zeros(logical: Mapping[str, Any]) -> dict[str, Any]:
+    """Each 0 of a floating input is another one of its numbers, which are what ``values=`` narrows it to."""
+    found = dict(logical)
+    for name, value in logical.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1:
+            zero, others = value == 0, value[value != 0]
+            if others.numel():
+                turns = torch.arange(int(zero.sum()), device=value.device) % others.numel()
+                found[name] = value.masked_scatter(zero, others[turns])
+    return found
+
+
+def _other_values(bench: Bench, case: Case, logical: Mapping[str, Any], turn: int) -> Mapping[str, Any] | None:
+    """Others of the same shapes and random numbers."""
+    drawn = case.with_(seed=counter_random.mix(case.seed, "mask", turn) >> 1)
+    try:
+        other = {**make_inputs(bench.spec, drawn, bench.device), **same_draws(bench.spec, logical)}
+    except (ImpossibleCase, InputFailed):
+        return None
+    return other if shapes(other) == shapes(logical) else None
+
+
+class Masks:
+    """The masks of one case: at its own seed, at others, in other layouts."""
+
+    def __init__(self, bench: Bench, case: Case, logical: Mapping[str, Any]) -> None:
+        rng = bench.spec.random
+        assert rng is not None
+        assert rng.mask is not None
+        self.rng, self.name, self.case = rng, rng.mask, case
+        self.p = probability(rng, logical)
+        self.logical = dict(logical)
+        self.probe = positive(bench, case, logical)
+        self.shape = torch.Size()
+        self.sides: dict[str, Side] = {}
+        self._bench = bench
+
+    def own(self, first: Outcome, placed: Placed) -> Mask:
+        """The mask of the case itself, whose own call is given. Raises ``LookFailed``, ``ReferenceFailed``."""
+        if self.rng.recover is not None:
+            return self._recovered(self._bench, self.logical)
+        outcome, where = call(self._bench, self.case, self.probe, FILLS[0])
+        if outcome.error is not None:
+            raise LookFailed(outcome)
+        got = self._outputs(outcome, where)
+        self._choose(got)
+        mask = self._read(self.sides, got)
+        if not bool(mask.known.all()):
+            mask = self._filled(mask, self._outputs(first, placed))
+        return mask
+
+    def any_accepted(self, first: Outcome) -> Mask:
+        """A mask that the reference takes, of a case in which the kernel raised and shows none."""
+        refused: ReferenceFailed | None = None
+        for shape in self._shapes({}):
+            ones = torch.ones(shape, dtype=torch.bool, device=self._bench.device)
+            try:
+                self._references(self.logical, ones)
+            except ReferenceFailed as error:
+                refused = error
+                continue
+            return Mask(ones, ~ones)
+        # Both raise the same: the case lies outside of what either is made for.
+        if refused is not None and type(refused.__cause__) is type(first.error):
+            raise refused
+        raise LookFailed(first)
+
+    def at(
+        self, seed: int | None = None, *, bench: Bench | None = None, case: Case | None = None, calls: int = 1
+    ) -> Mask | None:
+        """The mask for another seed, in other layouts or with another spec; ``None`` where that call raises."""
+        bench, probe, case = bench or self._bench, self.probe, case or self.case
+        if self.rng.recover is not None:
+            probe = self.logical
+        if seed is not None:
+            bench, probe = reseeded(bench, probe, seed, calls)
+        if self.rng.recover is not None:
+            return self._recovered(bench, probe, case)
+        outcome, where = call(bench, case, probe, FILLS[0])
+        return None if outcome.error is not None else self._read(self.sides, self._outputs(outcome, where))
+
+    def told(self, mask: Mask) -> Told:
+        """The reference that is told this mask."""
+        return Told(plain(self._bench.spec.reference), self.name, mask.kept, self.logical)
+
+    def _outputs(self, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
+        return collect(outcome.result, placed.arguments, self._bench.spec.mutates).tensors
+
+    def _references(self, logical: Mapping[str, Any], mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        bench = self._bench
+        spec = bench.spec.with_(reference=Told(plain(bench.spec.reference), self.name, mask, logical))
+        with bench.clock.phase("reference"):
+            run = run_reference(spec, logical, bench.extra, reader(spec), lanes=0, seed=0)
+        return collect(run.result, run.arguments, spec.mutates).tensors
+
+    def _sides(self, logical: Mapping[str, Any], shape: torch.Size) -> tuple[dict[str, Side], bool]:
+        """The outputs that show the mask, and whether it makes a difference to any."""
+        device = self._bench.device
+        ones = torch.ones(shape, dtype=torch.bool, device=device)
+        kept, dropped = self._references(logical, ones), self._references(logical, ~ones)
+        values = {name: (t, dropped[name]) for name, t in kept.items() if name in dropped}
+        random = [(mask, self._references(logical, mask)) for mask in some_masks(shape, device)]
+        matters = any(
+            a.shape == b.shape and bool(((a != b) & ~(a.isnan() & b.isnan())).any()) for a, b in values.values()
+        )
+        return tell_apart(values, random, broadcast=self.rng.dims is not None), matters
+
+    def _choose(self, got: Mapping[str, torch.Tensor]) -> None:
+        """The mask's shape and the outputs that show it. Raises ``ReferenceFailed`` where the reference takes none."""
+        refused: ReferenceFailed | None = None
+        hidden = False
+        for shape in self._shapes(got):
+            try:
+                sides, matters = self._sides(self.probe, shape)
+            except ReferenceFailed as error:
+                refused = refused or error
+                continue
+            if sides or not matters:
+                self.shape, self.sides = shape, sides
+                return
+            hidden = True
+        if hidden or refused is None:
+            raise SpecError(
+                f"{self._bench.spec.name}: no output of the reference follows {self.name!r} element by element, so "
+                "none shows what the kernel dropped; return the dropped values too, or give rng(recover=...), a "
+                "function of inputs that returns the kernel's mask (dims= where one element of it decides about more)"
+            )
+        raise refused
+
+    def _shapes(self, got: Mapping[str, torch.Tensor]) -> list[torch.Size]:
+        if self.rng.dims is not None:
+            return [torch.Size(self.rng.dims.evaluate(self.case.sizes))]
+        # Inputs come last: they are the mask's shape where the kernel's own outputs have a wrong one.
+        outputs = [t.shape for t in got.values() if t.dtype.is_floating_point]
+        inputs = [t.shape for t in self.logical.values() if isinstance(t, torch.Tensor) and t.dtype.is_floating_point]
+        ordered = [
+            *sorted(outputs, key=torch.Size.numel, reverse=True),
+            *sorted(inputs, key=torch.Size.numel, reverse=True),
+        ]
+        return list(dict.fromkeys(ordered))
+
+    def _read(self, sides: Mapping[str, Side], got: Mapping[str, torch.Tensor]) -> Mask:
+        device = self._bench.device
+        kept = torch.zeros(self.shape, dtype=torch.bool, device=device)
+        known = kept.clone()
+        for name, side in sides.items():
+            seen = side.read(got[name], self.shape) if name in got else None
+            if seen is not None:
+                kept = torch.where(known, kept, seen.kept)
+                known = known | seen.known
+        return Mask(kept, known)
+
+    def _filled(self, mask: Mask, got: Mapping[str, torch.Tensor]) -> Mask:
+        """What the case's own values show of elements that the positive ones do not."""
+        try:
+            sides, _ = self._sides(self.logical, self.shape)
+        except ReferenceFailed:
+            return mask
+        own = self._read(sides, got)
+        return Mask(torch.where(mask.known, mask.kept, own.kept), mask.known | own.known)
+
+    def _recovered(self, bench: Bench, logical: Mapping[str, Any], case: Case | None = None) -> Mask:
+        recover = self.rng.recover
+        assert recover is not None
+        placed = place(logical, case or self.case, bench.device, FILLS[0])
+        outcome = run_fused(lambda **given: recover(**takes(recover, given)), placed, {}, programs=bench.programs)
+        mask = outcome.result
+        if outcome.error is not None or not isinstance(mask, torch.Tensor):
+            what = f"raised {outcome.error!r}" if outcome.error is not None else f"returned {type(mask).__name__}"
+            raise SpecError(f"{bench.spec.name}: rng(recover=...) {what}; it must return the kernel's mask as a tensor")
+        kept = mask.detach() != 0
+        self.shape = kept.shape
+        return Mask(kept, torch.ones_like(kept))

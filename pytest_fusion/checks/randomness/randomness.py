@@ -1,0 +1,369 @@
+"""The random numbers of a kernel that ``rng=`` declares: what they must depend on, and what they must not.
+
+Of a kernel whose reference takes a mask: the share of kept elements, bits that repeat within a mask or from seed to
+seed, the same mask in every layout and in backward as in forward. Of others: that another seed gives another result.
+The verdicts bear the names of the checks that a user knows: ``repeat``, ``values``, ``gradients``.
+
+A few cases of a test are asked, at fresh seeds; the probability of a false alarm is below 1e-9 a test for the share of
+kept elements and below 1e-9 for repeated bits. Left out: masks of other sizes, which honest kernels number anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import strided
+from pytest_fusion.case.case_model import Layout
+from pytest_fusion.checks.context import Bench, call
+from pytest_fusion.checks.randomness import chance
+from pytest_fusion.checks.randomness.backward_mask import backward
+from pytest_fusion.checks.randomness.masks import Mask, Masks, can_reseed, fresh_seed, reseeded, upper_bits
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+NAME = "rng"
+
+# Cases that are asked for masks at fresh seeds, three calls each; for that of another layout; for that of backward.
+_MOST_CASES, _MOST_LAYOUTS, _MOST_BACKWARDS = 6, 4, 3
+_MOST_SMALL = 2
+# Elements from which a mask says something about its bits, those of the few smaller ones that are asked too, and those
+# from which its layout counts.
+_ENOUGH, _SMALL, _SOME = 256, 40, 16
+_SEEDS = 3
+# What a test may be wrong by: 8 cases of 3 masks, 4 comparisons, one of a bit and 2 tails each share it.
+_ALPHA = 1e-9 / 80
+# Kernels compare 8 random bits with the probability (FlashAttention), which is off by up to 1/256 by design. A
+# probability of 0 or 1 is exact but for uniform numbers of 16 bits that hit an end.
+_COARSE, _END = 1 / 256, 2.0**-16
+# Without a mask: so many cases, of so many elements, in which no other seed changed a bit. Some draw a probability of 0
+# or values that nothing random touches, so that a few prove nothing.
+_SILENT_CASES, _SILENT_ELEMENTS = 10, 64
+
+
+@dataclass(slots=True)
+class _State:
+    """What this check keeps from case to case; ``focus`` is the part that failed, all a shrinking case is asked."""
+
+    focus: str = ""
+    looked: int = 0
+    varied: int = 0
+    silent: int = 0
+
+
+def _state(bench: Bench) -> _State:
+    return bench.state(NAME, _State)
+
+
+def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
+    """It is no check of its own that could be missing."""
+    return None
+
+
+def due(trial: Trial) -> bool:
+    """Cases with enough elements, few of each kind; all where a probability of 0 or 1 leaves nothing to chance."""
+    spec, bench = trial.spec, trial.bench
+    if spec.random is None or spec.distribution:
+        return False
+    if bench.mask is None:
+        elements = sum(t.numel() for t in trial.got.tensors.values())
+        settled = _state(bench).varied or _state(bench).silent > _SILENT_CASES
+        asked = bool(_state(bench).focus) or not settled
+        return asked and elements >= _SILENT_ELEMENTS and can_reseed(spec, trial.logical)
+    return bool(_parts(trial)) or bench.masks.p in (0.0, 1.0)
+
+
+def _parts(trial: Trial) -> list[str]:
+    """What this case is asked."""
+    bench, case, masks, mask = trial.bench, trial.result.case, trial.bench.masks, trial.bench.mask
+    focus, count = _state(bench).focus, mask.count
+    shrinking = bool(focus)
+    parts = []
+    random = masks.p not in (0.0, 1.0) and can_reseed(trial.spec, trial.logical)
+    if count < _ENOUGH and masks.p is not None:
+        random = random and chance.alike_by_chance(masks.p, count) < _ALPHA
+    kind, most = (NAME, _MOST_CASES) if count >= _ENOUGH else ("rng small", _MOST_SMALL)
+    if random and count >= _SMALL and (shrinking or bench.spent[kind] < most):
+        parts.append(kind)
+    strided = any(tensor.layout != Layout() for tensor in case.tensors.values())
+    if count >= 2 and strided and (shrinking or (count >= _SOME and bench.spent["rng layouts"] < _MOST_LAYOUTS)):
+        parts.append("rng layouts")
+    graded = trial.spec.grad and bench.on("gradients")
+    if count and graded and (shrinking or (count >= _SOME and bench.spent["rng backward"] < _MOST_BACKWARDS)):
+        parts.append("rng backward")
+    return [part for part in parts if focus in ("", part) or (focus, part) == (NAME, "rng small")]
+
+
+def run(trial: Trial) -> Verdict:
+    """The first property that does not hold."""
+    bench = trial.bench
+    parts = [] if bench.mask is None else _parts(trial)
+    found = "ends"
+    verdict = _without_mask(trial) if bench.mask is None else _at_the_ends(bench.masks, bench.mask)
+    asked: Mapping[str, Any] = {NAME: _fresh, "rng small": _fresh, "rng layouts": _layouts, "rng backward": backward}
+    for part in parts:
+        if verdict is None:
+            bench.spent[part] += 1
+            found, verdict = part, asked[part](trial, bench.masks, bench.mask)
+    if verdict is None:
+        return passed("repeat")
+    if verdict.failed and bench.on(verdict.check):
+        _state(bench).focus = NAME if found == "rng small" else found
+    return verdict
+
+
+def summary(bench: Bench) -> list[Verdict]:
+    """What could not be told in any case of the test."""
+    state = _state(bench)
+    if bench.spec.random is None or bench.spec.distribution or not bench.on("repeat"):
+        return []
+    if bench.spec.random.mask is not None:
+        why = f"no case had {_SMALL} elements that are dropped with a probability between 0 and 1"
+        return [] if state.looked else [unknown("repeat", f"whether the mask depends on the seed is not known: {why}")]
+    if not state.varied:
+        return [
+            unknown("repeat", "whether the result depends on the seed is not known: it was the same for all of them")
+        ]
+    return []
+
+
+def _fails(check: str, slug: str, cause: str, reason: str, **evidence: Any) -> Verdict:
+    return failed(check, reason, identity=f"{check}:rng-{slug}", cause=cause, **evidence)
+
+
+def _at_the_ends(masks: Masks, mask: Mask) -> Verdict | None:
+    """With a probability of 0 everything is kept, with 1 nothing."""
+    if masks.p not in (0.0, 1.0):
+        return None
+    wrong = mask.known & (mask.kept == (masks.p == 1.0))
+    count, total = int(wrong.sum()), mask.count
+    if chance.at_least(count, total, _END) >= _ALPHA:
+        return None
+    what = "dropped" if masks.p == 0.0 else "kept"
+    first = [int(i) for i in wrong.nonzero()[0]]
+    return _fails(
+        "values",
+        "ends",
+        "biased-mask",
+        f"{count} of {total} element(s) are {what} though the probability to drop is {masks.p:g}, the first at {first}",
+        count=count,
+        total=total,
+        first=first,
+    )
+
+
+def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
+    """Masks at three seeds that follow each other."""
+    start = fresh_seed(trial.result.case, 1)
+    found = [masks.at(start + i) for i in range(_SEEDS)]
+    seen = [m for m in found if m is not None and m.count >= 2]
+    if len(seen) < _SEEDS:
+        return None
+    verdict = _ignored(seen, start) or _cut(trial, masks, seen, start) or _repeats(trial, masks, seen, start)
+    verdict = verdict or _share(masks, seen, start)
+    share = _share_kept(seen)
+    if chance.alike_by_chance(share, min(m.count for m in seen)) < _ALPHA:
+        _state(trial.bench).looked += 1
+    return verdict
+
+
+def _share_kept(seen: list[Mask]) -> float:
+    return sum(int((m.kept & m.known).sum()) for m in seen) / max(sum(m.count for m in seen), 1)
+
+
+def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
+    """The share of kept elements lies within what chance allows."""
+    if masks.p is None or masks.p in (0.0, 1.0):
+        return None
+    # Equal masks say no more than one.
+    different = [m for i, m in enumerate(seen) if not any(torch.equal(m.kept, other.kept) for other in seen[:i])]
+    kept, total, expected = (
+        sum(int((m.kept & m.known).sum()) for m in different),
+        sum(m.count for m in different),
+        1 - masks.p,
+    )
+    low, high = max(expected - _COARSE, _END), min(expected + _COARSE, 1 - _END)
+    if min(chance.at_most(kept, total, low), chance.at_least(kept, total, high)) >= _ALPHA:
+        return None
+    share = kept / total
+    inverted = abs(share - masks.p) < abs(share - expected) / 4
+    told = "the kernel keeps what it should drop" if inverted else "the threshold or the random numbers are off"
+    return _fails(
+        "values",
+        "share",
+        "biased-mask",
+        f"{kept} of {total} elements ({share:.4g}) are kept over {len(different)} seeds from {start} on, where "
+        f"p={masks.p:g} asks for {expected:.4g}: {told}. Where p is not the probability to drop, say so: "
+        "rng=rng(..., p=lambda p: 1 - p)",
+        kept=kept,
+        total=total,
+        expected=expected,
+    )
+
+
+def _ignored(seen: list[Mask], start: int) -> Verdict | None:
+    """Not all seeds give one mask."""
+    first = seen[0]
+    if any(bool(first.differs(other).any()) for other in seen[1:]):
+        return None
+    if chance.alike_by_chance(_share_kept(seen), first.count) >= _ALPHA:
+        return None
+    listed = ", ".join(str(start + i) for i in range(len(seen)))
+    return _fails(
+        "repeat",
+        "seed",
+        "seed-ignored",
+        f"the seeds {listed} give the same mask of {first.count} elements: the seed does not reach the random numbers",
+        seeds=[start + i for i in range(len(seen))],
+    )
+
+
+def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
+    """A seed that differs in one of its upper bits gives another mask."""
+    bench, first = trial.bench, seen[0]
+    if chance.alike_by_chance(_share_kept(seen), first.count) >= _ALPHA:
+        return None
+    turn = bench.spent[NAME] + bench.spent["rng small"]
+    for bit in upper_bits(turn, every=bool(_state(bench).focus) or bench.complete):
+        other = masks.at(start ^ (1 << bit))
+        if other is not None and other.kept.shape == first.kept.shape and not bool(first.differs(other).any()):
+            return _fails(
+                "repeat",
+                "seed",
+                "seed-ignored",
+                f"the seeds {start} and {start ^ (1 << bit)}, which differ in bit {bit} alone, give the same mask of "
+                f"{first.count} elements: the seed is cut to fewer bits on its way to the random numbers, so that many "
+                "seeds are one",
+                seeds=[start, start ^ (1 << bit)],
+            )
+    return None
+
+
+def _repeats(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
+    """No mask repeats itself, and none repeats that of another seed or call."""
+    width = masks.shape[-1] if masks.shape else 1
+    inner = [_correlated(m, m, itself=True) for m in seen]
+    if all(found is not None for found in inner) and inner[0] is not None:
+        period, strength = inner[0].distance, inner[0].strength
+        where = f"{period // width} row(s)" if width > 1 and period % width == 0 else f"{period} element(s)"
+        return _fails(
+            "values",
+            "pattern",
+            "repeated-mask",
+            f"the mask repeats itself after {where}: {_agreement(strength)} at seed {start} and at the {len(seen) - 1} "
+            "seeds after it. Every element needs a random number of its own; an offset that starts again in each row "
+            "or program gives all of them the same",
+            distance=period,
+            strength=strength,
+        )
+    across = [_correlated(a, b) for a, b in itertools.pairwise(seen)]
+    if all(found is not None for found in across) and across[0] is not None:
+        return _fails(
+            "repeat",
+            "overlap",
+            "repeated-mask",
+            f"the mask of seed {start + 1} is that of seed {start} moved by {abs(across[0].distance)} element(s) "
+            f"({_agreement(across[0].strength)}): seed and offset are added up, so that neighbouring seeds share their "
+            "random numbers",
+            distance=across[0].distance,
+            strength=across[0].strength,
+        )
+    if masks.rng.seed is None and not trial.spec.mutates:
+        return _next_call(masks, seen[0], start)
+    return None
+
+
+def _next_call(masks: Masks, first: Mask, start: int) -> Verdict | None:
+    """Two calls in a row from torch's generator share no random numbers."""
+    second, third = masks.at(start, calls=2), masks.at(start, calls=3)
+    if second is None or third is None:
+        return None
+    found = [_correlated(a, b) for a, b in ((first, second), (second, third))]
+    if found[0] is None or found[1] is None:
+        return None
+    return _fails(
+        "repeat",
+        "next-call",
+        "repeated-mask",
+        f"the mask of the next call is that of the one before it, moved by {abs(found[0].distance)} element(s) "
+        f"({_agreement(found[0].strength)}): the generator's state is not advanced by as many numbers as were drawn",
+        distance=found[0].distance,
+        strength=found[0].strength,
+    )
+
+
+def _agreement(strength: float) -> str:
+    return f"correlation {strength:.2f}, where independent bits have 0"
+
+
+def _correlated(a: Mask, b: Mask, *, itself: bool = False) -> chance.Correlation | None:
+    if a.kept.shape != b.kept.shape:
+        return None
+    known = (a.known & b.known).flatten()
+    return chance.correlated(a.kept.flatten(), b.kept.flatten(), known, alpha=_ALPHA, itself=itself)
+
+
+def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
+    """The mask of contiguous inputs is that of the case's own layouts."""
+    case = trial.result.case
+    # An expanded input holds one slice, which no other layout does.
+    plain_case = case.contiguous(
+        name for name, tensor in case.tensors.items() if not strided.repeats(tensor.layout.kind)
+    )
+    other = masks.at(case=plain_case)
+    if other is None or mask.kept.shape != other.kept.shape:
+        return None
+    different = mask.differs(other)
+    if not bool(different.any()):
+        return None
+    again = masks.at()
+    if again is None or bool(mask.differs(again).any()):
+        return None  # chance, or a draw that follows the values
+    layouts = {name: str(t.layout) for name, t in case.tensors.items() if t.layout != plain_case.tensors[name].layout}
+    first = [int(i) for i in different.nonzero()[0]]
+    listed = ", ".join(f"{name} {layout}" for name, layout in layouts.items())
+    return _fails(
+        "repeat",
+        "layout",
+        "mask-mismatch",
+        f"{int(different.sum())} of {mask.count} elements, the first at {first}, are kept or dropped depending on the "
+        f"layout ({listed}, against contiguous) at the same seed: draw by the element's index, not by its address. "
+        "Forward and backward see other layouts",
+        layouts=layouts,
+        first=first,
+    )
+
+
+def _without_mask(trial: Trial) -> Verdict | None:
+    """Some result of some case depends on the seed; how it must, the reference knows, or nobody does."""
+    bench, state = trial.bench, _state(trial.bench)
+    bench.spent[NAME] += 1
+    start = fresh_seed(trial.result.case, 1)
+    before: dict[str, torch.Tensor] = {}
+    for number in range(_SEEDS):
+        other, logical = reseeded(bench, trial.logical, start + number)
+        outcome, placed = call(other, trial.result.case, logical, FILLS[0])
+        if outcome.error is not None:
+            return None
+        now = {name: t.detach().clone() for name, t in trial.collect(outcome, placed).tensors.items()}
+        if before and repeat.first_difference(before, now) is not None:
+            state.varied += 1
+            return None
+        before = before or now
+    state.silent += 1
+    if state.varied or state.silent < _SILENT_CASES:
+        return None
+    return _fails(
+        "repeat",
+        "seed",
+        "seed-ignored",
+        f"the seeds {start} to {start + _SEEDS - 1} give the same bits, as other seeds did in {state.silent - 1} cases "
+        "before: the seed does not reach the random numbers; leave rng= out if nothing here is random",
+    )

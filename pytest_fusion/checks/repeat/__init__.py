@@ -1,0 +1,1 @@
+"""Check `repeat`: the same inputs give the same bits."""

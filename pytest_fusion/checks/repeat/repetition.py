@@ -1,0 +1,314 @@
+"""The part of check `repeat` that costs more calls: the same inputs again and again while everything else changes.
+
+Every case is called twice, under two fills, so a test compares hundreds of pairs of calls; what comes by chance shows
+there. Left for a few cases is what needs more than two calls of one case or other circumstances: state that a third
+or a tenth call meets, other addresses and dirty fresh memory, other work on the device, programs in another order
+(which the CPU lane can choose and a GPU does not promise; there few of them at a time), and calls of other sizes in
+between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.plan import Limits, cost, refit
+from pytest_fusion.checks import memory
+from pytest_fusion.checks.context import allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.interpreter import installed
+from pytest_fusion.interpreter.control.executor import Order, ordered
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES
+from pytest_fusion.run.placing import Placed, place
+from pytest_fusion.run.stress.competing_kernels import competing
+from pytest_fusion.run.stress.low_occupancy import crowded
+from pytest_fusion.run.stress.moved_allocations import Decoys
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+NAME = "repeat"
+
+# Counted by these names: cases that were asked more, those of them with several programs in a launch, and findings,
+# after which all cases are those of a shrinking.
+_SPENT, _ORDERED, _FOUND = "repetition", "repetition of several programs", "repetition found"
+# A GPU that is nearly full has room for fewer programs than this, of 128 threads. A case is 15 ms there, and of two in
+# three a program that took itself for the last one was not.
+_MOST_AT_ONCE, _CROWDED_CASES = 12, 8
+_CROWDED = "few at a time, on a device that is full"
+# Calls as the case has it that tell what follows from an order or from other sizes from what comes by chance: of an
+# output that is another every other time, few cases in a thousand are taken for one of these.
+_SURE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """How many cases are asked, how often each is called (both fills' first calls included), in which orders."""
+
+    cases: int
+    calls: int
+    orders: tuple[Order, ...]
+
+
+# Five calls meet what every second to fourth call does, at 10 ms each; a longer period takes the nightly run.
+_USUAL = _Effort(cases=3, calls=5, orders=("reversed",))
+_DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
+
+
+def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
+    """It can always run."""
+    return None
+
+
+def due(trial: Trial) -> bool:
+    """A few thorough cases with an output that may not vary; every case where a finding is being shrunk."""
+    if not trial.steady(trial.got):
+        return False
+    return _always(trial) or (trial.thorough and _more(trial)) or _ordered(trial)
+
+
+def _always(trial: Trial) -> bool:
+    return bool(trial.bench.spent[_FOUND]) or trial.bench.complete
+
+
+def _more(trial: Trial) -> bool:
+    return trial.bench.spent[_SPENT] < _effort(trial).cases
+
+
+def _ordered(trial: Trial) -> bool:
+    """Whether programs may change places here, and did in few cases yet; that is one call more.
+
+    The first cases are small: of a compaction by blocks of 64 those that are asked more had 5, 40 and 63 elements, and
+    places that its programs take by an atomic passed.
+    """
+    cases = _effort(trial).cases if trial.bench.device.type == "cpu" else max(_effort(trial).cases, _CROWDED_CASES)
+    return trial.bench.spent[_ORDERED] < cases and _may_be_ordered(trial) and _several(trial)
+
+
+def _several(trial: Trial) -> bool:
+    least = 1 if trial.bench.device.type == "cpu" else _MOST_AT_ONCE
+    return any(math.prod(launch.grid) > least for launch in trial.result.launches)
+
+
+def _may_be_ordered(trial: Trial) -> bool:
+    """Whether there are launches of Triton's, whose programs are interpreted or, on NVIDIA's GPUs, may have little
+    room."""
+    little_room = trial.bench.device.type == "cuda" and torch.version.hip is None
+    return bool(trial.result.launches) and (little_room or (trial.bench.device.type == "cpu" and installed()))
+
+
+def _effort(trial: Trial) -> _Effort:
+    return _DEEP if trial.bench.deep else _USUAL
+
+
+def run(trial: Trial) -> Verdict:
+    """More calls of the case; the first thing that varies."""
+    again = _Again(trial)
+    try:
+        if _always(trial) or (trial.thorough and _more(trial)):
+            trial.bench.spent[_SPENT] += 1
+            verdict = again.under_pressure() or again.in_other_orders() or again.between_other_sizes()
+        else:
+            verdict = again.in_other_orders()
+    except _Ended as ended:
+        verdict = ended.verdict
+    if verdict is not None and verdict.failed:
+        trial.bench.spent[_FOUND] += 1
+    return verdict or passed(NAME, runs=again.calls, orders=again.orders, sizes=again.sizes)
+
+
+class _Ended(Exception):
+    """A repeated call did something else than to return other bits."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
+@dataclass(slots=True)
+class _Again:
+    """Further calls of one case, compared with its first."""
+
+    trial: Trial
+    calls: int = 2
+    orders: list[str] = field(default_factory=list)
+    sizes: list[Mapping[str, object]] = field(default_factory=list)
+    base: dict[str, torch.Tensor] = field(init=False)
+    _decoys: Decoys = field(init=False)
+
+    def __post_init__(self) -> None:
+        trial = self.trial
+        copies = trial.judged or {name: t.detach().clone() for name, t in trial.got.tensors.items()}
+        self.base = {name: t for name, t in copies.items() if not trial.tolerates(name)}
+        sizes = [t.nbytes for t in self.base.values()]
+        self._decoys = Decoys(trial.bench.device, sizes, seed=trial.result.case.seed)
+
+    def under_pressure(self) -> Verdict | None:
+        """Other addresses, dirty memory and, every other time, a busy device."""
+        count = _effort(self.trial).calls - 2
+        runs = [self._call(turn) for turn in range(count)]
+        varied = repeat.variations(self.base, runs)
+        if not varied:
+            return None
+        later = len(runs) > 1 and not repeat.variations(runs[0], runs[1:])
+        if later and all(repeat.first_difference(self.base, run) is not None for run in runs):
+            return repeat.varies(varied, repeat.FIRST, runs=count + 2)
+        return repeat.check_repeat(varied, count + 2)
+
+    def in_other_orders(self) -> Verdict | None:
+        """Programs and their lanes in another order, where this process chooses it; on a GPU few at a time."""
+        trial = self.trial
+        if not _may_be_ordered(trial):
+            return None
+        trial.bench.spent[_ORDERED] += _several(trial)
+        for order in _effort(trial).orders if trial.bench.device.type == "cpu" else (None,):
+            got = self._in_order(order)
+            if got is None:
+                continue
+            self.orders.append("crowded" if order is None else str(order))
+            varied = repeat.variations(self.base, [got])
+            if not varied:
+                continue
+            plain = self._plain()
+            if repeat.variations(self.base, plain):
+                return repeat.check_repeat(repeat.variations(self.base, [got, *plain]), self.calls)
+            return repeat.varies(
+                varied,
+                f"when the programs of a launch, or the lanes of one, run in another order ({_named(order)}), which a "
+                f"GPU chooses as it likes: {repeat.ORDERED}",
+                order=self.orders[-1],
+            )
+        return None
+
+    def between_other_sizes(self) -> Verdict | None:
+        """The case once more after calls of smaller and larger inputs, which leave workspaces and caches behind."""
+        others = list(_others(self.trial))
+        if not others or (changed := self._after(others)) is None:
+            return None
+        self.sizes = [dict(case.sizes) for case, _ in others]
+        varied = repeat.variations(self.base, [changed])
+        if not varied:
+            return None
+        plain = self._plain()
+        stays = bool(repeat.variations(self.base, plain[:1])) and not repeat.variations(plain[0], plain[1:])
+        if not (stays or (not repeat.variations(self.base, plain) and all(self._changes(others) for _ in range(2)))):
+            return repeat.check_repeat(repeat.variations(self.base, [changed, *plain]), self.calls)
+        between = " and ".join(_sized(case) for case, _ in others)
+        worst = varied[0]
+        return failed(
+            NAME,
+            f"{worst} differ after calls of other sizes ({between}), the first at {worst.first}: something kept "
+            "between calls, a workspace or a cache, is not made ready for this size",
+            identity="repeat:sizes",
+            cause="stale-memory",
+            output=worst.output,
+            count=worst.count,
+            total=worst.total,
+            first=worst.first,
+            others=self.sizes,
+        )
+
+    def _call(self, turn: int) -> dict[str, torch.Tensor]:
+        """One more call as the case has it, at other addresses. Raises ``_Ended``."""
+        trial, bench = self.trial, self.trial.bench
+        self._decoys.shuffle()
+        company: AbstractContextManager[None] = competing(bench.device) if turn % 2 else nullcontext()
+        outcome, placed = self._placed_call(FILLS[turn % len(FILLS)], shift=1 + 2 * (turn % 4), around=company)
+        if outcome.error is not None:
+            if rejection(trial.spec, outcome.error) is not None:
+                refused = type(outcome.error).__name__
+                raise _Ended(unknown(NAME, f"a repeated call was refused ({refused}) though the first was not"))
+            trial.result.trace = outcome.trace
+            raise _Ended(error_verdict(outcome))
+        for found in (
+            memory.check_access(outcome, chance=allows_chance(trial.spec)),
+            memory.check_damage(outcome.damage),
+        ):
+            if found is not None and found.failed:
+                raise _Ended(found)
+        assert outcome.watch is not None
+        sizes = [*placed.arena.sizes(), *outcome.watch.sizes()]
+        if self.calls == 2:
+            self._decoys = Decoys(bench.device, sizes, seed=trial.result.case.seed)
+        self.calls += 1
+        return _copies(trial, outcome, placed)
+
+    def _placed_call(self, fill: str, *, shift: int, around: AbstractContextManager[None]) -> tuple[Outcome, Placed]:
+        """A call whose inputs begin ``shift`` alignments further than usual, so at no multiple of 512 bytes."""
+        trial, bench = self.trial, self.trial.bench
+        usual = CPU_GUARD_BYTES if bench.device.type == "cpu" else DEVICE_GUARD_BYTES
+        with bench.clock.phase("make"):
+            guard = usual + shift * ALIGNMENT
+            placed = place(trial.logical, trial.result.case, bench.device, fill, guard)
+        with bench.clock.phase("fused"), around:
+            return run_fused(bench.spec.fused, placed, bench.extra, programs=bench.programs), placed
+
+    def _in_order(self, order: Order | None) -> dict[str, torch.Tensor] | None:
+        """``None`` where the programs wait for each other in the order of the launch, as a tile that comes late."""
+        trial = self.trial
+        with crowded(trial.bench.device) if order is None else ordered(order):
+            outcome, placed = call(trial.bench, trial.result.case, trial.logical, FILLS[0])
+        return None if outcome.error is not None else _copies(trial, outcome, placed)
+
+    def _plain(self) -> list[dict[str, torch.Tensor]]:
+        return [self._call(turn) for turn in range(_SURE)]
+
+    def _changes(self, others: list[tuple[Case, Mapping[str, object]]]) -> bool:
+        got = self._after(others)
+        return got is not None and bool(repeat.variations(self.base, [got]))
+
+    def _after(self, others: list[tuple[Case, Mapping[str, object]]]) -> dict[str, torch.Tensor] | None:
+        """The case's outputs after calls of the others; ``None`` where none of those was accepted."""
+        accepted = 0
+        for case, logical in others:
+            outcome, _ = call(self.trial.bench, case, logical, FILLS[0])
+            accepted += outcome.error is None
+        return self._call(0) if accepted else None
+
+
+def _copies(trial: Trial, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
+    return {name: t.detach().clone() for name, t in trial.steady(trial.collect(outcome, placed)).items()}
+
+
+def _others(trial: Trial) -> Iterator[tuple[Case, Mapping[str, object]]]:
+    """The case with all sizes halved, and with all doubled and one more, as far as bounds and cost admit them."""
+    case, spec = trial.result.case, trial.spec
+    for smaller in (True, False):
+        sizes = {
+            name: tuple(_other(s, smaller=smaller) for s in size)
+            if isinstance(size, tuple)
+            else _other(size, smaller=smaller)
+            for name, size in case.sizes.items()
+        }
+        try:
+            other = case.with_(sizes=refit(spec, sizes), seed=counter_random.mix(case.seed, _SPENT, smaller) >> 1)
+            elements, work = cost(spec, other)
+            if other.sizes == case.sizes or elements > Limits().elements or work > Limits().work:
+                continue
+            yield other, make_inputs(spec, other, trial.bench.device)
+        except (ImpossibleCase, InputFailed):
+            continue
+
+
+def _other(size: int, *, smaller: bool) -> int:
+    return (size + 1) // 2 if smaller else 2 * size + 1
+
+
+def _named(order: Order | None) -> str:
+    """``None`` is whichever a nearly full GPU has."""
+    if order is None:
+        return _CROWDED
+    return "the last one first" if order == "reversed" else f"shuffled by seed {order}"
+
+
+def _sized(case: Case) -> str:
+    return ", ".join(f"{name}={size}" for name, size in case.sizes.items())

@@ -1,0 +1,151 @@
+"""Check `structure`: nesting, shape, dtype, device, plain values, and memory shared that should not be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+
+from pytest_fusion.checks.outputs import Outputs
+from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.run.tree import says_nothing
+
+# Beyond this many elements the exact test for interleaved views gives way to the comparison of extents.
+_EXACT_OVERLAP_ELEMENTS = 1 << 20
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int]:
+    """First and one-past-last byte address of the elements."""
+    if t.numel() == 0:
+        return 0, 0
+    last = sum(stride * (size - 1) for size, stride in zip(t.shape, t.stride(), strict=True))
+    start = t.data_ptr()
+    return start, start + (last + 1) * t.element_size()
+
+
+def _addresses(t: torch.Tensor) -> torch.Tensor:
+    grid = torch.zeros((), dtype=torch.int64)
+    for axis, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        step = torch.arange(size, dtype=torch.int64) * stride * t.element_size()
+        grid = grid + step.reshape(-1, *[1] * (t.dim() - axis - 1))
+    return (grid + t.data_ptr()).reshape(-1)
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have an element's memory in common; interleaved views that do not touch have none."""
+    if a.device != b.device or a.layout is not torch.strided or b.layout is not torch.strided:
+        return False
+    (a0, a1), (b0, b1) = _extent(a), _extent(b)
+    if a0 == a1 or b0 == b1 or a1 <= b0 or b1 <= a0:
+        return False
+    if max(a.numel(), b.numel()) > _EXACT_OVERLAP_ELEMENTS:
+        return True
+    return bool(torch.isin(_addresses(a), _addresses(b)).any())
+
+
+def _laps(t: torch.Tensor) -> bool:
+    """Whether elements of the tensor share memory with each other, by a stride of 0: no other layout does that."""
+    return any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape, strict=True))
+
+
+def _in_one_element(x: str, y: str, pairs: Collection[tuple[str, str]], inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two outputs are views of an input whose own elements share memory: there views that are apart meet."""
+    return any((x, name) in pairs and (y, name) in pairs and _laps(t) for name, t in inputs.items())
+
+
+def sharing(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> set[tuple[str, str]]:
+    """Pairs of an output and an input, or two outputs, that share memory, but for what an input's own layout does."""
+    pairs = {(o, i) for o, a in outputs.items() for i, b in inputs.items() if overlap(a, b)}
+    for (x, a), (y, b) in itertools.combinations(outputs.items(), 2):
+        if overlap(a, b) and not _in_one_element(x, y, pairs, inputs):
+            pairs.add((x, y))
+    return pairs
+
+
+def check_structure(
+    fused: Outputs,
+    reference: Outputs,
+    *,
+    fused_sharing: set[tuple[str, str]],
+    reference_sharing: set[tuple[str, str]],
+    precision: float = 1e-5,
+) -> Verdict:
+    """Compare what the two calls returned, apart from the tensors' elements.
+
+    ``precision`` is the relative error allowed of a Python float.
+    """
+    if fused.shape != reference.shape:
+        return failed(
+            "structure",
+            f"the fused kernel returned {fused.shape}, the reference {reference.shape}",
+            identity="structure:nesting",
+            fused=fused.shape,
+            reference=reference.shape,
+        )
+    for name, expected in reference.tensors.items():
+        got = fused.tensors[name]
+        posing = _posing(got, expected)
+        if posing is not None:
+            return failed(
+                "structure",
+                f"{name} is {posing}; return a plain tensor that holds the answer",
+                identity=f"structure:{name}:type",
+                output=name,
+                fused=type(got).__name__,
+                reference=type(expected).__name__,
+            )
+        for what, found, allowed in (
+            ("shape", tuple(got.shape), tuple(expected.shape)),
+            ("dtype", got.dtype, expected.dtype),
+            ("device", got.device, expected.device),
+        ):
+            if found != allowed:
+                return failed(
+                    "structure",
+                    f"{name} has {what} {found}, the reference's has {allowed}",
+                    identity=f"structure:{name}:{what}",
+                    output=name,
+                    fused=str(found),
+                    reference=str(allowed),
+                )
+    for name, expected in reference.plain.items():
+        number = fused.plain.get(name)
+        if type(number) is not type(expected) or not _same_plain(number, expected, precision):
+            return failed(
+                "structure",
+                f"{name} is {number!r}, the reference's is {expected!r}",
+                identity=f"structure:{name}:value",
+                output=name,
+            )
+    for x, y in sorted(fused_sharing - reference_sharing):
+        return failed(
+            "structure",
+            f"{x} shares memory with {y}, which the reference's does not; writing to one changes the other",
+            identity="structure:aliasing",
+            output=x,
+            other=y,
+        )
+    return passed("structure")
+
+
+def _posing(got: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """What makes it more than a tensor of numbers: a subclass or methods of its own decide what comparisons see.
+
+    A subclass that the reference returns too is meant (quantised tensors), and a parameter is a plain tensor.
+    """
+    if type(got) not in (torch.Tensor, torch.nn.Parameter, type(expected)):
+        return f"a {type(got).__name__}, the reference's is a {type(expected).__name__}"
+    hidden = sorted(name for name in vars(got) if hasattr(torch.Tensor, name)) if hasattr(got, "__dict__") else []
+    return f"a tensor whose {hidden[0]} is its own" if hidden else None
+
+
+def _same_plain(got: object, expected: object, precision: float) -> bool:
+    if isinstance(got, float) and isinstance(expected, float):
+        # A Python float has left the lanes behind, so the inputs' own precision is all that can be told.
+        return math.isclose(got, expected, rel_tol=precision) or (math.isnan(got) and math.isnan(expected))
+    if says_nothing(got):
+        return True  # objects that compare by identity: equal types are all that can be asked
+    same = got == expected
+    return bool(same.all()) if hasattr(same, "all") else bool(same)

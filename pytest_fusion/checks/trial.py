@@ -1,0 +1,447 @@
+"""The checks of one case that has both a fused result and a reference."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.nested import tensors_in
+from pytest_fusion.checks import memory, structure, values_check
+from pytest_fusion.checks.context import (
+    Bench,
+    CaseResult,
+    call,
+    conclude,
+    error_verdict,
+    precision,
+    reader,
+    reference_of,
+    reject,
+    rejection,
+    same_draws,
+    shapes,
+    tensors_of,
+)
+from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
+from pytest_fusion.checks.randomness.masks import retold
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.errors import SpecError
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.cancellation import NARROW
+from pytest_fusion.oracle.reference import (
+    FEW_LANES,
+    MANY_LANES,
+    MOST_LANES,
+    ReferenceFailed,
+    ReferenceRun,
+    run_reference,
+)
+from pytest_fusion.oracle.tolerance import ValuesVerdict
+from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import Placed, place, rewrite
+from pytest_fusion.run.tree import hidden, leaves, says_nothing
+
+# Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md).
+_FEW_ELEMENTS = 16
+# How often both fills are run again before a difference between them is no chance: two outcomes that are equally likely
+# must not pass for an effect of the fill, and 2^-16 of them do. While a failure shrinks that question is answered, but
+# where chance is declared it is asked anew.
+_CHANCES, _CHANCES_WHILE_SHRINKING = 8, 2
+
+
+class Trial:
+    """The checks of one case that has both a fused result and a reference.
+
+    ``alone`` judges another case without calling it twice. ``thorough`` says whether this is one of the cases that
+    more is asked of: the first few of a test, and every tenth.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        result: CaseResult,
+        logical: Mapping[str, Any],
+        reference: ReferenceRun,
+        expected: Outputs,
+        alone: Callable[[Case], CaseResult],
+    ) -> None:
+        self.alone, self.thorough = alone, False
+        # Copies of the results that were judged, before further calls; made where the case is thorough.
+        self.judged: dict[str, torch.Tensor] = {}
+        self.bench, self.result, self.logical = bench, result, logical
+        self.reference, self.expected = reference, expected
+        self.spec = bench.spec
+        self.sampled = self.set_apart()
+        # Whether the reference may round to 16 bits on its way.
+        self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
+        self.order = list(expected.tensors)
+        self._lanes: dict[tuple[int, str], dict[str, OutputLanes]] = {}
+        self._laid: dict[str, OutputLanes] | None = None
+
+    def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
+        self.thorough = again
+        got = self.got = self.collect(first, placed)
+        note = self.note
+        note(passed("error"))
+        self.forbid_nothing()
+        ours, theirs = self.kept(placed.arguments), self.kept(self.reference.arguments)
+        with self.bench.clock.phase("judge"):
+            verdict = structure.check_structure(
+                got,
+                self.expected,
+                fused_sharing=structure.sharing(self.returned(got), ours),
+                reference_sharing=structure.sharing(self.returned(self.expected), theirs),
+                precision=precision(self.logical),
+            )
+        # A result of the wrong shape or dtype cannot be compared any further, switched off or not.
+        if note(verdict) or (verdict.failed and "aliasing" not in verdict.identity):
+            return
+        changes = placed.arena.changed()
+        if note(memory.check_inputs(changes, (*self.spec.mutates, *self.spec.clobbers))):
+            return
+        if note(memory.check_damage(first.damage)):
+            return
+        with self.bench.clock.check("unwritten"):
+            second, other = call(self.bench, self.result.case, self.logical, FILLS[1])
+        if second.error is not None:
+            self.stop(second)
+            return
+        again_got = self.collect(second, other)
+        if note(memory.check_damage(second.damage)):
+            return
+        pairs = {name: (t, again_got.tensors[name]) for name, t in got.tensors.items() if name in again_got.tensors}
+        masks = {name: memory.unwritten_mask(first, second, x, y) for name, (x, y) in pairs.items()}
+        if note(memory.check_unwritten(masks)):
+            return
+        difference = repeat.first_difference(got.tensors, again_got.tensors)
+        if difference is None:
+            note(repeat.check_repeat([], 2))
+        elif self.explain_difference(got, again_got):
+            return
+        verdicts = self.judge(got, grade=again)
+        if note(values_check.as_verdict(verdicts)):
+            self.keep(got, verdicts)
+            return
+        with self.bench.clock.check("vacuity"):
+            self.observe_vacuity()
+        self.judged = {name: t.detach().clone() for name, t in got.tensors.items()} if again else {}
+        if again:
+            with self.bench.clock.check("repeat"):
+                self.call_again(got, other)
+
+    def set_apart(self) -> dict[str, torch.Tensor]:
+        """The reference's probabilities of sampled outputs, taken out of what is compared element by element."""
+        names, reference = list(self.expected.tensors), self.reference
+        apart = {n: self.expected.tensors.pop(n) for n in names if n in self.spec.sampled}
+        if apart:
+            keep = [i for i, name in enumerate(names) if name not in apart]
+            reference.lanes = [reference.lanes[i] for i in keep] if reference.lanes else []
+            reference.native = [reference.native[i] for i in keep]
+        return apart
+
+    def note(self, verdict: Verdict) -> bool:
+        return conclude(self.bench, self.result, verdict)
+
+    def stop(self, outcome: Outcome) -> bool:
+        """A repeated call raised: it refused the case after all, or that is the finding."""
+        assert outcome.error is not None
+        kind = rejection(self.spec, outcome.error)
+        if kind is not None:
+            reject(self.bench, self.result, kind, outcome.error)
+            return True
+        self.result.trace = outcome.trace
+        return self.note(error_verdict(outcome))
+
+    def forbid_nothing(self) -> None:
+        """Raise ``SpecError`` where the spec names nothing to compare; a list that is empty in this case is no such.
+
+        So is an object whose tensors nobody looks into: equal types would pass for equal results.
+        """
+        for name, value in self.expected.plain.items():
+            inner = hidden(value)
+            if inner is not None or (not self.expected.tensors and says_nothing(value)):
+                held = f", whose {inner!r} holds tensors" if inner is not None else ""
+                raise SpecError(
+                    f"{self.spec.name}: {name} of the reference is a {type(value).__name__}{held}, which is not "
+                    "compared; return tensors, in tuples, lists, dicts or dataclasses"
+                )
+        written = {name: leaves(self.logical[name]) for name in self.spec.mutates}
+        for name, found in written.items():
+            if not tensors_in(name, self.logical[name]) and any(leaf.value is not None for leaf in found):
+                kind = type(self.logical[name]).__name__
+                raise SpecError(
+                    f"{self.spec.name}: mutates={name!r} names an input that holds no tensor ({kind}); what is written "
+                    "in place is a tensor, or tensors in lists, tuples, dicts and dataclasses"
+                )
+        if (
+            not self.expected.tensors
+            and not self.spec.distribution
+            and self.expected.plain
+            and all(value is None for value in self.expected.plain.values())
+            and all(written.values())
+        ):
+            raise SpecError(
+                f"{self.spec.name}: the reference returned nothing to compare with; return the output, from the test "
+                "too, or name the inputs that are written in place in mutates="
+            )
+
+    def kept(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The inputs whose memory stays the caller's: results may lie in what the kernel is allowed to write."""
+        given_up = {*self.spec.mutates, *self.spec.clobbers}
+        return {name: t for name, t in arguments.items() if isinstance(t, torch.Tensor) and name not in given_up}
+
+    def returned(self, outputs: Outputs) -> dict[str, torch.Tensor]:
+        """Outputs that the call returned, without inputs written in place, which are their own memory."""
+        own = {name: t for name, t in outputs.tensors.items() if not name.endswith(IN_PLACE)}
+        return {name: t for name, t in own.items() if not self.is_mutated(t, outputs)}
+
+    def is_mutated(self, t: torch.Tensor, outputs: Outputs) -> bool:
+        return any(t is other for name, other in outputs.tensors.items() if name.endswith(IN_PLACE))
+
+    def collect(self, outcome: Outcome, placed: Placed) -> Outputs:
+        """The kernel's outputs; what one of an in-place kernel and its reference returns alone is left out."""
+        got = collect(outcome.result, placed.arguments, self.spec.mutates)
+        if self.spec.mutates and (outcome.result is None) != (self.reference.result is None):
+            got = collect(None, placed.arguments, self.spec.mutates, returned=False)
+            self.expected = collect(None, self.reference.arguments, self.spec.mutates, returned=False)
+            keep = [i for i, name in enumerate(self.order) if name in self.expected.tensors]
+            self.reference.lanes = [self.reference.lanes[i] for i in keep] if self.reference.lanes else []
+            self.reference.native = [self.reference.native[i] for i in keep]
+            self.order = [self.order[i] for i in keep]
+        return got
+
+    def explain_difference(self, got: Outputs, other: Outputs) -> bool:
+        """Two runs under different fills differ: is it chance, undefined lanes, the inputs' surroundings, fresh memory?
+
+        What differs between two runs under one fill is chance. True when that ends the case.
+        """
+        spec, bench, case = self.spec, self.bench, self.result.case
+        chance: set[str] = set()
+        answered = bench.until is not None and not any(map(self.tolerates, got.tensors))
+        rounds = _CHANCES_WHILE_SHRINKING if answered else _CHANCES
+        # Back and forth: A B, A B B A ... falls out of step with a kernel that takes turns between two buffers.
+        runs = list(zip(FILLS, (got, other), strict=True))
+        for fill, before in [run for turn in range(rounds) for run in (runs[::-1] if turn % 2 else runs)]:
+            if repeat.first_difference(_without(got, chance), other.tensors) is None:
+                break
+            outcome, placed = call(bench, case, self.logical, fill)
+            if outcome.error is not None:
+                return self.stop(outcome)
+            now = self.collect(outcome, placed)
+            while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
+                if not self.tolerates(same[0]):
+                    # A thread that still writes to what was returned may undo the difference before it is measured.
+                    varied = repeat.variations(self.steady(before), [self.steady(now)]) or [repeat.seen(*same)]
+                    if before is got and not repeat.variations(self.steady(other), [self.steady(now)]):
+                        return self.note(repeat.varies(varied, repeat.FIRST, runs=3))
+                    return self.note(repeat.check_repeat(varied, 3))
+                chance.add(same[0])
+        difference = repeat.first_difference(_without(got, chance), other.tensors)
+        if difference is None:
+            names = ", ".join(sorted(chance))
+            return self.note(unknown("repeat", f"{names} varies from run to run, as deterministic= allows"))
+        if lines := memory.undefined_lanes(lambda fill: self.again(fill, chance)):
+            return self.note(memory.depends_on_undefined(*difference, lines))
+        with bench.clock.phase("make"):
+            placed = place(self.logical, case, bench.device, FILLS[0])
+        with bench.clock.phase("fused"):
+            fresh = run_fused(spec.fused, placed, bench.extra, programs=bench.programs, fill=FILLS[1])
+        name, mask = difference
+        count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
+        caused_by_fresh = fresh.error is None and (
+            repeat.first_difference(_without(got, chance), self.collect(fresh, placed).tensors) is not None
+        )
+        check, source, slug = (
+            ("unwritten", "fresh memory (torch.empty) that nothing wrote", "scratch")
+            if caused_by_fresh
+            else ("bounds", "what lies between or around the elements of an input", "surroundings")
+        )
+        source += memory.read_at(fresh, scratch=caused_by_fresh)
+        return self.note(
+            failed(
+                check,
+                f"{count} of {mask.numel()} element(s) of {name} depend on {source}, the first at {first}",
+                identity=f"{check}:{slug}",
+                output=name,
+                count=count,
+                total=mask.numel(),
+                first=first,
+            )
+        )
+
+    def again(self, fill: str, chance: set[str]) -> dict[str, torch.Tensor] | None:
+        """What one more call gives under a fill, but for what varies by chance; ``None`` where it raises."""
+        outcome, placed = call(self.bench, self.result.case, self.logical, fill)
+        return _without(self.collect(outcome, placed), chance) if outcome.error is None else None
+
+    def tolerates(self, output: str) -> bool:
+        """Whether ``deterministic=`` lets this output, or gradient, vary."""
+        return varies(self.spec.deterministic, output)
+
+    def steady(self, outputs: Outputs) -> dict[str, torch.Tensor]:
+        """The outputs that may not vary."""
+        return {name: t for name, t in outputs.tensors.items() if not self.tolerates(name)}
+
+    def fresh_lanes(self, name: str, count: int, kind: Literal["E", "F"]) -> OutputLanes:
+        """Lanes of one output from another run of the reference, which serves all outputs."""
+        key = (count, kind)
+        if key not in self._lanes:
+            self._lanes[key] = self._priced("fresh lanes", count, kind)
+        return self._lanes[key][name]
+
+    def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
+        """Lanes of one output from the reference on the inputs as they lie: ``F.linear`` rounds once more before it
+        adds a bias that has a stride, unless ``x`` is a matrix. ``None`` where all are contiguous, or it does not take
+        them so, or means something else by them."""
+        if self._laid is None:
+            self._laid = {}
+            placed = place(self.logical, self.result.case, self.bench.device, FILLS[0])
+            if not all(t.is_contiguous() for t in placed.tensors.values()):
+                with contextlib.suppress(ReferenceFailed, SpecError):
+                    self._laid = self._priced("laid lanes", count, "E", laid=placed.arguments)
+        return (
+            values_check.meant_alike(self.fresh_lanes(name, count, "E"), self._laid[name])
+            if name in self._laid
+            else None
+        )
+
+    def _priced(
+        self, salt: str, count: int, kind: Literal["E", "F"], *, laid: Mapping[str, Any] | None = None
+    ) -> dict[str, OutputLanes]:
+        with self.bench.clock.phase("reference"):
+            run = run_reference(
+                self.spec,
+                self.logical,
+                self.bench.extra,
+                reader(self.spec),
+                lanes=count,
+                kind=kind,
+                seed=counter_random.mix(self.result.case.seed, salt, count, kind),
+                limit_s=self.bench.reference_s,
+                laid=laid,
+                numbers=self.reference.numbers,
+            )
+        return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
+
+    def judge(self, got: Outputs, *, grade: bool = False) -> dict[str, ValuesVerdict]:
+        with self.bench.clock.phase("judge"):
+            return {name: self.judge_tensor(i, got.tensors[name], grade=grade) for i, name in enumerate(self.order)}
+
+    def judge_tensor(
+        self, index: int, candidate: torch.Tensor, *, grade: bool = False, laid: bool = True
+    ) -> ValuesVerdict:
+        """``laid=False`` leaves out what the inputs' layout may excuse, another run of the reference: of results that
+        are made wrong on purpose it excuses none."""
+        lanes = self.reference.lanes
+        name, native = self.order[index], self.reference.native[index]
+        many = MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES
+        return values_check.judge_one(
+            candidate,
+            native,
+            lanes[index] if lanes else None,
+            lambda: self.fresh_lanes(name, many, "E"),
+            self.spec.tolerance,
+            (lambda: self.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
+            (lambda: self.fresh_lanes(name, many, "F")) if self.narrow else None,
+            (lambda: self.laid_lanes(name, many)) if laid else None,
+        )
+
+    def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:
+        """Remember the output that the verdict is about, for the picture of its errors."""
+        name = values_check.worst_of(verdicts)
+        if name is not None and not verdicts[name].ok:
+            right = verdicts[name].by or self.reference.native[self.order.index(name)]
+            self.result.evidence = (name, got.tensors[name], right)
+
+    def observe_vacuity(self) -> None:
+        if not self.bench.on("vacuity"):
+            return
+        with self.bench.clock.phase("judge"):
+            for i, name in enumerate(self.order):
+
+                def accepts(wrong: torch.Tensor, i: int = i) -> bool:
+                    return self.judge_tensor(i, wrong, laid=False).ok
+
+                self.bench.vacuity.observe(name, self.reference.native[i], accepts)
+
+    def other_values(self, *salt: str) -> tuple[Case, Mapping[str, Any] | None]:
+        """The case with another seed, and its values where they have the same shapes, ``None`` where not."""
+        case = self.result.case.with_(seed=counter_random.mix(self.result.case.seed, *salt) >> 1)
+        try:
+            with self.bench.clock.phase("make"):
+                logical = {**make_inputs(self.spec, case, self.bench.device), **same_draws(self.spec, self.logical)}
+        except (ImpossibleCase, InputFailed):
+            return case, None
+        return case, logical if shapes(logical) == shapes(self.logical) else None
+
+    def call_again(self, got: Outputs, placed: Placed) -> None:
+        """Changed values at the same addresses: a cached answer, or state left by the first call, shows here."""
+        bench, spec = self.bench, self.spec
+        case, logical = self.other_values("again")
+        if logical is None:
+            return
+        before = {name: t.clone() for name, t in got.tensors.items()}
+        with bench.clock.phase("make"):
+            rewrite(placed, logical)
+            placed.arena.refill(FILLS[0])
+        with bench.clock.phase("fused"):
+            outcome = run_fused(spec.fused, placed, bench.extra, programs=bench.programs)
+        try:
+            # After the kernel, which must find no right answer in memory.
+            bench = retold(bench, case, logical)
+            reference, expected = reference_of(bench, case, logical)
+        except ReferenceFailed:
+            return
+        if outcome.error is not None:
+            if rejection(spec, outcome.error) is not None:
+                return
+            verdict, what, cause = error_verdict(outcome), "raised what a first call does not", {}
+        else:
+            trial = Trial(bench, CaseResult(case), logical, reference, expected, self.alone)
+            now = trial.collect(outcome, placed)
+            verdict = structure.check_structure(
+                now, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(logical)
+            )
+            if not verdict.failed:
+                verdict = values_check.as_verdict(trial.judge(now))
+            stale = repeat.first_difference(before, now.tensors) is None
+            what = "returned the previous call's answer" if stale else "returned what a first call does not"
+            cause = {"cause": "cached-answer"} if stale else {}
+        if not verdict.failed or verdict.statistical:
+            return
+        # What is kept by shape spoils every later call of these sizes: judged alone, it would look like a wrong value.
+        alone = CaseResult(case) if cause and _varied(before) else self.alone(case)
+        if alone.rejected is not None:
+            return
+        if alone.failure is not None:
+            self.result.case, self.result.verdicts = case, alone.verdicts
+            self.result.evidence, self.result.trace = alone.evidence, alone.trace
+            return
+        reason = verdict.reason.partition(": ")[2] if verdict.check == "values" else verdict.reason
+        self.note(
+            failed(
+                "repeat",
+                f"called again with changed values at the same addresses, the kernel {what}: {reason}",
+                identity="repeat:stale",
+                **{**verdict.evidence, **cause},
+            )
+        )
+
+
+def _varied(outputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether an output has two broken numbers or more, which no kernel that ignores its input gets right."""
+    floating = [t.detach().double() for t in outputs.values() if t.is_floating_point()]
+    broken = [t[t.isfinite() & (t != t.round())] for t in floating]
+    return any(bool((t != t[0]).any()) for t in broken if len(t))
+
+
+def _without(outputs: Outputs, names: set[str]) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in outputs.tensors.items() if name not in names}

@@ -1,0 +1,105 @@
+"""Check `vacuity`: a test in which a wrong answer would have passed everywhere proves nothing and fails itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.run import pristine
+
+# Significand bits, hidden one included, of the next lower precision: float32 and float16 -> bfloat16's (float16's 11
+# are TF32's too, which a tolerance may be meant for), bfloat16 -> float8_e4m3's, float64 -> float32's.
+_LOWER_BITS = {torch.float64: 24, torch.float32: 8, torch.float16: 8, torch.bfloat16: 4}
+# Fewer judged cases than this say nothing about what a run would have let through.
+ENOUGH_CASES = 5
+
+_MEANING = {
+    "zeros": "an output of zeros",
+    "constant": "a constant output",
+    "previous": "the previous case's output, left in memory,",
+    "lower-precision": "an output rounded to the next lower precision",
+}
+_COARSE = "lower-precision"
+
+
+def round_significand(t: torch.Tensor, bits: int) -> torch.Tensor:
+    """``t`` rounded to ``bits`` significant bits, in its own dtype."""
+    mantissa, exponent = torch.frexp(t.to(torch.float64))
+    scale = 2.0**bits
+    return torch.ldexp(torch.round(mantissa * scale) / scale, exponent).to(t.dtype)
+
+
+class Vacuity:
+    """Collects, over all cases, which wrong answers some case would have refuted."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, set[str]] = {}
+        self._asked: dict[str, dict[str, int]] = {}
+        self._previous: dict[str, torch.Tensor] = {}
+
+    def observe(self, name: str, right: torch.Tensor, accepts: Callable[[torch.Tensor], bool]) -> None:
+        """Try the wrong answers that no case refuted yet. ``accepts`` is the case's own judge of this output."""
+        pending = self._open.setdefault(name, set(_MEANING))
+        asked = self._asked.setdefault(name, {})
+        for kind in sorted(pending):
+            wrong = self._wrong(kind, name, right)
+            if wrong is None:
+                continue
+            asked[kind] = asked.get(kind, 0) + 1
+            if not accepts(wrong):
+                pending.discard(kind)
+        if "previous" in pending and right.numel():
+            self._previous[name] = right.detach().reshape(-1)[:4096].clone()
+        elif "previous" not in pending:
+            self._previous.pop(name, None)
+
+    def _wrong(self, kind: str, name: str, right: torch.Tensor) -> torch.Tensor | None:
+        """A wrong answer of this kind; ``None`` where the case could not tell it from the right one by any judge."""
+        if right.numel() == 0:
+            return None
+        if kind == "zeros":
+            return torch.zeros_like(right)
+        if kind == "constant":
+            if right.numel() < 2:
+                return None
+            return torch.full_like(right, right.reshape(-1)[right.numel() // 2].item())
+        if kind == "previous":
+            last = self._previous.get(name)
+            if last is None or last.dtype != right.dtype:
+                return None
+            return last.repeat(-(-right.numel() // last.numel()))[: right.numel()].reshape(right.shape)
+        bits = _LOWER_BITS.get(right.dtype)
+        if bits is None:
+            return None
+        wrong = round_significand(right, bits)
+        # Outputs such as masks and small integers are exact in any precision: rounding them is no wrong answer.
+        return None if pristine.equal(wrong.nan_to_num(), right.nan_to_num()) else wrong
+
+    def conclude(self, judged: int, *, fixed: bool = False) -> Verdict:
+        """The verdict over the whole run.
+
+        Under a ``fixed`` tolerance a result of the next lower precision must be refuted too. Under the automatic one it
+        passes only where the reference itself is that coarse inside, which is told and is no failure.
+        """
+        if judged < ENOUGH_CASES:
+            return unknown("vacuity", f"only {judged} case(s) were judged; {ENOUGH_CASES} are needed to tell")
+        for name, pending in sorted(self._open.items()):
+            asked = self._asked[name]
+            for kind in sorted(pending if fixed else pending - {_COARSE}):
+                if asked.get(kind, 0) >= ENOUGH_CASES:
+                    return failed(
+                        "vacuity",
+                        f"{_MEANING[kind]} would have passed as {name} in all {asked[kind]} cases that could tell, so "
+                        "this test proves nothing about it; widen values=, dims= or tighten the tolerance",
+                        identity=f"vacuity:{name}:{kind}",
+                        output=name,
+                        wrong=kind,
+                        cases=asked[kind],
+                    )
+        if not self._open:
+            return unknown("vacuity", "no case had an output tensor that is compared element by element")
+        names = sorted(self._open)
+        coarse = [name for name in names if _COARSE in self._open[name] and _COARSE in self._asked[name]]
+        return passed("vacuity", outputs=names, coarse=coarse)

@@ -1,0 +1,1 @@
+"""A failing case to run again: replay file and stand-alone script."""

@@ -1,0 +1,1 @@
+"""Likely causes, each shown by experiments on the smallest case."""

@@ -1,0 +1,322 @@
+"""Causes in small constants: an epsilon or a floor that is misplaced, missing or another one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks import probe as probing
+from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+
+Outputs = Mapping[str, torch.Tensor]
+
+_SEEDS = 4
+_LARGE_EPSILON = 0.05
+# Two elements normalise to plus and minus one, whatever they are, and one to 0 / 0.
+_SIZES = (5, 7, 3, 4, 6)
+# 1e-3 is the largest epsilon in use; beside 2^14 of what it is added to it is no longer seen in float32. A constant of
+# order 1 still is.
+_FAR, _STEP = 14, 2
+_POWERS = (1, 2, 0)
+_MOST_SCALED = 4
+# How far the reference may be from scaling with ordinary inputs: an epsilon is small beside them.
+_NEARLY, _EXACTLY = 5e-3, 1e-4
+# 2^10 times an epsilon has by far no 2^10 times its effect, a factor of 16-bit numbers nearly that.
+_HUGE, _STRAIGHT = 10, 0.25
+# So many times the allowed error: 1e-6 beside the mean square of ordinary values is some 8 roundings of float32.
+_HARDLY = 64
+# What float16 makes of ordinary values times 2^-10, and not of those times 2^-16.
+_DIGITS = 1e-3
+# Less is a rounding, and no sign of a constant in the reference.
+_SEEN = 1e-6
+_USUAL = "ordinary values"
+# Beside epsilons from 1e-12 on the squares of what is left are nothing, and no subnormals yet.
+_FAR_DOWN, _EQUALLY = (-32, -36, -40), 0.02
+
+
+def epsilon(lab: Lab) -> Found | None:
+    """Wrong in step with an epsilon: right without it and wrong with a large one; or as small values are."""
+    case = ordinary(lab.base, edits.free(lab.spec, lab.base))
+    larger = lab.grown(case, _SIZES)
+    for name in edits.epsilons(lab.spec, case):
+        if (
+            all(_comes_with(lab, each, name) for each in (case, larger))
+            and _telling(lab, larger, edits.number(name, 0.0))
+            and not _factor(lab, larger, name)
+        ):
+            sizes = ", ".join(f"{dim}={size}" for dim, size in larger.sizes.items())
+            told = f"with ordinary values right for {name}=0 and wrong for {name}={_LARGE_EPSILON:g}, at {sizes} too"
+            return Found("eps-misplaced", [told])
+        lab.ruled_out.append(f"{name}: the failure does not come and go with it")
+    return _floor(lab, case, larger) or _constant(lab, case, larger)
+
+
+def _comes_with(lab: Lab, case: Case, name: str) -> bool:
+    """Whether the failure comes and goes with an epsilon."""
+    return lab.mostly_wrong(case, edit=edits.number(name, _LARGE_EPSILON)) and lab.always_right(
+        case, edit=edits.number(name, 0.0)
+    )
+
+
+def _factor(lab: Lab, case: Case, name: str) -> bool:
+    """Whether the reference goes straight with a number however large, as with a learning rate or a weight of a loss.
+
+    What an epsilon is added to stops to count beside a large one.
+    """
+    found = lab.ask(case).probe
+    if found is None:
+        return False
+    at = [
+        probing.right_of(lab.bench, edits.number(name, value).apply(dict(found.logical)))
+        for value in (0.0, _LARGE_EPSILON, _LARGE_EPSILON * 2.0**_HUGE)
+    ]
+    if None in at:
+        return False
+    seen = False
+    for output in zip(*(each.values() for each in at if each is not None), strict=True):
+        if not output[0].is_floating_point():
+            continue
+        none, some, much = (t.double() for t in output)
+        step, share = some - none, (much - none) * 2.0**-_HUGE
+        if not bool(torch.isfinite(share).all()) or float((share - step).norm()) > _STRAIGHT * float(step.norm()):
+            return False
+        seen = seen or bool((step != 0).any())
+    return seen
+
+
+def _telling(lab: Lab, case: Case, edit: Edit) -> bool:
+    """Whether the right results are finite and of more than one value: among NaN anything is right."""
+    found = lab.ask(case, edit=edit).probe
+    if found is None:
+        return False
+    floating = [t.double() for t in found.expected.values() if t.is_floating_point() and t.numel()]
+    return bool(floating) and all(
+        bool(torch.isfinite(t).all()) and (t.numel() == 1 or bool((t != t.flatten()[0]).any())) for t in floating
+    )
+
+
+def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
+    """Values so small that the reference stops scaling with them are wrong, and ordinary ones right.
+
+    Where an epsilon shows in some ordinary values already, those 2^14 times as large are right.
+    """
+    names = edits.free(lab.spec, case)
+    cases = list({each.key(): each for each in (case, larger)}.values())
+    if not names:
+        return None
+    usual = _USUAL
+    answers = [lab.ask(each.with_(seed=seed)) for each in cases for seed in lab.seeds(each, _SEEDS)]
+    if not all(answer.right for answer in answers):
+        usual = f"values 2^{_FAR} times as large as ordinary ones"
+        large = edits.scaled(names, _FAR)
+        if not all(map(_hardly_wrong, answers)) or not all(lab.always_right(each, edit=large) for each in cases):
+            return None
+    first = None
+    for power in (-10, -16, -24, -40):
+        tiny = edits.scaled(names, power)
+        if not _keeps_digits(lab, larger, names, power):
+            return None
+        if lab.mostly_wrong(case, edit=tiny):
+            # Exponentials of values so small are all 1: whoever drops equal ones was right but for those.
+            if usual == _USUAL and any(lab.mostly_wrong(each, edit=edits.twins(names)) for each in cases):
+                lab.ruled_out.append("a floor of small values: ordinary ones are wrong too where two are equal")
+                return None
+            first = power if first is None else first
+            if (
+                lab.mostly_wrong(larger, edit=tiny)
+                and not _scales(lab, case, names, power)
+                and (first == power or _settled(lab, case, names, power))
+            ):
+                told = f"right for {usual}, wrong for 2^{power} times ordinary ones"
+                return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])
+            # A larger constant of the kernel's shows first: beside 1e-6 for 1e-12 the reference still scales at 2^-16.
+    return None
+
+
+def _settled(lab: Lab, case: Case, names: list[str], power: int) -> bool:
+    """Whether the kernel's result goes steadily with the values' scale from there down: what lost its digits is 0."""
+    found = [lab.wrong_of(lab.ask(case, edit=edits.scaled(names, power - shift))) for shift in (0, 2, 4)]
+    return _steady([each.got.double() for each in found if each is not None])
+
+
+def _steady(results: Sequence[torch.Tensor]) -> bool:
+    """Whether three results, nowhere 0 or infinite, go by the same factors from each to the next."""
+    if len(results) < 3 or not all(t.numel() and bool((torch.isfinite(t) & (t != 0)).all()) for t in results):
+        return False
+    a, b, c = results
+    return bool((c / b - b / a).abs().le(_EQUALLY * (b / a).abs()).all())
+
+
+def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:
+    """Whether the dtype holds values that are scaled so: among those that it rounds to few, many are equal."""
+    found = lab.ask(case).probe
+    if found is None:
+        return False
+    scaled = edits.scaled(names, power).apply(dict(found.logical))
+    for name in names:
+        before, after = found.logical[name].double(), scaled[name].double() * 2.0**-power
+        if float((after - before).norm()) > _DIGITS * float(before.norm()):
+            return False
+    return True
+
+
+def _hardly_wrong(answer: Answer) -> bool:
+    """Right, or further off than is allowed by so little that an epsilon may explain it."""
+    failure = answer.probe.failure if answer.probe is not None else None
+    return answer.right or (failure is not None and float(failure.evidence.get("ratio", math.inf)) < _HARDLY)
+
+
+def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
+    """Whether the reference goes with a power of the values' scale around there, as it does far from an epsilon."""
+    steps = [lab.ask(case, edit=edits.scaled(names, power + shift)).probe for shift in (0, 2, 4)]
+    outputs = [_rights(lab, step) for step in steps if step is not None]
+    if len(outputs) < len(steps) or not outputs[0].keys() == outputs[1].keys() == outputs[2].keys():
+        return True
+    for output in outputs[0]:
+        a, b, c = (each[output].double() for each in outputs)
+        if not a.is_floating_point() or not a.numel():
+            continue
+        first, second = (b / a).nan_to_num(0.0), (c / b).nan_to_num(0.0)
+        if bool(((first - second).abs() > 0.02 * first.abs().clamp(min=1e-30)).any()):
+            return False
+        if bool((first == 1).all()) and bool((a != 0).any()) and output != "out":
+            return False
+    return True
+
+
+def own(lab: Lab) -> Found | None:
+    """Values that dwarf any constant are right, and beside tiny ones the kernel has one that the reference has not.
+
+    What pads a partial tile is such a constant as well, so tiles are asked first.
+    """
+    names = edits.free(lab.spec, lab.base)
+    case = ordinary(lab.base, names)
+    larger = lab.grown(case, _SIZES)
+    large = edits.scaled(names, _FAR)
+    cases = list({each.key(): each for each in (case, larger)}.values())
+    if not names or not all(_takes_over(lab, each, names) for each in cases):
+        return None
+    if not all(lab.always_right(each, edit=large) for each in cases):
+        return None
+    told = f"right for values 2^{_FAR} times as large as ordinary ones"
+    return Found(
+        "eps-misplaced", [f"{told}; beside 2^{_FAR_DOWN[0]} times ordinary ones a constant of its own is left"]
+    )
+
+
+def _takes_over(lab: Lab, case: Case, names: list[str]) -> bool:
+    """Whether far down the kernel's result goes steadily with the values' scale, and not as the reference's does.
+
+    So it is beside a constant of its own: ``sqrt(d * d + 1e-6)`` stays 1e-3 where d is halved; what is normalised by
+    ``max(norm, 1e-4)`` is no longer what it was. What cancels, as ``exp(x) - 1``, or leaves its dtype ends in 0 there.
+    """
+    above = lab.ask(case, edit=edits.scaled(names, _FAR)).probe
+    wrongs = [lab.wrong_of(lab.ask(case, edit=edits.scaled(names, power))) for power in _FAR_DOWN]
+    outputs = [(each.got.double(), each.right.double()) for each in wrongs if each is not None and each.mask.all()]
+    if above is None or wrongs[0] is None or not _steady([got for got, _ in outputs]):
+        return False
+    (_, first), (b, second), (c, third) = outputs
+    degree = (third / second).abs().log2() / (_FAR_DOWN[1] - _FAR_DOWN[0])
+    otherwise = (third / second / (c / b)).abs().log2().abs() > 1
+    # A softmax of tiny scores is steady, too, and has been another function before.
+    straight = above.expected[wrongs[0].name].double() / first * (degree * (_FAR_DOWN[0] - _FAR)).exp2()
+    return bool(otherwise.all() or ((straight - 1).abs() <= _EQUALLY).all())
+
+
+def _rights(lab: Lab, found: probing.Probe) -> Outputs:
+    """The right results, or the gradient that fails, which a probe has only where it is wrong."""
+    name = str(lab.verdict.evidence.get("output", ""))
+    if lab.check != gradients.NAME or not name.startswith("d"):
+        return found.expected
+    pair = probing.gradient(found, name[1:])
+    return {} if pair is None else {name: pair[1]}
+
+
+def _constant(lab: Lab, case: Case, larger: Case) -> Found | None:
+    """Where the reference scales with its inputs but for a small constant, values that dwarf it are right.
+
+    Inputs are scaled by powers of one factor, such as a moment by the factor and its square by the square, whose
+    outputs the reference gives scaled by powers too.
+    """
+    if not lab.mostly_wrong(larger):
+        return None
+    powers = _homogeneous(lab, larger)
+    if powers is None:
+        return None
+    edit = _scaled_by(powers, _FAR)
+    if not lab.always_right(case, edit=edit) or not lab.always_right(larger, edit=edit):
+        return None
+    names = ", ".join(name if power == 1 else f"{name} (squared)" for name, power in powers.items() if power)
+    told = f"wrong for ordinary values, right with {names} 2^{_FAR} times as large"
+    return Found("eps-misplaced", [f"{told}, for which the reference gives the same but for a small constant's part"])
+
+
+def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
+    """By which power of a factor to scale each floating tensor for the outputs to scale; ``None`` where none does."""
+    found = lab.ask(case).probe
+    if found is None:
+        return None
+    logical = found.logical
+    names = [
+        name for name in case.tensors if isinstance(t := logical.get(name), torch.Tensor) and t.is_floating_point()
+    ]
+    if not 0 < len(names) <= _MOST_SCALED:
+        return None
+    near = probing.right_of(lab.bench, logical)
+    for chosen in itertools.product(_POWERS, repeat=len(names)):
+        powers = dict(zip(names, chosen, strict=True))
+        if near is None or not any(chosen):
+            continue
+        far, further = (_right_when_scaled(lab, logical, powers, by) for by in (_FAR, _FAR + _STEP))
+        if far is not None and further is not None and _follow(near, far, further):
+            return powers
+    return None
+
+
+def _right_when_scaled(
+    lab: Lab, logical: Mapping[str, Any], powers: Mapping[str, int], by: int
+) -> dict[str, torch.Tensor] | None:
+    return probing.right_of(lab.bench, _scaled_by(powers, by).apply(dict(logical)))
+
+
+def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:
+    """Whether all outputs go with whole powers of the scale, exactly where it is large, and some but nearly before."""
+    seen = False
+    for output in zip(near.values(), far.values(), further.values(), strict=True):
+        a, b, c = (t.double() for t in output)
+        if not output[0].is_floating_point() or any(
+            not t.numel() or not bool(torch.isfinite(t).all()) for t in (a, b, c)
+        ):
+            return False
+        if not float(a.norm()) or not float(b.norm()) or not float(c.norm()):
+            return False
+        degree = round(float((c.norm() / b.norm()).log2()) / _STEP)
+        if float((c / 2.0 ** (degree * _STEP) - b).norm()) > _EXACTLY * float(b.norm()):
+            return False
+        apart = float((a - b / 2.0 ** (degree * _FAR)).norm()) / float(a.norm())
+        if apart > _NEARLY:
+            return False
+        seen = seen or apart > _SEEN
+    return seen
+
+
+def _scaled_by(powers: Mapping[str, int], by: int) -> Edit:
+    """Each tensor times 2^by to its power; others stay."""
+
+    def apply(logical: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(logical)
+        for name, power in powers.items():
+            if power:
+                changed = edits.scaled([name], by * power).apply(changed)
+        return changed
+
+    return Edit(f"scaled by 2^{by} to {dict(powers)}", apply)

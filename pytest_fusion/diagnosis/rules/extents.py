@@ -1,0 +1,438 @@
+"""Causes in how much there is: nothing, a partial tile, more than a block holds."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.sizes import count
+from pytest_fusion.checks import probe as probing
+from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.oracle.reference import ReferenceFailed
+from pytest_fusion.oracle.rounding import GRIDS
+from pytest_fusion.spec.dims import Size
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+
+# Less is no block: a vector, a group, a window.
+_SMALLEST_LIMIT = 8
+# A shift by this makes a padded 0 weigh nothing in a softmax of float32, with scores scaled down tenfold too.
+_SHIFT = 1000.0
+_FEW_SEEDS, _SEEDS, _MANY_SEEDS = 2, 4, 6
+# Of the learned block sizes so many are asked about.
+_BLOCKS = 2
+# Less of the largest element is no change.
+_CHANGED = 1e-3
+# 16 bytes of a 16-bit dtype, and a multiple of the two or four parts into which work is often split.
+_VECTOR = 8
+
+
+def zero(lab: Lab) -> Found | None:
+    """Wrong where a size is 0, right with 1 in its place and with more."""
+    filled: dict[str, Size] = {}
+    for name, size in lab.base.sizes.items():
+        if size == 0 or (isinstance(size, tuple) and 0 in size):
+            filled[name] = tuple(max(n, 1) for n in size) if isinstance(size, tuple) else 1
+    if not filled:
+        return None
+    case = lab.resized(filled)
+    if case is None:
+        return None
+    for other in (case, lab.grown(case)):
+        if any(lab.ask(other.with_(seed=seed)).wrong for seed in lab.seeds(other, _SEEDS)):
+            if _only_where_nothing_counts(lab, case, lab.grown(case, (12, 12, 12, 12))):
+                told = f"wrong with {', '.join(filled)} of 0, and with more where no element of any input counts"
+                return Found("zero-size", [told, "right in every element that some input has a part in"])
+            lab.ruled_out.append("size 0: wrong without one too")
+            lab.base = other
+            return None
+    if not all(lab.ask(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
+        return None
+    # Of what a loop's bound leaves out, a small case shows only what leaves out all.
+    for past in _past(lab, case):
+        if any(lab.ask(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
+            lab.ruled_out.append("size 0: wrong past a block without one too")
+            lab.base = past
+            return None
+    shown = ", ".join(filled)
+    return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
+
+
+def empty(lab: Lab) -> Found | None:
+    """NaN or infinite in elements that no element of an input has a part in, and right in all others."""
+    wrong = lab.wrong_of(lab.ask(lab.base))
+    if wrong is None or not wrong.got.is_floating_point() or bool(torch.isfinite(wrong.got)[wrong.mask].any()):
+        return None
+    # A softmax over one element gives 1 whatever that is, too; but of numbers of size 1 nothing of it overflows.
+    if lab.always_right(lab.base, edit=edits.of_size_one(lab.base)):
+        lab.ruled_out.append("nothing that counts: right with numbers of size 1, whatever counts")
+        return None
+    # Of rows below a mask those of the longer dim are empty.
+    if not any(
+        _only_where_nothing_counts(lab, lab.base, lab.grown(lab.base, least), made_of_nothing=True)
+        for least in ((12, 9, 7, 11), (9, 12, 11, 7))
+    ):
+        return None
+    told = "NaN or infinite where no element of any input counts, and the reference is finite whatever they hold"
+    return Found("zero-size", [told, "right in every element that some input has a part in"])
+
+
+def _past(lab: Lab, case: Case) -> Iterator[Case]:
+    """One dim after the other just past a block."""
+    for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
+        past = _just_past(lab, case, name, block)
+        if past is not None:
+            yield past
+
+
+def _just_past(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
+    """The case one longer than a tile along a dim, or by as little as its bound admits; ``None`` if those are tiles."""
+    step = lab.spec.bound(name).multiple_of
+    size = (tile // step + 1) * step if isinstance(step, int) else tile + 1
+    return lab.resized({name: size}, case) if size % tile else None
+
+
+def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case, *, made_of_nothing: bool = False) -> bool:
+    """Whether all wrong elements are such as the reference gives whatever the inputs' floating values are.
+
+    Each place that is wrong in a larger case, for some seed, must be right for another that gives it what counts: where
+    the last bag is always wrong it is wrong as well where it is empty. Where all that is wrong is ``made_of_nothing``,
+    as NaN is of 0 / 0, it need not be: the first rows below a causal mask are empty at every seed.
+    """
+    if lab.verdict.check != "values" or lab.check == gradients.NAME:
+        return False
+    telling = 0
+    wrong: dict[str, torch.Tensor] = {}
+    right: dict[str, torch.Tensor] = {}
+    for case, most in ((small, _MANY_SEEDS), (larger, 2 * _MANY_SEEDS)):
+        for seed in lab.seeds(case, most):
+            masks = _counting(lab, lab.ask(case.with_(seed=seed)))
+            if masks is None:
+                return False
+            for name, (off, finite, depends) in masks.items():
+                if bool((off & depends).any()) or (made_of_nothing and bool((off & finite).any())):
+                    return False
+                telling += bool(depends.any())
+                if case is larger:
+                    wrong[name] = off | wrong.get(name, off)
+                    right[name] = depends | right.get(name, depends)
+    if made_of_nothing:
+        return telling > _SEEDS and any(bool(off.any()) for off in wrong.values())
+    return telling > _SEEDS and not any(bool((off & ~right[name]).any()) for name, off in wrong.items())
+
+
+def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
+    """By output, which elements are wrong, which finite, and which change with the floating inputs, of which the
+    reference alone is asked; ``None`` if that is not known."""
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    names = [n for n, t in found.logical.items() if getattr(t, "dtype", None) in GRIDS] if found is not None else []
+    if found is None or not names or not (answer.right or (answer.wrong and wrong is not None)):
+        return None
+    # NaN stays NaN under any of the others, and is what a result that has a part in it changes with.
+    cured = edits.finite(names)
+    changes = (cured, edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
+    others = [probing.right_of(lab.bench, edit.apply(dict(found.logical))) for edit in changes]
+    masks = {}
+    for name, right in found.expected.items():
+        depends = torch.zeros(right.shape, dtype=torch.bool, device=right.device)
+        for other in others:
+            if other is None or name not in other or other[name].shape != right.shape:
+                return None
+            depends |= (other[name] != right) & ~(other[name].isnan() & right.isnan())
+        off = wrong.mask if answer.wrong and wrong is not None and wrong.name == name else torch.zeros_like(depends)
+        got = found.got.get(name)
+        masks[name] = off, torch.ones_like(off) if got is None else torch.isfinite(got.detach().double()), depends
+    return masks
+
+
+def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
+    """Right at whole tiles, wrong one past them, whatever the seed; the last, partial tile is mishandled.
+
+    ``changes`` of the values are tried instead of the values as they are, where there are any.
+    """
+    # Where one row shows the error by luck, a few show it always.
+    for base in dict.fromkeys((lab.base.key(), lab.grown().key())):
+        case = lab.base if base == lab.base.key() else lab.grown()
+        for name, size in lab.lengths().items():
+            found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in _tiles(lab, size))), None)
+            if found is not None:
+                return found
+        for names, past, whole in _tiles_of_two(lab, case):
+            if (found := _partial(lab, names, past, whole, changes)) is not None:
+                return found
+    lab.ruled_out.append("partial tile: no size of a dim is right at whole tiles and wrong one past them")
+    return None
+
+
+def _tiles_of_two(lab: Lab, base: Case) -> Iterator[tuple[tuple[str, str], Case, list[Case]]]:
+    """Two dims of one tensor whose product is a whole tile that neither may be alone, and a little more than one.
+
+    A kernel that takes an image's pixels in a row has tiles of 128 where no image is wider than 40.
+    """
+    for tile, names in itertools.product(lab.blocks, itertools.combinations(lab.plain_sizes(), 2)):
+        if not _share_a_tensor(lab, base, names) or any(lab.resized({name: tile}, base) for name in names):
+            continue
+        halves = [(1 << i, tile >> i) for i in range(1, tile.bit_length() - 1)]
+        for rows, columns in sorted(halves, key=lambda pair: abs(pair[0] - pair[1])):
+            pairs = [(rows, columns), (2 * rows, columns), (rows, 2 * columns), (rows // 2, columns)]
+            whole = [case for pair in pairs if (case := lab.resized(dict(zip(names, pair, strict=True)), base))]
+            others = [(rows, columns + 1), (rows + 1, columns), (rows, columns - 1)]
+            past = [case for pair in others if (case := lab.resized(dict(zip(names, pair, strict=True)), base))]
+            if len(whole) > 1 and past and _sizes(whole[0], names) == f"{rows}*{columns}":
+                yield names, past[0], whole[:2]
+                break
+
+
+def _share_a_tensor(lab: Lab, case: Case, names: tuple[str, str]) -> bool:
+    return any(
+        isinstance(inner := unwrap(given), TensorSpec)
+        and all(inner.shape.axis_of(name, case.sizes) is not None for name in names)
+        for given in lab.spec.inputs.values()
+    )
+
+
+def _sizes(case: Case, names: Sequence[str]) -> str:
+    return "*".join(str(count(case.sizes[name])) for name in names)
+
+
+def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = ()) -> Found | None:
+    past = _just_past(lab, base, name, tile)
+    whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
+    if past is None or len(whole) < 2 or count(whole[0].sizes[name]) != tile:
+        return None
+
+    def otherwise(edit: Edit | None) -> bool:
+        # A bound that is aligned down to a tile makes whole tiles right as well, by luck: of one row, not of many.
+        return _of_its_values(lab, base, name, tile, edit) or lab.mostly_wrong(
+            _all_whole(lab, whole[0], name, tile), edit=edit
+        )
+
+    return _partial(lab, (name,), past, whole, changes, otherwise)
+
+
+def _partial(
+    lab: Lab,
+    dims: Sequence[str],
+    past: Case,
+    whole: Sequence[Case],
+    changes: Sequence[Edit],
+    otherwise: Callable[[Edit | None], bool] = lambda _: False,
+) -> Found | None:
+    """Whether whole tiles along these dims are right and the case past them is wrong, and nothing says otherwise."""
+    # One run in place of five, of most dims: of four dims and as many blocks all of a rule's runs were spent before
+    # the dim that mattered had its turn.
+    if not changes and lab.ask(whole[0]).wrong:
+        return None
+    names = edits.free(lab.spec, past)
+    # A wrong 0 wins a maximum only where all else is below it, a minimum only above.
+    one_sided = () if changes or not names or lab.ask(past).right else (edits.negative(names), edits.positive(names))
+    tried: Sequence[Edit | None] = changes or (None, *one_sided)
+    for edit in tried:
+        if not lab.mostly_wrong(past, edit=edit):
+            continue
+        if not all(lab.always_right(case, edit=edit) for case in whole):
+            return None
+        if not lab.plainly_wrong(past, edit=edit):
+            continue
+        if otherwise(edit):
+            return None
+        sizes = " and ".join(_sizes(case, dims) for case in whole)
+        given = f", given {edit.name}" if edit else ""
+        evidence = [f"right at {'*'.join(dims)}={sizes}, wrong at {_sizes(past, dims)}{given}"]
+        return _neutral(lab, past, dims[-1], evidence) or Found("tail-mask", evidence)
+    return None
+
+
+def _of_its_values(lab: Lab, base: Case, dim: str, tile: int, edit: Edit | None) -> bool:
+    """Whether a whole tile of one element and zeros is wrong too: then it is what it holds, and no tile's end.
+
+    The largest of a whole tile of normal numbers is 2 to 3, and that of a single one any: an exponent that is rounded
+    up from 1.5 on was right at 32 and 64 and wrong at 33.
+    """
+    whole = lab.resized({dim: 2 * tile}, base)
+    if whole is None:
+        return False
+    places = [
+        (name, axis)
+        for name in edits.scalable(lab.spec, whole)
+        if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
+        and (axis := inner.shape.axis_of(dim, whole.sizes)) is not None
+    ]
+    return bool(places) and lab.mostly_wrong(whole, edit=edits.both(edit, edits.ended(places, tile + 1)))
+
+
+def _all_whole(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
+    """The case with whole tiles along all other dims too, as far as bounds admit them; ``None`` without a change."""
+    larger = case
+    for other, size in lab.plain_sizes().items():
+        if other != name and size % tile:
+            larger = lab.resized({other: tile}, larger) or larger
+    return larger if larger.key() != case.key() else None
+
+
+def _tiles(lab: Lab, size: int) -> Iterator[int]:
+    """Learned block sizes, the power of two that a kernel which pads a row to one tile would take, and a vector's."""
+    yield from dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
+
+
+def _neutral(lab: Lab, past: Case, dim: str, evidence: list[str]) -> Found | None:
+    """The partial tile is right once the values make what pads it weigh nothing."""
+    names = edits.free(lab.spec, past)
+    for chosen in ([name] for name in names):
+        changes: list[tuple[Edit, str]] = [
+            (edits.positive(chosen), "where every value is above 0"),
+            (edits.negative(chosen), "where every value is below 0"),
+            (edits.shifted(chosen, _SHIFT), "where every value is far above 0"),
+            (edits.shifted(chosen, -_SHIFT), "where every value is far below 0"),
+            (edits.centred(chosen), "where rows have a mean of 0"),
+        ]
+        for edit, when in changes:
+            if lab.always_right(past, edit=edit) and _still_tells(lab, past, edit, dim):
+                return Found("wrong-neutral-element", [*evidence, f"right there too {when} ({chosen[0]})"])
+    return None
+
+
+def _still_tells(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
+    """Whether an error could be seen with the changed values: the result is not all zero or non-finite.
+
+    Also that the last index of the dim still counts, in every tensor that has it: where a softmax gives all to another
+    one, a loop that leaves it out is right as well. Of a gradient that failed both are asked, not of what the forward
+    gives: that of a slope is 0 where no value is below 0, and what drops the last tile of its sum is right there.
+    """
+    found = lab.ask(case, edit=edit).probe
+    before = _right_with(lab, found, found.logical) if found is not None else None
+    if found is None or before is None or not _of_use(before):
+        return False
+    size = count(case.sizes[dim])
+    # Where a gradient follows only what comes from behind, as that of a ReLU does, the last index counts by that.
+    last = _right_with(lab, found, found.logical, louder=size)
+    if last is not None and _differ(before, last):
+        return True
+    for name in edits.free(lab.spec, case):
+        inner, t = unwrap(lab.spec.inputs[name]), found.logical[name]
+        axis = inner.shape.axis_of(dim, case.sizes) if isinstance(inner, TensorSpec) else None
+        if axis is None:
+            continue
+        others = []
+        for factor in (3.0, 1 / 3):
+            changed = t.clone()
+            changed.select(axis, -1).mul_(factor)
+            others.append(_right_with(lab, found, {**found.logical, name: changed}))
+        if not any(other is not None and _differ(before, other) for other in others):
+            return False
+    return True
+
+
+def _right_with(
+    lab: Lab, found: probing.Probe, logical: Mapping[str, Any], *, louder: int | None = None
+) -> dict[str, torch.Tensor] | None:
+    """What the reference gives for these values: the gradient that failed, or its outputs where none did.
+
+    ``louder`` takes three times the last index of each axis of so many elements of the upstream gradient, and gives
+    ``None`` where there is none.
+    """
+    name = str(lab.verdict.evidence.get("output", ""))
+    if lab.check != gradients.NAME or not name.startswith("d") or found.trial is None:
+        return probing.right_of(lab.bench, logical) if louder is None else None
+    trial = copy.copy(found.trial)
+    trial.logical = dict(logical)
+    upstream = Upstream(trial, gradients.wanted(trial))
+    if louder is not None:
+        axes = [(output, axis) for output, t in upstream.upstream.items() for axis in range(t.dim())]
+        axes = [(output, axis) for output, axis in axes if upstream.upstream[output].shape[axis] == louder]
+        if not axes:
+            return None
+        for output, axis in axes:
+            given = upstream.upstream[output].clone()
+            given.select(axis, -1).mul_(3)
+            upstream.upstream[output] = given
+    try:
+        lanes = upstream.lanes(1)
+    except (NoGraph, ReferenceFailed):
+        return None
+    return {name: lanes[name[1:]].oracle} if name[1:] in lanes else None
+
+
+def _of_use(expected: Mapping[str, torch.Tensor]) -> bool:
+    for right in expected.values():
+        if right.numel() and right.is_floating_point():
+            values = right.double()
+            if bool(torch.isfinite(values).all()) and bool((values != 0).any()):
+                return True
+    return False
+
+
+def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
+    return any(
+        t.shape != after[name].shape
+        or bool(((t.double() - after[name].double()).abs() > _CHANGED * t.double().abs().max()).any())
+        for name, t in before.items()
+        if t.numel()
+    )
+
+
+# A table with one wrong entry is wrong from a distance on, at this distance: few of what lies past it.
+_SHARE_PAST = 0.1
+
+
+def limit(lab: Lab) -> Found | None:
+    """Right up to a size and wrong at every one above it, whole multiples too."""
+    names = edits.free(lab.spec, lab.base)
+    # A carry or a rescaling that is left out needs values that grow on the way.
+    changes = (None, edits.rising(names)) if names else (None,)
+    for name, size in lab.lengths().items():
+        for most, edit in itertools.product(dict.fromkeys((size - 1, *lab.blocks)), changes):
+            # The failure itself may lie below a block: then no limit is there.
+            if most < _SMALLEST_LIMIT or most >= size:
+                continue
+            below = [lab.resized({name: n}) for n in (most, most // 2)]
+            above = [case for n in (most + 1, 2 * most, 3 * most) if (case := lab.resized({name: n}))]
+            if None in below or len(above) < 2 or not all(_fails(lab, case, edit, most) for case in above):
+                continue
+            if all(lab.always_right(case, edit=edit) for case in below):
+                when = " where values grow along the way" if edit is not None else ""
+                evidence = [f"right up to {name}={most}, wrong at {most + 1}, {2 * most} and more{when}"]
+                where, share = _all_past(lab, lab.ask(above[1], edit=edit), most)
+                if share < _SHARE_PAST:
+                    lab.ruled_out.append(
+                        f"block limit: past {name}={most} all but {share:.1%} of the elements are right"
+                    )
+                    return None
+                return Found("block-limit", [*evidence, where] if where else evidence)
+    lab.ruled_out.append("block limit: no dim is right up to a size and wrong at every larger one")
+    return None
+
+
+def _fails(lab: Lab, case: Case, edit: Edit | None, most: int) -> bool:
+    """Wrong mostly, and plainly; past a block's size it is enough to be far off at times, which no rounding is."""
+    if lab.mostly_wrong(case, edit=edit):
+        return lab.plainly_wrong(case, edit=edit)
+    if most not in lab.blocks:
+        return False
+    wrongs = [lab.wrong_of(lab.ask(case.with_(seed=seed), edit=edit)) for seed in lab.seeds(case, _MANY_SEEDS)]
+    return any(wrong.far_off for wrong in wrongs if wrong is not None)
+
+
+def _all_past(lab: Lab, answer: Answer, most: int) -> tuple[str, float]:
+    """Along which axis all wrong elements lie past the limit, in words, and which share of what is past it is wrong."""
+    wrong = lab.wrong_of(answer)
+    if wrong is None:
+        return "", 1.0
+    past = torch.zeros_like(wrong.mask)
+    where = ""
+    for axis, size in enumerate(wrong.mask.shape):
+        if size < 2 * most:
+            continue
+        past.narrow(axis, most, size - most).fill_(True)
+        if not where and not bool(wrong.mask.narrow(axis, 0, most).any()):
+            where = f"every wrong element of {wrong.name} lies past the first {most} along axis {axis}"
+    return where, float(wrong.mask[past].double().mean()) if bool(past.any()) else 1.0

@@ -1,0 +1,452 @@
+"""Causes in which element belongs where: results at other indices, inputs read at others, slices mixed up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks import probe as probing
+from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, selected, unsliceable
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
+from pytest_fusion.diagnosis.readings import Reading, readings
+from pytest_fusion.diagnosis.readings import of as readings_of
+from pytest_fusion.diagnosis.rules.groups import order_in_groups
+from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+
+# Two float32 numbers of one distribution agree to 5 digits once in some ten thousand pairs.
+_SAME = 2e-5
+_FEWEST = 3
+_SMALL = 1e-3
+_SHARE = 0.9
+# References that one diagnosis may evaluate on other inputs, at about a millisecond each.
+_MOST_REFERENCES = 250
+_SEEDS = 2
+_MOST_CASES = 2
+_LOUDER = 64.0
+# Calls after the first: of small whole numbers two are what they were in it by chance.
+_LATER = 4
+
+
+def moved(lab: Lab) -> Found | None:
+    """Wrong elements are right ones of other indices, in every one of two inputs."""
+    for case in failing(lab):
+        found = [_wrongs(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _SEEDS)]
+        if not all(found):
+            continue
+        # The places of tokens tell less of themselves than the tokens do.
+        for name in found[0]:
+            wrongs = [each[name] for each in found if name in each]
+            if len(wrongs) < len(found):
+                continue
+            told = [_moved(wrong, unwritten) for wrong, unwritten in wrongs]
+            if all(told):
+                return Found("wrong-index-map", [str(told[0])])
+            tile = _whole_tiles_off(lab, [wrong for wrong, _ in wrongs])
+            if tile:
+                return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
+        regrouped = _regrouped(lab, case)
+        if regrouped:
+            return Found("wrong-index-map", [regrouped])
+    lab.ruled_out.append("other indices: the wrong elements are not right ones of other places")
+    return None
+
+
+def failing(lab: Lab) -> Iterator[Case]:
+    """Plain float32 cases that fail whatever the seed, with enough elements to tell them apart."""
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
+    sizes = [lab.grown(plain), lab.grown(plain, (9, 18, 8, 12))]
+    for block in lab.blocks[:2]:
+        sizes += [case for name in lab.plain_sizes() if (case := lab.resized({name: 2 * block + 3}, lab.grown(plain)))]
+    singles = {single.key(): single for single in (_in_float32(lab, case) for case in sizes)}
+    yield from itertools.islice(filter(lab.mostly_wrong, singles.values()), _MOST_CASES)
+
+
+def _in_float32(lab: Lab, case: Case) -> Case:
+    if "float32" not in lab.spec.dtypes:
+        return case
+    for name in case.tensors:
+        inner = unwrap(lab.spec.inputs[name])
+        if isinstance(inner, TensorSpec) and inner.follows_case_dtype:
+            case = case.with_tensor(name, dtype="float32")
+    return case.with_(dtype="float32")
+
+
+def _wrongs(lab: Lab, case: Case) -> dict[str, tuple[Wrong, torch.Tensor | None]]:
+    """The outputs that are wrong, beginning with the one that failed, and where each was never written."""
+    answer = lab.ask(case)
+    first = lab.wrong_of(answer)
+    if first is None or answer.probe is None:
+        return {}
+    others = (lab.wrong_of(answer, name) for name in answer.probe.got if name != first.name)
+    return {each.name: (each, answer.probe.unwritten.get(each.name)) for each in (first, *others) if each is not None}
+
+
+def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:
+    """In words, where the wrong elements come from; ``None`` where they are no elements of the right result."""
+    if not wrong.got.is_floating_point():
+        return None
+    mask = wrong.mask if unwritten is None else wrong.mask & ~unwritten
+    got, right = wrong.got.double(), wrong.right.double()
+    # What is nearly right is an element of its own place, and small ones are all alike.
+    largest = right.abs().nan_to_num(0, 0, 0).max()
+    mask = mask & torch.isfinite(got) & (got.abs() > _SMALL * largest) & ((got - right).abs() > _SMALL * largest)
+    values = right[torch.isfinite(right)]
+    if int(mask.sum()) < _FEWEST or len(set(values.tolist())) < 0.5 * right.numel():
+        return None
+    ordered = values.sort().values
+    taken = got[mask]
+    place = torch.searchsorted(ordered, taken)
+    near = torch.stack([ordered[(place - 1).clamp(min=0)], ordered[place.clamp(max=ordered.numel() - 1)]])
+    equal = ((near - taken).abs() <= _SAME * taken.abs()).any(0)
+    if float(equal.double().mean()) < _SHARE:
+        return None
+    first = [int(i) for i in mask.nonzero()[0]]
+    source = (right - got[tuple(first)]).abs().flatten().nan_to_num(torch.inf).argmin()
+    index = [int(i) for i in torch.unravel_index(source, right.shape)]
+    return (
+        f"{int(equal.sum())} of {len(taken)} wrong elements of {wrong.name} are right ones of other indices: "
+        f"{first} holds what belongs to {index}"
+    )
+
+
+def _regrouped(lab: Lab, case: Case) -> str | None:
+    """In words, the order in which groups along the last axis hold the right elements, for every seed the same.
+
+    Codes in another order are told only where what they are multiplied by is equal, if that is not moved with them.
+    """
+    first = lab.ask(case).probe
+    if first is None:
+        return None
+    places = [
+        (name, axis)
+        for name, t in first.logical.items()
+        if isinstance(t, torch.Tensor) and t.is_floating_point()
+        for axis in range(t.dim())
+    ]
+    for edit in (None, edits.repeated(places)) if places else (None,):
+        orders: set[tuple[str | int, ...] | None] = set()
+        for seed in lab.seeds(case, _SEEDS):
+            answer = lab.ask(case.with_(seed=seed), edit=edit)
+            wrong = lab.wrong_of(answer)
+            if wrong is None or answer.probe is None or wrong.name in answer.probe.unwritten:
+                orders.add(None)
+                break
+            order = order_in_groups(wrong.got, wrong.right)
+            orders.add((wrong.name, *order) if order is not None else None)
+        if len(orders) == 1 and (told := orders.pop()) is not None:
+            name, *places_of = told
+            alike = " once all numbers of each floating input are equal" if edit is not None else ""
+            return (
+                f"each group of {len(places_of)} along the last axis of {name} holds the right elements in the order "
+                f"{', '.join(map(str, places_of))}{alike}"
+            )
+    return None
+
+
+def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
+    """The block size whose multiples all wrong integers are off by; 0 where there is none."""
+    if sum(int(wrong.mask.sum()) for wrong in wrongs) < _FEWEST:
+        return 0
+    for block in lab.blocks:
+        if all(
+            not wrong.got.is_floating_point()
+            and wrong.got.dtype is not torch.bool
+            and bool(wrong.mask.any())
+            and bool(((wrong.got.long() - wrong.right.long())[wrong.mask] % block == 0).all())
+            for wrong in wrongs
+        ):
+            return block
+    return 0
+
+
+def misread(lab: Lab) -> Found | None:
+    """The result is the reference's for inputs read at other indices, or for one without its last one."""
+    budget = _MOST_REFERENCES
+    for case in failing(lab):
+        seeds = lab.seeds(case, _SEEDS)
+        answers = [lab.ask(case.with_(seed=seed)) for seed in seeds]
+        first = answers[0].probe
+        if first is None:
+            continue
+        for reading in readings(lab, first.logical):
+            budget -= 1
+            if budget < 0:
+                return None
+            if all(_equals(lab, answer, reading) for answer in answers):
+                if reading.cause == "off-by-one-mask" and not _at_other_sizes(lab, case, reading):
+                    continue
+                if reading.again and not _in_further_blocks(lab, case, reading):
+                    continue
+                if _any_place_does(lab, answers, reading):
+                    continue
+                return Found(reading.cause, [f"equals the reference with {reading}, for {len(seeds)} seeds"])
+    lab.ruled_out.append("inputs read elsewhere: not the reference of any input turned, shifted, repeated or cut")
+    return None
+
+
+def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
+    """Whether one index read again and again explains no more than another: equal shares do it, as of a mean."""
+    first, last = " the first index ", " the last index "
+    what = reading.what
+    other = what.replace(first, last) if first in what else what.replace(last, first)
+    if other == what:
+        return False
+    for answer in answers:
+        same = _same_in(lab, answer, reading, other)
+        if same is None or not _equals(lab, answer, same):
+            return False
+    return True
+
+
+def _at_other_sizes(lab: Lab, case: Case, reading: Reading) -> bool:
+    """Whether the same reading explains the case with every dim one and two longer: what a tile leaves out does not."""
+    longer = [_longer(lab, case, lambda size, more=more: size + more) for more in (1, 2)]  # type: ignore[misc]
+    return all(each.key() != case.key() and _explains(lab, each, reading) for each in longer)
+
+
+def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
+    """Whether the same reading explains the case where there are more blocks, as far as bounds admit them.
+
+    Of a single element past the first block much is the same by chance, of sorted numbers as of flags.
+    """
+    for times in (2, 3):
+        longer = _longer(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
+        if longer.key() != case.key() and not _explains(lab, longer, reading):
+            return False
+    return True
+
+
+def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
+    """The case with each dim of this length, where bounds admit it."""
+    for dim, size in case.sizes.items():
+        if isinstance(size, int):
+            case = lab.resized({dim: length(size)}, case) or case
+    return case
+
+
+def _explains(lab: Lab, case: Case, reading: Reading) -> bool:
+    """Whether a case fails as this reading says. The place is named by its axis, whatever the size."""
+    answer = lab.ask(case)
+    same = _same_in(lab, answer, reading, reading.what)
+    return answer.wrong and same is not None and _equals(lab, answer, same)
+
+
+def _same_in(lab: Lab, answer: Answer, reading: Reading, what: str) -> Reading | None:
+    """The reading of the same inputs, in these words, of another case."""
+    if answer.probe is None:
+        return None
+    others = readings_of(lab, reading.names, answer.probe.logical[reading.names[0]])
+    return next((other for other in others if other.what == what), None)
+
+
+def _equals(lab: Lab, answer: Answer, reading: Reading) -> bool:
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    if found is None or wrong is None:
+        return False
+    outputs = probing.right_of(lab.bench, reading.applied(found.logical))
+    other = outputs.get(wrong.name) if outputs is not None else None
+    if other is not None and reading.back is not None:
+        if other.dim() == 0 or other.shape[-1] != found.logical[reading.names[0]].shape[-1]:
+            return False
+        other = reading.back(other)
+    if other is None or other.shape != wrong.got.shape:
+        return False
+    unwritten = found.unwritten.get(wrong.name)
+    keep = ~unwritten if unwritten is not None else torch.ones_like(wrong.mask)
+    if not bool((wrong.mask & keep).any()):
+        return False
+    if not wrong.got.is_floating_point():
+        return bool((other == wrong.got)[keep].all())
+    precise = max(_SAME, 16 * torch.finfo(wrong.got.dtype).eps)
+    got, asked, right = (t.double()[keep] for t in (wrong.got, other, wrong.right))
+
+    def close(t: torch.Tensor) -> bool:
+        largest = float(t.abs().nan_to_num(0, 0, 0).max())
+        return torch.allclose(got, t, precise, precise * largest, equal_nan=True)
+
+    # Where the right result is as close, closeness says nothing.
+    return close(asked) and not close(right)
+
+
+def mixed(lab: Lab) -> Found | None:
+    """Slices along a dim are right alone and wrong together, though the reference's do not know each other."""
+    for case in failing(lab):
+        for dim, size in ((name, n) for name, n in case.sizes.items() if isinstance(n, int) and n >= 2):
+            edits_of = slices_of(lab, case, dim)
+            if edits_of is None:
+                continue
+            for seed in lab.seeds(case, _SEEDS):
+                whole = lab.ask(case.with_(seed=seed))
+                wrong = _wrong_along(lab, whole, size)
+                if wrong is None and lab.check != gradients.NAME:
+                    break  # no element is far off: it is all of them together that are
+                if wrong is None and not lab.plainly_wrong(case):
+                    break
+                places = (0, 1, size - 1, *_worst_of_gradient(lab, whole, size)) if wrong is None else (0, *wrong[1])
+                asked = dict.fromkeys(places)
+                alone = [(i, lab.ask(case.with_(seed=seed), edit=edits_of([i]))) for i in asked]
+                if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
+                    break
+                # An error of each slice by itself is within what is allowed of few elements, and not of many.
+                if wrong is not None and not any(changed_by_others(wrong[0], one, [i], size) for i, one in alone):
+                    break
+            else:
+                return Found(
+                    "wrong-index-map",
+                    [f"slices of {dim} that are wrong among others are right alone, whatever the size"],
+                )
+    lab.ruled_out.append("slices mixed up: no slice of a dim is right alone and another among others")
+    return None
+
+
+def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int, int]] | None:
+    """The failing output, and the first and last index along its axis of this size where it is wrong."""
+    wrong = lab.wrong_of(answer) if lab.check != gradients.NAME else None
+    axis = None if wrong is None else axis_of(wrong.mask, size)
+    if wrong is None or axis is None:
+        return None
+    places = wrong.mask.movedim(axis, 0).reshape(size, -1).any(1).nonzero().flatten().tolist()
+    return wrong, (places[0], places[-1])
+
+
+def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
+    """Where the gradient that fails is worst along its axis of this size: a value that is rare may be wrong alone."""
+    found, name = answer.probe, str(lab.verdict.evidence.get("output", ""))
+    pair = probing.gradient(found, name[1:]) if found is not None and name.startswith("d") else None
+    axis = axis_of(pair[1], size) if pair is not None else None
+    if pair is None or axis is None or pair[0].shape != pair[1].shape:
+        return []
+    off = (pair[0].double() - pair[1]).abs().nan_to_num(torch.inf)
+    return [int(off.movedim(axis, 0).reshape(size, -1).amax(1).argmax())]
+
+
+def changed_by_others(wrong: Wrong, one: Answer, chosen: Sequence[int], size: int) -> bool:
+    """Whether the kernel's own result for these slices is another among the others, by half of its error or more."""
+    got = one.probe.got.get(wrong.name) if one.probe is not None else None
+    axis = axis_of(wrong.mask, size)
+    assert axis is not None
+    among, right, mask = (selected(t, axis, list(chosen)) for t in (wrong.got, wrong.right, wrong.mask))
+    if got is None or got.shape != among.shape or not bool(mask.any()):
+        return False
+    error, change = (among.double() - right.double()).abs(), (among.double() - got.double()).abs()
+    return not bool((change < error / 2)[mask].all())
+
+
+def axis_of(t: torch.Tensor, size: int) -> int | None:
+    """The first axis of this size."""
+    return next((axis for axis, n in enumerate(t.shape) if n == size), None)
+
+
+def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit] | None:
+    """Edits that leave some slices of a dim; ``None`` where a slice does not stand for itself."""
+    answer = lab.ask(case)
+    one = case.with_(sizes={**case.sizes, dim: 1})
+    try:
+        if unsliceable(lab.spec.with_(invariant=(dim,))) or answer.probe is None:
+            return None
+        axes = input_axes(lab.spec, case, one, answer.probe.logical, dim)
+    except (SpecError, Unsliceable):
+        return None
+    # The gradient of a tensor that all slices share is a sum over them.
+    if lab.check == gradients.NAME and str(lab.verdict.evidence.get("output", ""))[1:] not in axes:
+        return None
+
+    def cut(chosen: Sequence[int]) -> Edit:
+        def apply(logical: dict[str, Any]) -> dict[str, Any]:
+            return {
+                name: selected(value, axes[name], list(chosen)) if name in axes else value
+                for name, value in logical.items()
+            }
+
+        return Edit(f"only {dim} {', '.join(map(str, chosen))}", apply)
+
+    return cut
+
+
+def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> bool:
+    """Whether the reference's slices by themselves are what they are among the others, and among far larger ones."""
+    together, single = _forward_of(lab, whole), _forward_of(lab, one)
+    louder = _with_louder_others(whole, one, chosen, size)
+    after = probing.right_of(lab.bench, louder) if louder is not None else None
+    if together is None or single is None or after is None:
+        return False
+    for name, right in together.items():
+        alone, among = single.get(name), after.get(name)
+        axis = axis_of(right, size)
+        if alone is None or among is None or axis is None or not alone.dim() == among.dim() == right.dim():
+            return False
+        kept = selected(right, axis, list(chosen)).double()
+        for other in (alone, selected(among, axis, list(chosen))):
+            if kept.shape != other.shape or not torch.allclose(kept, other.double(), 1e-3, 1e-5, equal_nan=True):
+                return False
+    return True
+
+
+def _with_louder_others(whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> dict[str, Any] | None:
+    """The inputs with all but the chosen slices far larger: a maximum is the same without an element that is not it."""
+    if whole.probe is None or one.probe is None:
+        return None
+    louder = dict(whole.probe.logical)
+    for name, value in whole.probe.logical.items():
+        less = one.probe.logical.get(name)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not isinstance(less, torch.Tensor):
+            continue
+        if value.shape == less.shape:
+            continue
+        axis = next(i for i, (n, m) in enumerate(zip(value.shape, less.shape, strict=True)) if n != m)
+        if value.shape[axis] == size:
+            others = [i for i in range(size) if i not in chosen]
+            factors = torch.ones(size, dtype=value.dtype, device=value.device)
+            factors[others] = _LOUDER
+            louder[name] = value * factors.reshape(-1, *(1,) * (value.dim() - axis - 1))
+    return louder
+
+
+def _forward_of(lab: Lab, answer: Answer) -> Mapping[str, torch.Tensor] | None:
+    """The reference's results; gradients of slices that these keep apart are apart too."""
+    if answer.probe is None:
+        return None
+    return probing.right_of(lab.bench, answer.probe.logical) if lab.check == gradients.NAME else answer.probe.expected
+
+
+def cached(lab: Lab) -> Found | None:
+    """In a size that was never met, the first call is right, and later ones give what some input held in the first."""
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
+    for least in ((14, 22, 6, 10), (15, 23, 10, 6)):
+        case = lab.grown(plain, least)
+        asked = (lab.ask(case.with_(seed=seed)) for seed in lab.seeds(case, 1 + _LATER))
+        first = next(asked)
+        if not first.right or first.probe is None:
+            continue
+        later = list(itertools.takewhile(lambda answer: answer.wrong, asked))
+        if len(later) < _LATER:
+            continue
+        for name, old in first.probe.logical.items():
+            # Where one element stands for all, as the first length for all lengths, equal ones are right.
+            if not isinstance(old, torch.Tensor) or not _varies(old):
+                continue
+            kept = Reading((name,), "cached-answer", "", lambda _, t=old: t)  # type: ignore[misc]
+            if all(_equals(lab, answer, kept) for answer in later):
+                return Found("cached-answer", [f"right in a first call; later ones use that call's {name}"])
+        for name, old in first.probe.got.items():
+            if _varies(old) and all(_same_answer(answer, name, old) for answer in later):
+                return Found("cached-answer", [f"right in a first call, whose {name} later ones give again"])
+    return None
+
+
+def _same_answer(answer: Answer, name: str, old: torch.Tensor) -> bool:
+    now = answer.probe.got.get(name) if answer.probe is not None else None
+    return now is not None and now.shape == old.shape and torch.equal(now, old)
+
+
+def _varies(t: torch.Tensor) -> bool:
+    return t.numel() > 1 and bool((t != t.flatten()[0]).any())

@@ -1,0 +1,400 @@
+"""Causes in numbers: NaN, and what leaves the range of a dtype."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import recorded_values
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks import probe as probing
+from pytest_fusion.checks.gradients import blame
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
+from pytest_fusion.diagnosis.rules import extents
+
+_NON_FINITE = ("nan", "inf")
+# exp overflows float32 at 88.7, exp2 at 128, their float16 twins at 11 and 16; scores are scaled by as little as 1/30.
+_EXP_RANGE = (4.0, 4096.0)
+# By this a softmax of float32 sees nothing of a 0 beside its values, with scores scaled down tenfold too.
+_SHIFT = 1000.0
+# References to ask are three for each, at a third of a millisecond.
+_MOST_ELEMENTS = 32
+_SEEDS, _MANY_SEEDS, _TELLING = 4, 16, 2
+_MOST_DRAWN = 4
+# By so much two constants may differ and be one: of 16 bits each element has some 2^-8 of its own.
+ONE_FACTOR = 0.02
+
+
+def special(lab: Lab) -> Found | None:
+    """Wrong where an input holds NaN or infinity, right with finite numbers in their places."""
+    regimes = {name: lab.base.tensors[name].regime for name in edits.free(lab.spec, lab.base)}
+    drawn = [name for name, regime in regimes.items() if regime in _NON_FINITE or recorded_values.special(regime)]
+    own = _own_non_finite(lab, regimes, lab.seeds(count=1))
+    names = [*drawn, *own]
+    if not names:
+        return None
+    seeds = lab.seeds(count=_SEEDS)
+    if own:
+        # What a function draws need not hold them for every seed: one that is right as it is tells nothing.
+        larger = lab.grown()
+        seeds = _telling(lab, lab.base)
+        if len(seeds) < _TELLING and len(seeds := _telling(lab, larger)) >= _TELLING:
+            lab.base = larger.with_(seed=seeds[0])
+        if len(seeds) < _TELLING:
+            return None
+        names = [*drawn, *_own_non_finite(lab, regimes, seeds)]
+    cured = [lab.ask(lab.base.with_(seed=seed), edit=edits.finite(names)) for seed in seeds]
+    if any(answer.wrong for answer in cured):
+        lab.ruled_out.append(f"NaN and infinity in {', '.join(names)}: wrong with finite numbers in their places too")
+        plainer = ordinary(lab.base, drawn)
+        if lab.ask(plainer).wrong:
+            lab.base = plainer
+        return None
+    if not all(answer.right for answer in cured):
+        return None
+    if (other := _wrong_otherwise_drawn(lab, ordinary(lab.base, drawn))) is not None:
+        lab.base = other
+        return None
+    evidence = [f"right with finite numbers in place of NaN and infinity in {', '.join(names)}"]
+    wrong = lab.wrong_of(lab.ask(lab.base))
+    if wrong is not None and wrong.got.is_floating_point():
+        lost = int((~torch.isfinite(wrong.right) & torch.isfinite(wrong.got.double()) & wrong.mask).sum())
+        made = int((torch.isfinite(wrong.right) & ~torch.isfinite(wrong.got.double()) & wrong.mask).sum())
+        if made and not lost and _hidden(lab, names):
+            evidence.append("the reference does not use those elements, whatever they hold")
+            return Found("reads-padding", evidence)
+        if lost or made:
+            evidence.append(f"{wrong.name}: {lost} non-finite element(s) lost, {made} made where none belongs")
+    return Found("nan-swallowed", evidence)
+
+
+def _telling(lab: Lab, case: Case) -> list[int]:
+    """A few seeds for which the case is wrong."""
+    wrong = (seed for seed in lab.seeds(case, _MANY_SEEDS) if lab.ask(case.with_(seed=seed)).wrong)
+    return list(itertools.islice(wrong, _SEEDS))
+
+
+def _own_non_finite(lab: Lab, free: Collection[str], seeds: Iterable[int]) -> list[str]:
+    """The tensors with values of their own, derived ones too, that hold NaN or infinities at one of these seeds."""
+    found = [answer.probe.logical for seed in seeds if (answer := lab.ask(lab.base.with_(seed=seed))).probe is not None]
+    return [
+        name
+        for name in (found[0] if found else ())
+        if name not in free
+        and any(
+            isinstance(value := logical.get(name), torch.Tensor)
+            and value.is_floating_point()
+            and not bool(torch.isfinite(value.double()).all())
+            for logical in found
+        )
+    ]
+
+
+def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
+    """The case with another number or flag where that fails: a factor of 0 is the plainest one and hides most.
+
+    0 times NaN is NaN all the same, so that what lacks a product shows with special values even there.
+    """
+    for name, pool in lab.plan.pools.items():
+        for value in pool[:_MOST_DRAWN]:
+            if name in plain.drawn and repr(value) != repr(plain.drawn[name]):
+                other = plain.with_(drawn={**plain.drawn, name: value})
+                if lab.mostly_wrong(other):
+                    lab.ruled_out.append(f"NaN and infinity: wrong with finite numbers too where {name}={value!r}")
+                    return other
+    return None
+
+
+def _hidden(lab: Lab, names: list[str]) -> bool:
+    """Whether the reference gives the same whatever stands in place of the NaN and infinities."""
+    answers = [lab.ask(lab.base), *(lab.ask(lab.base, edit=edits.finite(names, value)) for value in (0.5, 7.0))]
+    outputs = [answer.probe.expected for answer in answers if answer.probe is not None]
+    return len(outputs) == len(answers) and all(
+        torch.equal(outputs[0][name].nan_to_num(), other[name].nan_to_num()) for other in outputs[1:] for name in other
+    )
+
+
+def wrapped(lab: Lab) -> Found | None:
+    """Wrong integers are off by multiples of 2^32, 2^16 or 2^8: sums, products or counters of fewer bits than the
+    result has, or of fewer in what integers are scaled to."""
+    wrong = lab.wrong_of(lab.ask(lab.base))
+    if wrong is None:
+        return None
+    if wrong.got.is_floating_point():
+        return _wrapped_before_scaling(lab)
+    if wrong.got.dtype is torch.bool or wrong.got.is_complex():
+        return None
+    wrongs = [lab.wrong_of(lab.ask(lab.base.with_(seed=seed)), wrong.name) for seed in lab.seeds()]
+    pairs = [(each.got.long()[each.mask], each.right.long()[each.mask]) for each in wrongs if each is not None]
+    got, right = (torch.cat(each) for each in zip(*pairs, strict=True))
+    for bits in (32, 16, 8):
+        if bits >= 8 * wrong.got.itemsize or not len(got) or bool(((got - right) % (1 << bits) != 0).any()):
+            continue
+        # Off by 256 is an index of a second block too, unless it is a number of the other sign.
+        half = 1 << (bits - 1)
+        if bits == 32 or bool(((got >= -half) & (got < half)).all() and ((got < 0) != (right < 0)).any()):
+            return Found("overflow", [f"{wrong.name}: every wrong element is off by a multiple of 2^{bits}"])
+    return None
+
+
+def _wrapped_before_scaling(lab: Lab) -> Found | None:
+    """With all scales 1 each wrong element is off by a multiple of 2^8 or more: a difference of bytes, kept in one."""
+    names = [name for name in lab.base.tensors if name not in lab.base.absent]
+    floating = [name for name in names if lab.base.tensors[name].dtype.startswith(("float", "bfloat"))]
+    if not any(lab.base.tensors[name].dtype.startswith(("int", "uint")) for name in names):
+        return None
+    ones = edits.on(floating, "1 instead", torch.ones_like)
+    case = lab.grown()
+    found = [lab.wrong_of(lab.ask(case.with_(seed=seed), edit=ones)) for seed in lab.seeds(case, _SEEDS)]
+    wrongs = [wrong for wrong in found if wrong is not None and wrong.got.is_floating_point()]
+    if len(wrongs) < _TELLING:
+        return None
+    off = torch.cat([(wrong.got.double() - wrong.right.double())[wrong.mask] for wrong in wrongs])
+    for bits in (32, 16, 8):
+        if len(off) >= _TELLING and bool((torch.isfinite(off) & (off.remainder(1 << bits) == 0)).all()):
+            told = f"with 1 in all floating inputs every wrong element of {wrongs[0].name} is off by a multiple"
+            return Found("overflow", [f"{told} of 2^{bits}: integers are kept in {bits} bits on the way"])
+    return None
+
+
+def narrowed(lab: Lab) -> Found | None:
+    """Right once integers of 64 bits fit 32, and wrong with 34: something on the way keeps 32 of them."""
+    names = edits.longer(lab.spec, lab.base)
+    if not names:
+        return None
+    within, beyond = (edits.fitting(names, bits) for bits in (32, 34))
+    for case in {each.key(): each for each in (lab.base, lab.grown())}.values():
+        if not lab.mostly_wrong(case, edit=beyond) or not lab.always_right(case, edit=within):
+            lab.ruled_out.append(f"32 bits: whether the integers of {', '.join(names)} fit them decides nothing")
+            return None
+    return Found("overflow", [f"right once the integers of {', '.join(names)} fit 32 bits, wrong with 34"])
+
+
+def overflow(lab: Lab) -> Found | None:
+    """Wrong for large values, right once they are scaled down; by how much tells an exponential from a product."""
+    names, free = edits.scalable(lab.spec, lab.base), edits.free(lab.spec, lab.base)
+    wrong = lab.wrong_of(lab.ask(lab.base))
+    if not names or wrong is None:
+        return None
+    lost = lost_values(wrong)
+    if not lost and not _has_huge(lab) and wrong.got.is_floating_point():
+        return None
+    most = largest(lab, lab.base, names)
+    if not 2 < most < math.inf:
+        return None
+    # A code next to the right one has not left any range.
+    floating = wrong.got.is_floating_point()
+    if floating and is_coarse(lab.base) and lab.always_right(lab.base, edit=edits.upcast()):
+        evidence = ["the same numbers given as float32 are right: a 16-bit intermediate overflows"]
+        return Found("low-precision-accumulation", evidence)
+    if not lab.always_right(lab.base, edit=edits.scaled(names, -math.ceil(math.log2(most)))):
+        lab.ruled_out.append(f"overflow: wrong with {', '.join(names)} scaled below 1 too")
+        return None
+    limit = _limit(lab, names, most)
+    evidence = [f"right once values are scaled below {limit:.3g}, wrong above {2 * limit:.3g}"]
+    if not _near_an_end(wrong, limit):
+        lab.ruled_out.append(f"overflow: {evidence[0]}, where no dtype ends")
+        return None
+    if lost and _EXP_RANGE[0] <= limit <= _EXP_RANGE[1]:
+        if not _non_finite(wrong) and not _ignores_shift(lab, free):
+            lab.ruled_out.append(f"overflow: {evidence[0]}, yet neither to infinity nor where only differences count")
+            return None
+        # What overflows in the lanes that pad a tile, or in elements that are masked out, has a maximum taken away.
+        far = (edits.shifted(free, -_SHIFT), edits.shifted(free, _SHIFT))
+        found = extents.tail(lab, far) or _masked_out(lab, free)
+        if found is not None:
+            return found
+        evidence.append("so small a limit is an exponential's: its argument's maximum is not taken away first")
+        return Found("missing-max-subtraction", evidence)
+    # A cap turns a padded -inf into one more -30, which counts beside scores that are capped too: unsloth 2025.3.19's
+    # cross entropy was off by log(4/3) for three scores of -100, and right for four of them.
+    return extents.tail(lab) or Found("overflow", evidence)
+
+
+def _near_an_end(wrong: Wrong, limit: float) -> bool:
+    """Whether a dtype may end there: a float's no nearer to 0 than an exponential's; an integer that wraps is off by
+    more than 1, or clamped at an end of its own."""
+    if wrong.got.is_floating_point():
+        return limit >= _EXP_RANGE[0]
+    if wrong.got.dtype is torch.bool:
+        return False
+    got, right, ends = wrong.got.long()[wrong.mask], wrong.right.long()[wrong.mask], torch.iinfo(wrong.got.dtype)
+    return bool((((got - right).abs() > 1) | (right <= ends.min + 1) | (right == ends.max)).any())
+
+
+def _masked_out(lab: Lab, names: list[str]) -> Found | None:
+    """Right once elements that the reference does not use, whatever they hold, are no larger than the others."""
+    found = lab.ask(lab.base).probe
+    if found is None or not 1 < sum(found.logical[name].numel() for name in names) <= _MOST_ELEMENTS:
+        return None
+    unused = _unused(lab, names, found.logical).values()
+    # Where nothing counts, as in a softmax over one element, nothing is masked.
+    if not any(bool(mask.any()) for mask in unused) or all(bool(mask.all()) for mask in unused):
+        return None
+
+    # The least of what counts wins no maximum, and 0 adds nothing.
+    for what in ("the least of the others", "0"):
+
+        def apply(logical: dict[str, Any], what: str = what) -> dict[str, Any]:
+            masks = _unused(lab, names, logical)
+            changed = dict(logical)
+            for name, mask in masks.items():
+                t = logical[name]
+                value = float(t[~mask].min()) if what != "0" and not bool(mask.all()) else 0.0
+                changed[name] = t.masked_fill(mask, value)
+            return changed
+
+        edit = edits.Edit(f"{what} where {', '.join(names)} do not count", apply)
+        if lab.always_right(lab.base, edit=edit):
+            if _wrong_of_two(lab, names, edit):
+                lab.ruled_out.append(f"masked elements: {what} in them cures one of what there is, and not two")
+                return None
+            told = f"right once the elements of {', '.join(names)} that the reference does not use hold {what}"
+            return Found("wrong-neutral-element", [told])
+    return None
+
+
+def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
+    """Whether it fails in spite of the edit with two of what there is one of: of one key a softmax uses no score."""
+    for dim in (dim for dim, size in lab.plain_sizes().items() if size == 1):
+        case = lab.resized({dim: 2})
+        found = lab.ask(case).probe if case is not None else None
+        if case is None or found is None or sum(found.logical[name].numel() for name in names) > _MOST_ELEMENTS:
+            continue
+        if any(lab.ask(case.with_(seed=seed), edit=edit).wrong for seed in lab.seeds(case, _SEEDS)):
+            return True
+    return False
+
+
+def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """By tensor, the elements that may hold anything finite without a change of the reference's results."""
+    before = probing.right_of(lab.bench, logical)
+    masks = {}
+    for name in names:
+        t = logical[name]
+        masks[name] = torch.zeros_like(t, dtype=torch.bool)
+        far = min(4 * float(t.abs().nan_to_num(0, 0, 0).max()) + 1, 0.5 * float(torch.finfo(t.dtype).max))
+        for index in itertools.product(*map(range, t.shape)):
+            others = (_with(logical, name, index, value) for value in (-far, 0.0, far))
+            masks[name][index] = all(_same(before, probing.right_of(lab.bench, other)) for other in others)
+    return masks
+
+
+def _with(logical: Mapping[str, Any], name: str, index: tuple[int, ...], value: float) -> dict[str, Any]:
+    changed = logical[name].clone()
+    changed[index] = value
+    return {**logical, name: changed}
+
+
+def _same(before: Mapping[str, torch.Tensor] | None, after: Mapping[str, torch.Tensor] | None) -> bool:
+    if before is None or after is None:
+        return False
+    return all(torch.equal(t.nan_to_num(), after[name].nan_to_num()) for name, t in before.items())
+
+
+def _ignores_shift(lab: Lab, names: list[str]) -> bool:
+    """Whether the reference gives the same, or in fewer elements as much more, for ordinary values of some tensor that
+    are all 1 more: a copy gives as much more too."""
+    found = lab.ask(ordinary(lab.grown(), names)).probe
+    before = probing.right_of(lab.bench, found.logical) if found is not None else None
+    if found is None or before is None:
+        return False
+    for name in names:
+        after = probing.right_of(lab.bench, edits.shifted([name], 1.0).apply(dict(found.logical)))
+        floating = (
+            [(t.double(), after[n].double()) for n, t in before.items() if t.is_floating_point()] if after else []
+        )
+        if floating and all(
+            any(
+                torch.allclose(now - old, torch.full_like(old, by), 0.0, 0.02)
+                for by in (0.0, 1.0)[: 1 + (old.numel() < found.logical[name].numel())]
+            )
+            for old, now in floating
+        ):
+            return True
+    return False
+
+
+def _non_finite(wrong: Wrong) -> bool:
+    return bool((~torch.isfinite(wrong.got.double()) & torch.isfinite(wrong.right) & wrong.mask).any())
+
+
+def lost_values(wrong: Wrong) -> bool:
+    """Whether wrong elements are non-finite where the right ones are not, or saturated at 0."""
+    if not wrong.got.is_floating_point():
+        return False
+    got = wrong.got.double()
+    bad = (~torch.isfinite(got) & torch.isfinite(wrong.right)) | ((got == 0) & (wrong.right.abs() > 1e-30))
+    return bool((bad & wrong.mask).any())
+
+
+def _has_huge(lab: Lab) -> bool:
+    return any(tensor.regime == "huge" for tensor in lab.base.tensors.values())
+
+
+def largest(lab: Lab, case: Case, names: list[str]) -> float:
+    found = lab.ask(case).probe
+    if found is None:
+        return 0.0
+    tensors = [found.logical[name].double() for name in names]
+    return max((float(t.abs().max()) for t in tensors if t.numel()), default=0.0)
+
+
+def _limit(lab: Lab, names: list[str], most: float) -> float:
+    """The largest magnitude, to a factor of two, below which the case's values are right."""
+    right, wrong = math.ceil(math.log2(most)), 0
+    while right - wrong > 1:
+        middle = (right + wrong) // 2
+        if lab.ask(lab.base, edit=edits.scaled(names, -middle)).right:
+            right = middle
+        else:
+            wrong = middle
+    return most * 2.0**-right
+
+
+def is_coarse(case: Case) -> bool:
+    return any(tensor.dtype in ("float16", "bfloat16") for tensor in case.tensors.values())
+
+
+def factor(lab: Lab) -> Found | None:
+    """A result that is the right one times a constant, whatever the values; of other sizes it may be another one.
+
+    An epsilon, a wrong element or a rounding leaves no such constant, so it is asked once those are ruled out.
+    """
+    if lab.check != "values":
+        return None
+    wrong, base = lab.wrong_of(lab.ask(lab.base)), lab.ask(lab.base).probe
+    first = [wrong.name] if wrong is not None else []
+    # A scale may be off by a factor and what is divided by it in other ways: each output is asked.
+    for name in dict.fromkeys((*first, *(base.got if base is not None else ()))):
+        told = _times(lab, name)
+        if told:
+            return Found("wrong-scale", [told if [name] == first else f"{name}: {told}"])
+    return None
+
+
+def _times(lab: Lab, name: str) -> str | None:
+    """In words, by what constant an output is off; ``None`` where it is right somewhere, or by no constant."""
+    said = {}
+    for case in (lab.grown(), lab.grown(None, (17, 19, 18, 21))):
+        ratios = []
+        for seed in lab.seeds(case):
+            wrong = lab.wrong_of(lab.ask(case.with_(seed=seed)), name)
+            ratio = blame.constant_ratio(wrong.got, wrong.right) if wrong is not None else None
+            if not ratio:
+                return None
+            ratios.append(ratio)
+        if max(ratios) - min(ratios) > ONE_FACTOR * abs(ratios[0]):
+            return None
+        sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
+        said[sizes] = ratios[0]
+    if max(said.values()) - min(said.values()) <= ONE_FACTOR * abs(ratios[0]):
+        return f"{ratios[0]:.4g} times the right one, for other values and sizes alike"
+    listed = ", ".join(f"{ratio:.4g} times it at {sizes}" for sizes, ratio in said.items())
+    return f"the right one times a constant that follows the sizes: {listed}"

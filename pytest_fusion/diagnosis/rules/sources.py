@@ -1,0 +1,370 @@
+"""Causes in which element of an input reaches which element of the result, seen by changing single elements."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks import probe as probing
+from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+
+# References to ask are one for each element and change, at half a millisecond; runs of the kernel are far fewer.
+_MOST_ELEMENTS = 40
+_MOST_SOURCES = 12
+_STRETCHED = 4
+_MOST_WRONG = 2
+_SEEDS, _AGREEING = 16, 2
+# For one of so many seeds a condition is met and a factor is not 0.
+_STRUCTURAL = 10
+# A share of what a diagnosis may run, so that the rules after this one have their turn.
+_MOST_RUNS = 50
+# By so many times the largest element, up and down, a selection (of a maximum, of what is above 0) changes as well as
+# a sum does; the last change keeps an element's size.
+_CHANGES = ((1.0, 3.0), (1.0, -3.0), (-0.5, 0.0))
+# What the kernel's element must change by, as a share of the larger of both values, to count as changed.
+_CHANGED = 1e-2
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """One of the ways to change elements of the inputs, each a tensor's name and a flat index."""
+
+    way: int
+    places: tuple[Place, ...]
+    # What an element becomes, by way, in tensors whose values are narrowed.
+    spans: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def edit(self) -> Edit:
+        factor, steps = _CHANGES[self.way]
+
+        def apply(logical: dict[str, Any]) -> dict[str, Any]:
+            changed = dict(logical)
+            for name, places in itertools.groupby(sorted(self.places), key=lambda place: place[0]):
+                t = logical[name].clone(memory_format=torch.contiguous_format)
+                step = steps * float(t.double().abs().nan_to_num(0, 0, 0).max())
+                for _, index in places:
+                    free = name not in self.spans
+                    t.view(-1)[index] = factor * t.view(-1)[index] + step if free else self.spans[name][self.way]
+                changed[name] = t
+            return changed
+
+        return Edit(f"change {self.way} of {self.places}", apply)
+
+
+def elsewhere(lab: Lab) -> Found | None:
+    """Wrong elements change with elements of the inputs that the right ones do not know, and not with some they do.
+
+    What a formula gets wrong changes with the same elements as the right result, what a mask leaves out or takes in
+    with fewer or with more.
+    """
+    told, asked = _told(lab, instead=True)
+    if asked and len(told) < _AGREEING:
+        lab.ruled_out.append(
+            "single elements: changed one by one, none reaches a wrong result that it should not, in place of another"
+        )
+    return _agreed(told)
+
+
+def beyond(lab: Lab) -> Found | None:
+    """Wrong elements change with elements of the inputs that no seed's right ones know, and with all that they should.
+
+    Where a factor is 0 in one call another formula would change with what is multiplied by it, and not be misplaced.
+    """
+    told = _told(lab, instead=False)[0]
+    end = _one_past(lab) if len(told) >= _AGREEING else None
+    return Found("off-by-one-mask", [end, "so it is for other values"]) if end else _agreed(told)
+
+
+def _one_past(lab: Lab) -> str | None:
+    """In words, that what is known besides lies right before or after all that should be, along one axis.
+
+    A window of a sliding attention that is one too wide does; what wraps around or goes on in the next row does not,
+    once a dim is so long that its other end is no neighbour.
+    """
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
+    for name, size in sorted(lab.plain_sizes().items(), key=lambda dim: -dim[1]):
+        case = lab.resized({name: size + _STRETCHED}, plain)
+        if case is not None:
+            # Of a dim that is not the window's own, two of what it slides along are neighbours at either end.
+            told = [_beside(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _AGREEING)]
+            if all(told):
+                return told[0]
+    return None
+
+
+def _beside(lab: Lab, case: Case) -> str | None:
+    """In words, the neighbours that a wrong element changes with, and with no others that it must not know.
+
+    Empty where it changes with others, and ``None`` where that cannot be told.
+    """
+    answer, spans = lab.ask(case), edits.ranged(lab.spec, lab.base)
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    places = _places(lab, answer, spans)
+    known = _known_to(lab, found.logical, wrong.name, places, spans) if found and wrong and places else None
+    if found is None or wrong is None or known is None or not bool(wrong.mask.any()):
+        return None
+    element = _worst(wrong.got, wrong.right, wrong.mask)[0]
+    before = _value(wrong.got, element)
+    near = [place for place in places if known[place][element]]
+    shapes = {name: tuple(found.logical[name].shape) for name, _ in places}
+    asked: str | None = None
+
+    def run(edit: Edit) -> Answer:
+        return lab.ask(case, edit=edit)
+
+    for axis, step in itertools.product(range(max(map(len, shapes.values()))), (1, -1)):
+        beside = _next_to(near, shapes, axis, step)
+        if not beside:
+            continue
+        asked = ""
+        # With two keys in place of one the query counts as well, which a softmax over one does not know.
+        rest = tuple(place for place in _akin(near, places) if not known[place][element] and place not in beside)
+        if rest and any(value != before for value in _values(run, rest, wrong.name, element, spans)):
+            continue
+        extra = next(_reaching(run, beside, wrong.name, element, spans, before), None)
+        if extra is not None:
+            said = _said(found.logical, wrong.name, wrong.got.shape, element, None, extra)
+            return f"{said}: one past those that it must know along axis {axis}"
+    return asked
+
+
+def _next_to(near: list[Place], shapes: Mapping[str, tuple[int, ...]], axis: int, step: int) -> tuple[Place, ...]:
+    """The elements right after (``step`` 1) or before those in each line along an axis; none where the other end of
+    the axis is a neighbour as well."""
+    beside: list[Place] = []
+    for name, shape in shapes.items():
+        if axis >= len(shape):
+            continue
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for _, flat in (place for place in near if place[0] == name):
+            at = _at(flat, shape)
+            lines.setdefault((*at[:axis], *at[axis + 1 :]), []).append(at[axis])
+        for others, line in lines.items():
+            if len(line) + 1 == shape[axis]:
+                return ()
+            end = max(line) + 1 if step > 0 else min(line) - 1
+            if 0 <= end < shape[axis]:
+                at = (*others[:axis], end, *others[axis:])
+                beside.append((name, _flat(at, shape)))
+    return tuple(beside)
+
+
+def _flat(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    flat = 0
+    for index, size in zip(at, shape, strict=True):
+        flat = flat * size + index
+    return flat
+
+
+def _at(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape))
+
+
+def _agreed(told: list[str]) -> Found | None:
+    return Found("wrong-index-map", [f"{told[0]}; so it is for other values"]) if len(told) >= _AGREEING else None
+
+
+def _told(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
+    """What single elements tell in words, for as many seeds as must agree; and whether they could be asked at all."""
+    if lab.check == gradients.NAME:
+        return [], False
+    plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
+    told: list[str] = []
+    asked = False
+    budget = lab.runs + _MOST_RUNS
+    cases = [plain, lab.grown(plain, (2, 2, 2, 2)), _stretched(lab, plain)]
+    # Both neighbours of one of two are the same one.
+    cases += [] if instead else [lab.grown(plain, (3, 3, 3, 3))]
+    for case in {each.key(): each for each in cases}.values():
+        silent = 0
+        for seed in lab.seeds(case, _SEEDS):
+            if silent == _AGREEING or lab.runs > budget:
+                break
+            seeded = case.with_(seed=seed)
+            answer = lab.ask(seeded)
+            if answer.wrong:
+                said = _elsewhere(lab, answer, lambda edit, seeded=seeded: lab.ask(seeded, edit=edit), instead=instead)
+                told += [said] if said else []
+                silent += not said
+                asked |= said is not None
+            if len(told) == _AGREEING:
+                return told, asked
+    return told, asked
+
+
+def _stretched(lab: Lab, case: Case) -> Case:
+    """The case longer along what is more than one already: a bound that is another dim's size needs that one small."""
+    for name, size in case.sizes.items():
+        if isinstance(size, int) and 1 < size < _STRETCHED:
+            case = lab.resized({name: _STRETCHED}, case) or case
+    return case
+
+
+def _elsewhere(lab: Lab, answer: Answer, run: Any, *, instead: bool) -> str | None:
+    """In words, which element reaches a wrong one in place of another, or besides all that should.
+
+    Empty where none does, and ``None`` where that could not be asked: of inputs with values of their own, or where no
+    element reaches some results and not others.
+    """
+    spans = edits.ranged(lab.spec, lab.base)
+    # Those whose values are narrowed too, but not at the price of those that are free.
+    said = _among(lab, answer, run, spans, instead=instead)
+    return _among(lab, answer, run, {}, instead=instead) if said is None and spans else said
+
+
+def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, ...]], *, instead: bool) -> str | None:
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    if found is None or wrong is None or not wrong.far_off:
+        return None
+    places = _places(lab, answer, spans)
+    if not places:
+        return None
+    known = _known_to(lab, found.logical, wrong.name, places, spans)
+    if known is not None and not instead:
+        known = _known_to_any(lab, answer, known, wrong.name, spans)
+    if known is None:
+        return None
+    asked: str | None = None
+    for element in _worst(wrong.got, wrong.right, wrong.mask):
+        near = [place for place in places if known[place][element]]
+        far = tuple(place for place in places if not known[place].any() or not known[place][element])
+        if not near or not far or len(near) > _MOST_SOURCES:
+            continue
+        asked = ""
+        before = _value(wrong.got, element)
+        akin = _akin(near, far)
+        ordered = (*akin, *(place for place in far if place not in akin))
+        if not any(_moved(before, after) for after in _values(run, far, wrong.name, element, spans)):
+            continue
+        if not instead:
+            extra = next(_reaching(run, ordered, wrong.name, element, spans, before), None)
+            if extra is not None:
+                return _said(found.logical, wrong.name, wrong.got.shape, element, None, extra)
+            continue
+        for place in near:
+            after = list(_values(run, (place,), wrong.name, element, spans))
+            if len(after) == len(_CHANGES) and all(value == before for value in after):
+                extra = next(_reaching(run, ordered, wrong.name, element, spans, before), None)
+                if extra is not None:
+                    return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
+    return asked
+
+
+def _akin(near: Sequence[Place], places: Sequence[Place]) -> tuple[Place, ...]:
+    """The places in tensors of which some element is known: what else a wrong one of these brings in is innocent."""
+    names = {name for name, _ in near}
+    return tuple(place for place in places if place[0] in names)
+
+
+def _places(lab: Lab, answer: Answer, spans: Mapping[str, tuple[float, ...]]) -> list[Place]:
+    """The elements of the inputs that may take other values; none where there are too many to ask."""
+    found = answer.probe
+    if found is None:
+        return []
+    tensors = {name: found.logical.get(name) for name in (*edits.free(lab.spec, lab.base), *spans)}
+    places = [(name, i) for name, t in tensors.items() if isinstance(t, torch.Tensor) for i in range(t.numel())]
+    return places if 1 < len(places) <= _MOST_ELEMENTS else []
+
+
+def _reaching(
+    run: Any,
+    far: tuple[Place, ...],
+    output: str,
+    element: int,
+    spans: Mapping[str, tuple[float, ...]],
+    before: float,
+) -> Iterator[Place]:
+    """Those of these places that the kernel's element changes with."""
+    return (p for p in far if any(_moved(before, v) for v in _values(run, (p,), output, element, spans)))
+
+
+def _known_to_any(
+    lab: Lab, answer: Answer, known: dict[Place, torch.Tensor], output: str, spans: Mapping[str, tuple[float, ...]]
+) -> dict[Place, torch.Tensor] | None:
+    """The same for any of several seeds of the case."""
+    assert answer.probe is not None
+    case = answer.probe.result.case
+    for seed in lab.seeds(case, _STRUCTURAL):
+        other = lab.ask(case.with_(seed=seed)).probe
+        masks = _known_to(lab, other.logical, output, list(known), spans) if other is not None else None
+        if masks is None or any(masks[place].shape != mask.shape for place, mask in known.items()):
+            return None
+        known = {place: mask | masks[place] for place, mask in known.items()}
+    return known
+
+
+def _known_to(
+    lab: Lab, logical: Mapping[str, Any], output: str, places: list[Place], spans: Mapping[str, tuple[float, ...]]
+) -> dict[Place, torch.Tensor] | None:
+    """By place, which elements of the right result change with it, as a flat mask; ``None`` where that is not known."""
+    before = probing.right_of(lab.bench, logical)
+    if before is None or output not in before:
+        return None
+    masks: dict[Place, torch.Tensor] = {}
+    for place in places:
+        mask = torch.zeros(before[output].numel(), dtype=torch.bool)
+        for way in range(len(_CHANGES)):
+            after = probing.right_of(lab.bench, _Changed(way, (place,), spans).edit().apply(dict(logical)))
+            if after is None or after[output].shape != before[output].shape:
+                return None
+            a, b = (t.detach().cpu().flatten() for t in (before[output], after[output]))
+            mask |= (a != b) & ~(torch.isnan(a) & torch.isnan(b)) if a.is_floating_point() else a != b
+        masks[place] = mask
+    return masks
+
+
+def _worst(got: torch.Tensor, right: torch.Tensor, mask: torch.Tensor) -> list[int]:
+    """The flat indices of the wrong elements that are furthest off."""
+    off = (got.double() - right.double()).abs().nan_to_num(0.0, 0.0, 0.0) * mask
+    return [int(i) for i in off.flatten().argsort(descending=True)[:_MOST_WRONG] if bool(mask.flatten()[i])]
+
+
+def _values(
+    run: Any, places: tuple[Place, ...], output: str, element: int, spans: Mapping[str, tuple[float, ...]]
+) -> Iterator[float]:
+    """The kernel's element under each change of these places, as far as those can be run."""
+    for way in range(len(_CHANGES)):
+        answer = run(_Changed(way, places, spans).edit())
+        got = answer.probe.got.get(output) if answer.probe is not None else None
+        if got is not None and element < got.numel():
+            yield _value(got, element)
+
+
+def _value(t: torch.Tensor, element: int) -> float:
+    return float(t.detach().flatten()[element])
+
+
+def _moved(before: float, after: float) -> bool:
+    if not math.isfinite(before) or not math.isfinite(after):
+        return False
+    return abs(after - before) > _CHANGED * max(abs(before), abs(after))
+
+
+def _said(
+    logical: Mapping[str, Any],
+    output: str,
+    shape: tuple[int, ...],
+    element: int,
+    instead_of: Place | None,
+    taken: Place,
+) -> str:
+    def at(name: str, flat: int, sizes: tuple[int, ...]) -> str:
+        return f"{name}[{', '.join(map(str, _at(flat, sizes)))}]"
+
+    one = at(*taken, tuple(logical[taken[0]].shape))
+    told = f"{at(output, element, shape)} changes with {one}, which it must not"
+    if instead_of is None:
+        return told
+    return f"{told}, and not with {at(*instead_of, tuple(logical[instead_of[0]].shape))}, which it must"

@@ -1,0 +1,273 @@
+"""Causes in how tensors lie: strides, storage offsets, alignment, offsets past 2^31."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from pytest_fusion.case import strided
+from pytest_fusion.case.case_model import Case, Layout
+from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.make import shape_of, torch_dtype
+from pytest_fusion.case.plan import allowed_layouts
+from pytest_fusion.checks import probe as probing
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+
+# A row that begins at a multiple of this many bytes suits every vector access of a GPU (at most 16 bytes) and any line.
+_ALIGNED_BYTES = 128
+_INT32 = 2**31
+# 16 bytes of a 16-bit dtype.
+_VECTOR = 8
+# Whether a search or a comparison meets what is read from elsewhere is luck: of few elements one seed in eight tells.
+_SEEDS, _LUCKY_SEEDS = 4, 16
+
+
+def layout(lab: Lab) -> Found | None:
+    """Wrong as laid, right on contiguous copies of the same values, at these sizes and at larger ones."""
+    case = lab.base
+    bent = [name for name, tensor in case.tensors.items() if not tensor.layout.plain and name not in case.absent]
+    if not bent:
+        return None
+    plain = case.contiguous()
+    seeds = lab.seeds(case, _SEEDS)
+    copies = [lab.ask(case.with_(seed=seed), laid=plain.with_(seed=seed)) for seed in seeds]
+    if any(answer.wrong for answer in copies):
+        lab.ruled_out.append("layout: wrong on contiguous copies too")
+        _rebase(lab, plain)
+        return None
+    if not all(answer.right for answer in copies):
+        return None
+    wrong_as_laid = sum(lab.ask(case.with_(seed=seed)).wrong for seed in seeds)
+    for seed in lab.seeds(case, _LUCKY_SEEDS)[_SEEDS:]:
+        if wrong_as_laid >= _SEEDS // 2:
+            break
+        if lab.ask(case.with_(seed=seed)).wrong:
+            if not lab.ask(case.with_(seed=seed), laid=plain.with_(seed=seed)).right:
+                return None
+            seeds.append(seed)
+            wrong_as_laid += 1
+    if wrong_as_laid < _SEEDS // 2:
+        return None
+    if (wrong := _wrong_when_larger(lab, plain)) is not None:
+        sizes = ", ".join(f"{name}={size}" for name, size in wrong.sizes.items())
+        lab.ruled_out.append(f"layout: wrong on contiguous tensors too at {sizes}")
+        lab.base = wrong
+        return None
+    evidence = [f"right on contiguous copies of the same values, for {len(seeds)} seeds"]
+    guilty = [name for name in bent if lab.ask(case, laid=case.contiguous([name])).right]
+    if len(bent) > 1 and len(guilty) == 1:
+        evidence.append(f"making {guilty[0]} alone contiguous is enough")
+    offsets, bent_strides = _offset(lab, case, bent), _strided(lab, case, bent)
+    if _past_int32(lab, case):
+        return Found("int32-overflow", ["an offset passes 2^31 elements, and a compact copy is right", *evidence])
+    if offsets and bent_strides:
+        # Whichever of the two can be taken away without curing the failure is not its cause.
+        without = lab.ask(case, laid=_without_offsets(lab, case, bent))
+        bent_strides = bent_strides if without.wrong else []
+    if bent_strides:
+        return _of_strides(lab, case, bent_strides, evidence)
+    return _of_offset(lab, case, offsets, evidence)
+
+
+def _rebase(lab: Lab, plain: Case) -> None:
+    """From now on without layouts, where the failure needs no values that repeat along an axis."""
+    if any(lab.ask(plain.with_(seed=seed)).wrong for seed in lab.seeds(plain)):
+        lab.base = plain
+
+
+def _wrong_when_larger(lab: Lab, plain: Case) -> Case | None:
+    """A larger contiguous case that fails: what fails there needs no layout, the small one only made it visible."""
+    candidates = [lab.grown(plain), lab.grown(plain, (17, 19, 18, 21)), lab.grown(plain, (33, 9, 35))]
+    for block in lab.blocks[:2]:
+        candidates += [case for name in lab.plain_sizes() if (case := lab.resized({name: block + 1}, plain))]
+    for case in {candidate.key(): candidate for candidate in candidates}.values():
+        if case.key() != plain.key() and lab.mostly_wrong(case):
+            return case
+    return None
+
+
+def _shape(lab: Lab, case: Case, name: str) -> tuple[int, ...]:
+    inner = unwrap(lab.spec.inputs[name])
+    assert isinstance(inner, TensorSpec)
+    return shape_of(inner, case.sizes)
+
+
+def _offset(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
+    return [name for name in names if geometry(_shape(lab, case, name), case.tensors[name].layout).offset]
+
+
+def _strided(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
+    return [
+        name
+        for name in names
+        if geometry(shape := _shape(lab, case, name), case.tensors[name].layout).strides
+        != geometry(shape, Layout()).strides
+    ]
+
+
+def _without_offsets(lab: Lab, case: Case, names: Iterable[str]) -> Case:
+    """The same strides without what precedes the first element."""
+    for name in names:
+        old = case.tensors[name].layout
+        before = geometry(_shape(lab, case, name), old).offset - old.offset
+        case = case.with_tensor(name, layout=Layout(old.kind, -before, old.variant))
+    return case
+
+
+def _past_int32(lab: Lab, case: Case) -> bool:
+    for name in case.tensors:
+        plan = geometry(_shape(lab, case, name), case.tensors[name].layout)
+        if plan.storage > _INT32 or any(abs(stride) * (size - 1) >= _INT32 for size, stride in
+                                        zip(plan.shape, plan.strides, strict=True)):  # fmt: skip
+            return True
+    return False
+
+
+def _of_offset(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> Found:
+    """An offset of whole cache lines: an address that is aligned, and still not the start of the storage."""
+    aligned = case
+    for name in names:
+        items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
+        aligned = aligned.with_tensor(name, layout=Layout("contiguous", items))
+    answers = [lab.ask(case.with_(seed=s), laid=aligned.with_(seed=s)) for s in lab.seeds(case)]
+    shown = ", ".join(names)
+    if answers and all(answer.right for answer in answers):
+        evidence.append(f"right with {shown} at a storage offset of {_ALIGNED_BYTES} bytes: only its alignment matters")
+        return Found("needs-alignment", evidence)
+    evidence.append(f"wrong with {shown} at any storage offset, aligned ones too")
+    if (read := _reads(lab, case, from_start=True)) is not None:
+        evidence.append(f"equals the reference on {read} read from the start of its storage")
+    return Found("ignores-offset", evidence)
+
+
+def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> Found:
+    pitched = [name for name in names if case.tensors[name].layout.kind in ("padded", "unflattenable")]
+    if pitched == names and _right_when_pitched(lab, case, names):
+        evidence.append(f"right with rows of {', '.join(names)} that begin at multiples of {_ALIGNED_BYTES} bytes")
+        return Found("needs-alignment", evidence)
+    if (told := _right_at_whole_vectors(lab, case, names)) is not None:
+        return Found("tail-mask", [*evidence, told])
+    if (read := _reads(lab, case, from_start=False)) is not None:
+        evidence.append(f"equals the reference on the storage of {read} read as contiguous")
+    expanded = [name for name in names if case.tensors[name].layout.kind == "expanded"]
+    if expanded == names:
+        other, right = _otherwise_strided(lab, case, names)
+        if other is None and right:
+            told = f"right in every other layout that was tried: {', '.join(right)}"
+            return Found("ignores-zero-stride", [*evidence, told])
+        shown = ", ".join(names)
+        evidence.append(
+            f"wrong with {shown} {other} too" if other else f"no layout of {shown} but expanded could be judged"
+        )
+    return Found("ignores-strides", evidence)
+
+
+def _right_when_pitched(lab: Lab, case: Case, names: Iterable[str]) -> bool:
+    pitched = _pitched(lab, case, names)
+    return pitched is not None and all(
+        lab.ask(case.with_(seed=s), laid=pitched.with_(seed=s)).right for s in lab.seeds(case)
+    )
+
+
+def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
+    """With rows that begin at multiples of whole cache lines, and with a gap between matrices where there was one;
+    ``None`` where a tensor has no rows."""
+    for name in names:
+        shape = _shape(lab, case, name)
+        if len(shape) < 2:
+            return None
+        items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
+        laid = Layout("pitched", 0, items)
+        own, pitched = geometry(shape, case.tensors[name].layout).strides, list(geometry(shape, laid).strides)
+        if any(own[axis] != own[axis + 1] * shape[axis + 1] for axis in range(len(shape) - 2)):
+            for axis in reversed(range(len(shape) - 2)):
+                pitched[axis] = pitched[axis + 1] * (shape[axis + 1] + 1)
+            laid = Layout(strided.stated(pitched))
+        case = case.with_tensor(name, layout=laid)
+    return case
+
+
+def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | None:
+    """In words, that the strides are followed where rows hold whole vectors: what goes wrong is the rest of a row."""
+    dims = dict.fromkeys(
+        dim
+        for name in names
+        if (ndim := len(_shape(lab, case, name)))
+        for dim in lab.plain_sizes()
+        if (inner := unwrap(lab.spec.inputs[name]))
+        and isinstance(inner, TensorSpec)
+        and inner.shape.axis_of(dim, case.sizes) == ndim - 1
+    )
+    larger = lab.grown(case)
+    for dim in dims:
+        whole = [lab.resized({dim: n}, larger) for n in (_VECTOR, 2 * _VECTOR)]
+        rest = [lab.resized({dim: n}, larger) for n in (_VECTOR + 1, 2 * _VECTOR + 1)]
+        # Strides alone must be no less odd at whole vectors.
+        if any(one is None or len(_strided(lab, one, names)) < len(names) for one in whole):
+            continue
+        # A path that only aligned rows take may ignore their pitch; whole vectors with an odd one are right by another.
+        whole += [one for each in whole if each is not None and (one := _pitched(lab, each, names)) is not None]
+        if all(lab.mostly_wrong(one) for one in rest) and all(lab.always_right(one) for one in whole):
+            return f"right as laid too at {dim}={_VECTOR} and {2 * _VECTOR}, wrong at {_VECTOR + 1}"
+    return None
+
+
+def _otherwise_strided(lab: Lab, case: Case, names: list[str]) -> tuple[str | None, list[str]]:
+    """The first layout without a stride of 0 that fails, and those that are right, on a case whose plain twin is right.
+
+    Both are empty where no such layout may be asked, or the kernel refuses them all.
+    """
+    larger = lab.grown(case.contiguous())
+    right: list[str] = []
+    for name in names:
+        inner = unwrap(lab.spec.inputs[name])
+        assert isinstance(inner, TensorSpec)
+        for kind, variant in allowed_layouts(lab.spec, name, inner):
+            if kind not in ("transposed", "step", "padded", "unflattenable") or variant:
+                continue
+            # A kernel may refuse the larger sizes, of which a smaller case has some all the same.
+            for sized in (larger, case.contiguous()):
+                other = sized.with_tensor(name, layout=Layout(kind, 0, variant))
+                if _strided(lab, other, [name]) and lab.mostly_wrong(other):
+                    return kind, right
+                if _strided(lab, other, [name]) and lab.always_right(other):
+                    right.append(f"{name} {kind}")
+                    break
+    return None, right
+
+
+def _reads(lab: Lab, case: Case, *, from_start: bool) -> str | None:
+    """The input for which the result is the reference's, once its storage is read in another way."""
+    for name, tensor in case.tensors.items():
+        if tensor.layout.plain or name in case.absent:
+            continue
+        for seed in lab.seeds(case)[:1]:
+            answer = lab.ask(case.with_(seed=seed))
+            if _equals_when_read(lab, answer, name, from_start=from_start):
+                return name
+    return None
+
+
+def _equals_when_read(lab: Lab, answer: Answer, name: str, *, from_start: bool) -> bool:
+    found, wrong = answer.probe, lab.wrong_of(answer)
+    if found is None or wrong is None or found.placed is None or not wrong.got.is_floating_point():
+        return False
+    t = found.placed.tensors[name].detach()
+    strides = t.stride() if from_start else geometry(tuple(t.shape), Layout()).strides
+    offset = 0 if from_start else t.storage_offset()
+    if t.numel() == 0 or math.prod(t.shape) + offset > t.untyped_storage().size() // t.element_size():
+        return False
+    try:
+        read = torch.as_strided(t, t.shape, strides, offset).clone()
+    except RuntimeError:
+        return False
+    other = probing.right_of(lab.bench, {**found.logical, name: read})
+    right = None if other is None else other.get(wrong.name)
+    if right is None or right.shape != wrong.got.shape or not right.is_floating_point():
+        return False
+    tolerance = 16 * torch.finfo(wrong.got.dtype).eps
+    return torch.allclose(wrong.got.double(), right.double(), tolerance, tolerance, equal_nan=True)

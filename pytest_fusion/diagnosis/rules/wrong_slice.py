@@ -1,0 +1,175 @@
+"""The cause in which slice is taken: right once all slices are equal, where that tells places from shares and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks import probe as probing
+from pytest_fusion.checks.gradients import blame, gradients
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong
+from pytest_fusion.diagnosis.rules.indices import failing
+from pytest_fusion.spec.inputs import TensorSpec, unwrap
+
+_MOST_REPEATED, _MOST_NUMBERS = 8, 5
+# Less of the largest element is no change.
+_CHANGED = 1e-3
+# Slices that the reference, and those that the kernel is asked about one by one.
+_MOST_SLICES, _MOST_ALONE = 40, 6
+
+
+def indifferent(lab: Lab) -> Found | None:
+    """Far off, and right once all slices along an axis are equal: it is the choice of slices that is wrong."""
+    for case in failing(lab):
+        answer = lab.ask(case)
+        wrong = lab.wrong_of(answer)
+        if wrong is None or answer.probe is None or not wrong.far_off:
+            continue
+        for what, places in _axes(lab, case, answer.probe.logical):
+            # What is right for a few slices chooses well; it is something that they add up to that goes wrong.
+            if what in case.sizes and not any(lab.mostly_wrong(lab.resized({what: n}, case)) for n in (2, 3)):
+                continue
+            edit = edits.repeated(places)
+            if (
+                lab.always_right(case, edit=edit)
+                and _tells(lab.ask(case, edit=edit))
+                and _any_is_as_good(lab, case, answer.probe.logical, places)
+            ):
+                others = _takes_others(lab, case, wrong, what, places)
+                if others is False:
+                    lab.ruled_out.append(f"which slice: slices of {what} have shares that no slice should have")
+                    return None
+                if others is None and not _still_depends(lab, case, wrong, answer.probe.logical, places):
+                    continue
+                return Found(
+                    "wrong-index-map",
+                    [f"right once all slices of {what} are equal: others are taken, or in other shares"],
+                )
+    lab.ruled_out.append("which slice: wrong too with equal slices along any axis")
+    return None
+
+
+def _any_is_as_good(lab: Lab, case: Case, logical: Mapping[str, Any], places: list[tuple[str, int]]) -> bool:
+    """Whether it is right to repeat any other slice too, a few where none of what is repeated are indices themselves.
+
+    An index that a kernel treats wrongly by its value is gone where another one is repeated, and so are the negative
+    numbers of a maximum that begins with 0.
+    """
+    of_numbers = all(logical[name].is_floating_point() for name, _ in places)
+    least = min(logical[name].shape[axis] for name, axis in places)
+    most = min(least, _MOST_NUMBERS if of_numbers else _MOST_REPEATED)
+    return all(lab.ask(case, edit=edits.repeated(places, index)).right for index in range(1, most))
+
+
+def _still_depends(
+    lab: Lab, case: Case, wrong: Wrong, logical: Mapping[str, Any], places: list[tuple[str, int]]
+) -> bool:
+    """Whether the right result of equal slices changes with what each tensor's slices hold.
+
+    Equal elements have no variance and a softmax of equal shares, whatever is done to them: there anything is right.
+    """
+    usual = float(wrong.right.double().abs().nan_to_num(0.0, 0.0, 0.0).max())
+    before = _right_with(lab, case, wrong.name, edits.repeated(places))
+    for place in places:
+        if before is None:
+            return False
+        if not logical[place[0]].is_floating_point():
+            continue
+        after = _right_with(lab, case, wrong.name, edits.repeated_but(places, place))
+        if after is None or after.shape != before.shape:
+            return False
+        a, b = before.double().nan_to_num(), after.double().nan_to_num()
+        if float((a - b).abs().max()) <= _CHANGED * usual:
+            return False
+    return True
+
+
+def _right_with(lab: Lab, case: Case, output: str, edit: Edit) -> torch.Tensor | None:
+    if lab.check == gradients.NAME and output.startswith("d"):
+        found = lab.ask(case, edit=edit).probe
+        pair = probing.gradient(found, output[1:]) if found is not None else None
+        return pair[1] if pair is not None else None
+    found = lab.ask(case).probe
+    outputs = probing.right_of(lab.bench, edit.apply(dict(found.logical))) if found is not None else None
+    return outputs.get(output) if outputs is not None else None
+
+
+def _takes_others(lab: Lab, case: Case, wrong: Wrong, what: str, places: list[tuple[str, int]]) -> bool | None:
+    """Whether slices of what the reference adds up have a part where they should have none, or that of another slice.
+
+    Otherwise it is their shares that are wrong, which equal slices hide where they are one in all, as of a mean in
+    place of a weighted one. ``None`` where nothing is added up, or nothing is wrong of single slices.
+    """
+    if lab.check == gradients.NAME or wrong.got.dtype not in (torch.float32, torch.float64):
+        return None
+    # Of two shares each is what the other leaves.
+    if case.sizes.get(what) == 2:
+        case = next((more for n in (5, 4, 3) if (more := lab.resized({what: n}, case))), case)
+    found = lab.ask(case).probe
+    told = [
+        _parts_of_others(lab, case, wrong.name, place, [other for other in places if other != place])
+        for place in places
+        if found is not None and found.logical[place[0]].is_floating_point()
+        if 2 <= found.logical[place[0]].shape[place[1]] <= _MOST_SLICES
+    ]
+    return False if False in told else True if True in told else None
+
+
+def _parts_of_others(
+    lab: Lab, case: Case, output: str, place: tuple[str, int], others: list[tuple[str, int]]
+) -> bool | None:
+    found = lab.ask(case).probe
+    assert found is not None
+    size = found.logical[place[0]].shape[place[1]]
+    # What is wrong with the others equal is so of this tensor's places, whatever shares those give it.
+    equal = edits.repeated(others) if others and lab.mostly_wrong(case, edit=edits.repeated(others)) else None
+    alone = [edits.alone(*place, i, then=equal) for i in range(size)]
+    outputs = [_right_with(lab, case, output, edit) for edit in alone]
+    whole = _right_with(lab, case, output, edits.repeated([place, *others] if equal is not None else [place]))
+    rights = [t.double().flatten() for t in outputs if t is not None]
+    if whole is None or len(rights) < size:
+        return None
+    right, added = torch.stack(rights), whole.double().flatten()
+    if not bool(added.any()) or not torch.allclose(right.sum(0), added, 1e-4, 1e-5 * float(added.abs().max())):
+        return None
+    chosen = sorted({i * (size - 1) // (_MOST_ALONE - 1) for i in range(_MOST_ALONE)})
+    answers = [lab.ask(case, edit=alone[i]).probe for i in chosen]
+    gots = [answer.got[output].double().flatten() for answer in answers if answer and output in answer.got]
+    if len(gots) < len(chosen):
+        return None
+    got, some = torch.stack(gots), right[chosen]
+    least = _CHANGED * float(right.abs().max())
+    strays = ((got.abs() > least) & (some == 0)) | ((got == 0) & (some.abs() > least))
+    return True if bool(strays.any()) else blame.rearranged(got, right, (size,), chosen)
+
+
+def _axes(lab: Lab, case: Case, logical: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Axes to make indifferent: those of one dim at a time in all tensors, then single ones of what is computed."""
+    for dim, size in case.sizes.items():
+        if not isinstance(size, int) or size < 2:
+            continue
+        places = [
+            (name, axis)
+            for name in case.tensors
+            if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
+            and isinstance(logical.get(name), torch.Tensor)
+            and (axis := inner.shape.axis_of(dim, case.sizes)) is not None
+        ]
+        if places:
+            yield dim, places
+    for name, value in logical.items():
+        if name not in case.tensors and isinstance(value, torch.Tensor):
+            yield from ((f"{name}, axis {axis}", [(name, axis)]) for axis, n in enumerate(value.shape) if n > 1)
+
+
+def _tells(answer: Answer) -> bool:
+    """Whether the right result still has different elements."""
+    if answer.probe is None:
+        return False
+    return any(t.numel() and bool((t != t.flatten()[0]).any()) for t in answer.probe.expected.values())

@@ -1,0 +1,1 @@
+"""What a failure's message is made of: the text, where errors sit, the stack."""

@@ -1,0 +1,82 @@
+"""The text of a failure: what differs and by how much, the smallest case, where the errors sit, how to see it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_fusion.case.value_json import written
+from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.diagnosis.causes import CAUSES
+from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
+
+
+def replay_command(nodeid: str, path: str) -> str:
+    """The one command that runs exactly this case again."""
+    return f"pytest {shlex.quote(nodeid)} --fusion-replay {shlex.quote(path)}"
+
+
+def _tensor_line(name: str, entry: dict[str, Any], absent: bool, held: str | None) -> str:
+    if absent:
+        return f"    {name}: None"
+    layout = entry["layout"] + (f"/{entry['variant']}" if entry["variant"] else "")
+    text = f"    {name}: {entry['dtype']} {entry['shape']}, {layout}, strides {entry['strides']}"
+    if entry["offset"]:
+        text += f", storage offset {entry['offset']}"
+    return text + (f", values {entry['values']}" if held is None else f", values: {held}")
+
+
+def _why(diagnosis: Diagnosis) -> list[str]:
+    """The cause with what speaks for it; what was ruled out is told only where nothing else is."""
+    unexplained = diagnosis.cause == "unexplained"
+    meaning = "no experiment could tell" if unexplained and not diagnosis.ruled_out else CAUSES[diagnosis.cause]
+    lines = [f"  likely cause: {diagnosis.cause} ({meaning})"]
+    lines += [f"    {sentence}" for sentence in diagnosis.evidence]
+    if unexplained:
+        lines += [f"    not {sentence}" for sentence in diagnosis.ruled_out]
+    return lines
+
+
+def compose(
+    name: str,
+    verdict: Verdict,
+    case: dict[str, Any] | None,
+    *,
+    diagnosis: Diagnosis | None = None,
+    where: str | None = None,
+    drawn: Sequence[str] = (),
+    command: str | None = None,
+    script: str = "",
+    trace: str = "",
+    found_after: str = "",
+) -> str:
+    """The failure as a person reads it; lines that have nothing to say are left out."""
+    lines = [f"{name}: {verdict.check} failed", f"  {verdict.reason}"]
+    if where:
+        lines.append(f"  where: {where}")
+    lines += [f"    {line}" for line in drawn]
+    if case is not None:
+        dims = " ".join(f"{key}={value}" for key, value in case["dims"].items())
+        if case.get("given"):
+            lines.append("  called with:")
+        else:
+            lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
+        held = case.get("held", {})
+        lines += [_tensor_line(k, entry, k in case["absent"], held.get(k)) for k, entry in case["inputs"].items()]
+        lines += [f"    {key}: {words}" for key, words in case.get("derived", {}).items()]
+        lines += [f"    {key} = {written(value)}" for key, value in case["drawn"].items()]
+        if "multiprocessors" in case:
+            lines.append(f"    told of {case['multiprocessors']} multiprocessors, where the launcher asks")
+    if diagnosis is not None:
+        lines += _why(diagnosis)
+    if found_after:
+        lines.append(f"  {found_after}")
+    if trace:
+        lines.append("  kernel traceback:")
+        lines += [f"    {line}" for line in trace.rstrip().splitlines()]
+    if command:
+        lines.append(f"  replay: {command}")
+    if script:
+        lines.append(f"  script: {script}")
+    return "\n".join(lines)

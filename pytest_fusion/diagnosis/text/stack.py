@@ -1,0 +1,38 @@
+"""Where a kernel died, from what its process wrote last: the user's frames, innermost first."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+# A frame as faulthandler writes it.
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+ in .*$', re.MULTILINE)
+_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+# From here outwards the stack is this package's and pytest's.
+_CALLER = str(Path("run") / "fused.py")
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton"))
+_MOST_FRAMES = 12
+_MOST_LINES = 14
+
+
+def last_words(stderr_tail: str) -> str:
+    """The reason that Python's fault handler gives and the frames inside the fused call that are not a library's.
+
+    Without such a stack, the last lines of ``stderr_tail``.
+    """
+    frames = list(_FRAME.finditer(stderr_tail))
+    if not frames:
+        return "\n".join(stderr_tail.rstrip().splitlines()[-_MOST_LINES:])
+    inside = []
+    for frame in frames:
+        if frame["file"].endswith(_CALLER) and frame["file"].startswith(_OURS):
+            break
+        inside.append(frame)
+    own = [frame for frame in inside if not _is_library(frame["file"])]
+    reason = stderr_tail.partition("\n")[0]
+    return "\n".join([f"{reason} (most recent call first)", *(frame[0] for frame in (own or frames)[:_MOST_FRAMES])])
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith((_OURS, "<frozen ")) or any(part in file for part in _LIBRARIES)

@@ -1,0 +1,156 @@
+"""A child that died or ran out of time, made into a finding: confirmed, shrunk, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import large_offsets
+from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.describe import describe
+from pytest_fusion.case.plan import make_plan
+from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
+from pytest_fusion.diagnosis.shrink import Shrinker
+from pytest_fusion.diagnosis.text.stack import last_words
+from pytest_fusion.engine.campaign import limits_of
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.tally import Failure, Tally
+from pytest_fusion.errors import ReplayError
+from pytest_fusion.run.process.fork import Crash
+
+# Shrinking a crash forks once a case, and a hang waits out its limit each time.
+_CRASH_RUNS = 60
+_HANG_RUNS = 4
+_HANG_SECONDS = 4.0
+
+
+def hangs(job: Job, crash: Crash) -> bool:
+    """Whether the case that ran out of time does so again alone, with twice as much: a loaded machine is no hang."""
+    case = _case_of(crash.last_note or {})
+    if "found" in (crash.last_note or {}):
+        return True  # the finding stands; only its diagnosis did not end
+    if case is None or job.request.replay is not None:
+        return True
+    outcome = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
+    return isinstance(outcome, Crash) and outcome.kind == "timeout"
+
+
+def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
+    """What the case tells alone where the search for a smaller one ran out of time, and not a call of the kernel."""
+    note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
+    case = _case_of(note or {})
+    if note is None or case is None or not note.get("shrinking"):
+        return None
+    found = job.alone(case).in_child(2 * job.request.profile.seconds, forward=False)
+    if not isinstance(found, Tally) or found.failure is None:
+        return None
+    found.cases = int(note.get("cases", found.cases))
+    found.notes.append("the search for a smaller case did not come to an end; it is no call of the kernel that hangs")
+    return found
+
+
+def tally_of(job: Job, crash: Crash) -> Tally:
+    """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
+    note = crash.last_note or {}
+    tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
+    if "found" in note:
+        return _undiagnosed(job, crash, tally, note["found"])
+    found = _case_of(note)
+    if found is None:
+        verdict = _verdict(crash)
+        tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": 0}
+        tally.failure = Failure(verdict, None, trace=last_words(crash.stderr_tail))
+        return tally
+    smallest, last, runs = _smallest(job, crash, found)
+    verdict = _verdict(last)
+    tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
+    described = describe(job.spec, smallest)
+    trace, diagnosis = last_words(last.stderr_tail), _of_offsets(job, smallest)
+    tally.failure = Failure(verdict, smallest, described, trace=trace, shrink_runs=runs, diagnosis=diagnosis)
+    return tally
+
+
+def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
+    """The diagnosis of a crash on offsets beyond 2^31 that a compact copy of the same values does not show."""
+    if not large_offsets.goes_far(job.spec, case):
+        return None
+    compact = case.contiguous(large_offsets.far_tensors(job.spec, case))
+    outcome = job.alone(compact, explained=False).in_child(job.request.profile.seconds, forward=False)
+    if isinstance(outcome, Crash):
+        return None
+    return Diagnosis(
+        "int32-overflow", ["an offset passes 2^31 elements, and a compact copy of the same values ends well"]
+    )
+
+
+def _undiagnosed(job: Job, crash: Crash, tally: Tally, found: Mapping[str, Any]) -> Tally:
+    """The failure that was being diagnosed when an experiment killed the child."""
+    verdict = Verdict(**found["verdict"])
+    tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
+    case = _case_of(found)
+    described = describe(job.spec, case) if case is not None else None
+    said = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
+    diagnosis = Diagnosis(likely_cause(verdict) or UNEXPLAINED, [], [said])
+    tally.failure = Failure(verdict, case, described, diagnosis=diagnosis)
+    return tally
+
+
+def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
+    """The smallest case that crashes alike, its crash, and how many were tried."""
+    request = job.request
+    seconds = min(request.profile.seconds, _HANG_SECONDS) if crash.kind == "timeout" else request.profile.seconds
+    last = crash
+
+    def dies(case: Case) -> bool:
+        nonlocal last
+        try:
+            outcome = job.alone(case, explained=False).in_child(seconds, forward=False)
+        except Exception:  # noqa: BLE001 - a case that raises is not the one that dies, and hides no crash that is found
+            return False
+        # The further checks make calls of other sizes: that one of these dies says nothing of the case itself.
+        if not isinstance(outcome, Crash) or (outcome.kind, _reached(outcome)) != (crash.kind, _reached(crash)):
+            return False
+        last = outcome
+        return True
+
+    if (
+        request.replay is not None
+        or "pinned" in (crash.last_note or {})
+        or not (crash.kind == "timeout" or dies(found))
+    ):
+        return found, last, 0
+    limits = limits_of(request.profile, torch.device(request.device))
+    plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
+    shrinker = Shrinker(plan, found, dies, max_runs=_HANG_RUNS if crash.kind == "timeout" else _CRASH_RUNS)
+    return shrinker.run(), last, shrinker.runs
+
+
+def _case_of(note: Mapping[str, Any]) -> Case | None:
+    """The case that was running, unless a drawn value in it did not survive as JSON."""
+    try:
+        return Case.from_json(note["case"]) if "case" in note else None
+    except ReplayError:
+        return None
+
+
+def _reached(crash: Crash) -> str:
+    """The check in whose further calls it ended; empty for the case's own."""
+    return str((crash.last_note or {}).get("reached", ""))
+
+
+def _verdict(crash: Crash) -> Verdict:
+    further = f"; it was in the further calls of check `{_reached(crash)}`" if _reached(crash) else ""
+    if crash.kind == "timeout":
+        reason = f"a call did not end within the time limit ({crash.detail})"
+    elif crash.kind == "signal":
+        reason = f"the process running the case died ({crash.detail}), most often an access far outside a tensor"
+    else:
+        reason = f"the process running the case ended before the call returned ({crash.detail})"
+    reason += further
+    return failed("crash", reason, identity=f"crash:{crash.kind}", kind=crash.kind, detail=crash.detail)

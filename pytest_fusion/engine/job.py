@@ -1,0 +1,173 @@
+"""One spec and how to run it: its campaign in this process, or in a forked child with compilers beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_fusion import interpreter
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.describe import one_line
+from pytest_fusion.engine.campaign import Campaign
+from pytest_fusion.engine.request import Request
+from pytest_fusion.engine.tally import Tally
+from pytest_fusion.engine.unjudged import NOTHING_JUDGED
+from pytest_fusion.errors import UnsupportedTritonError
+from pytest_fusion.oracle.reference import ReferenceCrashed
+from pytest_fusion.run.compiled import around_compilations, on_first_compilation
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
+from pytest_fusion.run.process.large_frame import with_room
+from pytest_fusion.run.process.prefetch import cache_is_empty, compiling_ahead
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import first_line
+
+Note = Callable[[dict[str, Any]], None]
+
+# Seen in the traceback of a kernel that is compiled or sent to a driver, which no interpreted one is.
+_COMPILED = ("/triton/compiler/", "active drivers")
+_TOO_EARLY = (
+    "Triton set out to compile this kernel for a GPU: the kernel was made before the CPU lane switched the interpreter "
+    "on, by a script, a plugin or sitecustomize. Set TRITON_INTERPRET=1 in the environment, or import it later"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A spec, its request, the test function whose Hypothesis settings hold, and the values of its fixtures.
+
+    ``drawn`` is the seed of the search where the request has none: what compiles ahead follows the same one.
+    """
+
+    spec: FusionSpec
+    request: Request
+    outer: Any
+    extra: Mapping[str, Any]
+    drawn: int = field(default_factory=lambda: secrets.randbits(63))
+
+    def alone(self, case: Case, *, explained: bool = True) -> Job:
+        """The same job for one case only; not ``explained``, a failure has no diagnosis, which takes seconds."""
+        return replace(self, request=replace(self.request, replay=case, isolate="on", explained=explained))
+
+    def campaign(self, note: Note, *, dry: bool = False) -> Campaign:
+        return Campaign(
+            self.spec,
+            device=torch.device(self.request.device),
+            profile=self.request.profile,
+            outer=self.outer,
+            nodeid=self.request.nodeid,
+            extra=self.extra,
+            seed=self.request.seed,
+            max_cases=self.request.max_cases,
+            note=note,
+            dry=dry,
+            drawn=self.drawn,
+        )
+
+    def here(self, note: Note) -> Tally:
+        """All cases in this process. Raises ``UnsupportedTritonError`` where no kernel could be launched at all."""
+        tally = with_room(lambda: self._all_cases(note))
+        if self.request.device != "cpu":
+            return tally
+        problem = interpreter.problem()
+        failure = tally.failure
+        if failure is not None and failure.verdict.check == "error":
+            # No kernel could be launched, which is not the kernel's fault.
+            if problem is not None and not interpreter.installed():
+                raise UnsupportedTritonError(problem)
+            if any(part in failure.trace for part in _COMPILED):
+                raise UnsupportedTritonError(_TOO_EARLY)
+        if problem is not None:
+            tally.notes.append(problem)
+        return tally
+
+    def _all_cases(self, note: Note) -> Tally:
+        """The one case asked for, else pinned ones, the failures of earlier runs, and then all phases."""
+        if self.request.replay is not None:
+            return self.campaign(note).replay(self.request.replay, explained=self.request.explained)
+        pinned, said = self._pinned(note)
+        if pinned is not None:
+            return pinned
+        for case in self.request.known:
+            if any(case == pin.case for pin in self.request.pinned):
+                continue
+            tally = self.campaign(note).replay(case)
+            if tally.failure is not None and tally.failure.case is not None:
+                tally.notes.append("this case failed in an earlier run and was tried first")
+                return tally
+        tally = self.campaign(note).run()
+        tally.notes += said
+        return tally
+
+    def _pinned(self, note: Note) -> tuple[Tally | None, list[str]]:
+        """The tally of the first pinned case that fails again, if one does; and what is to be told of the others."""
+        said, passed = [], 0
+        for pin in self.request.pinned:
+            tally = self.campaign(lambda data, pin=pin: note({**data, "pinned": pin.path})).replay(pin.case)  # type: ignore[misc]
+            failure = tally.failure
+            if failure is None:
+                passed += 1
+            elif failure.verdict.identity == NOTHING_JUDGED:
+                said.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
+            else:
+                tally.pinned = pin.path
+                return tally, []
+        return None, [*([f"{passed} pinned replay(s) were run first and pass"] if passed else []), *said]
+
+    def in_child(
+        self, seconds: float, *, forward: bool = True, on_compilation: Callable[[], None] | None = None
+    ) -> Tally | Crash:
+        """All cases in a child of their own; a lost CUDA context ends the child as a crash would.
+
+        ``seconds`` is the limit of one case. ``forward=False`` drops what the child prints. ``on_compilation`` is
+        called when the compile cache proves cold.
+        """
+
+        def work(channel: Channel) -> Tally | Crash:
+            last: dict[str, Any] = {}
+
+            def note(data: dict[str, Any]) -> None:
+                last.clear()
+                last.update(data)
+                channel.note(data)
+
+            def compiling(kernel: str) -> None:
+                channel.note({**last, COMPILING: kernel})
+
+            listening = on_first_compilation(on_compilation) if on_compilation else contextlib.nullcontext()
+            try:
+                with listening, around_compilations(compiling, lambda: channel.note(dict(last))):
+                    return self.here(note)
+            except ContextLost as lost:
+                return Crash("exit", str(lost), dict(last), "")
+            except ReferenceCrashed as error:
+                asked = f"; asked for {one_line(last['case'])}" if "case" in last else ""
+                raise ReferenceCrashed(f"{error}{asked}") from error
+            except Exception as error:
+                # A launch whose error came up only later, in the judge's own use of the device.
+                if self.request.device == "cpu" or not cuda_is_poisoned():
+                    raise
+                return Crash("exit", first_line(error), dict(last), "")
+
+        return unwrap(run_isolated(work, time_limit_s=seconds, forward=forward))
+
+    @contextlib.contextmanager
+    def compiling_ahead(self) -> Iterator[Callable[[], None] | None]:
+        """On a GPU, fill Triton's compile cache beside the test."""
+        if self.request.device == "cpu" or self.request.replay is not None or "triton" not in sys.modules:
+            yield None
+            return
+
+        def work(worker: int, workers: int) -> None:
+            self.campaign(lambda _: None, dry=True).compile_share(worker, workers)
+
+        with compiling_ahead(work) as start:
+            if cache_is_empty():
+                start()
+            yield start

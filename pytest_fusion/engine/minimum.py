@@ -1,0 +1,112 @@
+"""The smallest case that shows what failed, and what experiments on it tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.describe import describe, told_values
+from pytest_fusion.case.plan import Plan
+from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.shrink import Shrinker
+from pytest_fusion.diagnosis.text.error_map import marked, picture
+from pytest_fusion.engine.tally import Failure
+from pytest_fusion.errors import SpecError
+from pytest_fusion.interpreter.launch import likely_blocks
+from pytest_fusion.spec.inputs import may_index
+
+# Of the layouts of an upstream gradient, so many seeds draw two or three.
+_FEW_SEEDS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """Looks for it among the cases of ``plan``, ``cases`` of which have run.
+
+    ``blocks`` are likely block sizes, none where there was no time to learn them. ``note`` is told each case before it
+    runs, so that a crash has a name.
+    """
+
+    bench: Bench
+    plan: Plan
+    outer: Any
+    blocks: Sequence[int]
+    cases: int
+    note: Callable[[dict[str, Any]], None]
+
+    def of(self, found: CaseResult, *, shrink: bool) -> Failure:
+        """What ``found`` shows, on the smallest case; on its own one where nothing is to ``shrink``."""
+        first = found.failure
+        assert first is not None
+        result = found
+        # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
+        bench = replace(self.bench, until=found.reached, sought=first.identity)
+        # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
+        # order that it chose, is there each time.
+        chance = first.check == "repeat" and not _seen(first) and "order" not in first.evidence
+
+        def fails(case: Case) -> bool:
+            nonlocal result
+            shown = self._showing(bench, case, first)
+            result = shown or result
+            return shown is not None
+
+        by_values = first.evidence.get("inner", first.check) in ("values", "repeat", "invariance") or (
+            first.identity.endswith("bounds:surroundings")
+        )
+        # Random bits are wrong in many of them or in none: other values make no smaller case. Nor do they where an
+        # access was seen to be wrong, but for addresses that come of them; an upstream gradient's layout does.
+        by_values = by_values and ":rng-" not in first.identity
+        if by_values and _seen(first) and not any(map(may_index, self.bench.spec.inputs.values())):
+            by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
+        else:
+            seeds = None
+        shrinker = Shrinker(self.plan, found.case, fails, by_values=by_values, seeds=seeds, tries=3 if chance else 1)
+        if shrink and searching.wants_phase(self.outer, "shrink"):
+            shrinker.run()
+        verdict = result.failure
+        assert verdict is not None
+        found_map = None
+        if result.evidence is not None:
+            found_map = picture(result.evidence, self.bench.spec.tolerance)
+        elif result.differs is not None:
+            found_map = marked(*result.differs)
+        described = describe(self.bench.spec, result.case)
+        described |= told_values(self.bench.spec, result.case, self.bench.device)
+        diagnosis = diagnose(self._lab(result))
+        return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
+
+    def _lab(self, result: CaseResult) -> Lab:
+        verdict = result.failure
+        assert verdict is not None
+        # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
+        blocks = self.blocks or likely_blocks([result.launches])
+        found = {"verdict": asdict(verdict), "case": result.case.as_json()}
+
+        def note(case: Case) -> None:
+            self.note({"case": case.as_json(), "cases": self.cases, "found": found})
+
+        return Lab(self.bench, self.plan, result.case, verdict, blocks=blocks, note=note)
+
+    def _showing(self, bench: Bench, case: Case, first: Verdict) -> CaseResult | None:
+        """The result of a case that shows the same bug."""
+        self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True})
+        try:
+            with self.bench.clock.phase("shrink"):
+                result = judge_case(bench, case, again=first.identity == "repeat:stale")
+        except SpecError:
+            return None  # the reference or a values function does not bear this case; the finding stands
+        failure = result.failure
+        return result if failure is not None and failure.identity == first.identity else None
+
+
+def _seen(verdict: Verdict) -> bool:
+    """Whether the interpreter saw the access that is wrong."""
+    return "access" in verdict.evidence

@@ -1,0 +1,98 @@
+"""A GPU's failure that no experiment explained there, looked at once more where every access is seen: the CPU lane."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from pytest_fusion.case.choosing import large_offsets
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.tally import Failure, Tally
+from pytest_fusion.interpreter.bridge.adopt import adopt, possible
+from pytest_fusion.run.process.fork import Channel, Crash, run_isolated
+from pytest_fusion.spec.wording import first_line
+
+# An experiment of the CPU lane takes 5 to 30 ms; one that takes so long is given up.
+_SECONDS = 15.0
+_OPEN = (UNEXPLAINED, "device-fault", "crash")
+# On a GPU guard zones tell that something was written there, and nobody the line that did it.
+_WITHOUT_A_LINE = ("bounds",)
+# What the lane may find in place of a wrong value or of an illegal access. That it cannot run a kernel says nothing.
+_TELLING = ("values", "gradients", "bounds", "unwritten", "repeat", "inputs", "invariance")
+
+
+def with_second_opinion(job: Job, tally: Tally) -> Tally:
+    """The tally, its failure diagnosed in the CPU lane where the GPU left the cause open and the kernel allows it.
+
+    A child of its own interprets the kernels (``run.interpreter.adopt``) on the same case; an empty compile cache,
+    which uses up the time for experiments on a GPU, costs nothing there.
+    """
+    failure = tally.failure
+    if failure is None or not _asks(job, failure):
+        return tally
+    diagnosis = failure.explained
+    found = _in_cpu_lane(job, failure)
+    if isinstance(found, Tally):
+        diagnosis = _both(diagnosis, failure, found)
+    else:
+        said = f"anything that the CPU lane could tell: it could not be asked ({found})"
+        diagnosis = replace(diagnosis, ruled_out=[*diagnosis.ruled_out, said])
+    tally.failure = replace(failure, diagnosis=diagnosis)
+    return tally
+
+
+def _asks(job: Job, failure: Failure) -> bool:
+    request, case = job.request, failure.case
+    cause = failure.explained.cause
+    return (
+        request.device != "cpu"
+        and request.given is None
+        and case is not None
+        and not job.spec.requires
+        and (cause in _OPEN or failure.verdict.check in _WITHOUT_A_LINE)
+        and failure.verdict.check in (*_TELLING, "crash")
+        and possible()
+        and not large_offsets.goes_far(job.spec, case)
+    )
+
+
+def _in_cpu_lane(job: Job, failure: Failure) -> Tally | str:
+    """What the case comes to there, or why it could not be asked."""
+    assert failure.case is not None
+    alone = job.alone(failure.case)
+    there = replace(alone, request=replace(alone.request, device="cpu"))
+
+    def work(channel: Channel) -> Tally:
+        adopt()
+        # The laboratory's time is that of the processor, of which many threads take more for the same work.
+        torch.set_num_threads(1)
+        return there.here(channel.note)
+
+    try:
+        found = run_isolated(work, time_limit_s=_SECONDS, forward=False)
+    except OSError as error:
+        return first_line(error)
+    if isinstance(found, Tally):
+        return found
+    said = f"{found.kind}: {found.detail}" if isinstance(found, Crash) else f"{found.type_name}: {found.message}"
+    return said.splitlines()[0]
+
+
+def _both(here: Diagnosis, failure: Failure, found: Tally) -> Diagnosis:
+    """One diagnosis of what was learnt on the GPU and in the CPU lane."""
+    there = found.failure
+    if there is None:
+        if not found.judged:
+            return here
+        said = "in the CPU lane: interpreted, the same case is right; what only a GPU has is left (order, arithmetic)"
+        return replace(here, ruled_out=[*here.ruled_out, said])
+    verdict = there.verdict
+    second = there.explained
+    if verdict.check not in _TELLING or second.cause == UNEXPLAINED:
+        return here
+    alike = "fails alike" if verdict.check == failure.verdict.check else f"fails {verdict.check}"
+    said = f"in the CPU lane, interpreted, the same case {alike}: {first_line(verdict.reason)}"
+    return Diagnosis(second.cause, [said, *second.evidence], [], here.runs + second.runs)

@@ -1,0 +1,97 @@
+"""`Tally`: what the cases of one test added up to; plain data, sent out of the child that ran them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.describe import describe
+from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+_WORSE = {"pass": 0, "unknown": 1, "fail": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What failed, on the smallest case found."""
+
+    verdict: Verdict
+    case: Case | None
+    described: dict[str, Any] | None = None
+    map: dict[str, Any] | None = None
+    trace: str = ""
+    shrink_runs: int = 0
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def explained(self) -> Diagnosis:
+        """The diagnosis; without one, what the verdict stands for by itself."""
+        return self.diagnosis or Diagnosis(likely_cause(self.verdict) or UNEXPLAINED)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of cases and of what each check said of them, the worst error, and what failed."""
+
+    cases: int = 0
+    judged: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    checks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    coverage: dict[str, Any] = field(default_factory=dict)
+    worst: dict[str, Any] = field(default_factory=dict)
+    grade: str | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    statistics: dict[str, Any] | None = None
+    failure: Failure | None = None
+    imported: tuple[str, ...] = ()
+    # Why all that passed says nothing of the kernel.
+    empty: str = ""
+    # The pinned replay that failed, as its file is shown.
+    pinned: str | None = None
+
+    def reject(self, kind: str) -> None:
+        """One more rejection, one of ``verdict.rejections`` or by the name of what was raised."""
+        self.rejected[kind] = self.rejected.get(kind, 0) + 1
+
+    def judge(self, spec: FusionSpec, case: Case, verdicts: Iterable[Verdict]) -> None:
+        """One more case that was judged.
+
+        A check may conclude several times on one case; the case counts once, with the worst of its conclusions.
+        """
+        self.judged += 1
+        once: dict[str, Verdict] = {}
+        for verdict in verdicts:
+            if verdict.check not in once or _WORSE[verdict.status] > _WORSE[once[verdict.check].status]:
+                once[verdict.check] = verdict
+        for verdict in once.values():
+            self._count(verdict)
+            if verdict.check == "values" and not verdict.failed:
+                self._measure(spec, case, verdict)
+
+    def _count(self, verdict: Verdict) -> None:
+        entry = self.checks.setdefault(verdict.check, {"verdict": "pass", "cases": 0, "reason": ""})
+        entry["cases"] += 1
+        if verdict.status != "pass" and entry["verdict"] == "pass":
+            entry.update(verdict=verdict.status, reason=verdict.reason)
+
+    def _measure(self, spec: FusionSpec, case: Case, verdict: Verdict) -> None:
+        """How far off values were that are right."""
+        grade = verdict.evidence.get("grade")
+        if grade is not None:
+            self.grade = max(self.grade or "A", grade)
+        ratio = verdict.evidence.get("ratio")
+        if ratio is not None and ratio > self.worst.get("ratio", -1.0):
+            self.worst = {
+                "ratio": ratio,
+                "output": verdict.evidence.get("output"),
+                "statistic": verdict.evidence.get("statistic"),
+                "case": describe(spec, case)["text"],
+            }

@@ -1,0 +1,44 @@
+"""Interpret kernels that were made to be compiled, in a child that looks at a GPU's failure where accesses are seen."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+from typing import Any
+
+from pytest_fusion.interpreter.bridge.hook import install
+
+# What `triton.jit` hands to the interpreted function beside the function itself, as attributes of the compiled one.
+_KEPT = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
+
+
+def adopt() -> None:
+    """Turn every kernel of this process into what ``triton.jit`` makes with ``TRITON_INTERPRET=1``, and hide all GPUs.
+
+    For a forked child that has not started CUDA and computes nothing else. Objects stay the same, so that whatever
+    refers to them (an autotuner, a module's globals) launches interpreted kernels from now on. Raises
+    ``UnsupportedTritonError`` where the installed Triton cannot be interpreted.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    install()
+    compiled: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    interpreted: Any = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
+    # An object may become one of a subclass of its class, and of no other: the two have another layout.
+    own = {name: value for name, value in vars(interpreted).items() if name not in ("__dict__", "__weakref__")}
+    adopted: Any = type("AdoptedFunction", (compiled, interpreted), own)
+    gc.unfreeze()  # what was frozen before the fork is not listed
+    for kernel in gc.get_objects():
+        # Subclasses (Gluon's) have a language that nobody interprets.
+        if type(kernel) is compiled:
+            twin = interpreted(kernel.fn, **{name: getattr(kernel, name, None) for name in _KEPT})
+            kernel.__class__ = adopted
+            kernel.__dict__.clear()
+            kernel.__dict__.update(twin.__dict__)
+
+
+def possible() -> bool:
+    """Whether this process has imported Triton, so that there may be kernels to adopt."""
+    return "triton" in sys.modules

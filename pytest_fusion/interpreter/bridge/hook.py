@@ -1,0 +1,155 @@
+"""Switch the lane on: set ``TRITON_INTERPRET`` before Triton is imported and mend Triton right after it was."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pytest_fusion.errors import FusionError
+from pytest_fusion.interpreter.bridge.lane_state import STATE
+
+
+def enable() -> None:
+    """Interpret every Triton kernel of this process. Call before user modules are imported.
+
+    Triton reads the switch while it is imported: if that happened already without it, ``problem()`` says so and nothing
+    else is changed.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"
+    _after_import("torch", _mend_torch)
+    if not _imported("triton"):
+        _after_import("triton", lambda module: _install_or_refuse())
+    elif "triton.runtime.interpreter" in sys.modules:
+        _install_or_refuse()
+    else:
+        STATE.problem = (
+            "Triton was imported before the CPU lane could switch its interpreter on, so kernels would be compiled for "
+            "a GPU. Something imports it early (a conftest, another plugin, sitecustomize): set TRITON_INTERPRET=1 in "
+            "the environment, or import it later"
+        )
+
+
+def install() -> None:
+    """Check and mend the imported Triton; a second call does nothing.
+
+    Raises ``UnsupportedTritonError`` for a release whose private names are not those we know.
+    """
+    if STATE.installed:
+        return
+    triton = importlib.import_module("triton")
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    autotuner: Any = importlib.import_module("triton.runtime.autotuner")
+
+    from pytest_fusion.interpreter.bridge import autotune, builder, contract, language, launcher
+    from pytest_fusion.interpreter.control.rewrite import RUNTIME
+    from pytest_fusion.interpreter.control.runtime import KernelRuntime
+    from pytest_fusion.interpreter.memory import memory_findings
+
+    STATE.version = str(triton.__version__)
+    STATE.problem = contract.check(STATE.version, interpreter, autotuner)
+    chained = not hasattr(interpreter, "BlockPointerHandle")
+    runtime = KernelRuntime(interpreter.tl, interpreter.interpreter_semantic, interpreter.TensorHandle, chained)
+    memory_findings.configure(RUNTIME, str(Path(str(triton.__file__)).parent))
+    builder.mend(interpreter)
+    language.patch(interpreter, runtime)
+    launcher.Launcher(interpreter, runtime).patch()
+    launcher.refuse_gluon(importlib.import_module("triton.runtime.jit").JITFunction)
+    autotune.patch(autotuner.Autotuner)
+    STATE.installed = True
+    if _imported("torch"):
+        _mend_torch(sys.modules["torch"])
+
+
+def _install_or_refuse() -> None:
+    """``install()``; if it cannot, launching says why instead of computing something."""
+    try:
+        install()
+    except FusionError as error:
+        STATE.problem = str(error)
+        kept = error
+        jit: Any = importlib.import_module("triton.runtime.jit")
+
+        def refuse(self: Any, grid: Any) -> Any:
+            raise kept
+
+        jit.KernelInterface.__getitem__ = refuse
+
+
+def _mend_torch(torch: ModuleType) -> None:
+    from pytest_fusion.interpreter.bridge import modelled_device
+
+    modelled_device.model_cuda(torch)
+    modelled_device.unwrap_triton_op(torch)
+    if STATE.installed:
+        modelled_device.model_driver(torch)
+
+
+def _imported(name: str) -> bool:
+    """Whether the import of ``name`` has finished; torch imports Triton in the middle of some of its own modules."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Run ``action(module)`` now if ``name`` is imported, else as soon as its import has finished."""
+    if _imported(name):
+        action(sys.modules[name])
+        return
+    for finder in sys.meta_path:
+        if isinstance(finder, _AfterImport) and finder.name == name:
+            return
+    sys.meta_path.insert(0, _AfterImport(name, action))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: lets the other finders find ``name`` and wraps what they return."""
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader, self)
+                return spec
+        return None
+
+    def finish(self, module: ModuleType) -> None:
+        """The import is done: do not find it again, and act."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._action(module)
+
+
+class _Loader(importlib.abc.Loader):
+    """The module's own loader, which it gets back before its code runs (``importlib.resources`` asks for it)."""
+
+    def __init__(self, loader: Any, finder: _AfterImport) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._finder.finish(module)

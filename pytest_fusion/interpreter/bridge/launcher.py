@@ -1,0 +1,260 @@
+"""One launch: bind its arguments, tell the observers, hand it to the executor."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_fusion.errors import GridTooLargeError, NotModelledError
+from pytest_fusion.interpreter.bridge import observers
+from pytest_fusion.interpreter.bridge.scalars import Arguments, annotation_names
+from pytest_fusion.interpreter.bridge.warmup import Warmed
+from pytest_fusion.interpreter.control import batch, executor
+from pytest_fusion.interpreter.control.batch import NotBatchedError
+from pytest_fusion.interpreter.control.executor import Program, ProgramError
+from pytest_fusion.interpreter.control.rewrite import rewritten
+from pytest_fusion.interpreter.control.runtime import KernelRuntime
+from pytest_fusion.interpreter.launch import Constexpr, Launch, goes_far
+from pytest_fusion.interpreter.memory.regions import Regions
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+_MOST_IN_Y_AND_Z = 65535
+# Of a launch that asks for none.
+_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What never changes about a kernel between launches.
+
+    ``plain`` are the names that are neither constexpr nor annotated with a type: an integer there may be a constant.
+    """
+
+    signature: inspect.Signature
+    names: frozenset[str]
+    constexprs: frozenset[str]
+    types: dict[str, str]
+    plain: frozenset[str]
+    source: str
+
+
+def refuse_gluon(compiled: Any) -> None:
+    """Have launches of Gluon kernels say that nobody interprets them; ``compiled`` is Triton's ``JITFunction``.
+
+    ``TRITON_INTERPRET`` is nothing to ``gluon.jit``: its kernels would be compiled, for a GPU that is not there.
+    """
+    run_compiled = compiled.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_gluon():
+            raise NotModelledError(
+                f"{self.fn.__name__} is written in Gluon, which the CPU lane does not interpret. Test this kernel on a "
+                "GPU (--fusion-device cuda)"
+            )
+        return run_compiled(self, *args, **kwargs)
+
+    compiled.run = run
+
+
+class Launcher:
+    """Launches interpreted kernels; built once per process from ``triton.runtime.interpreter``."""
+
+    def __init__(self, interpreter: Any, runtime: KernelRuntime) -> None:
+        from triton import knobs
+        from triton.runtime.jit import _normalize_ty
+
+        self._interpreter = interpreter
+        self._knobs = knobs
+        self._runtime = runtime
+        self._normalize = _normalize_ty
+        self._arguments = Arguments(interpreter.tl, interpreter.TensorHandle, interpreter._implicit_cvt)
+        self._signatures: dict[Any, Signature] = {}
+        self._rewritten: dict[Any, Callable[..., Any]] = {}
+        self._plain = interpreter.interpreter_builder.options
+        self._debugging = interpreter.InterpreterOptions(debug=True)
+        self._precisions = tuple(name.lower() for name in interpreter._ir.INPUT_PRECISION.__members__)
+        self._options: dict[tuple[bool, int], Any] = {}
+        interpreter._implicit_cvt = self._arguments.convert
+
+    def patch(self) -> None:
+        """Make Triton's own entry points come here."""
+        function_class = self._interpreter.InterpretedFunction
+        launcher = self
+
+        def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            if warmup:
+                return launcher.warmed(self, args, kwargs)
+            launcher.launch(self, args, grid, kwargs)
+            return None
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            function = launcher.rewrite(self.fn)
+            if function is self.fn and batch.current.count > 1:
+                raise NotBatchedError(_sourceless(self.fn))
+            return function(*args, **kwargs)
+
+        function_class.run = run
+        function_class.__call__ = call
+        function_class.rewrite = lambda self: launcher.rewrite(self.fn)
+
+    def rewrite(self, function: Any) -> Callable[..., Any]:
+        """The function that stands for ``function`` inside kernels, made once."""
+        found = self._rewritten.get(function)
+        if found is None:
+            found = self._rewritten[function] = rewritten(function, self._runtime)
+        return found
+
+    def launch(self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
+        """One launch of ``kernel`` (an ``InterpretedFunction``); raises ``InterpreterError`` for what it raises."""
+        known = self._signature(kernel.fn)
+        named = {k: v for k, v in kwargs.items() if k in known.names}
+        host_args, host_named, on_device = self._on_host(kernel, args, named)
+        bound_args = known.signature.bind(*host_args, **host_named)
+        bound_args.apply_defaults()
+        for hook in kernel.pre_run_hooks:
+            hook(*host_args, **host_named)
+        program = self.bind(kernel, known, bound_args.arguments, grid)
+        if observers.watched():
+            observers.announce(self._described(kernel, known, bound_args.arguments, program))
+        debug = bool(kernel.kwargs.get("debug") or self._knobs.runtime.debug)
+        self.run(program, debug=debug, warps=_warps(kwargs))
+        if on_device is not None:
+            on_device()
+
+    def warmed(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
+        """What ``kernel.warmup`` gives: its launches have the constants that were compiled in."""
+        known = self._signature(kernel.fn)
+        bound = known.signature.bind_partial(*args, **{k: v for k, v in kwargs.items() if k in known.names})
+        bound.apply_defaults()
+        constants = {name: value for name, value in bound.arguments.items() if name in known.constexprs}
+
+        def launch(grid: Any, given: tuple[Any, ...]) -> None:
+            named = dict(zip(known.signature.parameters, given, strict=False))
+            self.launch(kernel, (), grid, {**named, **constants, "num_warps": warps})
+
+        warps = _warps(kwargs)
+        return Warmed(kernel.fn.__name__, warps, launch)
+
+    def bind(self, kernel: Any, known: Signature, values: dict[str, Any], grid: Any) -> Program:
+        """Arguments as tensors, and the grid evaluated on the raw values, as on a GPU."""
+        constexpr = self._interpreter.tl.constexpr
+        meta = {n: v.value if isinstance(v, constexpr) else v for n, v in values.items()}
+        sizes = grid(meta) if callable(grid) else grid
+        sizes = sizes if isinstance(sizes, tuple | list) else (sizes,)
+        if not 1 <= len(sizes) <= 3:
+            raise ValueError(f"a launch grid has one to three dimensions, {kernel.fn.__name__} was given {sizes!r}")
+        x, y, z = (*(operator.index(s) for s in sizes), 1, 1)[:3]
+        # A grid of no programs never reaches CUDA: Triton's launcher leaves it out.
+        if max(y, z) > _MOST_IN_Y_AND_Z and x * y * z:
+            raise GridTooLargeError(
+                f"{kernel.fn.__name__} was launched on a grid of {(x, y, z)}; CUDA refuses more than "
+                f"{_MOST_IN_Y_AND_Z} in the second and third dimension: put the largest one first"
+            )
+        regions = Regions()
+        arguments = {
+            n: v if n in known.constexprs else self._arguments.launched(n, v, known.types.get(n, ""), regions)
+            for n, v in meta.items()
+        }
+        ones = {name for name in known.plain if type(meta[name]) is int and meta[name] == 1}
+        if ones:
+            for name in ones - _unspecialised(kernel, known):
+                arguments[name].to = _constant(name)
+        function = self.rewrite(kernel.fn)
+        reason = _sourceless(kernel.fn) if function is kernel.fn else ""
+        return Program(kernel.fn.__name__, function, arguments, (x, y, z), regions, reason)
+
+    def run(self, program: Program, *, debug: bool = False, warps: int = _WARPS) -> None:
+        """Every program of the grid; raises ``InterpreterError`` for what one raises."""
+        builder = self._interpreter.interpreter_builder
+        before = builder.options
+        builder.options = self._options_of(warps, debug=debug)
+        builder.set_grid_dim(*program.grid)
+        try:
+            executor.run(replace(program, options=(debug, warps)))
+        except ProgramError as wrapped:
+            error = wrapped.__cause__
+            if self._knobs.compilation.front_end_debugging:
+                raise error from None  # type: ignore[misc]
+            where = f"kernel {program.kernel}, program {wrapped.program} of {program.grid}"
+            text = f"{type(error).__name__}: {error} ({where})"
+            raise self._interpreter.InterpreterError(text) from error
+        finally:
+            builder.options = before
+
+    def _options_of(self, warps: int, *, debug: bool) -> Any:
+        """Of one launch; upstream's know neither warps nor the precisions that compilers take since bf16x3."""
+        found = self._options.get((debug, warps))
+        if found is None:
+            base = self._debugging if debug else self._plain
+            found = replace(base, allowed_dot_input_precisions=self._precisions)
+            object.__setattr__(found, "num_warps", warps)
+            self._options[debug, warps] = found
+        return found
+
+    def _signature(self, function: Any) -> Signature:
+        found = self._signatures.get(function)
+        if found is None:
+            signature = inspect.signature(function)
+            constexprs, types = annotation_names(function, self._normalize)
+            code = function.__code__
+            source = f"{code.co_filename}:{code.co_firstlineno}"
+            names = frozenset(signature.parameters)
+            found = Signature(signature, names, constexprs, types, names - constexprs - types.keys(), source)
+            self._signatures[function] = found
+        return found
+
+    def _on_host(self, kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Arguments in host memory; tensors already there are used in place, none is copied."""
+        if all(_in_host_memory(v) for v in (*args, *named.values())):
+            return args, named, None
+        executor = self._interpreter.GridExecutor(kernel.fn, kernel.arg_names, (1,), [])
+        host_args, host_named = executor._init_args_hst(args, named)
+        return host_args, host_named, lambda: executor._restore_args_dev(args, host_args, named, host_named)
+
+    def _described(self, kernel: Any, known: Signature, values: dict[str, Any], program: Program) -> Launch:
+        constexprs = {n: _plain_constexpr(values[n]) for n in values if n in known.constexprs}
+        return Launch(kernel.fn.__name__, program.grid, constexprs, known.source, goes_far(values.values()))
+
+
+def _warps(options: dict[str, Any]) -> int:
+    return int(getattr(given := options.get("num_warps", _WARPS), "value", given))
+
+
+def _unspecialised(kernel: Any, known: Signature) -> set[str]:
+    """The arguments that ``do_not_specialize=`` lists, by name or position."""
+    names = list(known.signature.parameters)
+    return {names[one] if isinstance(one, int) else one for one in kernel.kwargs.get("do_not_specialize") or ()}
+
+
+def _constant(name: str) -> Callable[..., Any]:
+    """What ``.to`` of an integer argument is where that is 1: Triton compiles it as a constant, a Python ``int``."""
+
+    def to(*_: Any, **__: Any) -> Any:
+        raise AttributeError(
+            f"'int' object has no attribute 'to': {name} is 1, which Triton compiles as a constant on a GPU; write "
+            f"tl.cast({name}, ...), or list it in do_not_specialize="
+        )
+
+    return to
+
+
+def _sourceless(function: Any) -> str:
+    return f"the source of {function.__name__} cannot be found, so its branches cannot be followed program by program"
+
+
+def _in_host_memory(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_in_host_memory(v) for v in value)
+    # A tensor descriptor holds its tensor in `base`.
+    device = getattr(value.base if hasattr(value, "block_shape") else value, "device", None)
+    return device is None or getattr(device, "type", str(device)) == "cpu"
+
+
+def _plain_constexpr(value: Any) -> Constexpr:
+    value = getattr(value, "value", value)
+    if isinstance(value, bool | int | float | str):
+        return value
+    return str(getattr(value, "__name__", value))

@@ -1,0 +1,1 @@
+"""The arithmetic of a GPU in numpy, without Triton."""

@@ -1,0 +1,102 @@
+"""Conversions between number types as an NVIDIA GPU of compute capability 9.0 makes them.
+
+Read off the PTX that Triton emits for sm_90: ``cvt.rn`` between floats; ``cvt.rn.satfinite`` into float8, so that
+anything beyond the largest finite value, infinity included, becomes that value and NaN stays NaN; ``cvt.rzi`` from
+float to integer, which saturates, an 8-bit target going through 16 bits (``cvt.rzi.s16.f32`` and a one-byte store).
+Pure numpy: no Triton here, so that a batched executor can use the same functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pytest_fusion.interpreter.bridge.numpy_dtypes import BFLOAT16, FLOAT8, Array, is_float, raw
+
+_F32 = np.dtype(np.float32)
+_F64 = np.dtype(np.float64)
+_INT8_VIA = {np.dtype(np.int8): np.dtype(np.int16), np.dtype(np.uint8): np.dtype(np.uint16)}
+
+
+def convert(source: Array, target: np.dtype[Any], *, toward_zero: bool = False) -> Array:
+    """``source`` as ``target``, any shape; floats round to nearest even, or toward zero when asked."""
+    if source.dtype == target:
+        return source
+    if is_float(source.dtype):
+        if is_float(target):
+            return _float_to_float(source, target, toward_zero)
+        if target == np.bool_:
+            return np.asarray(source != source.dtype.type(0))
+        return _float_to_int(source, target)
+    if is_float(target):
+        return _int_to_float(source, target)
+    if target == np.bool_:
+        return np.asarray((source & source.dtype.type(1)).astype(np.bool_))
+    return source.astype(target)
+
+
+def round_to_odd(source: Array) -> Array:
+    """float64 -> float32 such that a second rounding, to fewer than 22 bits, is as good as one from float64.
+
+    An inexact result takes whichever neighbour has an odd last bit (Boldo and Melquiond 2008).
+    """
+    near = source.astype(np.float32)
+    back = near.astype(np.float64)
+    even = (near.view(np.uint32) & np.uint32(1)) == 0
+    move = (back != source) & even & ~np.isnan(source)
+    toward = np.where(back < source, np.float32(np.inf), np.float32(-np.inf))
+    moved = np.nextafter(near, toward)
+    return np.where(move, moved, near)
+
+
+def _float_to_float(source: Array, target: np.dtype[Any], toward_zero: bool) -> Array:
+    if target in FLOAT8:
+        limit = np.float32(ml_dtypes.finfo(target).max)  # type: ignore[no-untyped-call]
+        wide = round_to_odd(source) if source.dtype == _F64 else source.astype(_F32)
+        # np.clip keeps NaN, as satfinite does.
+        bounded = np.clip(wide, -limit, limit)
+        result = bounded.astype(target)
+        return _step_toward_zero(result, bounded) if toward_zero else result
+    if target == BFLOAT16 and source.dtype == _F64:
+        narrow = round_to_odd(source).astype(target)
+    else:
+        narrow = source.astype(target)
+    return _step_toward_zero(narrow, source) if toward_zero else narrow
+
+
+def _step_toward_zero(rounded: Array, exact: Array) -> Array:
+    """``rounded``, one step smaller in magnitude wherever rounding had made ``exact`` larger."""
+    bits = raw(rounded)
+    if bits.dtype.kind == "f":
+        bits = bits.view(f"u{bits.dtype.itemsize}")
+    beyond = np.abs(rounded.astype(_F64)) > np.abs(exact.astype(_F64))
+    return np.asarray((bits - beyond.astype(bits.dtype)).view(rounded.dtype))
+
+
+def _float_to_int(source: Array, target: np.dtype[Any]) -> Array:
+    """Truncate toward zero and saturate.
+
+    NaN becomes 0, or 1 << (bits - 1) where source or target has 64 bits (PTX ISA, ``cvt``).
+    """
+    via = _INT8_VIA.get(target, target)
+    limits = np.iinfo(via)
+    wide = np.trunc(source.astype(_F64))
+    nan = np.isnan(wide)
+    # The largest float64 below 2**63 leaves room above: compare in floats, convert what is strictly inside.
+    high = wide >= float(limits.max)
+    low = wide <= float(limits.min)
+    inside = np.where(nan | high | low, 0.0, wide).astype(via)
+    result = np.where(high, via.type(limits.max), np.where(low, via.type(limits.min), inside))
+    if source.dtype == _F64 or via.itemsize == 8:
+        sentinel = limits.min if limits.min < 0 else 1 << (8 * via.itemsize - 1)
+        result = np.where(nan, via.type(sentinel), result)
+    return result.astype(target)
+
+
+def _int_to_float(source: Array, target: np.dtype[Any]) -> Array:
+    if target.itemsize <= 2 and source.dtype != np.bool_:
+        # Through float32, numpy's way for float16, an int32 would be rounded twice.
+        return _float_to_float(source.astype(_F64), target, False)
+    return source.astype(target)

@@ -1,0 +1,138 @@
+"""The programs that run together, and which of them are active.
+
+Every array behind a Triton tensor has the *program axis* first: a scalar is ``(programs,)``, a block is
+``(programs, *shape)``. The axis has length 1 where all programs agree (constants, arguments, ``tl.arange``), so that
+numpy's broadcasting computes what is common only once. One program at a time is the same thing with a batch of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
+
+
+class NotBatchedError(Exception):
+    """This launch cannot run as one batch: the message says why. It is run again, one program after the other."""
+
+
+class WaitsForAnotherError(RuntimeError):
+    """A program waits for what another program of the same launch has not done."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """``programs``: ids (3, count) of x, y, z; ``first``: number of the first one in the order of the launch.
+
+    ``active`` is ``None`` while all programs are, else bool (count,). ``turned``: where lanes of one program meet at an
+    element, the last one has its turn first.
+    """
+
+    programs: Array
+    first: int = 0
+    active: Array | None = None
+    turned: bool = False
+    # The largest block that was met, in elements a program; the size of the next batch follows from it.
+    widest: int = 1
+    # Counts the stores and atomics that changed memory; a loop that changes nothing never ends.
+    changes: int = 0
+    clock: int = 0
+    _numbers: Array | None = field(default=None, repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many programs run together."""
+        return int(self.programs.shape[1])
+
+    @property
+    def numbers(self) -> Array:
+        """Position of each program in the order of the launch, int64 (count,)."""
+        if self._numbers is None:
+            self._numbers = np.arange(self.first, self.first + self.count, dtype=np.int64)
+        return self._numbers
+
+    def nobody(self) -> bool:
+        """Whether no program is active: all that would run here have returned."""
+        return self.active is not None and not bool(self.active.any())
+
+    def of_active(self, scalar: Array) -> Array:
+        """The entries of a scalar (programs,) that belong to active programs; one entry if all agree."""
+        if self.active is None or scalar.shape[0] == 1:
+            return scalar
+        return np.asarray(scalar[self.active])
+
+
+def single(count: int = 1) -> Batch:
+    """A batch outside of any launch."""
+    return Batch(np.zeros((3, count), np.int64))
+
+
+# Counting takes 0.4 us, and `any`, which ends at the first, 1.0 us and less for each further element.
+_FEW = 4096
+
+current: Batch = single()
+
+
+@contextmanager
+def running(batch: Batch) -> Iterator[Batch]:
+    """Make ``batch`` the current one."""
+    global current
+    before, current = current, batch
+    try:
+        yield batch
+    finally:
+        current = before
+
+
+def broadcast(array: Array, shape: tuple[int, ...]) -> Array:
+    """``array`` as `numpy.broadcast_to` has it, in less than half of its time; itself where it has that shape.
+
+    Raises ``ValueError`` where the shapes do not fit.
+    """
+    if array.shape == shape:
+        return array
+    lead = len(shape) - array.ndim
+    # numpy cannot lend out arrays of ml_dtypes' types.
+    if lead < 0 or array.dtype.kind == "V" or not array.flags.c_contiguous:
+        return np.broadcast_to(array, shape)
+    strides = [0] * lead
+    for size, stride, wanted in zip(array.shape, array.strides, shape[lead:], strict=True):
+        if size != wanted and size != 1:
+            return np.broadcast_to(array, shape)
+        strides.append(0 if size == 1 else stride)
+    return np.ndarray(shape, array.dtype, array, 0, tuple(strides))
+
+
+def some(lanes: Array) -> bool:
+    """Whether any of these bools holds: of a few thousand, `ndarray.any` takes longer to be called than to look."""
+    return bool(np.count_nonzero(lanes) if lanes.size <= _FEW else lanes.any())
+
+
+def lanes(array: Array, count: int) -> Array:
+    """``array`` with its program axis spelled out."""
+    return broadcast(array, (count, *array.shape[1:]))
+
+
+def aligned(*arrays: Array) -> list[Array]:
+    """``arrays`` with the rank of the largest: a scalar (programs,) gets its axes behind the program axis."""
+    rank = max(a.ndim for a in arrays)
+    return [a if a.ndim == rank else a.reshape(a.shape[:1] + (1,) * (rank - a.ndim) + a.shape[1:]) for a in arrays]
+
+
+def agreed(scalar: Array, what: str) -> int | float | bool:
+    """The one value that a scalar has for every active program.
+
+    Raises ``NotBatchedError`` when it has several; ``what`` says for what one was needed.
+    """
+    values = current.of_active(scalar.reshape(scalar.shape[0], -1)[:, 0])
+    if values.size == 0:
+        values = scalar.reshape(-1)[:1]
+    first = values[0]
+    if values.size > 1 and not bool((values == first).all()):
+        raise NotBatchedError(f"{what} differs between programs")
+    result: int | float | bool = first.item()
+    return result

@@ -1,0 +1,343 @@
+"""Branches, loops and returns of programs that do not agree.
+
+A statement is run once for all programs that reach it; programs on another path are switched off meanwhile: they load
+nothing, store nothing, and the variables they had are put back when the paths meet (predication, as on a GPU's warp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
+from pytest_fusion.interpreter.control import batch
+from pytest_fusion.interpreter.control.batch import NotBatchedError, WaitsForAnotherError, aligned
+from pytest_fusion.interpreter.memory.regions import joined
+
+# A loop whose memory and variables stay as they are is asked this often before it is called endless.
+_ROUNDS_WITHOUT_CHANGE = 3
+# A loop that counts its turns changes in each: after so many, from which no program has left while others are waiting
+# behind it, it is taken for one that waits for them. If it was not, running alone gives the same.
+_TURNS_WHILE_OTHERS_WAIT = 2_000
+
+
+class _Missing:
+    """A variable that this path has not assigned."""
+
+    def __repr__(self) -> str:
+        return "<not assigned on this path>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise NameError("a variable is used that was assigned only on a path which was not taken")
+
+
+MISSING: Any = _Missing()
+
+
+class _Unlike:
+    """A variable that has another type or shape in some programs: compilers forget it, and whoever asks runs alone."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        return f"<{self._reason}>"
+
+    def _asked(self, *_: Any) -> Any:
+        raise NotBatchedError(self._reason)
+
+    __getattr__ = __bool__ = __eq__ = __ne__ = __index__ = __iter__ = __getitem__ = _asked
+
+
+Variables = tuple[Any, ...]
+
+
+def _both(a: Array | None, b: Array) -> Array:
+    return b if a is None else a & b
+
+
+class Merger:
+    """Puts together the values that a variable has in different programs. Built once per process."""
+
+    def __init__(self, tl: Any, handle: Any, semantic: Any) -> None:
+        self._tl = tl
+        self._handle = handle
+        self._semantic = semantic
+
+    def merge(self, chosen: Array, new: Variables, old: Variables) -> Variables:
+        """``new`` in the programs ``chosen`` (bool, (programs,)), ``old`` in the others; variable by variable."""
+        return tuple(self.one(chosen, n, o) for n, o in zip(new, old, strict=True))
+
+    def one(self, chosen: Array, new: Any, old: Any) -> Any:
+        """One variable of :meth:`merge`."""
+        if new is old or old is MISSING:
+            return new
+        if new is MISSING:
+            return old
+        for value in (new, old):
+            if type(value) is _Unlike:
+                return value
+        if isinstance(new, self._tl.tensor) and isinstance(old, self._tl.tensor):
+            return self._tensors(chosen, new, old)
+        if isinstance(new, tuple | list | self._tl.tuple) and isinstance(old, type(new)) and len(new) == len(old):
+            merged = [self.one(chosen, n, o) for n, o in zip(new, old, strict=True)]
+            return type(new)(*merged) if hasattr(new, "_fields") else type(new)(merged)
+        if hasattr(new, "block_type") and hasattr(old, "block_type") and new.handle.alike(old.handle):
+            return self._descriptors(chosen, new, old)
+        plain = getattr(new, "value", new), getattr(old, "value", old)
+        if type(plain[0]) is type(plain[1]) and not hasattr(new, "handle") and plain[0] == plain[1]:
+            return new
+        if all(isinstance(value, int | float | self._tl.tensor) for value in plain):
+            tensors = [self._semantic.to_tensor(value) for value in plain]
+            return self._tensors(chosen, *tensors)
+        return _Unlike(f"a variable is a {type(new).__name__} in some programs, something else in others")
+
+    def _descriptors(self, chosen: Array, new: Any, old: Any) -> Any:
+        merged = copy(new)
+        merged.handle = new.handle.merged(chosen, old.handle)
+        for name in ("shape", "strides"):
+            if hasattr(new, name):
+                setattr(merged, name, self.one(chosen, getattr(new, name), getattr(old, name)))
+        return merged
+
+    def _tensors(self, chosen: Array, new: Any, old: Any) -> Any:
+        mine, theirs = new.handle, old.handle
+        if mine is theirs:
+            return new
+        blocks = [hasattr(handle, "merged") for handle in (mine, theirs)]
+        if all(blocks) and mine.alike(theirs):
+            return self._tl.tensor(mine.merged(chosen, theirs), new.type)
+        if any(blocks) or tuple(new.shape) != tuple(old.shape) or new.dtype.name != old.dtype.name:
+            return _Unlike(f"a variable is {new.type} in some programs and {old.type} in others")
+        a, b = aligned(_unused(mine), _unused(theirs))
+        which = chosen.reshape(-1, *(1,) * (a.ndim - 1))
+        if a.dtype != b.dtype:
+            b = b.astype(a.dtype)
+        held = [*getattr(mine, "held", ()), *getattr(theirs, "held", ())]
+        if held:
+            suspect = type(mine if hasattr(mine, "held") else theirs)
+            return self._tl.tensor(suspect(np.where(which, a, b), mine.dtype, held), new.type)
+        origin = mine.attr if mine.attr == theirs.attr else joined(mine.attr, theirs.attr)
+        return self._tl.tensor(self._handle(np.where(which, a, b), mine.dtype, origin), new.type)
+
+
+def _unused(handle: Any) -> Array:
+    """A handle's array, without calling that a use of what was loaded."""
+    array: Array = handle.values if hasattr(handle, "held") else handle.data
+    return array
+
+
+class Branch:
+    """An ``if``: ``first`` and ``second`` say whether any program takes the one and the other path."""
+
+    __slots__ = ("_before", "_mask", "_merger", "_saved", "_then", "divergent", "first", "second")
+
+    def __init__(self, first: bool, second: bool, merger: Merger | None = None, mask: Array | None = None) -> None:
+        self.first, self.second = first, second
+        self.divergent = mask is not None
+        self._mask, self._merger = mask, merger
+        self._before: Array | None = None
+        self._saved: Variables = ()
+        self._then: Variables = ()
+
+    def enter(self, variables: Variables) -> None:
+        """Programs that take the second path are switched off."""
+        assert self._mask is not None
+        self._before, self._saved = batch.current.active, variables
+        batch.current.active = _both(self._before, self._mask)
+
+    def switch(self, variables: Variables) -> Variables:
+        """The other programs' turn, with the variables as they were."""
+        assert self._mask is not None
+        self._then = variables
+        now = batch.current.active
+        # Programs that returned on the first path stay away from all that follows.
+        self._before = _without(self._before, self._mask, now)
+        batch.current.active = _both(self._before, ~self._mask)
+        return self._saved
+
+    def join(self, variables: Variables) -> Variables:
+        """All go on together."""
+        assert self._mask is not None
+        assert self._merger is not None
+        self._before = _without(self._before, ~self._mask, batch.current.active)
+        batch.current.active = self._before
+        return self._merger.merge(self._mask, self._then, variables)
+
+
+def _without(before: Array | None, went: Array, still: Array | None) -> Array | None:
+    """``before`` less those of ``went`` that are no longer active."""
+    assert still is not None
+    gone = _both(before, went) & ~still
+    if not gone.any():
+        return before
+    return _both(before, ~gone)
+
+
+TAKEN = Branch(True, False)
+NOT_TAKEN = Branch(False, True)
+NOBODY = Branch(False, False)
+
+
+class Loop:
+    """Iterations of a loop; ``partial`` says whether some programs have left it already."""
+
+    def __init__(self, merger: Merger) -> None:
+        self.partial = False
+        self._merger = merger
+        self._entered = batch.current.active
+        self._active = self._entered
+        self._unchanged = 0
+        self._turns = 0
+        self._changes = -1
+        self._before: Variables = ()
+
+    def counted(self, start: Array, trips: Array, step: Array) -> Iterator[Array]:
+        """The loop variable, (programs,) or (1,), while any active program has iterations left; int64 arrays."""
+        mine = batch.current.of_active(trips)
+        most = int(mine.max()) if mine.size else 0
+        least = int(mine.min()) if mine.size else 0
+        for turn in range(most):
+            if turn >= least:
+                self._narrow(trips > turn)
+            yield start + turn * step
+            self._gone()
+            if batch.current.nobody():
+                break
+
+    def done(self) -> None:
+        """The end of the loop: the programs that had left it earlier go on too."""
+        self._gone()
+        batch.current.active = self._entered
+
+    def test(self, condition: Array | bool, where: str) -> bool:
+        """Whether any program goes on with a ``while``; those that do not are switched off."""
+        self._gone()
+        if isinstance(condition, bool):
+            again = condition and not batch.current.nobody()
+        else:
+            mine = batch.current.of_active(condition)
+            again = bool(mine.any())
+            if again and not bool(mine.all()):
+                self._narrow(condition)
+        if not again:
+            return False
+        stuck = self._turns >= _TURNS_WHILE_OTHERS_WAIT and batch.current.active is not None
+        if self._unchanged >= _ROUNDS_WITHOUT_CHANGE or (stuck and batch.current.count > 1):
+            what = f"the loop at {where} waits for what only another program of the launch can do"
+            if batch.current.count > 1:
+                raise NotBatchedError(what)
+            raise WaitsForAnotherError(
+                f"{what}, and every program before it has ended: programs run one after the other here, so it would "
+                "wait for ever. On a GPU it works only while all programs are resident at once; use two launches, or "
+                "an atomic counter that lets the last program do the rest"
+            )
+        return True
+
+    def turned(self, variables: Variables) -> None:
+        """Told at the end of each turn of a ``while``: the variables that the loop assigns."""
+        self._turns += 1
+        changes = batch.current.changes
+        same = changes == self._changes and _equal(variables, self._before)
+        self._unchanged = self._unchanged + 1 if same else 0
+        self._changes, self._before = changes, variables
+
+    def merge(self, old: Variables, new: Variables) -> Variables:
+        """``new`` for the programs in this turn, ``old`` for those that had left before it."""
+        assert self._active is not None
+        return self._merger.merge(self._active, new, old)
+
+    def agree(self, what: str) -> None:
+        """``break`` and ``continue`` are for all at once: ``NotBatchedError`` if some programs stay or have left."""
+        if self.partial or batch.current.active is not self._active:
+            raise NotBatchedError(f"{what} in a branch that only some programs take")
+
+    def _narrow(self, condition: Array) -> None:
+        mask = _both(self._active, np.broadcast_to(condition, (batch.current.count,)))
+        self._active = batch.current.active = mask
+        self.partial = True
+        self._turns = 0
+
+    def _gone(self) -> None:
+        """Programs that returned inside the body leave the loop for good."""
+        now = batch.current.active
+        if now is self._active or now is None:
+            return
+        gone = ~now if self._active is None else self._active & ~now
+        if gone.any():
+            self._active = now
+            self._entered = ~gone if self._entered is None else self._entered & ~gone
+            self.partial = True
+
+
+def _equal(a: Variables, b: Variables) -> bool:
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b, strict=True):
+        if x is y:
+            continue
+        if x is MISSING or y is MISSING or _Unlike in (type(x), type(y)):
+            return False
+        left: Any = getattr(x, "handle", None)
+        right: Any = getattr(y, "handle", None)
+        if any(side is None or hasattr(side, "merged") for side in (left, right)):
+            return False
+        if not np.array_equal(_bits(_unused(left)), _bits(_unused(right))):
+            return False
+    return True
+
+
+def _bits(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+class Frame:
+    """One call of a function with a ``return`` inside a branch or a loop.
+
+    ``decided``: whether a tensor chose among its returns; compiled, it returns tensors then, which ``made`` makes.
+    """
+
+    def __init__(self, merger: Merger, made: Callable[[Any], Any]) -> None:
+        self.decided = False
+        self._merger, self._made = merger, made
+        self._entered = batch.current.active
+        self._returned: Array | None = None
+        self._value: Any = MISSING
+
+    def leave(self, value: Any) -> bool:
+        """The active programs return ``value``; whether nobody is left."""
+        now = batch.current.active
+        value = self._made(value) if self.decided else value
+        if self._returned is None:
+            self._value, self._returned = value, now
+            if now is None or self._everybody():
+                return True
+        else:
+            mine = np.ones(batch.current.count, np.bool_) if now is None else now
+            self._value = self._merger.one(mine, value, self._value)
+            self._returned = self._returned | mine
+            if self._everybody():
+                return True
+        batch.current.active = np.zeros(batch.current.count, np.bool_)
+        return False
+
+    def _everybody(self) -> bool:
+        assert self._returned is not None
+        return bool((self._returned if self._entered is None else self._returned | ~self._entered).all())
+
+    def finish(self, value: Any) -> Any:
+        """The end of the function: what it returns, program by program, and everybody is back."""
+        if self._returned is not None and not batch.current.nobody():
+            self.leave(value)
+        elif self._returned is None:
+            self._value = self._made(value) if self.decided else value
+        batch.current.active = self._entered
+        return self._value
+
+    def result(self) -> Any:
+        """What the programs have returned, once ``leave`` said that nobody is left."""
+        batch.current.active = self._entered
+        return self._value

@@ -1,0 +1,1 @@
+"""Which memory each access reaches, and what is wrong with it."""

@@ -1,0 +1,80 @@
+"""`FreshMemory`: which bytes of memory from ``torch.empty`` hold no value yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
+from pytest_fusion.interpreter.memory.regions import Facts, mark, memory_at
+
+_EMPTY: Final = frozenset(
+    {"empty", "empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided"},
+)
+# A signalling NaN in float16, bfloat16 and float32, and no small number in any other dtype of more than one byte.
+_PATTERN: Final = (0xA5, 0x7F)
+
+
+class FreshMemory(DispatchMode):
+    """A dispatch mode that is a provider for ``regions.described_by``.
+
+    Within it, CPU memory from ``torch.empty`` and its kin holds a pattern and no value. Operators of torch that write
+    an argument give it one, and so do kernels' stores. What other code writes is recognised by the pattern it replaced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, tuple[StorageWeakRef, Facts]] = {}
+
+    def __call__(self, address: int) -> Facts | None:
+        """What is known of the storage at ``address``: ``None`` if it is not fresh, or gone."""
+        storage, facts = self._known.get(address, (None, None))
+        return facts if storage is not None and not storage.expired() else None  # type: ignore[no-untyped-call]
+
+    def hidden(self) -> frozenset[int]:
+        """No memory here belongs to guards."""
+        return frozenset()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        schema = func._schema
+        if schema.name.removeprefix("aten::") in _EMPTY:
+            self._remember(result)
+        elif schema.is_mutable:
+            given = [*args, *(kwargs.get(argument.name) for argument in schema.arguments[len(args) :])]
+            for argument, value in zip(schema.arguments, given, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for tensor in tree_leaves(value):
+                        self._written(tensor)
+        return result
+
+    def _remember(self, made: Tensor) -> None:
+        if made.device.type != "cpu" or made.layout is not torch.strided or not made.untyped_storage().nbytes():
+            return
+        storage = made.untyped_storage()
+        memory = memory_at(storage.data_ptr(), storage.nbytes())
+        pattern = np.array((1, 1) if made.dtype is torch.bool else _PATTERN, np.uint8)
+        memory[:] = np.resize(pattern, len(memory))
+        facts = Facts(written=np.zeros(len(memory), np.bool_), untouched=_untouched(memory, pattern))
+        self._known[storage.data_ptr()] = (StorageWeakRef(storage), facts)  # type: ignore[no-untyped-call]
+
+    def _written(self, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            return
+        facts = self(tensor.untyped_storage().data_ptr())
+        if facts is not None and facts.written is not None:
+            mark(facts.written, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.itemsize)
+
+
+def _untouched(memory: Array, pattern: Array) -> Callable[[Array], Array]:
+    return lambda offsets: memory[offsets] == pattern[offsets % len(pattern)]

@@ -1,0 +1,181 @@
+"""``tl.multiple_of``, ``tl.max_contiguous``, ``tl.max_constancy``: promises on which vector accesses are built.
+
+The divisibility of a pointer is that of its address in bytes; of a block it is that of the first element of each
+contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Hints on indices
+that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``) are made by Triton's own tutorials, where the lanes that
+break them are masked in the result; they are not judged, for whether it matters is decided by what is stored. A block
+that still counts up somewhere shows by its values that it was wrapped. One that does not (``i % 1``, the zeros of a
+last tile's ``where``) is held against the indices that it was made from: a hint untrue of those too is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
+from pytest_fusion.interpreter.control import batch, tape
+from pytest_fusion.interpreter.memory import memory_findings
+from pytest_fusion.interpreter.memory.memory_findings import Finding
+
+WRAPPED = "wrapped"
+
+
+class Unwrapped:
+    """The integers that a remainder, a selection, a minimum or a maximum was made from: an attribute of its handle."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: tuple[Array, ...]) -> None:
+        self.arrays = arrays
+
+
+def _values(tensor: type, input: Any, values: Any, name: str) -> list[int] | None:
+    """One number per axis; ``None`` for what is no tensor (a loop's Python index)."""
+    if not isinstance(input, tensor):
+        return None
+    listed = values if isinstance(values, list | tuple) else [values]
+    numbers: list[int] = [int(v if isinstance(v, int) else v.value) for v in listed]
+    if len(numbers) != max(1, len(input.shape)):  # type: ignore[attr-defined]
+        raise ValueError(f"len(values) != len(input.shape) for {name}")
+    return numbers
+
+
+def multiple_of(tensor: type, input: Any, values: Any, **_: Any) -> Any:
+    """Checks that the first element of each contiguous run is a multiple of the axis's value."""
+    numbers = _values(tensor, input, values, "tt.divisibility")
+    if numbers is not None and all(n > 0 for n in numbers):
+        if input.dtype.is_ptr() and max(numbers, default=1) > tape.ALIGNMENT:
+            tape.spoil()
+        data = _integers(input) if not input.dtype.is_ptr() or input.shape else input.handle.data.astype(np.int64)
+        if data is not None:
+            for axis, number in enumerate(numbers):
+                bad = _indivisible(data, axis + 1, number)
+                if data.ndim > 1:
+                    if _broken_runs(data, axis + 1):
+                        continue
+                    bad = _forgiven(input, bad, axis + 1, partial(_indivisible, axis=axis + 1, number=number))
+                _report(input, bad, f"multiple_of says {number}, but the value is {{}}")
+    return input
+
+
+def max_contiguous(tensor: type, input: Any, values: Any, **_: Any) -> Any:
+    """Checks that each aligned group of that many elements counts up by one."""
+    numbers = _values(tensor, input, values, "tt.contiguity")
+    _grouped(input, numbers, 1, "max_contiguous says {0} elements in a row, but after {1} comes another than {2}")
+    return input
+
+
+def max_constancy(tensor: type, input: Any, values: Any, **_: Any) -> Any:
+    """Checks that each aligned group of that many elements has one value."""
+    numbers = _values(tensor, input, values, "tt.constancy")
+    _grouped(input, numbers, 0, "max_constancy says {0} equal elements, but after {1} comes another than {2}")
+    return input
+
+
+def _integers(input: Any) -> Array | None:
+    """The hinted numbers, int64; ``None`` where a hint is not judged (blocks of pointers)."""
+    data: Array = np.asarray(input.handle.data)
+    if input.dtype.is_ptr():
+        return None
+    return data.astype(np.int64) if data.dtype.kind in "iu" else None
+
+
+def _steps(data: Array, axis: int) -> Array:
+    return np.asarray(np.diff(data, axis=axis))
+
+
+def _broken_runs(data: Array, axis: int) -> bool:
+    """Whether the axis was wrapped or clamped somewhere: it counts up by one except where it falls back or stands."""
+    steps = _steps(data, axis)
+    return bool(((steps < 0) | (steps == 0)).any()) and bool((steps == 1).any())
+
+
+def _run_starts(data: Array, axis: int) -> Array:
+    starts = np.ones(data.shape, np.bool_)
+    later = (slice(None),) * axis + (slice(1, None),)
+    starts[later] = _steps(data, axis) != 1
+    return starts
+
+
+def _indivisible(data: Array, axis: int, number: int) -> Array:
+    bad = np.asarray(data % number != 0)
+    return bad & _run_starts(data, axis) if data.ndim > 1 else bad
+
+
+def _apart(data: Array, axis: int, number: int, step: int) -> Array:
+    """Where, within a group of that many, the next element is not ``step`` more; one shorter along the axis."""
+    length = data.shape[axis]
+    along = [1] * data.ndim
+    along[axis] = length - 1
+    inside = (np.arange(1, length) % min(number, length)) != 0
+    return np.asarray((_steps(data, axis) != step) & inside.reshape(along))
+
+
+def _forgiven(input: Any, bad: Array, axis: int, of: Callable[[Array], Array]) -> Array:
+    """``bad`` without the lanes whose indices keep the promise before they were wrapped or clamped.
+
+    Only a source that counts up somewhere can excuse: the bound of a clamp, one number everywhere, would promise
+    anything. One whose rank has changed since is compared where its elements still are the block's.
+    """
+    unwrapped: Unwrapped | None = input.handle.attr.get(WRAPPED)
+    if unwrapped is None or not bad.any():
+        return bad
+    shape = input.handle.data.shape[1:]
+    for array in unwrapped.arrays:
+        if array.size == array.shape[0] * int(np.prod(shape)) and array.ndim > 1:
+            source = array.reshape(array.shape[0], *shape).astype(np.int64)
+            if bool((_steps(source, axis) == 1).any()):
+                bad = bad & of(source)
+    return bad
+
+
+def _grouped(input: Any, numbers: list[int] | None, step: int, text: str) -> None:
+    if numbers is None or not input.shape:
+        return
+    data = _integers(input)
+    if data is None:
+        return
+    for axis, number in enumerate(numbers):
+        length = data.shape[axis + 1]
+        if number < 2 or length < 2 or _broken_runs(data, axis + 1):
+            continue
+        apart = partial(_apart, axis=axis + 1, number=number, step=step)
+        bad = _forgiven(input, apart(data), axis + 1, apart)
+        before = (slice(None),) * (axis + 1) + (slice(0, -1),)
+        _report(
+            input,
+            bad,
+            text.replace("{0}", str(number)).replace("{2}", "that plus one" if step else "that"),
+            data[before],
+        )
+
+
+def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> None:
+    if not memory_findings.current().tracking:
+        return
+    now = batch.current
+    if now.active is not None:
+        bad = bad & now.active.reshape(-1, *(1,) * (bad.ndim - 1))
+    if not bad.any():
+        return
+    position = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    shown = np.broadcast_to(input.handle.data if data is None else data, bad.shape)[position]
+    site = memory_findings.site()
+    row = position[0] if bad.shape[0] == now.count else 0
+    x, y, z = (int(n) for n in now.programs[:, row])
+    memory_findings.report(
+        Finding(
+            "false-hint",
+            site.kernel,
+            site.file,
+            site.line,
+            site.code,
+            program=(x, y, z),
+            count=int(bad.sum()),
+            detail=text.replace("{}", str(shown)).replace("{1}", str(shown)),
+        )
+    )

@@ -1,0 +1,367 @@
+"""The memory that the tensors of a launch own, and where a pointer comes from."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
+from pytest_fusion.interpreter.control.batch import some
+
+# A storage larger than this is mostly gap, or no interpreted kernel would ever be done with it: what is needed of it is
+# computed or kept for the elements alone, since a copy or a mask would take the memory that its pages do not.
+FAR_BYTES = 1 << 30
+
+
+class Owned:
+    """What a mask of bytes would say of a storage too large to have one: indexed by offsets, it answers as that would.
+
+    ``layouts``: first byte, shape, strides in elements, bytes of an element. Strides must pass over all that smaller
+    ones reach.
+    """
+
+    def __init__(self, layouts: Sequence[tuple[int, tuple[int, ...], tuple[int, ...], int]]) -> None:
+        self._layouts = [layout for layout in layouts if 0 not in layout[1]]
+
+    def __getitem__(self, offsets: Array) -> Array:
+        found = np.zeros(np.shape(offsets), np.bool_)
+        for start, shape, strides, itemsize in self._layouts:
+            rest = (np.asarray(offsets).astype(np.int64) - start) // itemsize
+            inside = rest >= 0
+            for stride, size in sorted(zip(strides, shape, strict=True), reverse=True):
+                if stride and size > 1:
+                    index = rest // stride
+                    inside &= index < size
+                    rest = rest - index * stride
+            found |= inside & (rest == 0)
+        return found
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known about a storage beyond its size.
+
+    ``own``: bool (bytes,) of what may be written, ``None`` if all of it. ``written``: bool (bytes,) of what holds a
+    value, ``None`` if all of it does; stores set it.
+    """
+
+    own: Array | Owned | None = None
+    written: Array | None = None
+    # Whether the bytes at these offsets (int64) still are what fresh memory held, shape as asked.
+    untouched: Callable[[Array], Array] | None = None
+
+
+class Provider(Protocol):
+    """Knows storages by address."""
+
+    def __call__(self, address: int) -> Facts | None:
+        """What is known of the storage that begins at ``address``."""
+
+    def hidden(self) -> frozenset[int]:
+        """Addresses of storages that hold guarded tensors with their guards, and are nobody's tensors."""
+
+
+_providers: list[Provider] = []
+
+
+@contextmanager
+def described_by(provider: Provider) -> Iterator[None]:
+    """Ask ``provider(storage address)`` about the storages of launches."""
+    _providers.append(provider)
+    try:
+        yield
+    finally:
+        _providers.remove(provider)
+
+
+def _facts(address: int) -> Facts | None:
+    for provider in reversed(_providers):
+        found = provider(address)
+        if found is not None:
+            return found
+    return None
+
+
+class _Bytes:
+    """Memory by address, for numpy."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def memory_at(address: int, nbytes: int) -> Array:
+    """The bytes at ``address``, uint8, not a copy and not kept alive."""
+    return np.asarray(_Bytes(address, nbytes))
+
+
+def mark(mask: Array, shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> None:
+    """Set the bytes of a layout's elements in ``mask``, bool (bytes,); strides and offset are in elements."""
+    if 0 in shape:
+        return
+    steps = (*(stride * itemsize for stride in strides), 1)
+    start = mask[offset * itemsize :]
+    np.lib.stride_tricks.as_strided(start, (*shape, itemsize), steps)[...] = True
+
+
+_saves = itertools.count()
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """One storage. ``address`` and ``nbytes`` bound it; ``shadow`` is what ``races`` remembers of it."""
+
+    address: int
+    nbytes: int
+    facts: Facts | None
+    views: list[View] = field(default_factory=list)
+    shadow: Any = None
+    saved: tuple[list[Array], Array | None] | None = None
+    saved_as: int = -1
+    # Addresses computed from its pointers are multiples of it: no access of so many bytes or fewer is misaligned.
+    step: int = 1 << 30
+    _typed: dict[int, Array] = field(default_factory=dict)
+    _own: tuple[int, Array | Owned | None] | None = None
+
+    @property
+    def far(self) -> bool:
+        """Whether only the elements of its tensors may be touched, not what lies between them."""
+        return self.nbytes > FAR_BYTES and bool(self.views) and not any(view.whole for view in self.views)
+
+    def _content(self) -> list[Array]:
+        return [view.content() for view in self.views] if self.far else [self.typed(1)]
+
+    def typed(self, itemsize: int) -> Array:
+        """The storage as unsigned integers of ``itemsize`` bytes."""
+        found = self._typed.get(itemsize)
+        if found is None:
+            whole = memory_at(self.address, self.nbytes)
+            found = whole[: self.nbytes // itemsize * itemsize].view(f"u{itemsize}")
+            self._typed[itemsize] = found
+        return found
+
+    def counted_in(self, itemsize: int) -> None:
+        """Told of a pointer into it to elements of that many bytes."""
+        self.step = min(self.step, itemsize)
+
+    def save(self) -> None:
+        """Keep the content as it is before the launch's first store."""
+        if self.saved is None:
+            written = self.facts.written.copy() if self.facts and self.facts.written is not None else None
+            self.saved = [part.copy() for part in self._content()], written
+            self.saved_as = next(_saves)
+
+    def restore(self) -> None:
+        """Put back what ``save`` kept, and forget who accessed it."""
+        self.shadow = None
+        if self.saved is None:
+            return
+        content, written = self.saved
+        for part, kept in zip(self._content(), content, strict=True):
+            part[...] = kept
+        if written is not None and self.facts is not None and self.facts.written is not None:
+            self.facts.written[:] = written
+
+    def own(self) -> Array | Owned | None:
+        """Bool (bytes,): what the launch may write; ``None`` if all."""
+        if self.facts is not None:
+            return self.facts.own
+        if not self.views:
+            return None
+        if self._own is None or self._own[0] != len(self.views):
+            self._own = (len(self.views), self._owned())
+        return self._own[1]
+
+    def _owned(self) -> Array | Owned | None:
+        if any(view.whole for view in self.views):
+            return None
+        if self.far:
+            return Owned([(view.start, view.shape, view.strides, view.itemsize) for view in self.views])
+        mask = np.zeros(self.nbytes, np.bool_)
+        for view in self.views:
+            view.mark(mask)
+        return None if bool(mask.all()) else mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """One tensor argument: ``start`` is its first element's byte in ``region``; strides in elements of ``itemsize``."""
+
+    name: str
+    region: Region
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    dtype: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether the elements fill the region without a gap: a cache of gigabytes needs no mask then."""
+        reach = self.itemsize
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size != 1 and stride * self.itemsize != reach:
+                return False
+            reach *= size
+        return self.start == 0 and reach == self.region.nbytes
+
+    def mark(self, mask: Array) -> None:
+        """Set the bytes of the view's elements in bool (bytes of the region,)."""
+        if 0 not in self.shape:
+            self._of(mask)[...] = True
+
+    def content(self) -> Array:
+        """The bytes of its elements, uint8 (*shape, itemsize), no copy."""
+        return self._of(self.region.typed(1)) if 0 not in self.shape else np.zeros(0, np.uint8)
+
+    def _of(self, storage: Array) -> Array:
+        """The elements' bytes of an array with an entry per byte of the region."""
+        steps = tuple(stride * self.itemsize for stride in self.strides)
+        return np.lib.stride_tricks.as_strided(storage[self.start :], (*self.shape, self.itemsize), (*steps, 1))
+
+    def index(self, byte: int) -> tuple[int, ...] | None:
+        """The logical index of the element at ``byte`` of the region; ``None`` where none of the view's is."""
+        distance = byte - self.start
+        if distance % self.itemsize:
+            return None
+        rest = distance // self.itemsize
+        index = [0] * len(self.shape)
+        for axis in sorted(range(len(self.shape)), key=lambda a: -abs(self.strides[a])):
+            stride = self.strides[axis]
+            if stride == 0 or self.shape[axis] < 2:
+                continue
+            index[axis], rest = divmod(rest, stride)
+            if not 0 <= index[axis] < self.shape[axis]:
+                return None
+        return tuple(index) if rest == 0 and 0 not in self.shape else None
+
+
+Origin = frozenset[View]
+
+
+def nearest(origin: Origin, address: int) -> View:
+    """The tensor that an access at ``address``, outside of them all, most likely belongs to."""
+
+    def distance(view: View) -> tuple[int, str]:
+        first = view.region.address
+        return max(first - address, address - (first + view.region.nbytes - 1)), view.name
+
+    return min(origin, key=distance)
+
+
+def joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a pointer that has ``a`` in some programs or lanes, ``b`` in others: where it may come from,
+    unless that of either is unknown."""
+    if "origin" not in a or "origin" not in b:
+        return {}
+    return {"origin": a["origin"] | b["origin"]}
+
+
+class Regions:
+    """The regions of one launch."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, Region] = {}
+        # Those too that a larger storage at the same address has taken the place of.
+        self._every: list[Region] = []
+        self._scanned = False
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self._every)
+
+    def restore(self) -> None:
+        """Put back what was there before the launch; the last saved first, since storages may overlap."""
+        for region in sorted(self._every, key=lambda region: region.saved_as, reverse=True):
+            region.restore()
+
+    def add(self, name: str, tensor: Any) -> View | None:
+        """The view of a tensor argument; ``None`` for one whose memory is unknown."""
+        base = getattr(tensor, "base", tensor) if not hasattr(tensor, "untyped_storage") else tensor
+        if not hasattr(base, "untyped_storage"):
+            return None
+        try:
+            storage = base.untyped_storage()
+            address, nbytes = int(storage.data_ptr()), int(storage.nbytes())
+        except (RuntimeError, NotImplementedError):  # no storage: fake, sparse or wrapped tensors
+            return None
+        region = self.region(address, nbytes)
+        itemsize = base.element_size()
+        view = View(
+            name,
+            region,
+            _start(base, address, itemsize),
+            tuple(base.shape),
+            tuple(base.stride()),
+            itemsize,
+            str(base.dtype).removeprefix("torch."),
+        )
+        region.views.append(view)
+        region.counted_in(view.start & -view.start or itemsize)
+        region.counted_in(itemsize)
+        return view
+
+    def region(self, address: int, nbytes: int) -> Region:
+        """The region of a storage."""
+        found = self._regions.get(address)
+        if found is None or found.nbytes < nbytes:
+            found = self._regions[address] = Region(address, nbytes, _facts(address))
+            self._every.append(found)
+        return found
+
+    def containing(self, pointers: Array, among: Iterable[Region] | None = None) -> list[tuple[Region | None, Array]]:
+        """The region of each address, uint64, any shape: pairs of a region and bool of the same shape.
+
+        Addresses in none come with ``None``. Live tensors outside of the launch's arguments are looked for once a
+        launch: tables of pointers lead to them.
+        """
+        found: list[tuple[Region | None, Array]] = []
+        left = np.ones(pointers.shape, np.bool_)
+        # Where tables of pointers lead, some hundred storages are live, and a block of pointers is near one of them.
+        low, high = (int(pointers.min()), int(pointers.max())) if pointers.size else (0, 0)
+        for region in list(self._regions.values()) if among is None else among:
+            if region.address > high or region.address + region.nbytes <= low:
+                continue
+            inside = (pointers - np.uint64(region.address) < np.uint64(region.nbytes)) & left
+            if some(inside):
+                found.append((region, inside))
+                left &= ~inside
+                if not some(left):
+                    return found
+        if among is None and not self._scanned:
+            self._scanned = True
+            for address, nbytes in _live_storages():
+                self.region(address, nbytes)
+            return self.containing(pointers)
+        found.append((None, left))
+        return found
+
+
+def _start(tensor: Any, address: int, itemsize: int) -> int:
+    """The byte of the storage at ``address`` where the tensor begins; torch calls the address of an empty one 0."""
+    first = int(tensor.data_ptr())
+    return first - address if first else int(getattr(tensor, "storage_offset", lambda: 0)()) * itemsize
+
+
+def _live_storages() -> Iterator[tuple[int, int]]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    # torch.compile and opcheck leave some behind; asking one for its address warns, or raises.
+    fake: Any = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
+    hidden: frozenset[int] = frozenset().union(*(provider.hidden() for provider in _providers))
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), fake):
+            continue
+        try:
+            if thing.device.type == "cpu":
+                storage = thing.untyped_storage()
+                if int(storage.data_ptr()) not in hidden:
+                    yield int(storage.data_ptr()), int(storage.nbytes())
+        except (RuntimeError, NotImplementedError):
+            continue

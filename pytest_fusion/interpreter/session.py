@@ -1,0 +1,97 @@
+"""Run Triton kernels on the CPU and see every memory access, without pytest.
+
+    from pytest_fusion.interpreter import interpreted   # before Triton is imported
+
+    with interpreted() as session:
+        kernel[grid](x, y, n, BLOCK=1024)
+
+Importing this module switches Triton's interpreter on for the whole process (``TRITON_INTERPRET=1``) and mends what it
+computes wrongly. A bad access raises ``MemoryFinding`` at the line that makes it, before it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_fusion.errors import FusionError, MemoryFinding, NotModelledError
+from pytest_fusion.interpreter.bridge import hook, lane_state, observers
+from pytest_fusion.interpreter.control.executor import Execution, Mode, executing, listening
+from pytest_fusion.interpreter.memory.memory_findings import Finding, Findings, into
+from pytest_fusion.interpreter.memory.regions import described_by
+
+__all__ = ["Execution", "Finding", "MemoryFinding", "NotModelledError", "Session", "interpreted"]
+
+hook.enable()
+
+
+@dataclass(slots=True)
+class Session:
+    """What happened inside ``with interpreted() as session``.
+
+    ``launches``: how each launch was run, in order. ``findings``: what was wrong with its accesses (only with
+    ``findings="collect"``; else the first one is raised).
+    """
+
+    launches: list[Execution] = field(default_factory=list)
+    _findings: Findings = field(default_factory=Findings)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Wrong accesses, each kind once a line and argument."""
+        return list(self._findings.found)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was computed otherwise than a GPU computes it, since the process began."""
+        return observers.notes()
+
+
+@contextmanager
+def interpreted(
+    *, executor: Mode = "batched", findings: Literal["raise", "collect"] = "raise", checked: bool = True
+) -> Iterator[Session]:
+    """Run the Triton launches of the block on the CPU and check each access.
+
+    ``executor``: ``"batched"`` runs all programs of a grid at once, ``"serial"`` one after the other (order of the
+    grid, the last dimension fastest). ``checked=False`` leaves out what needs a record of earlier accesses (races,
+    unwritten and gap accesses); accesses outside of a tensor's storage are always refused.
+
+    Inside the block ``torch.empty`` and its kin give memory that is known to hold no value, and CPU tensors answer
+    ``is_cuda`` with yes where torch has no GPU, because most launchers assert it.
+
+    Raises ``FusionError`` when Triton was imported before this module without ``TRITON_INTERPRET=1``, and
+    ``MemoryFinding`` at a wrong access unless findings are collected. Either way a load or store that leaves what it
+    may touch does not happen, lane by lane; of racing stores one wins.
+    """
+    import torch
+
+    from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
+    from pytest_fusion.interpreter.memory.fresh import FreshMemory
+
+    import_triton()
+    session = Session(_findings=Findings(immediate=findings == "raise", tracking=checked))
+    fresh = FreshMemory()
+    with ExitStack() as stack:
+        stack.enter_context(executing(executor))
+        stack.enter_context(listening(session.launches.append))
+        stack.enter_context(into(session._findings))
+        stack.enter_context(described_by(fresh))
+        stack.enter_context(posing_as_cuda(torch))
+        stack.enter_context(fresh)
+        yield session
+
+
+def import_triton() -> None:
+    """Import Triton, mended. Raises ``FusionError`` where that is not possible any more."""
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise FusionError("Triton is not installed: pip install 'pytest-fusion[kernels]'") from error
+    if not lane_state.installed():
+        raise FusionError(
+            lane_state.problem()
+            or "Triton was imported before pytest_fusion.interpreter: import that first, or set TRITON_INTERPRET=1"
+        )

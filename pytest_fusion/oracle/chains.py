@@ -1,0 +1,130 @@
+"""A chain of additions: what a reference adds up one by one a kernel may add up in another order.
+
+``x + y + z`` is ``x + (y + z)`` too, and a loop over taps one ``tl.sum``. Where the reference's partial sums cancel its
+own roundings say little about the other orders: of three numbers near one, the first two of which cancel, nothing is
+rounded as written and half a unit of one in the other order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.oracle.cancellation import SUMS
+from pytest_fusion.oracle.lane_store import Lanes
+from pytest_fusion.oracle.rounding import U32, D, Noise
+
+# What may leave a chain as it is, element by element.
+CARRYING = frozenset({"where", "mul"})
+_SPARE = 2.0**8
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a value is the sum of, each (*shape): its exact ``value``, its ``count`` of terms and the sum of their
+    ``squares``. ``given`` is the variance of what the lanes have of its roundings, in units of ``u^2 / 3``.
+    """
+
+    value: Tensor
+    squares: Tensor
+    given: Tensor
+    count: Tensor
+
+
+def terms_of(operand: Any, factor: float, like: Tensor) -> Terms:
+    """Those of an operand, its lanes or a number, of a sum whose exact value is ``like`` (*shape)."""
+    if not isinstance(operand, Lanes):
+        value = torch.full_like(like, float(operand) * factor)
+    else:
+        # To the device as well: a 0-d tensor of the CPU broadcasts with any.
+        value = (operand.rounded[0].to(like) * factor).expand_as(like)
+        if operand.chain is not None:
+            squares, given, count = (part.to(like.device).expand_as(like) for part in operand.chain)
+            return Terms(value, squares * factor**2, given * factor**2, count)
+    return Terms(value, value.square(), torch.zeros_like(like), torch.ones_like(like))
+
+
+def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: float) -> tuple[Tensor, Terms]:
+    """``total`` (L, *shape), the sum of ``parts``, with what its lanes lack of the roundings of any order.
+
+    A sequential sum in random order has the variance ``n S^2 / 3 + n Q / 6`` in units of ``u^2 / 3``
+    (``Noise.accumulated``).
+    """
+    value, (one, other) = total[0], parts
+    squares, given, count = one.squares + other.squares, one.given + other.given, one.count + other.count
+    # What the next step rounds; nothing, where the sum is a number of the dtype.
+    rounds = (given > 0) | (unit == U32) & (value.float().double() != value)
+    given = given + torch.where(rounds, value.square(), 0.0)
+    whole = Terms(value, squares, given, count)
+    if not bool((count > 2).any()):
+        return total, whole
+    lacking = (count / 3 * value.square() + count / 6 * squares - given).clamp_min(0)
+    there = (count > 2) & torch.isfinite(lacking) & ~_exact_in_any_order(squares * count, parts, unit)
+    lacking = torch.where(there, lacking, 0.0)
+    if not bool(lacking.any()):
+        return total, whole
+    out = noise.spread(total)
+    out[1:].addcmul_(lacking.sqrt().mul_(unit / math.sqrt(3)), noise.normal(tuple(value.shape), value.device))
+    return out, replace(whole, given=given + lacking)
+
+
+def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
+    """What ``where``, and ``mul`` by zeros and ones, leave of the chains among their operands: sums of segments,
+    ``where(begins, 0, sum) + x``. ``like`` (*shape) is the exact result; None where there is none."""
+    chains = [isinstance(v, Lanes) and v.chain is not None for v in operands]
+    if not any(chains):
+        return None
+    one, other = (terms_of(v, 1, like) for v in operands[-2:])
+    if name == "mul":
+        one, other = (one, other) if chains[0] else (other, one)
+        chosen = other.value == 1
+        if not bool((chosen | (other.value == 0)).all()):
+            return None
+        other = terms_of(0.0, 1, like)
+    else:
+        chosen = operands[0].rounded[0].to(like.device).expand_as(like)
+    pairs = (one.squares, other.squares), (one.given, other.given), (one.count, other.count)
+    return Terms(like, *(torch.where(chosen, *pair) for pair in pairs))
+
+
+def noted(lanes: Lanes, chain: Terms | None) -> Lanes:
+    """The lanes of a result that is this chain of additions."""
+    return lanes if chain is None else replace(lanes, chain=torch.stack((chain.squares, chain.given, chain.count)))
+
+
+def _exact_in_any_order(most: Tensor, parts: Sequence[Terms], unit: float) -> Tensor:
+    """Where no order rounds: all are multiples of a unit of the largest partial sum, as small whole numbers are.
+
+    Of ``_SPARE`` times that unit: that a sum of others is such a multiple must not be chance.
+    """
+    _, exponent = torch.frexp(most.sqrt())
+    step = torch.ldexp(torch.full_like(most, _SPARE * unit), exponent)
+    exact = torch.ones_like(most, dtype=torch.bool)
+    for part in parts:
+        exact &= torch.remainder(part.value, step) == 0
+    return exact
+
+
+def chain_of(
+    noise: Noise, name: str, args: Any, kwargs: Any, results: list[Any], seen: dict[int, Lanes], unit: float
+) -> Terms | None:
+    """What chain of additions the result of operation ``name`` is, if any. A sum's lanes, in place in ``results``, are
+    given what they lack of the roundings of other orders."""
+    if name not in SUMS | CARRYING:
+        return None
+    total = results[0]
+    if total.dtype != D or not total.numel():
+        return None
+    operands = [seen[id(v)] if isinstance(v, Tensor) else v for v in args]
+    if name not in SUMS:
+        return carried(name, operands, total[0])
+    factor = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    scaled = 0 if name == "rsub" else 1
+    one, other = (terms_of(v, factor if at == scaled else 1, total[0]) for at, v in enumerate(operands[:2]))
+    results[0], chain = in_any_order(noise, total, (one, other), unit)
+    return chain

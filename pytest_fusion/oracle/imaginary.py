@@ -1,0 +1,68 @@
+"""Lanes of complex tensors: kept as those of their real and imaginary parts, computed as complex numbers.
+
+``view_as_real`` and ``view_as_complex`` show one storage, so that what is kept for one is found for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.oracle.lane_store import Lanes
+from pytest_fusion.oracle.rounding import Noise
+
+
+def parts(tensor: Tensor) -> Tensor:
+    """``tensor``, or of a complex one its real and imaginary parts in one more axis; a view as it lies in memory."""
+    if not tensor.is_complex():
+        return tensor
+    return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
+
+
+def paired(lanes: Lanes, tensor: Tensor) -> Lanes:
+    """The complex128 lanes of a complex ``tensor`` from those of its ``parts``."""
+
+    def joined(value: Tensor) -> Tensor:
+        made = torch.complex(value[..., 0].contiguous(), value[..., 1].contiguous())
+        return made.conj().resolve_conj() if tensor.is_conj() else made
+
+    raw = joined(lanes.raw)
+    return Lanes(raw, raw if lanes.single else joined(lanes.rounded), lanes.terms)
+
+
+def split(lanes: Lanes) -> Lanes:
+    """Complex lanes as those of their parts; real ones as they are."""
+    if not lanes.raw.is_complex():
+        return lanes
+    raw = torch.view_as_real(lanes.raw.resolve_conj())
+    return Lanes(raw, raw if lanes.single else torch.view_as_real(lanes.rounded.resolve_conj()), lanes.terms)
+
+
+def transforms(func: Any) -> bool:
+    """Whether the operation is a Fourier transform, each of whose results adds up a whole axis."""
+    return func is not None and func._schema.name.startswith("aten::_fft_")
+
+
+def largest_over(value: Tensor, func: Any, args: Sequence[Any]) -> Tensor:
+    """What rounding errors of ``value`` ``(L, *shape)`` are relative to: its modulus, of a transform the largest one.
+
+    A product's real part may cancel while its terms do not; a transform's element, while its axis does not.
+    """
+    size = value[:1].abs()
+    if not transforms(func) or not size.numel():
+        return size
+    dims = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+    return size.amax([d % (value.dim() - 1) + 1 for d in dims], keepdim=True).expand_as(size)
+
+
+def disturbed(noise: Noise, value: Tensor, size: Tensor, relative: float) -> Tensor:
+    """Each lane's ``value``, of a complex one both parts, off by up to ``relative * size``."""
+    pairs = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    off = noise.relative(torch.ones_like(pairs[:1]), relative) - 1
+    off = off * (size.unsqueeze(-1) if value.is_complex() else size)
+    # Where nothing is finite there is nothing to be off by.
+    pairs = pairs + torch.where(off.isfinite(), off, 0.0)
+    return torch.view_as_complex(pairs.contiguous()) if value.is_complex() else pairs

@@ -1,0 +1,116 @@
+"""Running an operation itself on every lane, for operations whose rounding has no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from pytest_fusion.oracle.lane_store import Lanes
+from pytest_fusion.oracle.ops import each
+from pytest_fusion.oracle.ops.rule_registry import named
+from pytest_fusion.oracle.rounding import GRIDS, D
+from pytest_fusion.spec.wording import out_of_memory
+
+# What a rule may raise on arguments it was not written for: the operation then runs lane by lane, and is listed. ATen's
+# decomposition of a mean's gradient divides by the number of elements, which may be 0.
+REFUSED = (
+    TypeError,
+    ValueError,
+    RuntimeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    AttributeError,
+    ZeroDivisionError,
+)
+
+
+def run_on_lanes(
+    function: Callable[..., Any], args: Any, kwargs: Any, seen: dict[int, Lanes], natives: Sequence[Any]
+) -> list[Any] | None:
+    """Results of ``function`` on the rounded lanes of its tensors (by ``id`` in ``seen``), each ``(L, *shape)``.
+
+    In float64 where the operation takes that, else in float32, else in the native dtypes; None when it takes none of
+    them or its results have other shapes than ``natives``.
+    """
+    lanes_args, lanes_kwargs = tree_map_only(Tensor, lambda t: seen[id(t)].rounded, (args, kwargs))
+    for dtype in (D, torch.float32, None):
+        try:
+            call = _in(dtype, function)
+            made = results_of(each(call, *_typed(lanes_args, dtype, args), **_typed(lanes_kwargs, dtype, kwargs)))
+            check_shapes(made, natives)
+        except REFUSED as error:
+            if out_of_memory(error):
+                raise
+            continue
+        return [_widest(m) if isinstance(m, Tensor) else m for m in made]
+    return None
+
+
+def _widest(value: Tensor) -> Tensor:
+    return value.to(torch.complex128) if value.is_complex() else value.to(D) if value.is_floating_point() else value
+
+
+def on_copies(function: Any, names: Sequence[str]) -> Callable[..., tuple[Tensor, ...]]:
+    """``function``, which writes the arguments called ``names``, as one that returns them instead."""
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+        function(*args, **kwargs)
+        arguments = named(function, args, kwargs)
+        return tuple(tensors_of([arguments.get(name) for name in names]))
+
+    return call
+
+
+def results_of(out: Any) -> list[Any]:
+    if isinstance(out, (tuple, list)):
+        return [item for part in out for item in (part if isinstance(part, (tuple, list)) else (part,))]
+    return [out]
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Of an operator's arguments or results; these nest in tuples, lists and dicts alone.
+
+    Asked four times for each operation of a reference: torch's pytree took 5 % of a whole test.
+    """
+    if isinstance(tree, Tensor):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [t for part in parts for t in tensors_of(part)] if isinstance(tree, (tuple, list, dict)) else []
+
+
+def check_shapes(values: Sequence[Any], natives: Sequence[Any]) -> None:
+    for value, native in zip(values, natives, strict=False):
+        if isinstance(value, Tensor) and isinstance(native, Tensor) and value.shape[1:] != native.shape:
+            raise ValueError(f"lanes have shape {tuple(value.shape[1:])}, the native result {tuple(native.shape)}")
+
+
+def _typed(tree: Any, dtype: torch.dtype | None, natives: Any) -> Any:
+    """Floating lanes in ``dtype``; None: each in the dtype of its native counterpart."""
+    if dtype is not None:
+        return tree_map_only(Tensor, lambda t: t.to(dtype) if t.dtype == D else t, tree)
+    leaves, spec = tree_flatten(tree)
+    originals = tree_flatten(natives)[0]
+    back = [
+        v.to(n.dtype) if isinstance(v, Tensor) and isinstance(n, Tensor) else v
+        for v, n in zip(leaves, originals, strict=True)
+    ]
+    return tree_unflatten(back, spec)
+
+
+def _in(dtype: torch.dtype | None, func: Any) -> Any:
+    """``func`` with floating dtype arguments below ``dtype`` lifted to it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            wide = dtype.to_complex()
+            lifted = {**dict.fromkeys(GRIDS, dtype), torch.complex32: wide, torch.complex64: wide}
+            args, kwargs = tree_map_only(torch.dtype, lambda d: lifted.get(d, d), (args, kwargs))
+        return func(*args, **kwargs)
+
+    return call

@@ -1,0 +1,321 @@
+"""Arithmetic and elementary functions, element by element.
+
+Noise is in units of the arithmetic's roundoff (2^-24 below float64). A plain rounding comes from the stochastic
+rounding of the result; what is added here is what honest kernels do differently: a reciprocal times instead of a
+division (2 units), ``exp2(x * log2 e)`` for ``exp`` (the argument moves by a unit, so the result by |x| of them),
+library functions of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (absolute, near zero).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.oracle.cancellation import NARROW
+from pytest_fusion.oracle.ops.rule_registry import Op, Rule, aligned, as_float, computed
+from pytest_fusion.oracle.python_numbers import held, mixed
+
+
+def _plain(function: Callable[..., Tensor]) -> Rule:
+    """A rule for an exactly rounded operation on any number of broadcast operands."""
+
+    def rule(op: Op, *args: Any, **kwargs: Any) -> Tensor:
+        return function(*(as_float(a) for a in aligned(op, [op.number(a) for a in args])), **kwargs)
+
+    return rule
+
+
+for _name in ("square", "frac", "ldexp", "copysign"):
+    computed(_name)(_plain(getattr(torch, _name)))
+
+
+@computed("sub", "subtract")
+def _sub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
+    return _add(op, a, b, -alpha)
+
+
+@computed("rsub")
+def _rsub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
+    return _add(op, b, a, -alpha)
+
+
+@computed("lerp")
+def _lerp(op: Op, a: Tensor, b: Tensor, weight: Any) -> Tensor:
+    """``a + weight * (b - a)``, in every other lane ``(1 - weight) * a + weight * b``: kernels have either."""
+    a, b, weight = (as_float(v) for v in aligned(op, (a, b, op.number(weight, rest=True))))
+    out = op.noise.spread(torch.lerp(a, b, weight if isinstance(weight, Tensor) else float(weight)))
+    out[1::2] = op.noise.spread(a + op.relative(weight * op.relative(b - a, 1), 1))[1::2]
+    out[2::2] = (op.relative(a * (1 - weight), 1) + op.relative(b * weight, 1))[2::2]
+    return out
+
+
+@computed("add")
+def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    a, b, factor = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
+    total: Tensor = a + (b if isinstance(factor, int) and factor == 1 else _scaled(op, b, factor))
+    if isinstance(factor, Tensor) and op.outs[0].dtype in NARROW:
+        # ATen's code for the CPU takes it in 16 bits.
+        total = mixed(op.noise, [total], [a + b * held(alpha, op.outs[0].dtype)])[0]
+    if op.terms > 1:
+        size = torch.maximum(total[:1].abs(), a[:1].abs() if isinstance(a, Tensor) else total.new_tensor(abs(a)))
+        size = torch.maximum(size, b[:1].abs() if isinstance(b, Tensor) else total.new_tensor(abs(b)))
+        return op.carried(total, size[0], op.terms)
+    return total
+
+
+def _rounded(op: Op, value: Tensor) -> Tensor:
+    """A product inside of an operation, as a kernel that does not contract it has it."""
+    if op.whole:
+        return value
+    return op.relative(value, 1) if op.wide else op.noise.rounded(value, torch.float32)
+
+
+def _scaled(op: Op, term: Any, factor: Any) -> Any:
+    """A term of a sum times a number."""
+    product = term * factor
+    exact = not isinstance(product, Tensor) or (not isinstance(factor, Tensor) and _power_of_two(factor))
+    return product if exact else _rounded(op, product)
+
+
+def _power_of_two(value: Any) -> Any:
+    """Whether a number is one, or (bool) which elements of a tensor are: nothing is rounded that they divide."""
+    if isinstance(value, Tensor):
+        return value.to(torch.float64).frexp().mantissa.abs() == 0.5
+    return isinstance(value, (int, float)) and value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
+
+
+def _exact_where(op: Op, exact: Any, value: Tensor, noisy: Callable[[], Tensor]) -> Tensor:
+    op.exact = exact
+    if not isinstance(exact, Tensor):
+        return value if exact else noisy()
+    return torch.where(exact, value, noisy()) if bool(exact.any()) else noisy()
+
+
+@computed("mul")
+def _mul(op: Op, a: Any, b: Any) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b)]))
+    if op.wide:
+        op.exact = _power_of_two(a) | _power_of_two(b)
+    value: Tensor = a * b
+    return value
+
+
+@computed("div", "true_divide")
+def _div(op: Op, a: Tensor, b: Any) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    value = a / b
+    return _exact_where(op, _power_of_two(b), value, lambda: op.relative(value, 2))
+
+
+@computed("addcdiv")
+def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
+    c, a, b, factor = (as_float(v) for v in aligned(op, (c, a, b, op.number(value))))
+    total: Tensor = c + _scaled(op, op.relative(a / b, 2), factor)
+    return total
+
+
+@computed("addcmul")
+def _addcmul(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
+    """``(value * a) * b`` and ``value * (a * b)`` each round twice, and both round ``value`` itself."""
+    c, a, b, factor = (as_float(v) for v in aligned(op, (c, a, b, op.number(value))))
+    total: Tensor = c + _scaled(op, _rounded(op, a * b), factor)
+    return total
+
+
+@computed("reciprocal")
+def _reciprocal(op: Op, x: Tensor) -> Tensor:
+    x = as_float(x)
+    value = 1 / x
+    return _exact_where(op, _power_of_two(x), value, lambda: op.relative(value, 2))
+
+
+def _noisy(function: Callable[[Tensor], Tensor], units: float, absolute: float = 0.0, argument: float = 0.0) -> Rule:
+    def rule(op: Op, x: Tensor) -> Tensor:
+        x = as_float(x)
+        value = op.relative(function(op.relative(x, argument) if argument else x), units)
+        return op.absolute(value, absolute) if absolute else value
+
+    return rule
+
+
+computed("sqrt")(_noisy(torch.sqrt, 2))
+computed("rsqrt")(_noisy(torch.rsqrt, 3))
+computed("exp")(_noisy(torch.exp, 3, argument=2))
+computed("expm1")(_noisy(torch.expm1, 4))
+computed("log1p")(_noisy(torch.log1p, 4))
+computed("erf")(_noisy(torch.erf, 4))
+computed("erfc")(_noisy(torch.erfc, 6, absolute=1))
+# log is log2(x) * ln 2 on a GPU: near one the error is absolute.
+computed("log")(_noisy(torch.log, 4, absolute=2))
+computed("log2")(_noisy(torch.log2, 4, absolute=2))
+computed("log10")(_noisy(torch.log10, 4, absolute=2))
+computed("sin")(_noisy(torch.sin, 4, absolute=1))
+computed("cos")(_noisy(torch.cos, 4, absolute=1))
+for _name, _units in (("tan", 6), ("asin", 6), ("acos", 6), ("atan", 6), ("sinh", 6), ("cosh", 6), ("asinh", 6)):
+    computed(_name)(_noisy(getattr(torch, _name), _units, absolute=1))
+for _name in ("acosh", "atanh", "lgamma", "digamma", "erfinv", "special_i0", "special_i0e", "special_i1e", "sinc"):
+    if hasattr(torch, _name):
+        computed(_name)(_noisy(getattr(torch, _name), 8, absolute=2))
+
+
+@computed("exp2")
+def _exp2(op: Op, x: Tensor) -> Tensor:
+    """A power of two is exact wherever it is computed, and what it scales (microscaling formats) keeps its ties."""
+    x = as_float(x)
+    return _exact_where(op, x == x.round(), torch.exp2(x), lambda: op.relative(torch.exp2(op.relative(x, 1)), 3))
+
+
+@computed("hypot")
+def _hypot(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    return op.relative(torch.hypot(a, b), 3)
+
+
+@computed("xlogy")
+def _xlogy(op: Op, x: Any, y: Any) -> Tensor:
+    """``x * log(y)``, whose logarithm has the error of any, and exactly 0 where ``x`` is."""
+    x, y = (as_float(v) for v in aligned(op, [op.number(v) for v in (x, y)]))
+    exact = torch.xlogy(x, y)
+    log = op.absolute(op.relative(torch.log(y if isinstance(y, Tensor) else torch.full_like(exact, y)), 4), 2)
+    return torch.where(torch.isfinite(exact) & (exact != 0), x * log, exact)
+
+
+for _name, _factor in (("deg2rad", math.pi / 180), ("rad2deg", 180 / math.pi)):
+    # As ``x * pi / 180`` two roundings more, and one of the number.
+    computed(_name)(_noisy(functools.partial(torch.mul, other=_factor), 3))
+
+
+@computed("atan2")
+def _atan2(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    return op.relative(torch.atan2(a, b), 6)
+
+
+@computed("tanh")
+def tanh(op: Op, x: Tensor) -> Tensor:
+    return op.absolute(op.relative(torch.tanh(as_float(x)), 4), 2)
+
+
+@computed("sigmoid")
+def sigmoid(op: Op, x: Tensor) -> Tensor:
+    """Sigmoid, below float64 of no number smaller than float32's: ``x`` times a share that a GPU flushed is zero."""
+    grown = op.relative(torch.exp(-op.relative(as_float(x), 2)), 3)
+    share = op.relative(1 / (1 + grown), 3)
+    return share if op.wide else op.noise.rounded(share, torch.float32)
+
+
+@computed("log_sigmoid_forward")
+def _log_sigmoid(op: Op, x: Tensor) -> tuple[Tensor, None]:
+    x = as_float(x)
+    return op.absolute(op.relative(torch.nn.functional.logsigmoid(x), 4), 2), None
+
+
+@computed("silu")
+def silu(op: Op, x: Tensor) -> Tensor:
+    x = as_float(x)
+    return op.relative(x * sigmoid(op, x), 1)
+
+
+@computed("mish")
+def _mish(op: Op, x: Tensor) -> Tensor:
+    x = as_float(x)
+    return op.relative(x * tanh(op, softplus(op, x)), 2)
+
+
+@computed("gelu")
+def gelu(op: Op, x: Tensor, approximate: str = "none") -> Tensor:
+    """GELU with its own conditioning: in the negative tail 1 + erf (1 + tanh) keeps only the absolute error of erf."""
+    x = as_float(x)
+    if approximate == "tanh":
+        inner = op.relative(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x), 4)
+        share = tanh(op, inner)
+    else:
+        share = op.relative(torch.erf(op.relative(x * math.sqrt(0.5), 2)), 4)
+    return op.relative(0.5 * x * (1 + share), 2)
+
+
+@computed("softplus")
+def softplus(op: Op, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    x = as_float(x)
+    # log(1 + e^x) rounds 1 + e^x: absolute, in units of 1 / beta.
+    smooth = op.absolute(op.relative(torch.nn.functional.softplus(x * beta, 1, 1e9), 4), 2) / beta
+    return torch.where(x * beta > threshold, x, smooth)
+
+
+@computed("logaddexp")
+def _logaddexp(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    """``m + log(e^(a - m) + e^(b - m))`` rounds a sum from 1 to 2: an absolute error, as in softplus of a - b."""
+    a, b = (as_float(v) for v in aligned(op, (a, b)))
+    return op.absolute(op.relative(torch.logaddexp(a, b), 4), 2)
+
+
+@computed("elu")
+def _elu(op: Op, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    x = as_float(x)
+    below = op.absolute(op.relative(torch.expm1((x * input_scale).clamp_max(0)), 4), 2)
+    return torch.where(x > 0, x * scale, below * (alpha * scale))
+
+
+@computed("leaky_relu")
+def _leaky_relu(op: Op, x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return torch.where(x > 0, x, x * negative_slope)
+
+
+@computed("hardsigmoid")
+def _hardsigmoid(op: Op, x: Tensor) -> Tensor:
+    """``x / 6 + 0.5`` is off by as much near its zero as elsewhere."""
+    return op.absolute(op.relative((as_float(x) + 3) / 6, 2), 1).clamp(0, 1)
+
+
+@computed("hardswish")
+def _hardswish(op: Op, x: Tensor) -> Tensor:
+    return op.relative(as_float(x) * _hardsigmoid(op, x), 1)
+
+
+@computed("pow")
+def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
+    base, exponent = (as_float(v) for v in aligned(op, (base, exponent)))
+    value = torch.pow(base, exponent)
+    if isinstance(exponent, (int, float)):
+        if exponent in (0, 1, 2):
+            return value
+        if exponent in (3, 4, 0.5, -0.5, -1, -2, 1.5):
+            return op.relative(value, 3)
+    # exp2(y log2 x): the rounding of the exponent is worth |y log x| units of the result.
+    scale = (exponent * torch.log(base.abs() if isinstance(base, Tensor) else value.new_tensor(abs(base)))).abs()
+    scale = torch.where(torch.isfinite(scale), scale, 0.0)
+    out = op.noise.spread(value)
+    units = (4 + 2 * scale) * op.unit
+    units = units[1:] if units.shape[0] > 1 else units
+    out[1:].mul_(1 + units * op.noise.uniform(tuple(out.shape[1:]), out.device))
+    whole = exponent == exponent.round() if isinstance(exponent, Tensor) else float(exponent).is_integer()
+    return _exact_where(op, _power_of_two(base) & whole, value, lambda: out)
+
+
+def over(lanes: Tensor, shape: Sequence[int]) -> Tensor:
+    """Lanes ``(K, ...)`` broadcast to ``(K, *shape)``; torch alone would align the lanes' axis with a dimension."""
+    missing = (1,) * (len(shape) + 1 - lanes.ndim)
+    return lanes.reshape(lanes.shape[0], *missing, *lanes.shape[1:]).expand(-1, *shape)
+
+
+@computed("_to_copy", "to", "copy", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
+def _cast(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A cast: the value read is the value before rounding to the new dtype. ``copy`` takes the old value first."""
+    out = op.outs[0]
+    if op.name == "copy":
+        x = over(args[0], out.shape)
+    x = x.to(out.device)
+    if out.dtype.is_floating_point:
+        return as_float(x)
+    if x.dtype.is_floating_point:
+        # Conversion of what the integer dtype does not hold is undefined: such elements follow the native result.
+        if out.dtype == torch.bool:
+            return x != 0
+        fits = torch.isfinite(x) & (x.abs() < 2.0**62)
+        return torch.where(fits, torch.where(fits, x, 0.0).to(out.dtype), out.unsqueeze(0))
+    return x.to(out.dtype)

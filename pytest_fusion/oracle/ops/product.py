@@ -1,0 +1,296 @@
+"""Matrix products and convolutions with float accumulators, and the truncation of tensor cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.oracle.drift import drifted, product_drift, steps
+from pytest_fusion.oracle.ops.rule_registry import Op, as_float, computed, each
+from pytest_fusion.oracle.rounding import GRIDS, D, unit
+
+# Tensor cores add products in groups and truncate the accumulator and each product instead of rounding them (Fasi et
+# al. 2021, "Numerical behavior of NVIDIA tensor cores"): a drift towards zero, in units a term. Such sums of K = 256 to
+# 4096 positive terms came out 0.074 to 0.096 K too small on an H200 in float16 (0.02 to 0.05 K in bfloat16), 0.16 K
+# where one term is large and comes first, up to 0.19 K where all are equal; sums of both signs scatter by 0.02 K of
+# the root of their squares.
+GROUP = 16
+_LOST, _SCATTER = 0.1, 0.02
+# Elsewhere such products are added in float32, by a library that may add in groups.
+_LOST_ON_CPU = 1 / (3 * GROUP)
+# Of an accumulator that begins with a bias each term costs up to 0.16 units of that: as much as so many roundings of
+# its own, by the square of K (``Op.carried``).
+_CARRIED = 0.14
+# Float8 products that Hopper's tensor cores add before a kernel takes the sum over, and what that costs (see below).
+EIGHTHS = 128
+_CUT, _SCATTERED = 6.2e-4, 4e-4
+
+
+def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
+    if op.whole:
+        return torch.matmul(a, b)
+    sizes = op.sizes.get(id(a)), op.sizes.get(id(b))
+    from_a, from_b = op.sources.get(id(a)), op.sources.get(id(b))
+    (a, low_a), (b, low_b) = _with_low(op, a, b), _with_low(op, b, a)
+    if low_a is None and low_b is None and from_a is not None and from_b is not None:
+        # Queries and keys that were turned or normed: both computed, and both stored in 16 bits before the product.
+        a, b = _fed(op, a, None, from_b), _fed(op, b, None, from_a)
+    else:
+        a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
+    value = torch.matmul(a, b[0] if b.shape[0] == 1 and b.dim() == 3 else b)
+    first_a, first_b = a[0], b[0]
+    squares = torch.matmul(first_a.square(), first_b.square())
+    terms = a.shape[-1]
+    if low_a is not None and low_b is not None:
+        op.spread = squares.sqrt() * max(unit(low_a), unit(low_b))
+    if low_a is not None or low_b is not None:
+        value = truncated(op, value, squares, terms)
+    if op.eighths:
+        value = added_coarsely(op, value, squares, terms)
+    value = op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
+    value = _without_zeros(op, value, first_a, first_b, terms, torch.matmul)
+    if any(size is not None for size in sizes):
+        size_a, size_b = (f.abs() if s is None else s for f, s in zip((first_a, first_b), sizes, strict=True))
+        value = _distributed(op, value, torch.matmul(size_a, size_b))
+    return drifted(op.noise, value, product_drift(first_a, first_b, value[0], op.unit))
+
+
+def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
+    """A product with a factor that is a sum, as ``x @ (q * s + m)``: ``s * (x @ q) + m * sum(x)`` is the same.
+
+    Kernels for 4-bit weights have it so (llama.cpp's q4_1). Both parts, of ``size`` (*shape) together at most, are
+    rounded when they are scaled and when they are added.
+    """
+    out = op.noise.spread(value)
+    off = torch.where(torch.isfinite(size), size, 0.0) * op.unit
+    out[1:].addcmul_(off, op.noise.normal(tuple(value.shape[1:]), value.device))
+    return out
+
+
+def _with_low(op: Op, operand: Tensor, other: Tensor | None = None) -> tuple[Tensor, torch.dtype | None]:
+    """An operand's lanes, and the 16-bit dtype that holds its values, if one does.
+
+    Of integers that says nothing: 8 bits fit bfloat16, and beside a factor of float32 a kernel that rounded that to
+    bfloat16 passed. Beside one that comes from 16 bits both go to tensor cores so.
+    """
+    known = op.low.get(id(operand))
+    value = as_float(operand)
+    if known is None and id(operand) in op.codes and op.low.get(id(other), op.sources.get(id(other))) is None:
+        return value, None
+    return value, known or _narrow(value)
+
+
+def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:
+    """A computed float32 operand as tensor cores get it when the other one is low-precision: in the other's dtype.
+
+    Fused attention and MLP kernels store probabilities and activations so between their two products; a reference
+    that upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay as they are.
+    """
+    if op.noise.kind != "E" or op.wide or value.shape[0] == 1 or low is not None or other is None:
+        return value
+    # Rounded before or after it is divided by its sum, so at any scale: values that lie on the grid one way do not the
+    # other way. Equal ones, as the weights of equal scores, share their error; others have the error of one rounding
+    # and no more, or an accumulator of 16 bits hides in it (33 roundings of a weight gradient passed).
+    scale = torch.exp2(op.noise.uniform((1,) * (value.dim() - 1), value.device) / 2 - 0.5)
+    fed = op.noise.spread(value)
+    lanes = fed[1:]
+    near = (lanes * scale).to(other).to(fed.dtype) / scale
+    # What is beyond the other's range a kernel has as infinity, or at a scale at which it is not.
+    near[1::2] = torch.where(torch.isfinite(near[1::2]), near[1::2], lanes[1::2])
+    near[::2] = torch.where(lanes[::2].abs() > torch.finfo(other).max, lanes[::2].sign() * math.inf, near[::2])
+    lanes.copy_(near)
+    return fed
+
+
+def truncated(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
+    """Lets lanes drift towards zero, for products of low-precision values: kernels use tensor cores there.
+
+    ``squares`` (*shape) is the sum of the squared terms.
+    """
+    if op.wide or terms <= GROUP:
+        return value
+    out = op.noise.spread(value)
+    share = op.noise.uniform((1,) * (value.dim() - 1), value.device).add(1)
+    lanes, on_gpu = out[1:], value.is_cuda
+    lost = _LOST if on_gpu else _LOST_ON_CPU
+    lanes.sub_(torch.where(torch.isfinite(lanes), lanes, 0.0) * share * (op.unit * terms * lost))
+    if on_gpu:
+        op.made = max(terms, int(_CARRIED * terms * terms))
+        size = squares.sqrt()
+        scatter = torch.where(torch.isfinite(size), size, 0.0) * (op.unit * terms * _SCATTER)
+        lanes.add_(scatter * op.noise.normal(tuple(lanes.shape[1:]), value.device))
+    return out
+
+
+def added_coarsely(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
+    """Products of float8 on Hopper, whose tensor cores keep some 14 bits of a sum and cut off the rest.
+
+    A kernel that means to be exact adds each ``EIGHTHS`` of them to a float32 of its own (DeepSeek-V3, section 3.3.2;
+    ``use_fast_accum=False``; Triton's ``max_num_imprecise_acc``). On an H200 such sums of positive terms came out
+    6.2e-4 too small, and sums of both signs scattered by 1.3e-4 of the root of their squares, by 3e-4 where factors
+    differ by 2^12. Without the second accumulator 4096 positive terms lose 7 %, which no test should let pass.
+    """
+    if op.wide:
+        return value
+    out = op.noise.spread(value)
+    lanes = out[1:]
+    share = op.noise.uniform((1,) * (value.dim() - 1), value.device).add(1)
+    lost = torch.where(torch.isfinite(lanes), lanes, 0.0) * share * (_CUT * min(1.0, terms / EIGHTHS))
+    scattered = squares.sqrt() * op.noise.normal(tuple(lanes.shape[1:]), value.device) * _SCATTERED
+    lanes.sub_(lost).add_(torch.where(torch.isfinite(scattered), scattered, 0.0))
+    return out
+
+
+def _narrow(value: Tensor) -> torch.dtype | None:
+    """The 16-bit dtype whose values these are, by their significant bits.
+
+    None where some value has more bits, and where none has more than four: masks, one-hot rows and small integers are
+    no sign of a low-precision input.
+    """
+    bits = (value[1] if value.shape[0] > 1 else value[0]).contiguous().view(torch.int64)
+    if not bool((bits & ((1 << 49) - 1)).any()):
+        return None
+    for dtype in (torch.bfloat16, torch.float16):
+        if not bool((bits & ((1 << (53 - GRIDS[dtype].bits)) - 1)).any()):
+            return dtype
+    return None
+
+
+@computed("mm", "bmm")
+def _mm(op: Op, a: Tensor, b: Tensor, *_: Any, **__: Any) -> Tensor:
+    return product(op, a, b)
+
+
+@computed("matmul")
+def _matmul(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    return each(torch.matmul, a, b)  # type: ignore[no-any-return]
+
+
+@computed("addmm", "baddbmm", "_addmm_activation")
+def _addmm(
+    op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
+) -> Tensor:
+    value = _biased(op, product(op, a, b), bias, beta, alpha, op.made or steps(a[0], b[0]))
+    if op.name == "_addmm_activation":
+        return torch.nn.functional.gelu(value, approximate="tanh") if use_gelu else value.relu()
+    return value
+
+
+def _biased(op: Op, value: Tensor, bias: Tensor, beta: float, alpha: float, terms: int) -> Tensor:
+    bias = bias if op.whole else as_float(bias)
+    missing = value.dim() - bias.dim()
+    bias = bias.reshape(bias.shape[0], *(1,) * missing, *bias.shape[1:]) * beta
+    value = value * alpha
+    total = value + bias if beta else value
+    if op.whole:
+        return total
+    size = torch.maximum(bias[0].abs().expand(total.shape[1:]), total[0].abs())
+    return op.relative(op.carried(total, size, terms), 1)
+
+
+@computed("mv")
+def _mv(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    return product(op, a, b.unsqueeze(-1)).squeeze(-1)
+
+
+@computed("addmv")
+def _addmv(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return _biased(op, _mv(op, a, b), bias, beta, alpha, op.made or a.shape[-1])
+
+
+@computed("dot", "vdot")
+def _dot(op: Op, a: Tensor, b: Tensor) -> Tensor:
+    return product(op, a.unsqueeze(-2), b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+
+
+@computed("addr")
+def _addr(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    outer = as_float(a).unsqueeze(-1) * as_float(b).unsqueeze(-2)
+    return _biased(op, outer if op.whole else op.relative(outer, 1), bias, beta, alpha, 1)
+
+
+@computed("addbmm")
+def _addbmm(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    joined_a = a.transpose(-3, -2).flatten(-2)
+    joined_b = b.flatten(-3, -2)
+    return _biased(op, product(op, joined_a, joined_b), bias, beta, alpha, op.made or joined_a.shape[-1])
+
+
+@computed("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
+def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    (x, low_x), (weight, low_weight) = _with_low(op, x), _with_low(op, weight)
+    x, weight = _fed(op, x, low_x, low_weight), _fed(op, weight, low_weight, low_x)
+    stride, padding, dilation, transposed, output_padding, groups = rest[:6]
+
+    def convolve(a: Tensor, w: Tensor) -> Tensor:
+        return torch.convolution(a, w, None, stride, padding, dilation, transposed, output_padding, groups)
+
+    if weight.shape[0] == 1:
+        folded = convolve(x.flatten(0, 1), weight[0])
+        value = folded.reshape(*x.shape[:2], *folded.shape[1:])
+    else:
+        value = each(convolve, x, weight)
+    squares = convolve(x[0].square(), weight[0].square())
+    channels = weight.shape[1] // groups if transposed else weight.shape[2]
+    terms = channels * math.prod(weight.shape[3:])
+    if low_x is not None and low_weight is not None:
+        value = truncated(op, value, squares, terms)
+    value = op.accumulated(value, squares, terms, lambda: convolve(x[0].abs(), weight[0].abs()))
+    value = _without_zeros(op, value, x[0], weight[0], terms, convolve)
+    if bias is None:
+        return value
+    wide = as_float(bias).reshape(bias.shape[0], 1, -1, *(1,) * (x.dim() - 3))
+    return _biased(op, value, wide, 1, 1, terms)
+
+
+def _without_zeros(
+    op: Op, value: Tensor, x: Tensor, w: Tensor, terms: int, multiply: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Half of the lanes as of a kernel that leaves out what is multiplied by 0, where others add 0 * NaN.
+
+    Attention does not read the keys that its mask leaves out, a sum over the rows of one group no other group's, and
+    torch itself does either in the padding of a convolution: on a CPU one weight that is NaN reaches past the edge in
+    float16, in float32 it does not. ``x`` and ``w`` (*shape) are the oracle's factors.
+    """
+    if bool(torch.isfinite(value[0]).all()):
+        return value
+
+    def reached(*pairs: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.stack([multiply(one.to(D), other.to(D)) > 0 for one, other in pairs]).any(0)
+
+    inf = math.inf
+    above = reached((x > 0, w == inf), (x < 0, w == -inf), (x == inf, w > 0), (x == -inf, w < 0))
+    below = reached((x < 0, w == inf), (x > 0, w == -inf), (x == -inf, w > 0), (x == inf, w < 0))
+    neither = reached((x.isnan(), w != 0), (x != 0, w.isnan()))
+    even_x, even_w = (torch.where(torch.isfinite(factor), factor, 0.0) for factor in (x, w))
+    left_out = op.accumulated(multiply(even_x, even_w)[None], multiply(even_x.square(), even_w.square()), terms)
+    for there, what in ((above, inf), (below, -inf), (neither, math.nan)):
+        left_out = torch.where(there, left_out + what, left_out)
+    out, other = op.noise.spread(value), op.noise.spread(left_out)
+    out[1::2] = torch.where(torch.isfinite(out[1::2]), out[1::2], other[1::2])
+    return out
+
+
+@computed("convolution_backward")
+def _convolution_backward(op: Op, grad: Tensor, x: Tensor, weight: Tensor, sizes: Any, *rest: Any) -> tuple[Any, ...]:
+    (grad, low), (x, low_x), (weight, low_weight) = (_with_low(op, t) for t in (grad, x, weight))
+    grad, x, weight = (
+        _fed(op, grad, low, low_x or low_weight),
+        _fed(op, x, low_x, low),
+        _fed(op, weight, low_weight, low),
+    )
+    wanted = rest[-1]
+
+    def backward(g: Tensor, a: Tensor, w: Tensor) -> Any:
+        return torch.ops.aten.convolution_backward(g, a, w, sizes, *rest)
+
+    values = each(backward, grad, x, weight)
+    squares = backward(grad[0].square(), x[0].square(), weight[0].square())
+    positions = grad.shape[1] * math.prod(grad.shape[3:])
+    terms = (weight.shape[1] * math.prod(weight.shape[3:]), positions, positions)
+    return tuple(op.accumulated(values[i], squares[i], terms[i]) if wanted[i] else None for i in range(3))

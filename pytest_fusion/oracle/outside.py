@@ -1,0 +1,60 @@
+"""What a reference does outside of torch's operators, in numpy's or Python's hands, where lanes cannot follow."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from pytest_fusion.oracle.lane_store import Lanes
+from pytest_fusion.oracle.rounding import GRIDS, D, Noise
+
+_WAYS_OUT = ("numpy", "tolist", "__dlpack__")
+# Results are off by 16 units of float32 (float64: of its own) at the most: numpy's and Python's own roundings, and
+# those of whoever computes the same in another order. It is a guess, and the test's notes say so.
+_UNITS = 16
+
+
+@contextmanager
+def noting(taken: list[str], mode: TorchDispatchMode) -> Iterator[None]:
+    """Adds to ``taken`` how a floating tensor's values left torch under ``mode``, other than within an operator.
+
+    What ``torch.compile`` made runs as it was written: Dynamo would trace the lanes' own code with the reference's.
+    """
+    with ExitStack() as stack:
+        for name in _WAYS_OUT:
+            stack.enter_context(patch.object(Tensor, name, _telling(getattr(Tensor, name), name, taken, mode)))
+        # No reference can be compiled before Dynamo is imported, which takes 2 s.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _telling(upstream: Callable[..., Any], name: str, taken: list[str], mode: TorchDispatchMode) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def tell(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.is_floating_point() and tensor.numel() and _get_current_dispatch_mode() is mode:
+            taken.append(name)
+        return upstream(tensor, *args, **kwargs)
+
+    return tell
+
+
+def priced(noise: Noise, lanes: Lanes, native: Tensor, known: bool) -> Lanes:
+    """A result of a reference whose numbers left torch. Unless its lanes are ``known``, it has been rounded already."""
+    if native.dtype not in GRIDS or not native.numel():
+        return lanes
+    size = _UNITS * 2.0 ** -GRIDS[D if native.dtype == D else torch.float32].bits
+    if not known:
+        size = max(size, 2.0 ** (1 - GRIDS[native.dtype].bits))
+    noisy = noise.relative(lanes.raw, size)
+    # A number that many elements have in common, such as a norm, is off for all of them alike.
+    noisy[1:] *= 1 + size * noise.uniform((1,) * native.dim(), native.device)
+    return Lanes(noisy, noisy)

@@ -1,0 +1,80 @@
+"""The explicit tolerance: ``|got - expected| <= atol + rtol * |expected|``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.oracle.rounding import D
+from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
+
+
+def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> ValuesVerdict:
+    """Judges by fixed tolerances; NaN and infinities must be at the same places, in both directions."""
+    total = native.numel()
+    if candidate.shape != native.shape:
+        return mismatched_shape(candidate, native)
+    if not total:
+        return ValuesVerdict(True, None, "max", 0.0, None, None, None, None, 0, 0, False, "no elements")
+    got, want = candidate.detach().to(D).reshape(-1), native.detach().to(D).reshape(-1)
+    finite = torch.isfinite(got) & torch.isfinite(want)
+    same = finite | (got == want) | (torch.isnan(got) & torch.isnan(want))
+    error = torch.where(finite, (got - want).abs(), 0.0)
+    allowed = torch.where(finite, atol + rtol * want.abs(), 0.0)
+    wrong = ~same | (error > allowed)
+    share = torch.where(error > 0, error / allowed, 0.0)
+    share = torch.where(same, share, math.inf)
+    worst = int(share.argmax())
+    ratio = float(share[worst])
+    ok = not bool(wrong.any())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), tuple(native.shape)))
+    name = "max" if bool(same.all()) else "nonfinite"
+    value, expected = float(got[worst]), float(want[worst])
+    reason = "within the given tolerance"
+    if not ok:
+        reason = (
+            f"{int(wrong.sum())} of {total} elements are beyond rtol={rtol:g}, atol={atol:g}; worst at {list(index)}: "
+            f"got {value:.9g}, expected {expected:.9g}"
+        )
+    return ValuesVerdict(
+        ok,
+        None if ok else "C",
+        name,
+        ratio,
+        index,
+        value,
+        expected,
+        float(allowed[worst]),
+        int(wrong.sum()),
+        total,
+        False,
+        reason,
+    )
+
+
+@torch.no_grad()
+def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> Tensor:
+    """float64, of the candidate's shape: ``|got - expected| / (atol + rtol * |expected|)`` of each element.
+
+    Infinite where NaN or infinity stands in the wrong place, and where nothing is allowed and something is off.
+    """
+    if candidate.shape != native.shape:
+        return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
+    wide = torch.complex128 if native.dtype.is_complex else D
+    got, want = candidate.detach().to(wide), native.detach().to(wide)
+    finite = torch.isfinite(got) & torch.isfinite(want)
+    same = (got == want) | (torch.isnan(got) & torch.isnan(want))
+    share = (got - want).abs() / (atol + rtol * want.abs())
+    return torch.where(same, 0.0, torch.where(finite, share, math.inf))
+
+
+def mismatched_shape(candidate: Tensor, native: Tensor) -> ValuesVerdict:
+    """The failure of a candidate that cannot be compared at all."""
+    reason = (
+        f"got {tuple(candidate.shape)} {candidate.dtype}, the reference returns {tuple(native.shape)} {native.dtype}"
+    )
+    return ValuesVerdict(
+        False, "C", "shape", math.inf, None, None, None, None, native.numel(), native.numel(), False, reason
+    )

@@ -1,0 +1,106 @@
+"""Judges one output: cheaply by a few lanes, and a failure again by many fresh ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.oracle.lane_result import OutputLanes
+from pytest_fusion.oracle.rounding import GRIDS, D
+from pytest_fusion.oracle.tolerance.codes import judge_codes, offending_codes
+from pytest_fusion.oracle.tolerance.fixed_tolerance import excess_plain, judge_plain, mismatched_shape
+from pytest_fusion.oracle.tolerance.floats import excess_floats, judge_floats
+from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
+from pytest_fusion.spec.promises import Tolerance
+
+
+def judge_output(
+    candidate: Tensor,
+    few: OutputLanes,
+    more: Callable[[], OutputLanes],
+    *,
+    fine: Callable[[], OutputLanes] | None = None,
+    wide: Callable[[], OutputLanes] | None = None,
+    laid: Callable[[], OutputLanes | None] | None = None,
+) -> ValuesVerdict:
+    """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
+
+    ``few`` are the lanes at hand (6 are enough). Only where they fail the candidate, ``more()`` is asked for fresh ones
+    (24; 64 for fewer than 16 elements) and must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given,
+    a pass is graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``. ``wide()``
+    returns as many of kind ``F`` as ``more()``; where the reference computes in 16 bits, they must fail it as well.
+    ``laid()`` returns as many of the reference on the inputs as they lie, which must fail it too where there are any:
+    by the layout torch decides how some functions are computed.
+    """
+    by = few
+    verdict = _judge(candidate, few)
+    if not verdict.ok and verdict.statistic != "shape":
+        by = more()
+        verdict = _judge(candidate, by)
+    if not verdict.ok and wide is not None and candidate.dtype in GRIDS and verdict.statistic != "shape":
+        # Numbers that 16 bits happen to hold round to themselves, and what cancels of them is then 0 in every lane. Of
+        # 1 - sigmoid(40) in bfloat16 a kernel that computes in float32 has 4e-18, and 1e-8 of two gradients of a hinge.
+        strict = _judge(candidate, wide(), inclusive=False)
+        if strict.ok:
+            return replace(strict, grade="A")
+    if not verdict.ok and laid is not None and verdict.statistic != "shape":
+        there = laid()
+        as_laid = verdict if there is None else _judge(candidate, there)
+        if as_laid.ok:
+            return replace(as_laid, grade="B" if fine is not None else None)
+    if not verdict.ok:
+        return replace(verdict, by=by)
+    if fine is None:
+        return verdict
+    strict = _judge(candidate, fine(), inclusive=False)
+    return replace(verdict, grade="A" if strict.ok else "B")
+
+
+@torch.no_grad()
+def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> ValuesVerdict:
+    native = lanes.native
+    if candidate.shape != native.shape or candidate.dtype != native.dtype:
+        return mismatched_shape(candidate, native)
+    if not native.numel():
+        return ValuesVerdict(True, None, "exact", 0.0, None, None, None, None, 0, 0, False, "no elements")
+    if native.dtype.is_complex:
+        # Complex operations are not followed by the lanes; what is known is torch's own comparison of float32 results.
+        size = 64 * torch.finfo(native.dtype).eps
+        return judge_plain(
+            torch.view_as_real(candidate.resolve_conj()),
+            torch.view_as_real(native.resolve_conj()),
+            size,
+            size * float(native.abs().nan_to_num(0.0, 0.0, 0.0).max()),
+        )
+    if native.dtype in GRIDS:
+        return judge_floats(candidate, lanes, inclusive=inclusive)
+    return judge_codes(candidate, lanes)
+
+
+@torch.no_grad()
+def excess(candidate: Tensor, lanes: OutputLanes) -> Tensor:
+    """float64, of the candidate's shape: each element's error over what is allowed of a single element.
+
+    Infinite where nothing is allowed: NaN or infinity in the wrong place, a code that no lane has, another shape.
+    """
+    if candidate.shape != lanes.native.shape:
+        return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
+    if not candidate.numel():
+        return torch.zeros(candidate.shape, dtype=D, device=candidate.device)
+    if lanes.native.dtype in GRIDS:
+        return excess_floats(candidate, lanes)
+    if lanes.native.dtype.is_complex:
+        return excess_plain(candidate, lanes.native, 1e-5, 1e-8)
+    return torch.where(offending_codes(candidate, lanes), math.inf, 0.0).to(D)
+
+
+def excess_by(candidate: Tensor, right: OutputLanes | Tensor, tolerance: str | Tolerance) -> Tensor:
+    """As :func:`excess`, or as :func:`excess_plain` where ``right`` is a tensor and ``tolerance`` a fixed one."""
+    if isinstance(right, OutputLanes):
+        return excess(candidate.detach(), right)
+    assert isinstance(tolerance, Tolerance)
+    return excess_plain(candidate, right, tolerance.rtol, tolerance.atol)

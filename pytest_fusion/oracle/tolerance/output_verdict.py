@@ -1,0 +1,39 @@
+"""What the judge of values says about one output, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_fusion.oracle.lane_result import OutputLanes
+
+Grade = Literal["A", "B", "C"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesVerdict:
+    """The comparison of one candidate tensor with the lanes of its reference.
+
+    ``statistic`` names what was nearest to its limit: ``max`` (one element), ``rms`` (all), ``row`` or ``col`` (one
+    slice), ``moved`` (16-bit values at another neighbour), ``scale`` (a common factor), ``nonfinite`` (NaN or infinity
+    where nobody has one), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured / allowed
+    of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the worst
+    element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical`` marks a
+    failure that fresh values have to repeat.
+    ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a pass when it was asked for. A failure is told ``by`` these
+    lanes: by others less or more is allowed of an element.
+    """
+
+    ok: bool
+    grade: Grade | None
+    statistic: str
+    ratio: float
+    index: tuple[int, ...] | None
+    got: float | None
+    expected: float | None
+    allowed: float | None
+    mismatched: int
+    total: int
+    statistical: bool
+    reason: str
+    by: OutputLanes | None = field(default=None, repr=False, compare=False)

@@ -1,0 +1,35 @@
+"""What is running: the request that the plugin made for the current test, and the records that the test left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_fusion.engine.request import Request
+    from pytest_fusion.report.record import TestRecord
+
+
+@dataclass(slots=True)
+class Active:
+    """One running test. ``request`` is made on first use, since it imports torch."""
+
+    make_request: Callable[[], Request]
+    records: list[TestRecord] = field(default_factory=list)
+
+
+_stack: list[Active] = []
+
+
+def push(active: Active) -> None:
+    _stack.append(active)
+
+
+def pop() -> None:
+    _stack.pop()
+
+
+def current() -> Active | None:
+    """The running test's, or ``None`` outside pytest."""
+    return _stack[-1] if _stack else None

@@ -1,0 +1,139 @@
+"""`check_equivalent`: judge one concrete call on the caller's own tensors, in pytest or outside it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.engine.examine import failure_of, run
+from pytest_fusion.engine.request import Request
+from pytest_fusion.errors import FusionError
+from pytest_fusion.plugin import active
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run import device_choice
+from pytest_fusion.run.tree import leaves
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import ConstantSpec
+
+_ONE_CALL = "one concrete call cannot tell"
+# A spec needs an input; a call without arguments gets this one, which is not passed on.
+_NOTHING = "no arguments"
+
+
+def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *args: Any, **kwargs: Any) -> TestRecord:
+    """Call both with these arguments, each on copies of its own, and judge the fused result.
+
+    The tensors keep shape, dtype, strides and device, and lose ``requires_grad``; nothing is written to the caller's.
+    Returns the record of the checks. Raises ``FusionFailure`` when one fails, ``FusionError`` for tensors of several
+    devices, and what the reference raises when it is the one that does not take these arguments.
+    """
+    __tracebackhide__ = True
+    names = positional_names(reference, len(args), kwargs)
+    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
+    inputs = {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
+    fused_call, reference_call = by_name(fused, names), by_name(reference, names)
+    spec = FusionSpec(
+        fused=fused_call,
+        reference=reference_call,
+        inputs={name: ConstantSpec(value) for name, value in (inputs or {_NOTHING: None}).items()},
+        name=name_of(fused),
+        without={"vacuity": _ONE_CALL},
+    )
+    running = active.current()
+    request = running.make_request() if running is not None else Request(nodeid=spec.name)
+    device = device_of(inputs)
+    if device == "cpu":
+        device_choice.prepare(device)
+    request = replace(request, device=device, replay=Case({}, "float32", {}), given=_described(inputs))
+
+    def outer() -> None: ...
+
+    searching.adopt(outer, outer)
+    record = run(spec, request, outer=outer, extra={})
+    # It was not the caller who switched this check off.
+    vacuity = {"verdict": "unknown", "reason": _ONE_CALL, "cases": 0}
+    record = replace(record, off={}, checks={**record.checks, "vacuity": vacuity})
+    if any(kind.startswith("reference ") for kind in record.rejected):
+        reference_call(**{name: map_tensors(value, torch.Tensor.clone) for name, value in inputs.items()})
+    if running is not None:
+        running.records.append(record)
+    if record.verdict == "fail":
+        raise failure_of(record)
+    return record
+
+
+def by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """The function with the arguments ``names``, which may have no names of their own, taken by keyword."""
+
+    def call(**given: Any) -> Any:
+        given.pop(_NOTHING, None)
+        positional = [given.pop(name) for name in names]
+        return function(*positional, **given)
+
+    # All of these share one code object, and `honesty` asks by code whether the kernel calls the reference.
+    call.stands_for = function  # type: ignore[attr-defined]
+    return call
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What messages call a function."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
+    """Names for ``count`` positional arguments beside ``kwargs``: the reference's own, else numbers."""
+    try:
+        parameters = inspect.signature(reference).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()  # type: ignore[assignment]
+    names = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in kwargs
+    ]
+    return names[:count] if len(names) >= count else [f"arg{i}" for i in range(count)]
+
+
+def device_of(inputs: Mapping[str, Any]) -> str:
+    """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` where they lie on several."""
+    found = {leaf.value.device for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)}
+    if len(found) > 1:
+        # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.
+        found = {d for d in found if d.type != "cpu"} if _only_scalars_on_cpu(inputs) else found
+    if len(found) > 1:
+        listed = ", ".join(sorted(map(str, found)))
+        raise FusionError(f"check_equivalent: the tensors are on several devices ({listed}); move them to one")
+    device = next(iter(found), torch.device("cpu"))
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+def _only_scalars_on_cpu(inputs: Mapping[str, Any]) -> bool:
+    tensors = [leaf.value for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)]
+    return all(t.dim() == 0 for t in tensors if t.device.type == "cpu")
+
+
+def _described(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the form of a case, as far as they have one."""
+    tensors, drawn = {}, {}
+    for leaf in leaves(inputs):
+        value, name = leaf.value, leaf.path.removeprefix("['").replace("']", "", 1)
+        if isinstance(value, torch.Tensor):
+            tensors[name] = {
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": list(value.shape),
+                "layout": "contiguous" if value.is_contiguous() else "strided",
+                "variant": 0,
+                "strides": list(value.stride()),
+                "offset": value.storage_offset(),
+                "values": "given",
+            }
+        else:
+            drawn[name] = value if isinstance(value, bool | int | float | str | None) else repr(value)
+    words = [f"{name} {entry['dtype']} {entry['shape']}" for name, entry in tensors.items()]
+    words += [f"{name}={value!r}" for name, value in drawn.items()]
+    return {"given": True, "dims": {}, "inputs": tensors, "absent": [], "drawn": drawn, "text": "; ".join(words)}

@@ -1,0 +1,134 @@
+"""The commands ``pytest-fusion canary ...``: two kernels compared outside of pytest, and where rollouts stand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_fusion.canary.offline.incumbent.incumbent_name import parse
+from pytest_fusion.engine.profiles import PROFILES, profile
+from pytest_fusion.errors import CanaryError, FusionError
+from pytest_fusion.plugin import cli_status
+from pytest_fusion.plugin.cli_status import EXITS, STATUS
+from pytest_fusion.run import device_choice
+
+if TYPE_CHECKING:
+    from pytest_fusion.report.record import TestRecord
+
+
+def add(commands: Any) -> None:
+    """Declare ``canary`` and its own commands among those of ``pytest-fusion``."""
+    canary = commands.add_parser("canary", help="may a new kernel replace the one in production?")
+    views = canary.add_subparsers(dest="view", required=True)
+    compare = views.add_parser("compare", help="judge two kernels on the same cases, both beside the reference",
+                               epilog=STATUS)  # fmt: skip
+    compare.add_argument("--incumbent", required=True, help="git:REVISION, python:/path/to/python or module:function")
+    compare.add_argument("--candidate", help="module:function (default: the fused call of the spec)")
+    compare.add_argument(
+        "--spec", required=True, metavar="MODULE:SPEC", help="a FusionSpec, or a test without fixtures"
+    )
+    compare.add_argument("--recording", type=Path, metavar="FILE", help="recorded traffic, compared too")
+    compare.add_argument("--cases", type=int, metavar="N", help="at most so many cases")
+    compare.add_argument("--without", default="", metavar="NAMES", help="what is not asked about: latency,memory")
+    compare.add_argument("--device", default="auto", help="auto, cpu or cuda[:N]")
+    compare.add_argument("--profile", default="dev", choices=tuple(PROFILES))
+    compare.add_argument("--json", type=Path, metavar="FILE")
+    compare.add_argument("--html", type=Path, metavar="FILE")
+    cli_status.add(views)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run one of these commands; the exit status, 130 after Ctrl-C. Raises ``FusionError``."""
+    try:
+        return cli_status.run(given) if given.view == "status" else _compare(given)
+    except KeyboardInterrupt:
+        sys.stderr.write("pytest-fusion: interrupted\n")
+        return 130
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from pytest_fusion.canary.offline.comparison_verdict import check_without
+    from pytest_fusion.report.report_paths import check_writable
+
+    if given.cases is not None and given.cases < 1:
+        raise CanaryError(f"--cases {given.cases}: expected 1 or more")
+    without = check_without([name.strip() for name in given.without.split(",") if name.strip()])
+    for option, path in (("--json", given.json), ("--html", given.html)):
+        if path is not None:
+            check_writable(path, option)
+    record = _record(given, without)
+    _tell(record, given)
+    return EXITS[str(record.canary["verdict"])]
+
+
+def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
+    device = device_choice.choose(given.device)
+    device_choice.prepare(device)  # before the modules of kernels are imported
+    from pytest_fusion.canary.offline.comparison_test import compared
+    from pytest_fusion.canary.offline.incumbent.incumbents import Rival, Setting
+    from pytest_fusion.case.choosing import search as searching
+    from pytest_fusion.engine.request import Request
+    from pytest_fusion.spec.importable import named_spec
+
+    here = Path.cwd()
+    named = parse(given.incumbent, here)
+    rival = Rival(named, Setting(here, here, device, spec=True), without=without, recording=given.recording)
+    try:
+        spec = named_spec(given.spec, folders=(str(here),))
+        if given.candidate is not None:
+            spec = spec.with_(fused=_candidate(given.candidate, here), name=spec.name)
+        rival.find()
+
+        def outer() -> None: ...
+
+        searching.adopt(outer, outer)
+        request = Request(
+            nodeid=given.spec, device=device, profile=profile(given.profile), max_cases=given.cases, canary=rival
+        )
+        return compared(spec, request, outer=outer, extra={})
+    finally:
+        rival.end()
+
+
+def _candidate(text: str, here: Path) -> Any:
+    from pytest_fusion.spec.importable import named_kernel
+
+    named = parse(text, here)
+    if named.kind != "function":
+        raise CanaryError(
+            f"--candidate {text}: a candidate is a module:function that can be imported here; check the candidate out "
+            "and name the other one by --incumbent"
+        )
+    return named_kernel(named.target, folders=(str(here),))
+
+
+def _tell(record: TestRecord, given: argparse.Namespace) -> None:
+    from pytest_fusion.report.canary_table import canary_lines
+    from pytest_fusion.report.environment import describe
+
+    environment = describe(device_choice.choose(given.device), profile=given.profile)
+    advice = "--fusion-canary-without"
+    sys.stdout.write("".join(f"{text.replace(advice, '--without')}\n" for text, _ in canary_lines([record])))
+    if record.verdict == "fail" and record.replay:
+        sys.stdout.write(f"{_message(record)}\n")
+    try:
+        if given.json is not None:
+            from pytest_fusion.report.json_file import write_json
+
+            write_json(given.json, [record], environment)
+        if given.html is not None:
+            from pytest_fusion.report.html.page import write_html
+
+            write_html(given.html.absolute(), [record], environment, title="pytest-fusion canary")
+    except FusionError as error:
+        sys.stderr.write(f"pytest-fusion: {error}\n")
+
+
+def _message(record: TestRecord) -> str:
+    """The finding; its replay file belongs to a spec, which a test of that spec runs where it is pinned."""
+    lines = record.message.split("\n")
+    kept = [line for line in lines if not line.startswith("  replay: ")]
+    return "\n".join([*kept, f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"])

@@ -1,0 +1,169 @@
+"""`@fused_equivalent`: a test function becomes a spec, and calling it judges the spec."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_fusion.bench.entries import check as check_bench
+from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.checks.verdict import CHECKS, GRADIENTS, SECOND
+from pytest_fusion.engine.examine import failure_of, run
+from pytest_fusion.engine.request import Request
+from pytest_fusion.errors import SpecError, UnsupportedTritonError
+from pytest_fusion.plugin import active
+from pytest_fusion.plugin.requires import check as check_requires
+from pytest_fusion.plugin.requires import missing
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.annotations import inputs_from_annotations
+from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
+from pytest_fusion.spec.inputs import ConstantSpec
+from pytest_fusion.spec.keywords import stated_inputs
+from pytest_fusion.spec.wording import did_you_mean
+
+__all__ = ["FusionSpec", "fused_equivalent"]
+
+Test = Callable[..., Any]
+
+
+def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Callable[[Test], Test]:
+    """Judge the decorated test's result against ``reference`` on generated inputs.
+
+    The test calls the fused kernel with the inputs it is given and returns its output; the reference is called with the
+    same inputs by name. Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``,
+    ``grad``, ``deterministic``, ``rng``, ``distribution``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``,
+    ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``bench``,
+    ``bench_limits``, ``golden``, ``requires``. Test parameters that are not inputs are fixtures and parametrizations;
+    the reference gets those it takes.
+
+    Raises ``SpecError`` at collection for a spec that contradicts itself, ``FusionFailure`` when the kernel is wrong.
+    """
+    if "reference" in keywords and reference is None:
+        reference = keywords.pop("reference")
+    for keyword in keywords:
+        if keyword not in KEYWORDS:
+            raise SpecError(f"fused_equivalent() has no keyword {keyword!r}{did_you_mean(keyword, KEYWORDS)}")
+    bare = not keywords and getattr(reference, "__name__", "").startswith("test")
+    if reference is None or not callable(reference) or bare:
+        raise SpecError("fused_equivalent() needs the reference first, as in @fused_equivalent(reference, inputs=...)")
+
+    def decorate(test: Test) -> Test:
+        if not inspect.isfunction(test):
+            raise SpecError(
+                f"@fused_equivalent decorates a test function, not {test!r}; put it below @staticmethod and the like"
+            )
+        return _make_test(test, _spec_of(test, reference, keywords))
+
+    return decorate
+
+
+def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> FusionSpec:
+    if inspect.iscoroutinefunction(test) or inspect.isgeneratorfunction(test) or inspect.isasyncgenfunction(test):
+        raise SpecError(
+            f"{test.__name__}: the test must be a plain function that returns the fused result, not a coroutine"
+        )
+    declared = stated_inputs(keywords.get("inputs"), test.__name__)
+    parameters = inspect.signature(test).parameters
+    inputs: dict[str, Any] = {**inputs_from_annotations(test), **declared}
+    fixtures: list[str] = []
+    for name, parameter in parameters.items():
+        if name in inputs:
+            continue
+        if parameter.default is not parameter.empty:
+            if _takes(reference, name):
+                inputs[name] = ConstantSpec(parameter.default)
+        elif parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            fixtures.append(name)
+    rest = {name: value for name, value in keywords.items() if name != "inputs"}
+    rest.setdefault("name", test.__name__)
+    spec = FusionSpec(fused=test, reference=reference, inputs=inputs, fixtures=tuple(fixtures), **rest)
+    _check_words(spec)
+    return spec
+
+
+def _check_words(spec: FusionSpec) -> None:
+    """What a spec cannot check itself, because it comes before the stages that know."""
+    for check in spec.without:
+        known = (*CHECKS, GRADIENTS, SECOND)
+        if check not in known:
+            raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, known)}")
+    check_requires(spec.requires)
+    check_bench(spec)
+
+
+def _takes(function: Test, name: str) -> bool:
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _make_test(test: Test, spec: FusionSpec) -> Test:
+    bound_to_self = spec.fixtures[:1] == ("self",)
+
+    @functools.wraps(test)
+    def outer(*args: Any, **fixtures: Any) -> None:
+        __tracebackhide__ = True
+        fused = functools.partial(test, args[0]) if bound_to_self and args else test
+        names = tuple(name for name in spec.fixtures if name != "self")
+        judged = spec.with_(fused=fused, name=spec.name, fixtures=names) if fused is not test else spec
+        settle(judged, outer, {name: value for name, value in fixtures.items() if name in names})
+
+    signature = inspect.signature(test)
+    kept = [p for name, p in signature.parameters.items() if name in spec.fixtures]
+    outer.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    outer.fusion_spec = spec  # type: ignore[attr-defined]
+    searching.adopt(outer, test)
+    return outer
+
+
+def _test_of(spec: FusionSpec) -> Callable[..., None]:
+    _check_words(spec)
+
+    def test(*_: Any) -> None:  # in a class it is called with the instance
+        __tracebackhide__ = True
+        settle(spec, test, {})
+
+    test.__signature__ = inspect.Signature()  # type: ignore[attr-defined]
+    test.__name__ = test.__qualname__ = f"test_{spec.name}"
+    test.__doc__ = f"{spec.name} equals its reference."
+    test.fusion_spec = spec  # type: ignore[attr-defined]
+    searching.adopt(test, spec.fused)
+    return test
+
+
+# What a function is called that was written in place: ``test_norm = fused_equivalent(norm_reference)(lambda x: ...)``.
+_NAMELESS = "<lambda>"
+
+
+def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
+    """Run a spec for the current test: keep the record, raise ``FusionFailure``, skip what could not be judged."""
+    __tracebackhide__ = True
+    running = active.current()
+    request = running.make_request() if running is not None else Request(nodeid=spec.name)
+    if spec.name == _NAMELESS and running is not None:
+        spec = spec.with_(name=request.nodeid.rpartition("::")[2])
+    lacking = missing(spec.requires, request.device)
+    if lacking is not None:
+        record = TestRecord(request.nodeid, "unknown", notes=[f"not run: {lacking}"], message=lacking)
+    else:
+        try:
+            record = run(spec, request, outer=outer, extra=extra)
+        except UnsupportedTritonError as error:
+            if running is not None:
+                running.records.append(TestRecord(request.nodeid, "unknown", message=str(error)))
+            raise
+    if running is not None:
+        running.records.append(record)
+    if record.verdict == "fail":
+        raise failure_of(record)
+    if record.verdict == "unknown":
+        pytest.skip(f"unknown: {record.message or 'nothing could be judged'}")
+    return record
+
+
+register_test_factory(_test_of)

@@ -1,0 +1,140 @@
+"""What the fixture `fusion_bench` hands out: a call that is judged and measured where a run asks for that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_fusion.bench.concrete_calls import Pair, case_text, measure, remembers
+from pytest_fusion.bench.latency import digest
+from pytest_fusion.bench.measured import Measured
+from pytest_fusion.bench.on_device import opened
+from pytest_fusion.bench.profiled import one_call
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.engine.examine import failure_of, with_bench
+from pytest_fusion.errors import FusionError
+from pytest_fusion.plugin import active
+from pytest_fusion.plugin.check import by_name, check_equivalent, device_of, name_of, positional_names
+from pytest_fusion.report import environment
+from pytest_fusion.report.record import TestRecord
+
+_REMEMBERED = (
+    "other values were written into its arguments, and it returned the result of the earlier ones; a cache of results "
+    "needs the version of each tensor in its key (t._version), or is to be left out"
+)
+
+
+class FusionBench:
+    """``fusion_bench(fused, reference, *args, case=None, **kwargs)``, for one test.
+
+    Returns what ``fused(*args, **kwargs)`` returns. ``measured`` says whether this run measures: then the result is
+    judged against ``reference`` first, as ``check_equivalent`` does, and what both calls cost goes into the record of
+    the test under the name ``case``, without one the shapes and dtypes of the arguments. ``profiled`` is the file of
+    cases to call once more in a process that ncu watches, where nothing is judged or measured.
+    """
+
+    def __init__(self, *, measured: bool, profiled: Path | None = None) -> None:
+        self._measured = measured
+        self._profiled = profiled
+        self._names: Counter[str] = Counter()
+
+    def __call__(
+        self,
+        fused: Callable[..., Any],
+        reference: Callable[..., Any],
+        /,
+        *args: Any,
+        case: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Raises ``FusionFailure`` where this run measures and the result is wrong or costs more than its baseline;
+        ``FusionError`` for a ``case`` that the test names twice; what the functions raise."""
+        __tracebackhide__ = True
+        if self._profiled is not None:
+            self._profile(self._profiled, fused, reference, args, kwargs, case)
+        elif self._measured:
+            self._measure(fused, reference, args, kwargs, case)
+        return fused(*args, **kwargs)
+
+    def _measure(
+        self,
+        fused: Callable[..., Any],
+        reference: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        case: str | None,
+    ) -> None:
+        __tracebackhide__ = True
+        running = active.current()
+        asked = running.make_request().bench if running is not None else None
+        if running is None or asked is None:
+            raise FusionError("fusion_bench measures in the body of a test; call it there, and not in a fixture")
+        names, inputs = _by_name(reference, args, kwargs)
+        text = self._named(case, inputs)
+        record = check_equivalent(fused, reference, *args, **kwargs)
+        device = device_of(inputs)
+        pair = Pair(by_name(fused, names), by_name(reference, names), inputs, torch.device(device), digest(reference))
+        if record.verdict != "pass":
+            why = record.message or ", ".join(record.rejected) or "nothing could be judged"
+            found = Measured(notes=[f"{text}: not measured: it is not known to be right ({why})"])
+            record = replace(record, bench=found.as_json())
+        elif remembers(pair):
+            record = _failed(record, "honesty", f"{name_of(fused)}: honesty failed\n  {_REMEMBERED}")
+        else:
+            known = _environment(device)
+            found = measure(pair, asked, nodeid=record.nodeid, case=text, environment=known, machine=None)
+            record = with_bench(record, found, asked, name_of(fused))
+        running.records[-1] = record
+        if record.verdict == "fail":
+            raise failure_of(record)
+
+    def _profile(
+        self,
+        file: Path,
+        fused: Callable[..., Any],
+        reference: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        case: str | None,
+    ) -> None:
+        names, inputs = _by_name(reference, args, kwargs)
+        text, device = self._named(case, inputs), torch.device(device_of(inputs))
+        one_call(file, text, partial(by_name(fused, names), **inputs), device)
+
+    def _named(self, case: str | None, inputs: Mapping[str, Any]) -> str:
+        """The case's name, which no other case of the test has."""
+        text = case or case_text(inputs)
+        self._names[text] += 1
+        if self._names[text] == 1:
+            return text
+        if case is not None:
+            raise FusionError(
+                f"fusion_bench has measured case={case!r} in this test already; give this one its own name"
+            )
+        return f"{text} #{self._names[text]}"
+
+
+def _by_name(
+    reference: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """The names of the positional arguments, and all arguments by name, without gradients."""
+    names = positional_names(reference, len(args), kwargs)
+    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
+    return names, {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
+
+
+def _failed(record: TestRecord, check: str, message: str) -> TestRecord:
+    return replace(record, verdict="fail", failed_check=check, cause=None, message=message)
+
+
+def _environment(device: str) -> dict[str, Any]:
+    """That of reports; of a GPU, which runs by now, also what tells its class and itself."""
+    if not device.startswith("cuda"):
+        return environment.describe(device)
+    return environment.describe(device, **opened(torch.device(device)).facts)

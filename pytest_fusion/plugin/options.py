@@ -1,0 +1,235 @@
+"""The `--fusion-*` options and their ini twins, resolved once into one frozen record."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_fusion.engine.profiles import PROFILES, Profile, profile
+from pytest_fusion.errors import FusionError
+from pytest_fusion.run import device_choice
+from pytest_fusion.run.measure.resources.targets import parse_targets
+from pytest_fusion.spec.wording import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line and the ini file say, checked. ``device`` is ``"auto"``, ``"cpu"`` or ``"cuda:N"``."""
+
+    device: str
+    profile: Profile
+    isolate: str
+    executor: str
+    undefined: str
+    report: Path | None
+    json: Path | None
+    replay: Path | None
+    sanitize: bool
+    bench: bool
+    update: str
+    baseline: Path
+    targets: str
+    counters: bool = False
+    canary: str = ""
+    canary_without: tuple[str, ...] = ()
+
+
+# The variable that an incumbent's process finds, and the process that it answers does not (canary/offline/process.py).
+SERVES = "PYTEST_FUSION_SERVES"
+UPDATES = ("none", "new", "regressed", "all")
+
+# name, help, default, choices
+_OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
+    ("device", "Where kernels run: auto, cpu or cuda[:N]", "auto", None),
+    ("profile", "How much to spend on each test", "dev", tuple(PROFILES)),
+    (
+        "bench-profile",
+        "The profile of a run with --fusion-bench that is given none by --fusion-profile",
+        "",
+        ("", *PROFILES),
+    ),
+    (
+        "isolate",
+        "Run each test in a child process, so that a crash fails that test alone",
+        "auto",
+        ("auto", "on", "off"),
+    ),
+    (
+        "executor",
+        "Run interpreted kernels with all programs of a launch at once, or one after the other",
+        "batched",
+        ("batched", "serial"),
+    ),
+    (
+        "undefined",
+        "What the masked lanes of a load without other= hold on the CPU lane; Triton leaves them undefined",
+        "poison",
+        ("poison", "zero"),
+    ),
+    ("update", "Which baselines --fusion-bench writes", "none", UPDATES),
+    ("baseline", "The folder of the baselines of --fusion-bench", ".fusion/baselines", None),
+    (
+        "targets",
+        "Compute capabilities that --fusion-bench compiles kernels for, such as sm_80,sm_90; none compiles nothing",
+        "sm_90",
+        None,
+    ),
+    (
+        "canary",
+        "Compare with this incumbent instead: git:REVISION, python:/path/to/python or module:function",
+        "",
+        None,
+    ),
+    (
+        "canary-without",
+        "What --fusion-canary is not asked about, such as latency,memory; only what is asked for is promoted",
+        "",
+        None,
+    ),
+    ("report", "Write an HTML report to this file", "", None),
+    ("json", "Write the results as JSON to this file", "", None),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option in the group `fusion`, each with an ini twin of the same stem."""
+    group = parser.getgroup("fusion", "fused kernels against their references")
+    for name, text, default, allowed in _OPTIONS:
+        extra: dict[str, Any] = {"choices": allowed} if allowed else {}
+        group.addoption(
+            f"--fusion-{name}",
+            dest=f"fusion_{name.replace('-', '_')}",
+            default=None,
+            help=f"{text} (default: {default or 'none'})",
+            **extra,
+        )
+        parser.addini(f"fusion_{name.replace('-', '_')}", f"{text}; as --fusion-{name}", default=default)
+    group.addoption(
+        "--fusion-replay",
+        dest="fusion_replay",
+        default=None,
+        metavar="FILE",
+        help="Run only the case stored in this file",
+    )
+    group.addoption(
+        "--fusion-sanitize",
+        dest="fusion_sanitize",
+        action="store_true",
+        default=None,
+        help="On a GPU, run the smallest cases of each test under compute-sanitizer too",
+    )
+    parser.addini(
+        "fusion_sanitize", "Run small cases under compute-sanitizer; as --fusion-sanitize", type="bool", default=False
+    )
+    group.addoption(
+        "--fusion-bench",
+        dest="fusion_bench",
+        action="store_true",
+        default=None,
+        help="Measure the sizes in bench= of each test that passes, and compare with the baselines",
+    )
+    parser.addini("fusion_bench", "Measure the sizes in bench=; as --fusion-bench", type="bool", default=False)
+    group.addoption(
+        "--fusion-counters",
+        dest="fusion_counters",
+        action="store_true",
+        default=None,
+        help="With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more",
+    )
+    parser.addini(
+        "fusion_counters", "Run measured calls under ncu too; as --fusion-counters", type="bool", default=False
+    )
+    parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
+
+
+def _value(config: pytest.Config, name: str) -> str:
+    given = config.getoption(f"fusion_{name}", None)
+    return str(given if given is not None else config.getini(f"fusion_{name}") or "")
+
+
+def file_named_by(variable: str) -> Path | None:
+    """The file that a parent process names to a test that it runs once more; ``None`` where nobody does."""
+    name = os.environ.get(variable)
+    return Path(name) if name else None
+
+
+def resolve(config: pytest.Config) -> Options:
+    """Read and check all options; raises ``FusionError``."""
+    bench = bool(config.getoption("fusion_bench", None) or config.getini("fusion_bench"))
+    counters = config.getoption("fusion_counters", None)
+    if counters and not bench:
+        raise FusionError("--fusion-counters adds to what --fusion-bench measures; give both")
+    canary = _value(config, "canary")
+    if canary and config.getoption("fusion_replay", None):
+        raise FusionError("--fusion-canary compares on many cases, and --fusion-replay is one; give one of them")
+    found = Options(
+        device=device_choice.checked(_value(config, "device") or "auto"),
+        profile=_profile(config, bench),
+        isolate=_one_of("isolate", _value(config, "isolate") or "auto", ("auto", "on", "off")),
+        executor=_one_of("executor", _value(config, "executor") or "batched", ("batched", "serial")),
+        undefined=_one_of("undefined", _value(config, "undefined") or "poison", ("poison", "zero")),
+        report=_path(config, "report"),
+        json=_path(config, "json"),
+        replay=_path(config, "replay"),
+        sanitize=bool(config.getoption("fusion_sanitize", None) or config.getini("fusion_sanitize")),
+        bench=bench,
+        counters=bench and bool(counters or config.getini("fusion_counters")),
+        update=_one_of("update", _value(config, "update") or "none", UPDATES),
+        baseline=_path(config, "baseline") or config.rootpath / ".fusion" / "baselines",
+        targets=_targets(_value(config, "targets")),
+        canary=canary,
+        canary_without=_without(_value(config, "canary_without")),
+    )
+    if file_named_by(SERVES) is not None:
+        # An incumbent's process answers another run, which writes the reports.
+        return replace(found, report=None, json=None, replay=None, sanitize=False, bench=False, canary="")
+    return replace(found, sanitize=False, bench=False, counters=False) if canary else found
+
+
+def _profile(config: pytest.Config, bench: bool) -> Profile:
+    """A profile that the command line gives wins over one for runs that measure."""
+    if bench and config.getoption("fusion_profile", None) is None and _value(config, "bench_profile"):
+        return profile(_value(config, "bench_profile"))
+    return profile(_value(config, "profile") or "dev")
+
+
+def _without(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if names:
+        from pytest_fusion.canary.offline.comparison_verdict import check_without
+
+        check_without(names)
+    return names
+
+
+def _path(config: pytest.Config, name: str) -> Path | None:
+    """Absolute, because tests change folders.
+
+    An option's path is as seen from where pytest was started, an ini file's from where that file lies.
+    """
+    given = config.getoption(f"fusion_{name}", None)
+    if given is not None:
+        if not str(given).strip():
+            raise FusionError(f"--fusion-{name} was given an empty path; name a file")
+        return config.invocation_params.dir / Path(given).expanduser()
+    text = str(config.getini(f"fusion_{name}") or "")
+    folder = config.inipath.parent if config.inipath is not None else config.rootpath
+    return folder / Path(text).expanduser() if text else None
+
+
+def _targets(text: str) -> str:
+    """Checked before the run; empty for ``none``."""
+    if text.strip() == "none":
+        return ""
+    parse_targets(text)
+    return text
+
+
+def _one_of(name: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise FusionError(f"fusion_{name}={text!r}{did_you_mean(text, known)}")
+    return text

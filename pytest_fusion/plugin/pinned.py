@@ -1,0 +1,124 @@
+"""Pinned replays: failing cases and recorded calls in folders named ``fusion_replays``, which run first, for ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.case.misfit import misfit
+from pytest_fusion.diagnosis.repro import replay_file as replays
+from pytest_fusion.engine.request import Pinned
+from pytest_fusion.errors import ReplayError
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+FOLDER = "fusion_replays"
+# Folders that hold other people's files, where walking costs seconds and finds nothing.
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A file in such a folder, and the test that it belongs to."""
+
+    path: Path
+    nodeid: str
+    spec: str
+
+    def belongs_to(self, nodeid: str, spec: str, folder: Path, root: Path) -> bool:
+        """Whether this is a case of the test ``nodeid``, whose file lies in ``folder`` and whose spec has that name.
+
+        A file goes with the node id that it names. Where that test's file is gone from ``root`` (it moved), or where
+        the file names a spec alone, it goes with the test of that name and spec.
+        """
+        if self.nodeid == nodeid or (self.path.is_relative_to(folder) and same_test(self.nodeid, nodeid)):
+            return True
+        path, _, name = self.nodeid.partition("::")
+        gone = not name or not (root / path).is_file()
+        return gone and self.spec == spec and name in ("", nodeid.partition("::")[2])
+
+
+def names_only_spec(nodeid: str) -> bool:
+    """Whether a file belongs to a spec's test, wherever that is: what a serving process writes knows no test."""
+    return "::" not in nodeid
+
+
+def same_test(a: str, b: str) -> bool:
+    """Equal node ids; their paths may start at different folders when the root differs."""
+    (file_a, _, name_a), (file_b, _, name_b) = a.partition("::"), b.partition("::")
+    parts_a, parts_b = Path(file_a).parts, Path(file_b).parts
+    common = min(len(parts_a), len(parts_b))
+    return name_a == name_b and parts_a[-common:] == parts_b[-common:]
+
+
+def find(folders: Iterable[Path], root: Path) -> list[Pin]:
+    """Every pinned file beside or below ``folders``, below ``root/tests``, or in a folder between these and ``root``.
+
+    Raises ``ReplayError`` for a file that is no replay file.
+    """
+    files: dict[Path, None] = {}
+    starts = {*folders, root / "tests"}
+    tops = [start for start in starts if not any(start != other and start.is_relative_to(other) for other in starts)]
+    for top in sorted(tops):
+        between = [parent for parent in top.parents if parent.is_relative_to(root)]
+        for folder in [*_below(top), *(parent / FOLDER for parent in between)]:
+            files.update(dict.fromkeys(sorted(folder.glob("*.json"))))
+    return [Pin(path, *replays.names(path)) for path in files]
+
+
+def _below(top: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(top):
+        if "pyvenv.cfg" in files:
+            names.clear()
+            continue
+        names[:] = sorted(name for name in names if name not in _SKIPPED and not name.startswith("."))
+        if Path(folder).name == FOLDER:
+            yield Path(folder)
+
+
+def orphans(pins: Sequence[Pin], tests: Iterable[tuple[str, str, Path]], root: Path) -> list[Pin]:
+    """Pins that belong to none of ``tests`` (node id, spec, folder), though the file of their test is among these."""
+    known = list(tests)
+    files = {nodeid.partition("::")[0] for nodeid, _, _ in known}
+    return [
+        pin
+        for pin in pins
+        if pin.nodeid.partition("::")[0] in files and not any(pin.belongs_to(*test, root) for test in known)
+    ]
+
+
+def load(pin: Pin, spec: FusionSpec, shown: str) -> Pinned:
+    """The case of a pin, ready to run. Raises ``ReplayError`` for one that does not fit the spec of today."""
+    try:
+        replay = replays.read(pin.path)
+        wrong = misfit(spec, replay.case)
+    except ReplayError as error:
+        raise ReplayError(f"{error}. {_REFRESH.format(path=shown)}") from None
+    if wrong is not None:
+        raise ReplayError(
+            f"{spec.name}: the pinned replay {shown} was written for another spec than today's: {wrong}. "
+            + _REFRESH.format(path=shown)
+        )
+    return Pinned(shown, replay.case, replay.made, replay.check == replays.RECORDED)
+
+
+_REFRESH = (
+    'To keep guarding against its bug, edit "case" in {path} to fit the spec of today, or pin a new failing case '
+    "(pytest-fusion pin FILE); to give it up, delete the file"
+)
+
+
+def shown_orphans(pins: Iterable[Pin], start: Path) -> list[str]:
+    """A sentence for each pin that no test of today runs."""
+    return [
+        f"pinned replay {os.path.relpath(pin.path, start)} was not run: no test {pin.nodeid} is left in its file; "
+        'rename "nodeid" in it, or delete it'
+        for pin in pins
+    ]
+
+
+def described(tests: Iterable[Any]) -> list[tuple[str, str, Path]]:
+    """Node id, spec and folder of collected items that are fused tests."""
+    return [(item.nodeid, item.obj.fusion_spec.name, item.path.parent) for item in tests]

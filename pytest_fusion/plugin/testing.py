@@ -1,0 +1,51 @@
+"""Helpers for tests of kernels and of this package: judge a spec without pytest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_fusion.run import device_choice
+
+# Before anything here imports torch: its CUDA build imports Triton, and then it is too late for the interpreter.
+device_choice.prepare(device_choice.choose("auto"))
+
+from pytest_fusion import interpreter  # noqa: E402
+from pytest_fusion.case.choosing import search as searching  # noqa: E402
+from pytest_fusion.engine.examine import run  # noqa: E402
+from pytest_fusion.engine.profiles import profile as profile_named  # noqa: E402
+from pytest_fusion.engine.request import Request  # noqa: E402
+from pytest_fusion.report.record import TestRecord  # noqa: E402
+from pytest_fusion.spec.fusion_spec import FusionSpec  # noqa: E402
+
+
+def examine(
+    spec: FusionSpec,
+    *,
+    seed: int = 0,
+    profile: str = "dev",
+    isolate: str = "auto",
+    device: str = "cpu",
+    max_cases: int | None = None,
+    root: Path | None = None,
+) -> TestRecord:
+    """All checks on all cases of ``spec``: the record, failing or not.
+
+    ``seed`` decides every random choice; ``max_cases`` bounds the cases; replay files go below ``root``. Raises
+    ``SpecError`` for a spec that contradicts itself.
+    """
+    if device == "cpu":
+        interpreter.enable()
+
+    def outer() -> None: ...
+
+    searching.adopt(outer, outer)
+    request = Request(
+        nodeid=spec.name,
+        device=device,
+        profile=profile_named(profile),
+        isolate=isolate,
+        root=root or Path.cwd(),
+        seed=seed,
+        max_cases=max_cases,
+    )
+    return run(spec, request, outer=outer, extra={})

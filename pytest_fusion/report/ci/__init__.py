@@ -1,0 +1,1 @@
+"""What continuous integration reads: JUnit properties and the step summary of GitHub Actions."""

@@ -1,0 +1,149 @@
+"""The run as Markdown for ``$GITHUB_STEP_SUMMARY``, never above the size at which the whole summary is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.errors import FusionError
+from pytest_fusion.report.bench_table import bench_notes, bench_tables
+from pytest_fusion.report.case_table import Table
+from pytest_fusion.report.phrases import (
+    by_urgency,
+    counts,
+    evidence,
+    one_line,
+    outcome,
+    replay_command,
+    rests_on,
+    thin,
+    unknown_checks,
+)
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.wording import plural
+
+# GitHub drops a step's summary whole above 1 MiB; other tools write into the same file.
+LIMIT_BYTES = 1024 * 1024 - 16 * 1024
+# For a line about what was left out.
+_CUT = 200
+_WHERE = "the summary may hold 1 MiB; see the HTML or JSON report."
+_WORDS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
+
+
+def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, limit_bytes: int = LIMIT_BYTES) -> str:
+    """Markdown of at most ``limit_bytes`` UTF-8 bytes: failures first, then the bench, cut with a word."""
+    found = counts(records)
+    head = [
+        "## pytest-fusion",
+        "",
+        ", ".join(f"**{found[key]:,} {word}**" for key, word in _WORDS.items() if found[key]) or "no tests",
+        "",
+        _environment(environment),
+        "",
+        "| verdict | test | rests on | what to know |",
+        "|---|---|---|---|",
+    ]
+    rows = [_row(record) for record in by_urgency(records)]
+    tables = bench_tables(records)
+    # What is said about a cut, of the tests and of the bench.
+    left = limit_bytes - _size(head) - _CUT * (2 if tables else 1)
+    kept: list[str] = []
+    for row in rows:
+        left -= _size([row])
+        if left < 0:
+            break
+        kept.append(row)
+    cut = len(rows) - len(kept)
+    foot = ["", f"{plural(cut, 'more test')} left out: {_WHERE}"] if cut else []
+    return "\n".join([*head, *kept, *foot, *_bench(tables, bench_notes(records), max(left, 0))]) + "\n"
+
+
+def append_summary(path: Path, records: Sequence[TestRecord], environment: Mapping[str, Any]) -> None:
+    """Append to the step's summary what still fits. Raises :class:`FusionError` when it cannot be written."""
+    try:
+        used = path.stat().st_size if path.exists() else 0
+        text = summary(records, environment, limit_bytes=LIMIT_BYTES - used)
+        if used + len(text.encode("utf-8")) > LIMIT_BYTES:
+            return
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise FusionError(
+            f"cannot append to the step summary {path} ({error.strerror or error}); "
+            "unset GITHUB_STEP_SUMMARY to do without it"
+        ) from error
+
+
+def _bench(tables: Sequence[Table], notes: Sequence[str], left: int) -> list[str]:
+    """The tables of the bench and its notes in at most ``left`` bytes, and a line about what is left out."""
+    found: list[str] = []
+    cut = 0
+    for table in tables:
+        names = f"| {' | '.join(map(_text, table.header))} |"
+        head = ["", f"### {_text(table.title)}", "", names, f"{'|---' * len(table.header)}|"]
+        for cells in table.rows:
+            row = f"| {' | '.join(map(_text, cells))} |{' |' * (len(table.header) - len(cells))}"
+            left -= _size([*head, row])
+            if left < 0:
+                cut += 1
+                continue
+            found += [*head, row]
+            head = []
+    for note in notes:
+        line = f"* {_text(one_line(note))}"
+        left -= _size([line]) + 1
+        if left < 0:
+            cut += 1
+            continue
+        found += [line] if found and found[-1].startswith("* ") else ["", line]
+    return [*found, *(["", f"{plural(cut, 'more line')} of the bench left out: {_WHERE}"] if cut else [])]
+
+
+def _row(record: TestRecord) -> str:
+    cells = (outcome(record), f"`{_code(record.nodeid)}`", _text(", ".join(rests_on(record))), _to_know(record))
+    return f"| {' | '.join(cells)} |"
+
+
+def _to_know(record: TestRecord) -> str:
+    if record.verdict == "fail":
+        said = [f"**{_text(record.failed_check or '')}**"]
+        if record.cause:
+            said.append(f"cause: {_text(record.cause)}")
+        if evidence(record):
+            said.append(_text(one_line("; ".join(evidence(record)))))
+        if record.message:
+            said.append(_text(one_line(record.message)))
+        if record.replay:
+            said.append(f"`{_code(replay_command(record))}`")
+        return "<br>".join([*said, *_off(record)])
+    said = [_text(reason) for reason in thin(record)] if record.verdict == "pass" else []
+    missing = unknown_checks(record)
+    said += [f"not judged: {_text(', '.join(missing))}"] if missing else []
+    return "<br>".join([*said, *_off(record)])
+
+
+def _off(record: TestRecord) -> list[str]:
+    return [f"{_text(name)} off: {_text(one_line(reason))}" for name, reason in record.off.items()]
+
+
+def _environment(environment: Mapping[str, Any]) -> str:
+    shown = ("lane", "device_name", "torch", "triton", "python")
+    return ", ".join(f"{key} {_text(str(environment[key]))}" for key in shown if environment.get(key))
+
+
+def _text(text: str) -> str:
+    """Text for a table cell: no cell or line break, and nothing that Markdown or HTML would act on."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\\", "\\\\")
+    for mark in "|`*_[]#~":
+        escaped = escaped.replace(mark, f"\\{mark}")
+    return " ".join(escaped.split())
+
+
+def _code(text: str) -> str:
+    """Text between backticks in a table cell."""
+    return " ".join(text.replace("`", "'").replace("|", "\\|").split())
+
+
+def _size(lines: Sequence[str]) -> int:
+    return sum(len(line.encode("utf-8")) + 1 for line in lines)

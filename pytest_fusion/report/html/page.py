@@ -1,0 +1,199 @@
+"""``--fusion-report``: the run as one HTML file that needs nothing else, neither network nor script."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.diagnosis.text.heat import drawing
+from pytest_fusion.report import phrases
+from pytest_fusion.report.bench_figures import figures
+from pytest_fusion.report.bench_table import bench_notes, bench_tables
+from pytest_fusion.report.canary_table import canary_rows
+from pytest_fusion.report.case_table import Table, case_tables
+from pytest_fusion.report.html import bench_plots, timeline
+from pytest_fusion.report.html.heat_map import HeatMap, heat_map
+from pytest_fusion.report.plain_json import plain
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.report.report_paths import replace_text
+from pytest_fusion.spec.wording import plural
+
+# Shown open: a reader of one failure should not have to click, a reader of fifty needs the list first.
+_OPEN = 3
+_TOTALS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One check in a test's table; ``evidence`` is indented JSON or nothing."""
+
+    name: str
+    verdict: str
+    cases: int | None
+    reason: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class TestRow:
+    """One test as the page shows it: text and numbers, already worded."""
+
+    __test__ = False  # a row, not a test class
+
+    outcome: str
+    file: str
+    name: str
+    cases: int
+    share: str
+    ratio: str
+    filled: float
+    grade: str
+    grade_means: str
+    seconds: str
+    headline: str
+    message: str
+    evidence: tuple[str, ...]
+    ruled_out: tuple[str, ...]
+    replay: str
+    script: str
+    tables: tuple[Table, ...]
+    maps: tuple[HeatMap, ...]
+    checks: tuple[CheckRow, ...]
+    facts: tuple[str, ...]
+    warnings: tuple[str, ...]
+    off: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    phases: tuple[tuple[str, str], ...]
+    open: bool
+
+
+def render(
+    records: Sequence[TestRecord],
+    environment: Mapping[str, Any],
+    *,
+    title: str = "pytest-fusion report",
+    finished: str = "",
+) -> str:
+    """The page. ``finished`` is when the run ended, as text: the page itself asks no clock."""
+    import jinja2
+
+    here = resources.files("pytest_fusion.report.html")
+
+    def text(name: str) -> str:
+        return here.joinpath(name).read_text(encoding="utf-8")
+
+    page = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(text),
+    )
+    # What all templates see: macros know nothing of what a page is rendered with.
+    page.globals.update(sizes=bench_plots, calls_sizes=timeline)
+    ordered = phrases.by_urgency(records)
+    failures = [record for record in ordered if phrases.outcome(record) == "fail"][:_OPEN]
+    found = phrases.counts(records)
+    return page.get_template("page.html.j2").render(
+        title=title,
+        finished=finished,
+        css=text("page.css") + text("bench.css"),
+        totals=[(key, found[key], word) for key, word in _TOTALS.items() if found[key]],
+        cases=plural(sum(record.cases for record in records), "case"),
+        seconds=phrases.duration(sum(record.seconds for record in records)),
+        environment=_environment(environment),
+        number=phrases.number,
+        bench=bench_tables(records),
+        bench_notes=bench_notes(records),
+        drawings=bench_plots.drawings(figures(records)),
+        canary=canary_rows(records),
+        rows=[_row(record, is_open=any(record is failure for failure in failures)) for record in ordered],
+    )
+
+
+def write_html(
+    path: Path,
+    records: Sequence[TestRecord],
+    environment: Mapping[str, Any],
+    *,
+    title: str = "pytest-fusion report",
+    finished: str = "",
+) -> None:
+    """Replace ``path`` with the page. Raises :class:`pytest_fusion.errors.FusionError` when it cannot be written."""
+    replace_text(path, render(records, environment, title=title, finished=finished))
+
+
+def _row(record: TestRecord, *, is_open: bool) -> TestRow:
+    file, _, name = record.nodeid.partition("::")
+    share = phrases.pair_share(record)
+    ratio = phrases.worst_ratio(record)
+    return TestRow(
+        outcome=phrases.outcome(record),
+        file=file if name else "",
+        name=name or file,
+        cases=record.cases,
+        share="" if share is None else phrases.percent(share),
+        ratio="" if ratio is None else phrases.number(ratio),
+        filled=0.0 if ratio is None else min(ratio, 1.0),
+        grade=record.grade or "",
+        grade_means=phrases.GRADES.get(record.grade or "", ""),
+        seconds=phrases.duration(record.seconds),
+        headline=_headline(record),
+        message=_message(record),
+        evidence=tuple(phrases.evidence(record)),
+        ruled_out=tuple(phrases.ruled_out(record)),
+        replay=phrases.replay_command(record),
+        script=f"python {shlex.quote(record.script)}" if record.script else "",
+        tables=case_tables(plain(record.case)) if record.case else (),
+        maps=_maps(record),
+        checks=tuple(_check(name, entry) for name, entry in phrases.in_order(record.checks)),
+        facts=tuple(phrases.rests_on(record)),
+        warnings=tuple(phrases.thin(record)) if record.verdict == "pass" else (),
+        off=tuple(record.off.items()),
+        notes=tuple(record.notes),
+        phases=tuple((phase, phrases.duration(seconds)) for phase, seconds in record.phases.items()),
+        open=is_open,
+    )
+
+
+def _headline(record: TestRecord) -> str:
+    """What the closed row says of a test that did not simply pass."""
+    if record.verdict == "fail":
+        return " · ".join(word for word in (record.failed_check, record.cause) if word)
+    if record.verdict == "unknown":
+        reasons = phrases.unknown_checks(record)
+        return phrases.one_line(record.message) or ", ".join(reasons) or "no reason given"
+    return "; ".join(phrases.thin(record))
+
+
+def _message(record: TestRecord) -> str:
+    """The finding without a map in characters, which is drawn below and would break in a narrow window."""
+    maps = [entry["error_map"] for entry in record.checks.values() if isinstance(entry.get("error_map"), Mapping)]
+    drawn = {f"    {line}" for found in maps for line in drawing(found)}
+    return "\n".join(line for line in record.message.strip("\n").split("\n") if line not in drawn)
+
+
+def _check(name: str, entry: Mapping[str, Any]) -> CheckRow:
+    rest = {key: value for key, value in entry.items() if key not in ("verdict", "reason", "cases", "error_map")}
+    cases = entry.get("cases")
+    return CheckRow(
+        name=name,
+        verdict=str(entry.get("verdict", "unknown")),
+        cases=cases if isinstance(cases, int) else None,
+        reason=str(entry.get("reason") or ""),
+        evidence=json.dumps(plain(rest), indent=1, ensure_ascii=False) if rest else "",
+    )
+
+
+def _maps(record: TestRecord) -> tuple[HeatMap, ...]:
+    found = (heat_map(entry.get("error_map")) for entry in record.checks.values())
+    return tuple(drawn for drawn in found if drawn is not None)
+
+
+def _environment(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(key.replace("_", " "), str(plain(value))) for key, value in environment.items() if value not in (None, "")]

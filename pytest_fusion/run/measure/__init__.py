@@ -1,0 +1,1 @@
+"""What a call costs: launches, resources, time, bytes, and NVIDIA's tools."""

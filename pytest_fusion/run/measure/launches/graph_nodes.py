@@ -1,0 +1,184 @@
+"""The nodes of a captured CUDA graph: what one call launches on a GPU, without a profiler and without timing.
+
+The nodes are read by the driver's own functions through ctypes. The runtime's cannot name kernels of other libraries
+(Paddle#58310), ``CUDAGraph.get_graph_data`` needs torch 2.13 and driver 13.1, and ``cuda.bindings`` is not everywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from pytest_fusion.run import capture
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted, named
+from pytest_fusion.spec.wording import first_line
+
+# CUgraphNodeType of cuda.h, 11.0 to 13.1.
+KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL = 0, 1, 2, 4, 13
+
+
+class Nodes(Protocol):
+    """What is asked of the driver; graphs and nodes are handles."""
+
+    def nodes(self, graph: int) -> list[int]:
+        """The nodes of a graph, without those of its children."""
+
+    def kind(self, node: int) -> int:
+        """The node's type."""
+
+    def child(self, node: int) -> int:
+        """The graph inside a node of type ``CHILD``."""
+
+    def name(self, node: int) -> str:
+        """The kernel's name, as the compiler wrote it."""
+
+
+class UncountableError(Exception):
+    """A node that may run any number of kernels."""
+
+
+def captured(
+    call: Callable[[], Any], device: torch.device, *, prepare: Callable[[], None] | None = None
+) -> Counts | Uncounted:
+    """Capture one call on a CUDA device after three that warm up, and count the graph's nodes.
+
+    ``prepare`` runs before each call and is not counted. What the call launches on a stream that does not wait for the
+    current one is not in the graph. Raises what a call raises that is not captured.
+    """
+    try:
+        graph, result = capture.captured(lambda _: call(), device, prepare=prepare, keep=True)
+    except capture.CaptureFailed as error:
+        return Uncounted(f"the call cannot be captured in a CUDA graph: {first_line(error)[:200]}")
+    del result
+    try:
+        return counts_of(walk(_driver(), int(graph.raw_cuda_graph())))
+    except (UncountableError, OSError, AttributeError) as error:
+        return Uncounted(f"the captured graph cannot be read: {first_line(error)}")
+    finally:
+        graph.reset()
+
+
+def walk(driver: Nodes, graph: int) -> Iterator[tuple[int, str]]:
+    """Type and, of kernels, name of each node that does something, those of child graphs too."""
+    for node in driver.nodes(graph):
+        kind = driver.kind(node)
+        if kind == CHILD:
+            yield from walk(driver, driver.child(node))
+        elif kind == CONDITIONAL:
+            raise UncountableError("it has a conditional node, whose body runs as often as the device decides")
+        elif kind == KERNEL:
+            yield kind, driver.name(node)
+        elif kind in (MEMCPY, MEMSET):
+            yield kind, ""
+
+
+def counts_of(nodes: Iterator[tuple[int, str]]) -> Counts:
+    """The nodes, counted by type."""
+    found = list(nodes)
+    kinds = [kind for kind, _ in found]
+    names = named(readable(name) for kind, name in found if kind == KERNEL)
+    return Counts(kinds.count(KERNEL), kinds.count(MEMCPY), kinds.count(MEMSET), names, "graph")
+
+
+def readable(name: str) -> str:
+    """A kernel's name without its return type and its parameters; C++ names as C++ writes them."""
+    name = _demangled(name).removeprefix("void ")
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for position in range(len(name) - 1, -1, -1):
+        depth += (name[position] == ")") - (name[position] == "(")
+        if depth == 0:
+            return name[:position] or name
+    return name
+
+
+def _demangled(name: str) -> str:
+    demangle = _cxa_demangle() if name.startswith("_Z") else None
+    if demangle is None:
+        return name
+    status = ctypes.c_int()
+    text = demangle(name.encode(), None, None, ctypes.byref(status))
+    try:
+        return ctypes.string_at(text).decode() if status.value == 0 and text else name
+    finally:
+        if text:
+            ctypes.CDLL(None).free(ctypes.c_void_p(text))
+
+
+@functools.cache
+def _cxa_demangle() -> Any:
+    """``__cxa_demangle`` of the C++ library that torch has loaded already; ``None`` where there is none."""
+    try:
+        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    except (OSError, AttributeError):
+        return None
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    return function
+
+
+class _KernelParams(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS_v2`` of cuda.h, 12.0 and later."""
+
+    _fields_ = (
+        ("func", ctypes.c_void_p),
+        *((f"{kind}_{axis}", ctypes.c_uint) for kind in ("grid", "block") for axis in "xyz"),
+        ("shared_bytes", ctypes.c_uint),
+        ("params", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+class _Driver:
+    """The functions of libcuda. Raises ``UncountableError`` where one of them fails."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+
+    def nodes(self, graph: int) -> list[int]:
+        count = ctypes.c_size_t()
+        self._call("cuGraphGetNodes", ctypes.c_void_p(graph), None, ctypes.byref(count))
+        found = (ctypes.c_void_p * count.value)()
+        if count.value:
+            self._call("cuGraphGetNodes", ctypes.c_void_p(graph), found, ctypes.byref(count))
+        return [int(node or 0) for node in found]
+
+    def kind(self, node: int) -> int:
+        kind = ctypes.c_int()
+        self._call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
+        return kind.value
+
+    def child(self, node: int) -> int:
+        graph = ctypes.c_void_p()
+        self._call("cuGraphChildGraphNodeGetGraph", ctypes.c_void_p(node), ctypes.byref(graph))
+        return int(graph.value or 0)
+
+    def name(self, node: int) -> str:
+        params, text = _KernelParams(), ctypes.c_char_p()
+        self._call("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
+        for handle, function in ((params.func, "cuFuncGetName"), (params.kern, "cuKernelGetName")):
+            if not handle:
+                continue
+            try:
+                self._call(function, ctypes.byref(text), ctypes.c_void_p(handle))
+            except (UncountableError, AttributeError):  # a driver before 12.3, or a handle of the other kind
+                continue
+            return (text.value or b"").decode(errors="replace") or "unnamed"
+        return "unnamed"
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._cuda, name)(*arguments)
+        if status:
+            raise UncountableError(f"{name} returned {status}")
+
+
+@functools.cache
+def _driver() -> Nodes:
+    return _Driver()

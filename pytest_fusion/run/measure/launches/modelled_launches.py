@@ -1,0 +1,306 @@
+"""What a call would launch on a GPU at the least, told where there is none: interpreted launches and torch's operators.
+
+Autotune trials are none: the interpreter has none. What is computed on tensors that a GPU program keeps on the host
+does not count (``places``), nor do operators that a user registered, but what they launch inside does. Some of torch's
+functions are one kernel on a GPU and several operators on the CPU: they count once, by their own name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pytest_fusion import interpreter
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.interpreter.memory.regions import Facts, described_by
+from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.measure.launches import inductor
+from pytest_fusion.run.measure.launches.gpu_tensors import Places
+from pytest_fusion.run.measure.launches.launch_count import Counts, named
+from pytest_fusion.run.measure.launches.operator_launches import Work, caller, tensors, work_of, written_by
+from pytest_fusion.run.memory.watch import TORCH_NAMESPACES, kernel_key
+
+# Of these ATen has one kernel for CUDA and a formula of several for the CPU, for some or all inputs (`is_cuda` in
+# Dropout.cpp, SoftMax.cpp, layer_norm.cpp, RNN.cpp, attention.cpp).
+_ONE_KERNEL: Final = frozenset(
+    "dropout dropout_ softmax log_softmax rms_norm scaled_dot_product_attention multi_head_attention_forward lstm gru "
+    "rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell batch_norm instance_norm layer_norm group_norm "
+    "special_softmax special_log_softmax grid_sample ctc_loss grouped_mm scaled_grouped_mm scaled_mm "
+    "embedding_bag".split()
+)
+# Operators whose tensors may lie on different devices; of the others all but numbers lie on one.
+_MIXED: Final = frozenset({"copy_", "_to_copy", "copy"})
+# Operators whose indices may lie on the host.
+_INDEXED: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+
+@dataclass(slots=True)
+class Modelled:
+    """The counts, and each kernel that they count, in order. ``bounds``: a GPU would launch at least as many."""
+
+    counts: Counts
+    work: list[Work]
+    bounds: bool
+
+
+@dataclass(slots=True)
+class _Log:
+    places: Places
+    launched: list[Work] = field(default_factory=list)
+    # Operators of the user's that did something nobody saw.
+    opaque: dict[str, None] = field(default_factory=dict)
+    # Operators of the user's that have a kernel for the CPU alone, which is what ran.
+    other: dict[str, None] = field(default_factory=dict)
+    # The function of torch's own that is one kernel and is being called, and whether it has been counted.
+    within: str = ""
+    counted: bool = False
+    # How many functions of torch's that Python calls are being called.
+    depth: int = 0
+    # Launches, and operators that do something, whether or not on the device.
+    events: int = 0
+
+
+def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], None] | None = None) -> Modelled:
+    """Count one call on tensors of the CPU or of a GPU.
+
+    ``arguments``: what it is called with, in any nesting; all of it lies on the device. ``prepare`` puts back what a
+    call writes. Call it once before: what is tuned in the counted call is counted too. What is compiled in it makes it
+    be called and counted again. A backward is counted by the CPU's formulas. Raises what the call raises; what it
+    returns is dropped.
+    """
+    found, late = _once(call, arguments)
+    if late:
+        if prepare is not None:
+            prepare()
+        found, _ = _once(call, arguments)
+    return found
+
+
+def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
+    """One call counted, and whether it compiled what it should have found compiled."""
+    given = _all_tensors(arguments)
+    log = _Log(Places(told=any(t.device.type == "cuda" for t in given)))
+    log.places.proved(given)
+    before = _versions(given)
+    with _counting(log) as compiled:
+        result = call()
+    returned = _all_tensors(result)
+    log.places.proved(returned)
+    work = [*log.launched, *log.places.work()]
+    work += [Work("kernel", name) for name, count in compiled.kernels.items() for _ in range(count)]
+    doubts = [f"operator {name} ran code that launches nothing here" for name in log.opaque]
+    doubts += [f"operator {name} has code of its own for the CPU, and that is what ran" for name in log.other]
+    doubts += [f"torch.compile: {reason}" for reason in compiled.doubts]
+    idle = _versions(given) == before and not any(t.numel() and _is_new(t, given) for t in returned)
+    if not (log.events or idle or doubts):
+        doubts.append("no launch and no operator of torch was seen, and yet there is a result")
+    kernels = [one.name for one in work if one.kind == "kernel"]
+    memcpy = sum(one.kind == "memcpy" for one in work)
+    counts = Counts(len(kernels), memcpy, 0, named(kernels), "modelled", doubts=tuple(doubts))
+    bounds = not (compiled.doubts or log.other)
+    return Modelled(counts, work, bounds), compiled.late
+
+
+@contextlib.contextmanager
+def _counting(log: _Log) -> Iterator[inductor.Compiled]:
+    def launched(launch: Launch) -> None:
+        log.events += 1
+        if launch.programs > 0:
+            log.launched.append(Work("kernel", launch.kernel, f"grid {launch.grid}", caller()))
+
+    mode, functions = _Operators(log), _Functions(log)
+    mode.functions = functions
+    met = _Met(log.places)
+    watching = (interpreter.observe(launched), observe_compiled(launched), described_by(met), functions, mode)
+    with inductor.counted() as compiled, contextlib.ExitStack() as stack:
+        for context in watching:
+            stack.enter_context(context)
+        yield compiled
+
+
+class _Met:
+    """Told of each storage that an interpreted kernel gets, and knows nothing of it."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    def __call__(self, address: int) -> Facts | None:
+        self._places.proved_at(address)
+        return None
+
+    def hidden(self) -> frozenset[int]:
+        return frozenset()
+
+
+class _Operators(DispatchMode):
+    """Notes what each operator does on the device, inside of a user's operators too."""
+
+    supports_higher_order_operators = True
+    functions: _Functions
+
+    def __init__(self, log: _Log) -> None:
+        super().__init__()
+        self._log = log
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As in ``memory.watch``: without this, torch.compile runs eagerly while the mode is active."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        if func.namespace not in TORCH_NAMESPACES:
+            return self._of_user(func, types, args, kwargs)
+        result = func(*args, **kwargs)
+        if func.namespace == "aten":
+            self._note(func, args, kwargs, result)
+        return result
+
+    def _of_user(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Stay active inside: both modes are popped while this runs."""
+        log = self._log
+        before, launches = log.events, len(log.launched)
+        key = kernel_key(func, types, args, kwargs)
+        if key is None:
+            result = func(*args, **kwargs)
+        else:
+            depth, log.depth = log.depth, 0
+            try:
+                with self.functions, self:
+                    result = func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+            finally:
+                log.depth = depth
+        made = [t for t in tensors((result,), {}) if t.numel() and not _shares_any(t, args, kwargs)]
+        if log.events == before and (made or any(t.numel() for t in written_by(func, args, kwargs))):
+            log.opaque[str(func.name())] = None
+        elif len(log.launched) == launches and _has_own_for_cpu(func) and not log.places.told:
+            log.other[str(func.name())] = None
+        log.places.note(tensors(args, kwargs), tensors((result,), {}), [], mixed=True)
+        log.places.proved(tensors((result,), {}))
+        return result
+
+    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        log, name = self._log, func.overloadpacket.__name__
+        work = work_of(func, args, kwargs, result)
+        if work:
+            log.events += 1
+        if log.within and any(one.kind == "kernel" for one in work):
+            work = [] if log.counted else [Work("kernel", f"torch.{log.within}", work[0].detail)]
+            log.counted = True
+        if work:
+            where = caller()
+            work = [replace(one, where=where) for one in work]
+        given = tensors(args[:1] if name in _INDEXED else args, {} if name in _INDEXED else kwargs)
+        outputs = written_by(func, args, kwargs) + tensors((result,), {})
+        across = name in _MIXED and (name != "_to_copy" or kwargs.get("device") is not None)
+        log.places.note(given, outputs, work, mixed=across)
+        if name == "lift_fresh" and not log.depth:  # torch.from_numpy, which no function mode sees
+            log.places.on_host(result)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees what operators do not show: where a program says a tensor lies, and functions that are one kernel."""
+
+    def __init__(self, log: _Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        log, name = self._log, getattr(func, "__name__", "")
+        outermost = name in _ONE_KERNEL and not log.within
+        if outermost:
+            log.within, log.counted = name, False
+        log.depth += 1
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            log.depth -= 1
+            if outermost:
+                log.within = ""
+        if not isinstance(result, torch.Tensor):
+            return result
+        given = tensors(args, kwargs)
+        target = _target(name, args, kwargs)
+        if target == "host" and given:
+            return self._brought_to_host(given[0], result)
+        if target == "device" and given:
+            log.places.to_device(result)
+        elif not given and target != "device":
+            log.places.on_host(result)
+        return result
+
+    def _brought_to_host(self, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """A tensor of its own, as ``x.cpu()`` gives on a GPU, where the CPU gives ``x``."""
+        places = self._log.places
+        if places.is_host(source):
+            return result
+        self._log.events += 1
+        places.note([], [source], [Work("memcpy", "aten::_to_copy", where=caller())], mixed=True)
+        if _shares_any(result, [source], {}):
+            with _disable_current_modes():
+                result = result.clone()
+        places.on_host(result)
+        return result
+
+
+def _has_own_for_cpu(func: Any) -> bool:
+    """Whether the operator was registered for the CPU by itself, and not for all devices at once."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"))
+
+
+def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """``"host"`` or ``"device"`` where the call says so, else empty. A device object may be some tensor's own."""
+    if name == "cpu":
+        return "host"
+    if name == "cuda":
+        return "device"
+    said = [kwargs.get("device"), *(args[1:2] if name == "to" else ())]
+    for value in said:
+        if isinstance(value, str):
+            return "host" if value.startswith("cpu") else "device"
+        if isinstance(value, (torch.device, torch.Tensor)):
+            return "device"
+    return ""
+
+
+def _all_tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, keep)
+    return found
+
+
+def _versions(given: list[torch.Tensor]) -> list[int]:
+    """How often torch has written each that has elements; those of inference mode do not count that."""
+    return [0 if t.is_inference() else t._version for t in given if t.numel()]
+
+
+def _shares_any(t: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return not _is_new(t, tensors(args, kwargs))
+
+
+def _is_new(t: torch.Tensor, others: list[torch.Tensor]) -> bool:
+    try:
+        address = t.untyped_storage().data_ptr()
+        return all(other.untyped_storage().data_ptr() != address for other in others)
+    except (RuntimeError, NotImplementedError):
+        return all(t is not other for other in others)

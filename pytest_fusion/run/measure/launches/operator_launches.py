@@ -1,0 +1,236 @@
+"""What one operator of torch launches on a GPU, at the least.
+
+The number must be a lower bound, because it fails tests: an operator counts as one kernel, however many it takes, and
+as none where torch has a way that takes none. What those ways are was read in ATen's CUDA sources (``Copy.cu``,
+``TensorShape.cpp`` and ``Shape.cu`` of torch 2.11 and 2.13).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import torch
+
+_aten = torch.ops.aten
+
+# A kernel for copies along more dimensions than this is not torch's only way to concatenate (CAT_ARRAY_MAX_INPUT_DIMS).
+_CAT_DIMS = 4
+
+# Memory, or another look at it, and no work.
+_IDLE: Final = frozenset(
+    "empty empty_strided empty_permuted empty_like new_empty new_empty_strided set_ resize_ resize_as_ _unsafe_view "
+    "_reshape_alias lift lift_fresh record_stream is_pinned pin_memory _pin_memory is_same_size "
+    "_has_same_storage_numel sym_size sym_stride sym_numel sym_storage_offset _assert_async _assert_scalar "
+    "_functional_assert_async _functional_sym_constrain_range sym_constrain_range detach_ _version".split()
+)
+# A copy of the first tensor (the second for ``copy_`` and ``fill_``), by a copy engine where both are dense alike.
+_COPIES: Final = frozenset(
+    "clone _to_copy copy lift_fresh_copy expand_copy view_copy permute_copy t_copy transpose_copy squeeze_copy "
+    "unsqueeze_copy select_copy slice_copy diagonal_copy as_strided_copy detach_copy alias_copy unfold_copy "
+    "narrow_copy view_as_real_copy view_as_complex_copy _reshape_alias_copy _conj_physical _reshape_copy".split()
+)
+# Rounding an integer to a whole number copies it.
+_ROUNDINGS: Final = frozenset("ceil floor trunc round ceil_ floor_ trunc_ round_".split())
+# These may come down to copies of dense memory.
+_SCATTERED: Final = frozenset(
+    "slice_scatter select_scatter diagonal_scatter as_strided_scatter split_copy split_with_sizes_copy unbind_copy "
+    "_foreach_copy _foreach_copy_ _copy_from _copy_from_and_resize _chunk_cat roll _weight_norm_interface".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an operator, or an interpreted launch, does on the device. ``detail`` and ``where`` are for people."""
+
+    kind: Literal["kernel", "memcpy"]
+    name: str
+    detail: str = ""
+    where: str = ""
+
+
+def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Work]:
+    """What ``func`` (an overload in ``aten``) does at the least on a GPU for these arguments; ``[]`` for nothing."""
+    name = func.overloadpacket.__name__
+    given, made = tensors(args, kwargs), tensors((result,), {})
+    if name in _IDLE or _looks(func):
+        return []
+    if name == "_local_scalar_dense":
+        return [_work("memcpy", name)]
+    if name == "equal":
+        return [_work("kernel", name)] if _compares(given) else []
+    written = written_by(func, args, kwargs) or made
+    if not any(t.numel() for t in written):
+        return []
+    if name in _SCATTERED:
+        return [_work("memcpy", name)]
+    if name in ("cat", "stack"):
+        return _joined(name, given, made)
+    source = _source(name, args, given, made)
+    if source is not None:
+        return [_copied(name, source, written[0])]
+    if any(t.numel() == 0 for t in given):
+        return []
+    if not _always(func) and all(t.numel() <= 1 for t in written):
+        return []
+    if not func._schema.is_mutable and all(_shares(t, given) for t in made):
+        return []
+    return [_work("kernel", name, _form(given, made))]
+
+
+def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among arguments or results, those of lists too."""
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors(value, {})
+    return found
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The arguments that the operator writes, by its schema."""
+    found: list[torch.Tensor] = []
+    for position, name in _written(func):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        found += tensors((value,), {})
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+@lru_cache(maxsize=4096)
+def _looks(func: Any) -> bool:
+    """Whether it only looks at memory in another way, or says something about a tensor."""
+    in_place = getattr(torch.Tag, "inplace_view", None)
+    if func.is_view or (in_place is not None and in_place in func.tags):
+        return True
+    returns = [str(value.type) for value in func._schema.returns]
+    says = not any("Tensor" in kind for kind in returns) and not func._schema.is_mutable
+    return says and func.overloadpacket.__name__ not in ("_local_scalar_dense", "equal")
+
+
+@lru_cache(maxsize=4096)
+def _always(func: Any) -> bool:
+    """Whether it takes a kernel for a single element too. Shortcuts for one element are common elsewhere."""
+    tags = [getattr(torch.Tag, name, None) for name in ("pointwise", "reduction")]
+    name = func.overloadpacket.__name__
+    return any(tag in func.tags for tag in tags if tag is not None) or name in _FILLS
+
+
+_FILLS: Final = frozenset(
+    "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full zero_ fill_ fill arange mm addmm bmm "
+    "sum mean amax amin".split()
+)
+
+
+def _source(name: str, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]) -> torch.Tensor | None:
+    """What the operator copies, where it does no more; ``None`` for one that computes."""
+    if name == "copy_" or (name in ("fill_", "fill", "copy") and len(given) > 1):
+        return given[1]
+    if name in _COPIES and given:
+        return given[0] if made and made[0].shape == given[0].shape else made[0] if made else None
+    if name in _ROUNDINGS and given and not given[0].is_floating_point():
+        return given[0]
+    same_size = bool(given) and bool(made) and given[0].numel() == made[0].numel()
+    if name in ("repeat", "constant_pad_nd") and same_size:
+        return given[0].reshape(made[0].shape) if given[0].is_contiguous() else made[0]
+    if name == "flip" and given and all(given[0].shape[dim] <= 1 for dim in args[1]):
+        return given[0]
+    plain = name == "pow" and len(args) > 1 and isinstance(args[1], (int, float)) and args[1] == 1
+    return given[0] if plain and given else None
+
+
+def _copied(name: str, source: torch.Tensor, target: torch.Tensor) -> Work:
+    if source.dtype != target.dtype:
+        return _work("kernel", name, f"{_word(source.dtype)} to {_word(target.dtype)}")
+    if same_order(source, target) and (source.is_conj(), source.is_neg()) == (target.is_conj(), target.is_neg()):
+        return _work("memcpy", name)
+    strides = f"strides {tuple(source.stride())} to {tuple(target.stride())}"
+    return _work("kernel", name, f"shape {tuple(target.shape)}, {strides}")
+
+
+def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the elements of both lie without gaps and in one order, so that a copy is one of bytes.
+
+    One element is. What has fewer elements and is broadcast is not.
+    """
+    if b.numel() <= 1:
+        return True
+    if a.shape != b.shape:
+        return False
+    kept = [(x, y, n) for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n > 1]
+    reached = 1
+    for x, y, size in sorted(kept):
+        if x != reached or y != reached:
+            return False
+        reached *= size
+    return True
+
+
+def _joined(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> list[Work]:
+    """One kernel for several parts of one dtype; else a copy each, by engines where the parts are dense."""
+    parts = [t for t in given if t.numel()]
+    dtypes = {t.dtype for t in parts}
+    if len(parts) > 1 and len(dtypes) == 1 and made[0].dim() <= _CAT_DIMS:
+        return [_work("kernel", name, f"{len(parts)} tensors into {tuple(made[0].shape)}")]
+    into = made[0].dtype
+    casts = [f"{_word(t.dtype)} to {_word(into)}" if t.dtype != into else "" for t in parts]
+    return [_work("kernel" if cast else "memcpy", name, cast) for cast in casts]
+
+
+def _compares(given: list[torch.Tensor]) -> bool:
+    """Whether ``equal`` has to look: not at nothing, other shapes or one memory."""
+    a, b = given[:2]
+    return a.shape == b.shape and bool(a.numel()) and not _shares(a, [b])
+
+
+def _shares(t: torch.Tensor, others: list[torch.Tensor]) -> bool:
+    """Whether it lies in the memory of one of these: dropout in evaluation returns its argument, against its schema."""
+    try:
+        if t.device.type == "meta":  # no addresses: all would be 0
+            return any(other.untyped_storage()._cdata == t.untyped_storage()._cdata for other in others)
+        address = t.untyped_storage().data_ptr()
+        return any(other.untyped_storage().data_ptr() == address for other in others)
+    except (RuntimeError, NotImplementedError):
+        return any(t is other for other in others)
+
+
+def _form(given: list[torch.Tensor], made: list[torch.Tensor]) -> str:
+    return ", ".join(f"{tuple(t.shape)} {_word(t.dtype)}" for t in (given or made)[:2])
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _work(kind: Literal["kernel", "memcpy"], name: str, detail: str = "") -> Work:
+    return Work(kind, f"aten::{name}", detail)
+
+
+_FOREIGN: Final = (
+    "/torch/",
+    "/triton/",
+    "/pytest_fusion/run/",
+    "/pytest_fusion/interpreter/",
+    "/pytest_fusion/oracle/",
+)
+
+
+def caller() -> str:
+    """``file.py:line`` of the innermost frame that is neither torch's, Triton's nor of this stage; empty if none is."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in _FOREIGN) and not file.startswith("<"):
+            return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

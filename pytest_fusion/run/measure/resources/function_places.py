@@ -1,0 +1,174 @@
+"""Where a function or kernel is to be found by a process that imports its module anew, and finding it there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pytest_fusion.run.measure.resources.specialisation import Json, Place
+
+# An autotuner around heuristics around a kernel is three.
+_MOST_WRAPPED = 8
+_FOREIGN = ("torch", "triton", "numpy")
+
+
+class NotFoundError(Exception):
+    """A function or value cannot be found or made again elsewhere; the text says why and what helps."""
+
+
+def unwrapped(value: Any) -> Any:
+    """The function that a kernel, or anything of Triton's around one, was made from; the value itself otherwise."""
+    for _ in range(_MOST_WRAPPED):
+        if not _tritons(value) or not hasattr(value, "fn"):
+            break
+        value = value.fn
+    return value
+
+
+def _tritons(value: Any) -> bool:
+    """Whether Triton made the type; a type's module is a descriptor where a metaclass says so."""
+    module = type(value).__module__
+    return isinstance(module, str) and module.startswith("triton.")
+
+
+def kernel_of(value: Any) -> Any:
+    """The kernel inside autotuners and heuristics: the innermost object of Triton's."""
+    for _ in range(_MOST_WRAPPED):
+        inner = getattr(value, "fn", None)
+        if inner is None or not _tritons(inner):
+            break
+        value = inner
+    return value
+
+
+def place_of(function: Any) -> Place:
+    """Where ``function``, plain or a kernel, is reachable by name from a module that can be imported.
+
+    Raises ``NotFoundError``.
+    """
+    plain = unwrapped(function)
+    code = getattr(plain, "__code__", None)
+    name = getattr(plain, "__qualname__", type(plain).__name__)
+    home = str(getattr(plain, "__module__", None))
+    for module, path in _reached(plain, home, name):
+        if module.__name__ == "__main__" or not _file_of(module):
+            raise NotFoundError(
+                f"{name} is defined in {module.__name__}, which another process cannot import; put it into a module"
+            )
+        return Place(module.__name__, path, _file_of(module), code.co_firstlineno if code else 0)
+    if "<locals>" in name:
+        raise NotFoundError(
+            f"{name} is made inside a function and bears no name in a module, so another process cannot make it again; "
+            "define it at the top level of a module, or assign it to a name there"
+        )
+    raise NotFoundError(f"{name} is not to be found in its module {home}; assign it to a name there")
+
+
+def _file_of(module: ModuleType) -> str:
+    return str(getattr(module, "__file__", None) or "")
+
+
+def _reached(plain: Any, home: str, name: str) -> Iterator[tuple[ModuleType, str]]:
+    """Modules and dotted paths that lead to ``plain``, the module that defines it first."""
+    module = sys.modules.get(home)
+    if module is not None:
+        if "<locals>" not in name:
+            yield from ((module, path) for path in _decorated(_follow(module, name), plain, name))
+        yield from ((module, path) for path in _named(module, plain))
+    for other in tuple(sys.modules.values()):
+        if other is not module and isinstance(other, ModuleType) and not other.__name__.startswith(_FOREIGN):
+            yield from ((other, path) for path in _named(other, plain))
+
+
+def _decorated(value: Any, plain: Any, path: str) -> Iterator[str]:
+    """The path to ``plain`` from ``value``: itself, or inside of decorators that say what they wrap, or of a spec."""
+    for _ in range(_MOST_WRAPPED):
+        if value is None or unwrapped(value) is plain:
+            break
+        if type(value).__name__ == "FusionSpec":
+            value, path = value.fused, f"{path}.fused"
+        else:
+            value, path = getattr(value, "__wrapped__", None), f"{path}.__wrapped__"
+    if value is not None and unwrapped(value) is plain:
+        yield path
+
+
+def _named(module: ModuleType, plain: Any) -> Iterator[str]:
+    for name, value in tuple(vars(module).items()):
+        if unwrapped(value) is plain:
+            yield name
+        elif type(value).__name__ == "FusionSpec":
+            yield from _decorated(value, plain, name)
+
+
+def _follow(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        # A staticmethod of a class is behind its descriptor only in the class's own dict.
+        module = getattr(module, name, None)
+    return module
+
+
+def imported(name: str, file: str) -> ModuleType:
+    """The module called ``name`` that ``file`` defines, imported by name or, failing that, from its file.
+
+    Raises ``NotFoundError``; what the module itself raises is told in it.
+    """
+    known = sys.modules.get(name)
+    if known is not None and _same(_file_of(known), file):
+        return known
+    try:
+        try:
+            module = importlib.import_module(name)
+            if _same(_file_of(module), file):
+                return module
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                raise
+        return _from_file(name, file)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise NotFoundError(
+            f"{file} cannot be imported outside of the interpreter and without a GPU: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _from_file(name: str, file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _same(left: str, right: str) -> bool:
+    return bool(left) and Path(left).resolve() == Path(right).resolve()
+
+
+def found(place: Place) -> Any:
+    """What stands at ``place``, imported here. Raises ``NotFoundError``."""
+    value = _follow(imported(place.module, place.file), place.path)
+    if value is None:
+        raise NotFoundError(f"{place.module} has no {place.path} when it is imported outside of the interpreter")
+    code = getattr(unwrapped(value), "__code__", None)
+    if code is not None and place.line and code.co_firstlineno != place.line:
+        raise NotFoundError(
+            f"{place.path} of {place.module} is another function, of line {code.co_firstlineno} instead of "
+            f"{place.line}, when it is imported outside of the interpreter"
+        )
+    return value
+
+
+def as_json(place: Place) -> dict[str, Json]:
+    return {"module": place.module, "path": place.path, "file": place.file, "line": place.line}

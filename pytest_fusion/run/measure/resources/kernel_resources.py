@@ -1,0 +1,225 @@
+"""The resources of every kernel that a spec launches at given sizes, told without a GPU, and why it compiles again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pytest_fusion import interpreter
+from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
+from pytest_fusion.run.measure.resources.bench_arguments import Sizes, arguments_of
+from pytest_fusion.run.measure.resources.function_places import NotFoundError
+from pytest_fusion.run.measure.resources.launcher_call import describe
+from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.recompilations import recompilations
+from pytest_fusion.run.measure.resources.resource_record import Resources, figures
+from pytest_fusion.run.measure.resources.specialisation import Specialisation
+from pytest_fusion.run.measure.resources.targets import Target
+from pytest_fusion.run.measure.resources.value_reads import READS, values_read
+from pytest_fusion.run.process.compile_workers import Answer, Job, ask
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import first_line
+
+INTERPRETED = "as launched under the interpreter, where a launcher may choose other tiles than on a GPU"
+NO_KERNEL = "the call launches no Triton kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the kernels of one call take of one target, in order of first launch, and every launch of it.
+
+    ``problem`` says why there may be more kernels, or why there are none; empty where all is known.
+    """
+
+    sizes: dict[str, Any]
+    target: str
+    kernels: tuple[Resources, ...] = ()
+    launches: tuple[Specialisation, ...] = ()
+    problem: str = ""
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Every exact figure by ``target/kernel/name``."""
+        return figures(self.kernels)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One report in the making."""
+
+    spec: FusionSpec
+    sizes: Sizes
+    target: Target
+    reason: str = ""
+    report: Report | None = None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for all targets."""
+        return id(self.spec), repr(self.sizes)
+
+    def close(
+        self, kernels: Iterable[Resources] = (), launches: Iterable[Specialisation] = (), problem: str = ""
+    ) -> None:
+        self.report = Report(dict(self.sizes), self.target.name, tuple(kernels), tuple(launches), problem)
+
+
+def resources_of(spec: FusionSpec, sizes: Sequence[Sizes], targets: Sequence[Target]) -> list[Report]:
+    """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none is run.
+
+    The launcher is called once a size and target, in a process without the interpreter, on tensors of zeros that say
+    they are on that GPU. Where that cannot be done it is called here, under the interpreter. Gradients are asked for
+    where the spec has ``grad=``. Raises ``SpecError`` for sizes that the spec does not admit.
+    """
+    return resources_of_all([(spec, sizes)], targets)[0]
+
+
+def resources_of_all(
+    rows: Sequence[tuple[FusionSpec, Sequence[Sizes]]], targets: Sequence[Target]
+) -> list[list[Report]]:
+    """:func:`resources_of` of several specs: the processes, which take seconds to start, are shared."""
+    asked = [[_Asked(spec, size, target) for size in sizes for target in targets] for spec, sizes in rows]
+    every = [one for own in asked for one in own]
+    for one in every:
+        lacking = _lacking(one.spec, one.target)
+        if lacking:
+            one.close(problem=lacking)
+    _rehearsed([one for one in every if one.report is None])
+    _interpreted([one for one in every if one.report is None])
+    return [[one.report for one in own if one.report is not None] for own in asked]
+
+
+def recompilations_of(reports: Iterable[Report]) -> list[tuple[str, int]]:
+    """Why the sweep of sizes in ``reports`` compiles kernels again, and how often for one target: ``(reason, count)``.
+
+    Targets are told apart: a launcher may choose other tiles on each. The one that compiles most often is told.
+    """
+    by_target: dict[str, list[Specialisation]] = {}
+    for report in reports:
+        by_target.setdefault(report.target, []).extend(report.launches)
+    told = [recompilations(launches) for launches in by_target.values()]
+    return max(told, key=lambda found: sum(count for _, count in found), default=[])
+
+
+def _lacking(spec: FusionSpec, target: Target) -> str:
+    needs = spec.requires if isinstance(spec.requires, list | tuple) else [spec.requires]
+    for need in [needs, *needs]:
+        capability = tuple(need) if isinstance(need, list | tuple) and len(need) == 2 else ()
+        if capability and all(type(part) is int for part in capability) and capability > (target.major, target.minor):
+            return f"the spec requires compute capability {capability[0]}.{capability[1]}"
+    return ""
+
+
+def graded(spec: FusionSpec) -> tuple[str, ...]:
+    """The inputs that the spec asks gradients of."""
+    if isinstance(spec.grad, bool):
+        return tuple(spec.inputs) if spec.grad else ()
+    return tuple(spec.grad)
+
+
+def _described(spec: FusionSpec, sizes: Sizes) -> Any:
+    return describe(spec.fused, arguments_of(spec, sizes), graded(spec)).as_json()
+
+
+def _rehearsed(asked: Sequence[_Asked]) -> None:
+    """Have the launcher called elsewhere; what comes to nothing stays open, with the reason."""
+    calls: dict[tuple[int, str], Any] = {}
+    jobs: list[Job] = []
+    for number, one in enumerate(asked):
+        key = one.key
+        if key not in calls:
+            try:
+                calls[key] = _described(one.spec, one.sizes)
+            except NotFoundError as error:
+                calls[key] = error
+        if isinstance(calls[key], NotFoundError):
+            one.reason = str(calls[key])
+        else:
+            jobs.append(Job(number, one.target, {"call": calls[key]}))
+    for number, answer in ask(jobs).items():
+        one, found = asked[number], answer.found or {}
+        kernels = [Resources.from_json(data) for data in found.get("resources", ())]
+        problem = str(found.get("problem", answer.reason))
+        if answer.kernel:
+            one.close([_lost(answer, one.target)], problem="kernels behind it were not compiled")
+        elif kernels or (answer.found is not None and not problem):
+            launches = map(Specialisation.from_json, found["launches"])
+            _close(one, kernels, launches, problem, read=bool(found["read"]))
+        else:
+            one.reason = problem
+
+
+def _close(
+    one: _Asked, kernels: Sequence[Resources], launches: Iterable[Specialisation], problem: str, *, read: bool
+) -> None:
+    """Report what one call launched; where it read what was not computed, nothing that it launched is refused."""
+    doubts = [READS] if read else []
+    if problem:
+        doubts.append(f"called without its kernels, the launcher stops early: {first_line(problem)}")
+    if not kernels:
+        doubts.append(NO_KERNEL)
+    one.close([kernel.doubted(READS) if read else kernel for kernel in kernels], launches, "; ".join(doubts))
+
+
+def _lost(answer: Answer, target: Target) -> Resources:
+    """The kernel on which a compiling process was lost."""
+    return Resources(answer.kernel, target.name, "refused" if answer.crashed else "unknown", answer.reason)
+
+
+def _interpreted(asked: Sequence[_Asked]) -> None:
+    """Call the launcher here and have what it launched compiled elsewhere."""
+    calls: dict[tuple[int, str], tuple[list[Noted], str, bool]] = {}
+    jobs: list[Job] = []
+    owners: dict[int, tuple[int, Noted]] = {}
+    for number, one in enumerate(asked):
+        key = one.key
+        if key not in calls:
+            calls[key] = _launched_here(one.spec, one.sizes)
+        for launch in _distinct(calls[key][0]):
+            owners[len(owners)] = number, launch
+            if launch.specialisation is not None:
+                data = {
+                    "specialisation": launch.specialisation.as_json(),
+                    "others": [other.as_json() for other in launch.others],
+                }
+                jobs.append(Job(len(owners) - 1, one.target, data))
+    answers = ask(jobs)
+    for number, one in enumerate(asked):
+        kernels = [
+            _answered(launch, answers.get(job), one.target) for job, (own, launch) in owners.items() if own == number
+        ]
+        launches, problem, read = calls[one.key]
+        known = [launch.specialisation for launch in launches if launch.specialisation is not None]
+        _close(one, kernels, known, f"{problem}; {one.reason}" if problem else "", read=read)
+
+
+def _launched_here(spec: FusionSpec, sizes: Sizes) -> tuple[list[Noted], str, bool]:
+    """The launches of a call in this process, none of them run, what it raised, and whether it read values."""
+    launches: list[Noted] = []
+    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
+    arguments, problem = arguments_of(spec, sizes), ""
+    with posing, values_read() as read, noted(launches, run=False):
+        try:
+            spec.fused(**arguments)
+        except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
+            problem = f"{type(error).__name__}: {error}"
+    return launches, problem, bool(read)
+
+
+def _distinct(launches: Iterable[Noted]) -> list[Noted]:
+    """Each kernel and specialisation once, in order."""
+    return list({n.specialisation.key() if n.specialisation else n.kernel + n.reason: n for n in launches}.values())
+
+
+def _answered(launch: Noted, answer: Answer | None, target: Target) -> Resources:
+    if launch.specialisation is None or answer is None:
+        return Resources(launch.kernel, target.name, "unknown", launch.reason)
+    if answer.found is None:
+        return _lost(replace(answer, kernel=launch.kernel), target)
+    found = Resources.from_json(answer.found["resources"][0])
+    found = found.doubted(INTERPRETED, only_excess=True)
+    return replace(found, note="; ".join(filter(None, (found.note, INTERPRETED))))

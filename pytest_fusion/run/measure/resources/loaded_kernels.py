@@ -1,0 +1,86 @@
+"""The same record of a kernel that runs on a GPU, read from what Triton loaded onto it.
+
+Of a ``CompiledKernel`` this touches ``n_regs``, ``n_spills``, ``metadata``, ``asm`` and ``_init_handles``: the same in
+3.6.0, 3.7.1 and 3.9.0. ``n_spills`` is the driver's local memory of a thread in words of four bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pytest_fusion.run.measure.resources import cubin
+from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.resource_record import Resources
+from pytest_fusion.run.measure.resources.specialisation import Specialisation
+from pytest_fusion.run.measure.resources.targets import TARGETS, occupancy
+
+_WORD = 4
+_DECLARES_RESERVED = 90
+
+
+@contextmanager
+def loaded(into: list[Resources], launches: list[Specialisation] | None = None) -> Iterator[None]:
+    """Read each kernel that is launched meanwhile, once for each specialisation, in order of first launch.
+
+    ``launches`` takes every launch as plain data. The trials of an autotuner are launches too: call once before.
+    """
+    seen: set[str] = set()
+
+    def then(kernel: Any, launch: Noted) -> None:
+        found = launch.specialisation
+        if launches is not None and found is not None:
+            launches.append(found)
+        key = found.key() if found is not None else f"{launch.kernel}: {launch.reason}"
+        if key not in seen:
+            seen.add(key)
+            into.append(read(kernel, launch))
+
+    with noted([], strict=False, then=then):
+        yield
+
+
+def read(kernel: Any, launch: Noted) -> Resources:
+    """The record of one launch; ``kernel`` is what it returned, ``None`` where it was not compiled."""
+    found = launch.specialisation
+    constants = found.constants if found is not None else {}
+    file = found.place.file if found is not None else ""
+    # A kernel that is still being compiled elsewhere is a future.
+    kernel = kernel.result() if hasattr(kernel, "result") else kernel
+    metadata = getattr(kernel, "metadata", None)
+    if metadata is None or metadata.target.backend != "cuda":
+        return Resources(launch.kernel, "device", "unknown", "the launch returned no compiled CUDA kernel", file=file)
+    kernel._init_handles()
+    name = f"sm_{metadata.target.arch}"
+    target = TARGETS.get(name)
+    try:
+        from triton import knobs
+
+        usage = cubin.read(kernel.asm["cubin"], str(knobs.nvidia.cuobjdump.path))
+        static, instructions, note, wrong = usage.shared_static, usage.instructions, "", usage.miscompiled
+    except (cubin.NoToolError, RuntimeError, KeyError) as error:
+        static, instructions, note, wrong = 0, {}, f"its instructions cannot be read: {error}", ""
+    if target is not None and metadata.target.arch >= _DECLARES_RESERVED:
+        static = max(0, static - target.shared_reserved)
+    registers, shared, warps = int(kernel.n_regs), int(metadata.shared), int(metadata.num_warps)
+    return Resources(
+        launch.kernel,
+        name,
+        "refused" if wrong else "compiled",
+        wrong,
+        file=file,
+        line=found.place.line if found is not None else 0,
+        registers=registers,
+        local_bytes=_WORD * int(kernel.n_spills),
+        shared_static=static,
+        shared_dynamic=shared,
+        tensor_columns=int(getattr(metadata, "tmem_size", None) or 0),
+        warps=warps,
+        instructions=instructions,
+        constants=constants,
+        occupancy=None
+        if target is None
+        else occupancy(target, warps=warps, registers=registers, shared=static + shared),
+        note=note,
+    )

@@ -1,0 +1,155 @@
+"""Launches of Triton kernels as `Specialisation`s, noted while they happen; interpreted, compiled, or left out.
+
+Of Triton this touches ``InterpretedFunction.run``, ``JITFunction.run``, ``Autotuner.run`` and what `run/configs` lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_fusion.run.measure.resources.function_places import NotFoundError
+from pytest_fusion.run.measure.resources.specialisation import Specialisation
+from pytest_fusion.run.measure.resources.specialiser import Live, bind, specialise
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """One launch. ``specialisation`` is ``None`` where it cannot be described, for the ``reason`` given.
+
+    ``others`` are those of the further configs that an autotuner could have chosen: it passes over what does not fit.
+    ``live`` holds the kernel itself, ``live_others`` those of ``others``; they stay in this process.
+    """
+
+    kernel: str
+    specialisation: Specialisation | None
+    reason: str = ""
+    others: tuple[Specialisation, ...] = ()
+    live: Live | None = None
+    live_others: tuple[Live, ...] = ()
+
+
+@dataclass(slots=True)
+class _Tuning:
+    """What is going on inside an autotuner: the configs it could choose, as they are asked for one by one."""
+
+    asking: bool = False
+    found: list[tuple[Specialisation, Live]] = field(default_factory=list)
+
+
+class _Notes:
+    def __init__(self, into: list[Noted], run: bool, strict: bool, then: Callable[[Any, Noted], None] | None) -> None:
+        self._into = into
+        self._run = run
+        self._strict = strict
+        self._then = then
+        self._tuning: list[_Tuning] = []
+
+    def launched(self, upstream: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In place of a kernel's ``run``."""
+        plain = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+        asking = bool(self._tuning) and self._tuning[-1].asking
+        if kwargs.get("warmup") and not asking:
+            return upstream(kernel, *args, **kwargs)
+        name = str(kernel.fn.__name__)
+        try:
+            live = bind(kernel, args, plain)
+            found = specialise(live, strict=self._strict)
+        except NotFoundError as error:
+            noted = Noted(name, None, str(error))
+        else:
+            if asking:
+                self._tuning[-1].found.append((found, live))
+            others = [other for other in self._tuning[-1].found if other[0] != found] if self._tuning else []
+            noted = Noted(name, found, "", tuple(o for o, _ in others), live, tuple(o for _, o in others))
+        if asking:
+            return None
+        self._into.append(noted)
+        result = upstream(kernel, *args, **kwargs) if self._run else None
+        if self._then is not None:
+            self._then(result, noted)
+        return result
+
+    def tuned(self, upstream: Any, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In place of an autotuner's ``run``: every config that its pruning leaves is described first."""
+        if len(tuner.configs) < 2 or not self._describes(tuner):
+            return upstream(tuner, *args, **kwargs)
+        tuning = _Tuning(asking=True)
+        self._tuning.append(tuning)
+        try:
+            for config in _survivors(tuner, args, kwargs):
+                # A config's hook sets the blocks of tensor descriptors, so it comes before; what the launch itself
+                # chooses calls its own again.
+                with contextlib.suppress(Exception):
+                    _ask(tuner, config, args, kwargs)
+            tuning.asking = False
+            return upstream(tuner, *args, **kwargs)
+        finally:
+            self._tuning.pop()
+
+    def _describes(self, tuner: Any) -> bool:
+        return not self._tuning and hasattr(tuner.fn, "run")
+
+
+def _ask(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    given = {**kwargs, **config.all_kwargs()}
+    if config.pre_hook is not None:
+        names = dict(zip(tuner.arg_names, args, strict=False))
+        config.pre_hook({**names, **{n: v for n, v in given.items() if n not in ("grid", "warmup")}})
+    tuner.fn.run(*args, **{**given, "warmup": True})
+
+
+def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    before = getattr(tuner, "nargs", None)
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    try:
+        return list(tuner.prune_configs(kwargs))
+    except Exception:  # noqa: BLE001 - pruning that fails here fails in the launch too, where it is told
+        return []
+    finally:
+        tuner.nargs = before
+
+
+@contextmanager
+def noted(
+    into: list[Noted],
+    *,
+    run: bool = True,
+    strict: bool = True,
+    then: Callable[[Any, Noted], None] | None = None,
+) -> Iterator[None]:
+    """Note every launch; does nothing where Triton was not imported.
+
+    ``run=False`` leaves the kernels out: what they would write stays as it is. ``strict=False`` describes what no other
+    process could find as well, by its name. ``then`` is called after each launch
+    with what it returned, a compiled kernel on a GPU.
+    """
+    notes = _Notes(into, run, strict, then)
+    with contextlib.ExitStack() as stack:
+        for module, class_, replacement in (
+            ("triton.runtime.interpreter", "InterpretedFunction", notes.launched),
+            ("triton.runtime.jit", "JITFunction", notes.launched),
+            ("triton.runtime.autotuner", "Autotuner", notes.tuned),
+        ):
+            owner = getattr(sys.modules.get(module), class_, None)
+            if owner is not None:
+                stack.enter_context(_replaced(owner, replacement))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, replacement: Callable[..., Any]) -> Iterator[None]:
+    upstream = owner.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(upstream, self, args, kwargs)
+
+    owner.run = run
+    try:
+        yield
+    finally:
+        owner.run = upstream

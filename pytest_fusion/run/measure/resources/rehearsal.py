@@ -1,0 +1,121 @@
+"""A launcher called where there is no GPU and no interpreter: which kernels it would launch, with which arguments.
+
+Tensors lie in host memory and say that they are on a device; kernels are noted and left out. So a launcher takes the
+tiles and the configs that it takes on a GPU, which need not be those that it chooses under the interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from pytest_fusion.case import blank
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.run.measure.resources.launcher_call import made
+from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.value_reads import values_read
+
+_FACTORIES = (
+    "arange as_tensor empty_permuted empty_strided eye full full_like linspace ones ones_like rand rand_like randint "
+    "randint_like randn randn_like randperm scalar_tensor tensor"
+).split()
+# Uninitialised integers that a launcher reads as sizes could ask for any amount of memory.
+_BLANK = "empty empty_like zeros zeros_like".split()
+_METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
+
+
+def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
+    """The launches of one call, why there may be more (what it raised, empty if nothing), and whether it read values.
+
+    Raises ``NotFoundError`` where the call cannot be made here.
+    """
+    function, arguments = made(call)
+    launches: list[Noted] = []
+    backward = tuple(call["backward"])
+    for name in backward:
+        if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:
+            arguments[name].requires_grad_()
+    problem = ""
+    with posing_as_device(), values_read() as read, noted(launches, run=False, strict=False):
+        try:
+            result = function(**arguments)
+            if backward:
+                _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
+        except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
+            problem = f"{type(error).__name__}: {error}"
+    return launches, problem, bool(read)
+
+
+def _backward(result: Any, leaves: list[torch.Tensor]) -> None:
+    """With upstream gradients of zeros; what comes of it is left, where ``backward`` would copy it into ``.grad``."""
+    outputs: list[torch.Tensor] = []
+    map_tensors(result, lambda tensor: outputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    wanted = [output for output in outputs if output.requires_grad]
+    if wanted and leaves:
+        torch.autograd.grad(wanted, leaves, [torch.zeros_like(output) for output in wanted], allow_unused=True)
+
+
+@contextmanager
+def posing_as_device() -> Iterator[None]:
+    """Tensors in host memory answer that they are on ``cuda:0``; what is to be made there is made in host memory."""
+    device = torch.device("cuda", 0)
+    with ExitStack() as stack:
+        for name, value in (
+            ("device", property(lambda tensor: device)),
+            ("is_cuda", property(lambda tensor: True)),
+            ("is_cpu", property(lambda tensor: False)),
+            ("get_device", lambda tensor: 0),
+            ("cuda", lambda tensor, *_, **__: tensor),
+            ("to", _moved(torch.Tensor.to)),
+            *((name, _on_host(getattr(torch.Tensor, name))) for name in _METHODS),
+        ):
+            stack.enter_context(patch.object(torch.Tensor, name, value, create=True))
+        for name in _FACTORIES:
+            stack.enter_context(patch.object(torch, name, _on_host(getattr(torch, name))))
+        for name in _BLANK:
+            stack.enter_context(patch.object(torch, name, _blank(getattr(torch, name))))
+        yield
+
+
+def _on_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device", None)
+        kwargs.pop("pin_memory", None)
+        return upstream(*args, **kwargs)
+
+    return make
+
+
+def _blank(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Zeros, whatever is asked for, of which only what is written takes memory."""
+
+    @functools.wraps(upstream)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("out") is not None:
+            return upstream(*args, **kwargs).zero_()
+        kwargs.pop("pin_memory", None)
+        return blank.like(upstream(*args, **{**kwargs, "device": "meta"}))
+
+    return make
+
+
+def _moved(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def move(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("device", None)
+        if args and isinstance(args[0], str | torch.device | int):
+            args = args[1:]
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].dtype, *args[1:])
+        kwargs.pop("other", None)
+        rest = {name: value for name, value in kwargs.items() if name != "non_blocking"}
+        args = tuple(argument for argument in args if not isinstance(argument, bool))
+        return upstream(tensor, *args, **rest) if args or rest else tensor
+
+    return move

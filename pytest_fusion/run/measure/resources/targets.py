@@ -1,0 +1,126 @@
+"""GPUs to compile for: `sm_80` and the like, and what a multiprocessor of each has to share among its blocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pytest_fusion.errors import FusionError
+from pytest_fusion.spec.wording import did_you_mean
+
+DEFAULT_TARGETS = ("sm_80", "sm_90", "sm_100")
+
+_WARP = 32
+# CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"; from 7.0 on each thread has up to
+# 255 registers, handed out to warps in units of 256, four warps at a time (cuda_occupancy.h).
+_REGISTERS = 65536
+_MOST_REGISTERS = 255
+_REGISTER_UNIT = 256
+_WARP_UNIT = 4
+_MOST_THREADS = 1024
+_KIB = 1024
+# TMEM of compute capability 10.x has 512 columns; Triton refuses a launch that wants more.
+_TENSOR_COLUMNS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A compute capability and its limits. Sizes are in bytes; ``multiprocessors`` are those of ``device``.
+
+    ``shared`` is what one multiprocessor has, ``shared_per_block`` the most that one block may ask for, and
+    ``shared_reserved`` what the system takes of each block's.
+    """
+
+    name: str
+    major: int
+    minor: int
+    warps: int
+    blocks: int
+    shared: int
+    shared_reserved: int
+    device: str
+    multiprocessors: int
+
+    @property
+    def capability(self) -> int:
+        """``90`` for compute capability 9.0, as Triton counts."""
+        return self.major * 10 + self.minor
+
+    @property
+    def shared_per_block(self) -> int:
+        return self.shared - self.shared_reserved
+
+    @property
+    def tensor_columns(self) -> int:
+        """Columns of tensor memory that a block may ask for; 0 where there is none."""
+        return _TENSOR_COLUMNS if self.major == 10 else 0
+
+
+def _target(name: str, warps: int, blocks: int, shared: int, device: str, multiprocessors: int) -> Target:
+    major, minor = divmod(int(name.removeprefix("sm_")), 10)
+    reserved = _KIB if major >= 8 else 0
+    return Target(name, major, minor, warps, blocks, shared * _KIB, reserved, device, multiprocessors)
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        _target("sm_75", 32, 16, 64, "T4", 40),
+        _target("sm_80", 64, 32, 164, "A100", 108),
+        _target("sm_86", 48, 16, 100, "A40", 84),
+        _target("sm_87", 48, 16, 164, "Orin", 16),
+        _target("sm_89", 48, 24, 100, "L40S", 142),
+        _target("sm_90", 64, 32, 228, "H100", 132),
+        _target("sm_100", 64, 32, 228, "B200", 148),
+        _target("sm_103", 64, 32, 228, "B300", 148),
+        _target("sm_120", 48, 24, 100, "RTX 5090", 170),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How many warps of a kernel a multiprocessor can hold at once, of how many, and what there is too little of."""
+
+    warps: int
+    most: int
+    limited_by: str
+
+    @property
+    def share(self) -> float:
+        return self.warps / self.most
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """``"sm_80, sm_90"`` as targets, each once. Raises ``FusionError`` for a name that is none of ``TARGETS``."""
+    found: dict[str, Target] = {}
+    for word in filter(None, re.split(r"[\s,]+", text)):
+        # Architecture-specific features are what Triton compiles for anyway.
+        name = word.lower().removesuffix("a")
+        if name not in TARGETS:
+            raise FusionError(f"--fusion-targets {word!r} is no target{did_you_mean(name, TARGETS)}")
+        found[name] = TARGETS[name]
+    if not found:
+        raise FusionError(f"--fusion-targets {text!r} names no target; for example --fusion-targets sm_80,sm_90")
+    return tuple(found.values())
+
+
+def occupancy(target: Target, *, warps: int, registers: int, shared: int) -> Occupancy:
+    """Theoretical occupancy of blocks of ``warps`` warps: ``registers`` a thread, ``shared`` bytes a block.
+
+    ``shared`` is without what the system reserves. A kernel that does not fit at all has 0 warps.
+    """
+    unit = _KIB // 8 if target.major >= 8 else _KIB // 4
+    held = -(-(shared + target.shared_reserved) // unit) * unit
+    per_warp = -(-max(registers, 1) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    by_registers = _REGISTERS // per_warp // _WARP_UNIT * _WARP_UNIT // warps
+    limits = {
+        "warps": target.warps // warps,
+        "blocks": target.blocks,
+        "registers": by_registers if registers <= _MOST_REGISTERS else 0,
+        "shared memory": target.shared // held if held else target.blocks,
+    }
+    if warps * _WARP > _MOST_THREADS:
+        limits["threads of a block"] = 0
+    limited_by = min(limits, key=lambda name: limits[name])
+    return Occupancy(limits[limited_by] * warps, target.warps, limited_by)

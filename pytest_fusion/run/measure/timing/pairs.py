@@ -1,0 +1,100 @@
+"""Two things timed against each other: blocks of interleaved pairs in random order, after both are warm.
+
+A rank test on runs one after the other calls 47 of 100 unchanged kernels slower, because a machine's clock drifts; the
+members of a pair share that clock.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pytest_fusion.run.pristine import perf_counter
+
+PAIRS = 5
+FEWEST_BLOCKS = 10
+MOST_BLOCKS = 80
+# Two medians of so many samples that agree to so much: the clock has settled.
+_WINDOW, _STEADY = 16, 0.01
+_WARM_S, _WARM_MOST_S = 0.05, 1.0
+
+
+class Timed(Protocol):
+    """Something that can be run again, and says how long one call took."""
+
+    def seconds(self) -> float:
+        """One sample: device seconds a call, averaged over the calls that a sample holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Seconds of each pair of each block; ``settled``: the precision asked for was reached within the budget."""
+
+    candidate: tuple[tuple[float, ...], ...]
+    control: tuple[tuple[float, ...], ...]
+    settled: bool
+    warm: bool
+
+
+def warmed(things: Sequence[Timed], *, most_s: float = _WARM_MOST_S) -> bool:
+    """Run all in turn until each one's last two medians agree; false where they do not within ``most_s``."""
+    begun = perf_counter()
+    seen: list[list[float]] = [[] for _ in things]
+    while True:
+        for thing, samples in zip(things, seen, strict=True):
+            samples.append(thing.seconds())
+        spent = perf_counter() - begun
+        if spent >= _WARM_S and all(map(_steady, seen)):
+            return True
+        if spent >= most_s:
+            return False
+
+
+def _steady(samples: Sequence[float]) -> bool:
+    if len(samples) < 2 * _WINDOW:
+        return False
+    last, before = statistics.median(samples[-_WINDOW:]), statistics.median(samples[-2 * _WINDOW : -_WINDOW])
+    return abs(last - before) <= _STEADY * before
+
+
+def paired(
+    candidate: Timed,
+    control: Timed,
+    *,
+    enough: Callable[[Sequence[Sequence[float]], Sequence[Sequence[float]]], bool],
+    budget_s: float,
+    seed: int = 0,
+) -> Blocks:
+    """Blocks of ``PAIRS`` pairs until ``enough`` of them are there, ``MOST_BLOCKS``, or the budget is spent.
+
+    ``enough`` is asked after 10, 20, 40 blocks: what looks more often finds a difference by chance more often.
+    """
+    draw = random.Random(seed)
+    warm = warmed((candidate, control))
+    ours: list[tuple[float, ...]] = []
+    theirs: list[tuple[float, ...]] = []
+    begun = perf_counter()
+    ask = FEWEST_BLOCKS
+    while True:
+        pairs = [_pair(candidate, control, draw.random() < 0.5) for _ in range(PAIRS)]
+        ours.append(tuple(a for a, _ in pairs))
+        theirs.append(tuple(b for _, b in pairs))
+        if len(ours) == ask:
+            ask *= 2
+            if enough(ours, theirs):
+                return Blocks(tuple(ours), tuple(theirs), True, warm)
+        over = perf_counter() - begun >= budget_s and len(ours) >= FEWEST_BLOCKS
+        if over or len(ours) >= MOST_BLOCKS:
+            return Blocks(tuple(ours), tuple(theirs), False, warm)
+
+
+def _pair(candidate: Timed, control: Timed, first: bool) -> tuple[float, float]:
+    if first:
+        ours = candidate.seconds()
+        return ours, control.seconds()
+    theirs = control.seconds()
+    return candidate.seconds(), theirs

@@ -1,0 +1,101 @@
+"""Bytes that a call has to move, and floating-point operations of its products: the same on every machine.
+
+*Algorithmic* bytes are the inputs and outputs once: what a perfectly fused kernel moves. Those of the reference are
+summed over its operations, each of which reads its operands from memory and writes its results there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+
+# Make tensors without touching them.
+_FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+# Ask about a tensor, or hand it on.
+_FREE = frozenset({"detach", "alias", "lift", "lift_fresh", "_local_scalar_dense", "_unsafe_view", "_reshape_alias"})
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """``bytes`` over the operations of a call, ``operations`` that moved them, ``flops`` of its matrix products.
+
+    ``flops`` counts two per multiply-add, as ``torch.utils.flop_counter`` does; element-wise arithmetic is not counted.
+    ``largest`` is the most elements that one operation makes.
+    """
+
+    bytes: int
+    operations: int
+    flops: int
+    largest: int = 0
+
+
+def extent(tensor: Tensor) -> tuple[Any, int]:
+    """What of which storage a tensor shows, and its bytes: an expanded dim shows one element."""
+    seen = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    count = 0 if not tensor.numel() else 1
+    for size, _ in seen:
+        count *= size
+    key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(seen), tensor.dtype)
+    return key, count * tensor.element_size()
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the elements of ``tensors``, those shown twice by the same view counted once."""
+    return sum(dict(extent(tensor) for tensor in tensors).values())
+
+
+def algorithmic_bytes(inputs: Iterable[Any], outputs: Any) -> int:
+    """The tensors among ``inputs`` and ``outputs`` (any nesting), each moved once; written inputs count in both."""
+    return sum(bytes_of(t for t in tree_leaves(side) if isinstance(t, Tensor)) for side in (list(inputs), outputs))
+
+
+class _Ledger(DispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.operations = 0
+        self.flops = 0
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func._overloadpacket in flop_registry:
+            self.flops += int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
+        name = func._schema.name.partition("::")[2]
+        moved = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        if name.rstrip("_") in _FREE or name in _FACTORIES or _is_view(func) or not made:
+            return result
+        written = [args[i] for i, a in enumerate(func._schema.arguments[: len(args)]) if _written(a)]
+        reads = [t for t in moved if not (name in ("copy_", "fill_", "zero_") and any(t is w for w in written))]
+        amount = bytes_of(reads) + bytes_of(made)
+        self.largest = max(self.largest, sum(t.numel() for t in made))
+        self.bytes += amount
+        self.operations += bool(amount)
+        return result
+
+
+def traffic_of(function: Callable[[], object]) -> Traffic:
+    """Call ``function`` and add up what its ATen operations move; kernels outside the dispatcher are not seen."""
+    ledger = _Ledger()
+    with ledger:
+        function()
+    return Traffic(ledger.bytes, ledger.operations, ledger.flops, ledger.largest)
+
+
+def _is_view(func: Any) -> bool:
+    aliases = [result.alias_info for result in func._schema.returns]
+    writes = any(_written(argument) for argument in func._schema.arguments)
+    return bool(aliases) and not writes and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)

@@ -1,0 +1,64 @@
+"""``torch.library.opcheck`` of one call, and which of its failures are its own.
+
+opcheck copies and compares the arguments with operators that lack some dtypes (float8 has no arithmetic) and stumbles
+over some empty tensors (strides (57, 19, 1) of shape (0, 0, 16)). It does so for an operator that does next to nothing
+as well, which tells its limits from what the operator does wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from pytest_fusion.run.unguarded import bare
+from pytest_fusion.spec.wording import first_line, said
+
+TESTS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def opcheck(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """What the operator fails, by test, and what opcheck cannot try, each with its first line of reason."""
+    failed: dict[str, str] = {}
+    left: list[str] = []
+    for test, reason in _failures(operator, args, kwargs, TESTS).items():
+        tensors = [t for t in _pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+        bare_of = next((t for t in tensors if _failures(_nothing(), (t.detach(),), {}, (test,)).get(test)), None)
+        if bare_of is None:
+            failed[test] = reason
+        else:
+            form = f"{str(bare_of.dtype).removeprefix('torch.')} {list(bare_of.shape)}"
+            left.append(f"torch.library.opcheck cannot try a tensor {form} ({test}: {reason})")
+    return failed, left
+
+
+def _failures(
+    operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tests: tuple[str, ...]
+) -> dict[str, str]:
+    with bare(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = torch.library.opcheck(operator, args, dict(kwargs), test_utils=tests, raise_exception=False)
+    return {
+        test: said(result)[:300] if isinstance(result, BaseException) else first_line(result)
+        for test, result in results.items()
+        if result != "SUCCESS"
+    }
+
+
+@functools.cache
+def _nothing() -> Any:
+    """An operator that honestly returns zeros of its argument's shape."""
+
+    @torch.library.custom_op("pytest_fusion::zeros_of", mutates_args=())
+    def zeros_of(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+    @zeros_of.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+    return zeros_of

@@ -1,0 +1,158 @@
+"""Logical inputs -> the tensors that the kernel gets: in their layouts, between guard zones, gaps poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.case_model import Case, Layout
+from pytest_fusion.case.layouts import Geometry, geometry
+from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.run.memory.arena import Arena
+
+# Of a storage offset, what is left after whole cache lines of the smallest elements decides how rows are aligned.
+_ALIGNMENT = 128
+# Objects of one type that Python may place elsewhere before it uses the memory of one that is gone; 1 us each.
+_TRIES = 20_000
+
+
+@dataclass(slots=True)
+class Placed:
+    """The arguments of one fused call and the arena that guards their memory."""
+
+    arguments: dict[str, Any]
+    arena: Arena
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def write(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Store logical values; an expanded axis holds one slice."""
+    for axis, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[axis] > 1:
+            target = target.narrow(axis, 0, 1)
+            values = values.narrow(axis, 0, 1)
+    target.copy_(values)
+
+
+def laid_apart(case: Case, logical: Mapping[str, Any]) -> Case:
+    """The case with those tensors contiguous whose values differ along an expanded axis: that holds one slice alone."""
+    for name, entry in case.tensors.items():
+        values = logical.get(name)
+        if not isinstance(values, torch.Tensor):
+            continue
+        for axis in geometry(tuple(values.shape), entry.layout).expanded:
+            first = values.narrow(axis, 0, min(1, values.shape[axis])).expand_as(values)
+            if not bool(((values == first) | (values != values) & (first != first)).all()):
+                case = case.contiguous([name])
+                break
+    return case
+
+
+def own_geometry(values: torch.Tensor) -> Geometry:
+    """The layout that a tensor has already; of a large storage offset only what decides alignment is kept.
+
+    Where elements overlap other than by a stride of 0 (a sliding window) it is contiguous: nothing can be copied in.
+    """
+    strides, offset = values.stride(), int(values.storage_offset())
+    reached = 0
+    for stride, size in sorted(zip(strides, values.shape, strict=True)):
+        if size > 1 and stride:
+            if stride <= reached:
+                return geometry(tuple(values.shape), Layout())
+            reached += (size - 1) * stride
+    offset = min(offset, _ALIGNMENT + offset % _ALIGNMENT)
+    reach = sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
+    storage = offset + (reach + 1 if values.numel() else 0)
+    expanded = tuple(axis for axis, stride in enumerate(strides) if stride == 0 and values.shape[axis] > 1)
+    return Geometry(tuple(values.shape), strides, offset, storage, expanded)
+
+
+def place(
+    logical: Mapping[str, Any], case: Case, device: torch.device, fill: str, guard_bytes: int | None = None
+) -> Placed:
+    """Put every tensor among the inputs, nested ones too, into guarded memory on ``device``.
+
+    Those that the case gives no layout (constants, a caller's own) keep theirs. ``guard_bytes``, left out, is what the
+    device affords; a multiple of 256 moves every address by as much.
+    """
+    arena = Arena(device, fill, guard_bytes)
+    placed = Placed({}, arena)
+
+    def put(name: str, values: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+        plan = own_geometry(values) if layout is None else geometry(tuple(values.shape), layout)
+        target = arena.tensor(
+            name,
+            shape=plan.shape,
+            strides=plan.strides,
+            offset=plan.offset,
+            dtype=values.dtype,
+            storage_elements=plan.storage,
+        )
+        write(target, values)
+        placed.tensors[name] = target
+        return target
+
+    for name, value in logical.items():
+        if isinstance(value, torch.Tensor):
+            own = case.tensors.get(name)
+            placed.arguments[name] = put(name, value, own.layout if own else None)
+        else:
+            count = iter(range(1_000_000))
+
+            def nested(tensor: torch.Tensor, name: str = name, count: Any = count) -> torch.Tensor:
+                return put(f"{name}[{next(count)}]", tensor, None)
+
+            placed.arguments[name] = map_tensors(value, nested)
+    return placed
+
+
+def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
+    """New values at the same addresses; the inputs must have the same structure.
+
+    What is no tensor (a longest length, derived from the values) becomes the new one too.
+    """
+    placed.arguments.update(_filled(placed, logical))
+
+
+def renewed(arena: Arena, numbers: Mapping[str, int], logical: Mapping[str, Any]) -> Placed:
+    """Other tensor objects with new values at the addresses of ``arena``'s, as an allocator makes them of freed memory.
+
+    They have as many writes behind them as those that ``place`` made, and where Python allows the ``id``s of those,
+    given in ``numbers`` for all tensors placed there. The inputs must have the same structure.
+    """
+    fresh = Placed({}, arena, {name: _reborn(arena, name, number) for name, number in numbers.items()})
+    fresh.arguments = _filled(fresh, logical)
+    return fresh
+
+
+def _reborn(arena: Arena, name: str, number: int) -> torch.Tensor:
+    """The tensor as a new object with that ``id``: other places are filled until one comes to lie there."""
+    others: list[torch.Tensor] = []
+    while len(others) < _TRIES:
+        others.append(torch.empty(0))
+        if id(others[-1]) == number:
+            del others[-1]  # the place that became free last is taken first
+            break
+    return arena.again(name)
+
+
+def _filled(placed: Placed, logical: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that hold ``logical`` in the tensors of ``placed``."""
+    arguments: dict[str, Any] = {}
+    for name, value in logical.items():
+        if isinstance(value, torch.Tensor):
+            arguments[name] = placed.tensors[name]
+            write(placed.tensors[name], value)
+        else:
+            count = iter(range(1_000_000))
+
+            def nested(tensor: torch.Tensor, name: str = name, count: Any = count) -> torch.Tensor:
+                target = placed.tensors[f"{name}[{next(count)}]"]
+                write(target, tensor)
+                return target
+
+            arguments[name] = map_tensors(value, nested)
+    return arguments

@@ -1,0 +1,1 @@
+"""Child processes: forked for tests, spawned for compiling; files replaced whole."""

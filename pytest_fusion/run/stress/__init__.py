@@ -1,0 +1,1 @@
+"""Other conditions for the same call: competing kernels, few multiprocessors, slow streams, other addresses."""

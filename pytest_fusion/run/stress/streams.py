@@ -1,0 +1,125 @@
+"""A call behind a slow producer on a stream of its own, a call beside another current device, and calls that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import torch
+
+from pytest_fusion.case.nested import map_tensors, tensors_in
+from pytest_fusion.run import pristine
+
+# 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
+CYCLES = 1 << 26
+_SYNCHRONISING = "called a synchronizing CUDA operation"
+
+
+@dataclass(slots=True)
+class Behind:
+    """What a call behind a slow producer returned.
+
+    ``late``: what the default stream did after the call came back still ran before the producer had ended.
+    """
+
+    result: Any
+    arguments: dict[str, Any]
+    late: bool
+
+
+def behind_producer(
+    call: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    produce: Callable[[], None],
+    *,
+    wait: bool = False,
+    cycles: int = CYCLES,
+) -> Behind:
+    """Call on a new stream, on which ``produce`` (which writes the arguments) is queued behind a wait of ``cycles``.
+
+    A consumer on the same stream copies the results and the arguments at once. ``wait`` lets the producer finish before
+    the call, so that what is wrong then has other reasons. Raises what the call raises.
+    """
+    device = next(t.device for name, value in arguments.items() for t in tensors_in(name, value).values())
+    # That the producer has not ended on the host's clock says little of a GPU that other processes share (the wait goes
+    # on while they have it) or of streams that share a hardware queue: a copy on the default stream is asked instead.
+    ended, seen = torch.zeros(2, dtype=torch.int32, device=device).unbind()
+    stream, default = torch.cuda.Stream(device), torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
+    pristine.synchronize(device)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        produce()
+        ended.fill_(1)
+        if wait:
+            stream.synchronize()
+        result = call(**arguments)
+        with torch.cuda.stream(default):
+            seen.copy_(ended)
+        # The arguments of kernels that write in place are results too.
+        copies = map_tensors((result, dict(arguments)), lambda t: t.clone())
+    pristine.synchronize(device)
+    return Behind(copies[0], copies[1], late=int(seen) == 0)
+
+
+def settle(device: torch.device) -> None:
+    """Wait for all that is queued on a device."""
+    pristine.synchronize(device)
+
+
+@contextlib.contextmanager
+def current_device(device: torch.device) -> Iterator[None]:
+    """Another current device for what runs inside."""
+    with torch.cuda.device(device):
+        yield
+
+
+def other_device(device: torch.device) -> torch.device | None:
+    """A CUDA device that is not ``device``; ``None`` with one GPU."""
+    count = torch.cuda.device_count()
+    return torch.device("cuda", ((device.index or 0) + 1) % count) if count > 1 else None
+
+
+@dataclass(slots=True)
+class Waits:
+    """Where the call waited for the device: ``file.py:line`` and the operation's words, in order."""
+
+    found: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def waits() -> Iterator[Waits]:
+    """Note what inside waits for the device.
+
+    ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations. It does not know explicit calls of
+    ``torch.cuda.synchronize`` and of an event's ``synchronize``, so these are replaced for as long as it lasts.
+    """
+    seen = Waits()
+    synchronize, of_event = torch.cuda.synchronize, torch.cuda.Event.synchronize
+
+    def all_streams(device: Any = None) -> None:
+        seen.found.append("torch.cuda.synchronize()")
+        synchronize(device)
+
+    def event(self: Any) -> None:
+        seen.found.append("torch.cuda.Event.synchronize()")
+        of_event(self)
+
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.synchronize, torch.cuda.Event.synchronize = all_streams, event  # type: ignore[method-assign]
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield seen
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            torch.cuda.synchronize, torch.cuda.Event.synchronize = synchronize, of_event  # type: ignore[method-assign]
+            seen.found += [
+                f"{PurePath(warning.filename).name}:{warning.lineno}"
+                for warning in caught
+                if _SYNCHRONISING in str(warning.message)
+            ]

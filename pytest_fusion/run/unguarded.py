@@ -1,0 +1,52 @@
+"""Calls of a kernel whose memory nobody watches: what a compiler, a capture or a stream sees is the kernel alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytest_fusion import interpreter
+from pytest_fusion.case.nested import tensors_in
+from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
+from pytest_fusion.interpreter.bridge.named_device import with_stand_in
+from pytest_fusion.interpreter.memory.memory_findings import Findings, into
+from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.precision import default_precision
+from pytest_fusion.run.process.fork import cuda_is_poisoned
+from pytest_fusion.spec.wording import first_line
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[None]:
+    """Interpreted kernels run as they do under a check, but that their accesses are not judged: only those that leave a
+    storage do not happen, silently."""
+    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
+    # Not tracked: nobody says here what the call allocated, so stores beside a view of its own buffer were left out.
+    with into(Findings(tracking=False)), posing:
+        yield
+
+
+def called(
+    fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]
+) -> tuple[Any, Exception | None]:
+    """What one call returned, or raised. Raises ``ContextLost`` where it destroyed the CUDA context."""
+    device = next(
+        (t.device for name, value in arguments.items() for t in tensors_in(name, value).values()), torch.device("cpu")
+    )
+
+    def once() -> Any:
+        with bare(), default_precision():
+            result = fused(**arguments, **extra)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return result
+
+    try:
+        return with_stand_in(once), None
+    except Exception as error:
+        if device.type == "cuda" and cuda_is_poisoned():
+            raise ContextLost(first_line(error)) from error
+        return None, error

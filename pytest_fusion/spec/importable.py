@@ -1,0 +1,70 @@
+"""Specs and functions by their names, ``module:name``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pytest_fusion.errors import CanaryError, SpecError
+from pytest_fusion.spec.wording import did_you_mean, said
+
+if TYPE_CHECKING:
+    from pytest_fusion.spec.fusion_spec import FusionSpec
+
+
+def named(text: str, *, folders: tuple[str, ...] = ()) -> Any:
+    """What ``module:name`` leads to; ``folders`` are looked into after ``sys.path``. Raises ``CanaryError``."""
+    module, _, names = text.partition(":")
+    if not module or not names:
+        raise CanaryError(f"{text!r} names nothing; expected module:name, as in my_kernels.norm:rms_norm")
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    try:
+        found: Any = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise CanaryError(f"{text}: importing {module} raised {said(error)}") from None
+        raise CanaryError(
+            f"{text}: there is no module {error.name!r}; is its folder in PYTHONPATH, or the package installed?"
+        ) from None
+    except Exception as error:
+        raise CanaryError(f"{text}: importing {module} raised {said(error)}") from error
+    for name in names.split("."):
+        if not hasattr(found, name):
+            hint = did_you_mean(name, [known for known in dir(found) if not known.startswith("_")])
+            raise CanaryError(f"{text}: {module} has no {name!r}{hint if '?' in hint else ''}")
+        found = getattr(found, name)
+    return found
+
+
+def spec_of(found: Any) -> FusionSpec | None:
+    """A ``FusionSpec``, or that of a test; ``None`` for anything else."""
+    from pytest_fusion.spec.fusion_spec import FusionSpec
+
+    spec = getattr(found, "fusion_spec", found)
+    return spec if isinstance(spec, FusionSpec) else None
+
+
+def named_spec(text: str, *, folders: tuple[str, ...] = ()) -> FusionSpec:
+    """The spec that ``module:SPEC`` names, or that of a test. Raises ``CanaryError``; ``SpecError`` from its module."""
+    try:
+        spec = spec_of(named(text, folders=folders))
+    except CanaryError as error:
+        if isinstance(error.__cause__, SpecError):
+            raise error.__cause__ from None
+        raise
+    if spec is None:
+        raise CanaryError(f"{text} is no FusionSpec and no test of one")
+    if spec.fixtures:
+        raise CanaryError(f"{text} is a test that takes fixtures ({', '.join(spec.fixtures)}), which only pytest makes")
+    return spec
+
+
+def named_kernel(text: str, *, folders: tuple[str, ...] = ()) -> Any:
+    """The function that ``module:function`` names; of a spec or a test, its fused call. Raises ``CanaryError``."""
+    found = named(text, folders=folders)
+    spec = spec_of(found)
+    fused = spec.fused if spec is not None else found
+    if not callable(fused):
+        raise CanaryError(f"{text} cannot be called; name the function")
+    return fused

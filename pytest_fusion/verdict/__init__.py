@@ -1,1 +1,0 @@
-"""Stage of the data path; see ARCHITECTURE.md."""

@@ -1,0 +1,75 @@
+"""Judging a spec in this process, without touching Triton: the kernels of these tests are plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.case.choosing import search
+from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.request import Request
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run import pristine
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import tensor
+
+Examine = Callable[..., TestRecord]
+JudgeOne = Callable[..., CaseResult]
+
+
+def _spec(fused: Callable[..., Any], reference: Callable[..., Any], inputs: Any, keywords: Any) -> FusionSpec:
+    given = {"x": tensor("rows hidden")} if inputs is None else inputs
+    return FusionSpec(fused=fused, reference=reference, inputs=given, **{"dtypes": "float32", **keywords})
+
+
+@pytest.fixture
+def examine(tmp_path: Path) -> Examine:
+    """All checks on up to ``cases`` cases, by default of one float32 matrix ``x``."""
+
+    def judge(
+        fused: Callable[..., Any],
+        reference: Callable[..., Any],
+        inputs: Any = None,
+        *,
+        cases: int = 12,
+        **keywords: Any,
+    ) -> TestRecord:
+        def outer() -> None: ...
+
+        search.adopt(outer, outer)
+        request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=cases)
+        return run(_spec(fused, reference, inputs, keywords), request, outer=outer, extra={})
+
+    return judge
+
+
+@pytest.fixture
+def judge_one() -> JudgeOne:
+    """One case of a float32 matrix ``x``, 5 x 7 unless ``case`` says otherwise."""
+
+    def judge(
+        fused: Callable[..., Any],
+        reference: Callable[..., Any],
+        inputs: Any = None,
+        *,
+        case: Case | None = None,
+        again: bool = False,
+        **keywords: Any,
+    ) -> CaseResult:
+        spec = _spec(fused, reference, inputs, keywords)
+        plain = Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=1)
+        return judge_case(Bench(spec, torch.device("cpu")), case or plain, again=again)
+
+    return judge
+
+
+@pytest.fixture
+def nothing_replaced() -> None:
+    """What an earlier test's kernel replaced is no finding here."""
+    pristine.take()

@@ -1,0 +1,139 @@
+"""Sampled outputs against the reference's probabilities: single draws, frequencies, rows that share their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from pytest_fusion import dim, values
+from pytest_fusion.case import counter_random
+from pytest_fusion.errors import SpecError
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.inputs import tensor
+
+T = torch.Tensor
+INPUTS = {
+    "logits": tensor("rows vocab", values=values.normal()),
+    "seed": st.integers(0, 2**31 - 1),
+}
+DIMS = {"rows": dim(0, 60), "vocab": dim(1, 60)}
+
+
+def uniform(shape: tuple[int, ...], seed: int) -> T:
+    return counter_random.uniform(shape, counter_random.mix(seed), "cpu")
+
+
+def probabilities(logits: T, seed: int) -> T:
+    """The upper half of each row."""
+    scores = logits.float()
+    cut = scores.topk((scores.shape[-1] + 1) // 2, -1).values[:, -1:]
+    return torch.softmax(torch.where(scores >= cut, scores, -torch.inf), -1)
+
+
+def inverse(p: T, places: T) -> T:
+    """Inversion of the cumulated probabilities."""
+    last = (p > 0).long().cumsum(-1).argmax(-1)
+    return torch.minimum((p.double().cumsum(-1) <= places[:, None]).sum(-1), last)
+
+
+def drawn(logits: T, seed: int) -> T:
+    return inverse(probabilities(logits, seed), uniform((len(logits),), seed))
+
+
+def gumbel(logits: T, seed: int) -> T:
+    noise = -torch.log(-torch.log(uniform(tuple(logits.shape), seed).clamp_min(1e-30)))
+    return (probabilities(logits, seed).log() + noise).argmax(-1).int()
+
+
+PLANTED: dict[str, tuple[Callable[[T, int], T], str, str | None, str]] = {
+    "another temperature": (
+        lambda logits, seed: inverse(probabilities(logits * 1.5, seed), uniform((len(logits),), seed)),
+        "values",
+        "biased-sampling",
+        "do not follow the reference's probabilities",
+    ),
+    "all of the row": (
+        lambda logits, seed: inverse(torch.softmax(logits.float(), -1), uniform((len(logits),), seed)),
+        "values",
+        "biased-sampling",
+        "have probability 0",
+    ),
+    "past the end": (
+        lambda logits, seed: drawn(logits, seed) + (uniform((len(logits),), seed) > 0.9) * logits.shape[-1],
+        "values",
+        "biased-sampling",
+        "outside the vocabulary",
+    ),
+    "rows share their number": (
+        lambda logits, seed: inverse(probabilities(logits, seed), uniform((1,), seed).expand(len(logits))),
+        "values",
+        "biased-sampling",
+        "rows share their random numbers",
+    ),
+    "the seed is ignored": (lambda logits, seed: drawn(logits, 5), "repeat", "seed-ignored", "draw the same out"),
+    "the seed is a byte": (lambda logits, seed: drawn(logits, seed & 0xFF), "repeat", "seed-ignored", "in bit"),
+    "one draw for all": (lambda logits, seed: drawn(logits, seed)[:1], "structure", None, "one draw for each row"),
+    "probabilities": (lambda logits, seed: drawn(logits, seed).float(), "structure", None, "none of indices"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_wrong_draws_fail(examine: Any, name: str) -> None:
+    """Each is caught, by a single draw where that is enough, else by all of them together."""
+    fused, check, cause, words = PLANTED[name]
+    record: TestRecord = examine(fused, probabilities, INPUTS, cases=40, rng="seed", distribution=True, dims=DIMS)
+    assert (record.verdict, record.failed_check) == ("fail", check), record.message
+    assert words in record.message
+    assert cause is None or record.cause == cause
+
+
+@pytest.mark.parametrize("fused", [drawn, gumbel])
+def test_honest_draws_pass(examine: Any, fused: Callable[[T, int], T]) -> None:
+    """By inversion or by noise, in any integer type, with enough draws for `values` to say so."""
+    record = examine(fused, probabilities, INPUTS, cases=60, rng="seed", distribution=True, dims=DIMS)
+    assert record.verdict == "pass", record.message
+    assert record.checks["values"]["verdict"] == "pass", record.checks["values"]
+
+
+def test_other_outputs_are_compared_as_ever(examine: Any) -> None:
+    """Of a draw and its logarithm's table, the table is judged element by element."""
+
+    def both(logits: T, seed: int) -> tuple[T, T]:
+        return drawn(logits, seed), torch.logsumexp(logits, -1)
+
+    def right(logits: T, seed: int) -> tuple[T, T]:
+        return probabilities(logits, seed), torch.logsumexp(logits, -1)
+
+    def wrong(logits: T, seed: int) -> tuple[T, T]:
+        return drawn(logits, seed), torch.logsumexp(logits, -1) * 1.01
+
+    record = examine(both, right, INPUTS, cases=30, rng="seed", distribution="out[0]", dims=DIMS)
+    assert record.verdict == "pass", record.message
+    record = examine(wrong, right, INPUTS, cases=30, rng="seed", distribution="out[0]", dims=DIMS)
+    assert (record.failed_check, "out[1]" in record.message) == ("values", True), record.message
+
+
+def test_few_draws_say_nothing(examine: Any) -> None:
+    """A vocabulary of one has nothing to draw: unknown, not pass."""
+    dims = {**DIMS, "vocab": dim(1, 1)}
+    record = examine(drawn, probabilities, INPUTS, cases=20, rng="seed", distribution=True, dims=dims)
+    entry = record.checks["values"]
+    assert (record.verdict, entry["verdict"]) == ("pass", "unknown")
+    assert "say nothing about a distribution" in entry["reason"]
+
+
+def test_an_output_that_is_not_there_is_an_error(examine: Any) -> None:
+    """The message names the outputs that there are."""
+    with pytest.raises(SpecError, match=r"distribution='tokens' names no output of the reference.*out"):
+        examine(
+            lambda logits, seed: logits[:, 0].clone(),
+            lambda logits, seed: logits[:, 0].clone(),
+            INPUTS,
+            rng="seed",
+            distribution="tokens",
+            dims=DIMS,
+        )

@@ -1,0 +1,204 @@
+"""Check ``values``: the reference's own rounding, or a fixed tolerance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.checks import case_judge
+from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.values_check import as_verdict
+from pytest_fusion.checks.verdict import failed
+from pytest_fusion.oracle.tolerance import ValuesVerdict
+from pytest_fusion.oracle.tolerance.output_judge import excess_by
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.spec.promises import Tolerance
+
+T = torch.Tensor
+
+
+def norm(x: T) -> T:
+    f = x.float()
+    return (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+WRONG = {
+    "no epsilon": lambda x: (x.float() / x.float().pow(2).mean(-1, keepdim=True).sqrt()).to(x.dtype),
+    "a wrong tail": lambda x: torch.cat([norm(x)[..., :-1], x[..., -1:]], -1),
+    "sum for mean": lambda x: (x.float() * torch.rsqrt(x.float().pow(2).sum(-1, keepdim=True) + 1e-6)).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_fails(examine: Any, name: str) -> None:
+    """A missing epsilon, an untouched last column and a forgotten division are found and shrunk."""
+    record = examine(WRONG[name], norm, dtypes=["float32", "bfloat16"], cases=60)
+    assert (record.verdict, record.failed_check, record.grade) == ("fail", "values", "C"), record.checks
+    assert record.case is not None
+    assert record.case["dims"]["rows"] <= 2
+    assert record.case["dims"]["hidden"] <= 3
+
+
+def test_an_honest_kernel_with_another_order_passes(examine: Any) -> None:
+    """Summing in another order and dividing by the root instead of multiplying by its inverse is no error."""
+
+    def fused(x: T) -> T:
+        f = x.float().flip(-1)
+        return (f / torch.sqrt(f.square().mean(-1, keepdim=True) + 1e-6)).flip(-1).to(x.dtype)
+
+    record = examine(fused, norm, dtypes=["float32", "float16", "bfloat16"], cases=25)
+    assert record.verdict == "pass", record.message
+    assert record.grade in ("A", "B")
+    assert record.worst["ratio"] <= 1
+
+
+@pytest.mark.parametrize("dtype", "int32 int64 uint8 bool complex64 float8_e4m3fn float64".split())
+def test_other_dtypes_are_compared_too(judge_one: Any, dtype: str) -> None:
+    """Copies of integer, bool, complex and fp8 inputs pass, copies with one wrong element fail."""
+    inputs = {"x": tensor("rows hidden", dtype=dtype)}
+    case = Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase(dtype)}, seed=1)
+
+    def spoil(x: T) -> T:
+        y = x.clone()
+        one = torch.ones((), dtype=torch.int8).to(x.dtype)
+        y[2, 3] = one * 0 if y[2, 3].tolist() == 1 else one
+        return y
+
+    assert judge_one(torch.clone, torch.clone, inputs, case=case).failure is None
+    failure = judge_one(spoil, torch.clone, inputs, case=case).failure
+    assert failure.check == "values"
+    assert failure.evidence["index"][:2] == [2, 3]
+
+
+def test_nan_must_be_where_the_reference_has_it_in_both_directions(judge_one: Any) -> None:
+    """A NaN that is lost and a NaN that is made both fail."""
+    case = Case({"rows": 8, "hidden": 7}, "float32", {"x": TensorCase("float32", regime="nan")}, seed=1)
+    lost = judge_one(lambda x: x.nan_to_num() * 2, lambda x: x * 2, case=case).failure
+    made = judge_one(lambda x: x / x, torch.ones_like, case=case).failure
+    for failure in (lost, made):
+        assert failure.identity == "values:out:nonfinite"
+
+
+def test_a_fixed_tolerance_replaces_the_lanes(judge_one: Any) -> None:
+    """One per mille off passes a tolerance of one per cent and fails one of a tenth of a per mille."""
+    off = lambda x: x * 2.002  # noqa: E731
+    double = lambda x: x * 2  # noqa: E731
+    assert judge_one(off, double, tolerance=Tolerance(rtol=1e-2)).failure is None
+    failure = judge_one(off, double, tolerance=Tolerance(rtol=1e-4)).failure
+    assert "rtol=0.0001" in failure.reason
+
+
+def test_the_error_map_of_a_fixed_tolerance_shows_what_is_beyond_it(examine: Any) -> None:
+    """Elements within the tolerance are not drawn as wrong."""
+
+    def fused(x: T) -> T:
+        y = x * 1.001
+        if x.shape[1] > 3:
+            y[:, 3] += 5
+        return y
+
+    inputs = {"x": tensor("rows hidden", values=lambda s, d, g: torch.rand(s, generator=g).to(d) + 1)}
+    record = examine(fused, torch.clone, inputs, tolerance=Tolerance(rtol=0.01), cases=20)
+    assert record.failed_check == "values"
+    assert "axis 1: index 3 of 4 (the last)" in record.message
+
+
+def test_the_worst_output_is_reported() -> None:
+    """Of several outputs the failing one with the largest ratio speaks; none at all passes."""
+
+    def one(ok: bool, ratio: float) -> ValuesVerdict:
+        return ValuesVerdict(ok, "A" if ok else "C", "max", ratio, (0,), 1.0, 2.0, 0.1, 1, 4, False, "off")
+
+    verdict = as_verdict({"a": one(True, 0.9), "b": one(False, 1.5), "c": one(False, 3.0)})
+    assert (verdict.status, verdict.identity) == ("fail", "values:c:finite")
+    assert as_verdict({"a": one(True, 0.5), "b": one(True, 0.7)}).evidence["output"] == "b"
+    assert as_verdict({}).status == "pass"
+
+
+def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> None:
+    """Of two outputs the second is further off: its columns are drawn, not those of the first one that is wrong."""
+
+    def fused(x: T) -> tuple[T, T]:
+        first, second = x * 2, x.repeat(1, 2) * 3
+        if x.shape[1] > 1:
+            first[:, 0] *= 1.01
+            second[:, -1] += 1000
+        return first, second
+
+    inputs = {"x": tensor("rows hidden", values=lambda s, d, g: torch.rand(s, generator=g).to(d) + 1)}
+    record = examine(fused, lambda x: (x * 2, x.repeat(1, 2) * 3), inputs, dtypes="float32", cases=20)
+    assert "out[1]: " in record.message
+    assert "axis 1: index 3 of 4 (the last)" in record.message
+    assert record.checks["values"]["error_map"]["caption"] == "errors of out[1]"
+
+
+def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure that rests on a statistic counts when two more cases repeat it, and is noted when one does not."""
+    spec = FusionSpec(fused=torch.neg, reference=torch.neg, inputs={"x": tensor("n")})
+    bench = Bench(spec, torch.device("cpu"))
+    case = Case({"n": 2}, "float32", {"x": TensorCase("float32")}, seed=5)
+    answers: list[Any] = []
+
+    def scripted(bench: Any, case: Case, *, again: bool) -> Any:
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, str):
+            return case_judge.CaseResult(case, rejected=answer)
+        return case_judge.CaseResult(case, [answer] if answer is not None else [])
+
+    monkeypatch.setattr(case_judge, "_judge", scripted)
+    suspicion = failed("values", "rms", statistical=True)
+    hard = failed("bounds", "wrote", identity="bounds:write:after")
+    answers[:] = [suspicion, suspicion, suspicion]
+    assert judge_case(bench, case).failure is suspicion
+    answers[:] = [suspicion, suspicion]
+    assert judge_case(bench, case).failure is None
+    assert bench.unrepeated == 1
+    answers[:] = [suspicion, "out-of-memory", suspicion, suspicion]
+    assert judge_case(bench, case).failure is suspicion
+    answers[:] = [suspicion, suspicion, *["out-of-memory"] * 3]
+    found = judge_case(bench, case)
+    assert [verdict.status for verdict in found.verdicts] == ["unknown"]
+    assert bench.unrepeated == 1
+    answers[:] = [suspicion, hard]
+    found = judge_case(bench, case)
+    assert found.failure is hard
+    assert found.case.seed != case.seed
+
+
+class RoundedBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        y = x.softmax(-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: T) -> T:
+        (y,) = ctx.saved_tensors
+        y = y.half().float()
+        return y * (grad - (grad * y).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("check", "fused"), [("values", lambda x: x.half().float().softmax(-1)), ("gradients", RoundedBack.apply)]
+)
+def test_a_picture_shows_what_the_text_says(check: str, fused: Any, judge_one: Any) -> None:
+    """Both go by the lanes that told of the failure: by the few at first a text said 101 times, its picture 76.4."""
+    result = judge_one(fused, lambda x: x.softmax(-1), grad=check == "gradients")
+
+    verdict = result.failure
+    assert verdict is not None
+    assert verdict.check == check
+    assert result.evidence is not None
+    _, candidate, right = result.evidence
+    share = excess_by(candidate, right, "auto")
+    found = verdict.evidence
+    assert int((share > 1).sum()) == found["mismatched"]
+    assert float(share[tuple(found["index"])]) == pytest.approx(
+        abs(found["got"] - found["expected"]) / found["allowed"]
+    )

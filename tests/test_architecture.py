@@ -14,23 +14,26 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pytest_fusion"
 LONGEST = 500
 
-# A stage may import itself and what has a lower number; stages of one number do not know each other.
-RANKS = {
-    "errors": 0,
-    "whole": 0,
-    "spec": 1,
-    "case": 2,
-    "run": 3,
-    "verdict": 4,
-    "diagnosis": 5,
-    "baseline": 6,
-    "canary": 6,
-    "report": 6,
-    "bench": 7,
-    "integrations": 8,
-}
-# plugin.py, decorator.py and their neighbours beside the folders: pytest and people, above every stage.
-TOP = 9
+# Where a user of the package starts; everything else has a folder.
+AT_THE_ROOT = {"__init__.py", "errors.py", "py.typed"}
+# A folder may import itself and the folders before it; folders in one entry do not know each other.
+ORDER = (
+    ("errors",),
+    ("spec",),
+    ("case",),
+    ("interpreter",),
+    ("run",),
+    ("oracle",),
+    ("checks",),
+    ("diagnosis",),
+    ("bench", "report"),
+    ("engine",),
+    ("canary",),
+    ("plugin",),
+)
+RANKS = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
+MOST_IN_A_FOLDER = 21
+MOST_SHARED_NAMES = 20
 HEAVY = ("torch", "triton", "hypothesis", "numpy")
 # Who may import a package: the stage of the importer.
 OWNERS = {
@@ -39,10 +42,10 @@ OWNERS = {
     "reference_kernels": set(),
     "benchmarks": set(),
     "tests": set(),
-    "pytest_benchmark": {"integrations"},
-    "xdist": {"integrations"},
+    "pytest_benchmark": {"plugin"},
+    "xdist": {"plugin"},
     "jaxtyping": set(),
-    "prometheus_client": {"integrations"},
+    "prometheus_client": {"canary"},
     "jinja2": {"report"},
 }
 
@@ -89,12 +92,11 @@ def _called(node: ast.Call) -> str:
 
 
 def _wrong_way(module: str, imported: str) -> bool:
-    """Whether ``module`` of the package imports a stage that is not below its own."""
+    """Whether ``module`` of the package imports a folder that is not before its own."""
     if imported.partition(".")[0] != "pytest_fusion":
         return False
     mine, theirs = _stage(module), _stage(imported)
-    my_rank, their_rank = RANKS.get(mine, TOP), RANKS.get(theirs, TOP)
-    return mine != theirs and their_rank >= my_rank and my_rank != TOP
+    return mine != theirs and mine != "__init__" and RANKS.get(theirs, len(ORDER)) >= RANKS[mine]
 
 
 def _not_theirs(module: str, imported: str) -> bool:
@@ -121,7 +123,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_each_tool_has_its_folder() -> None:
-    """Only case/ imports Hypothesis, only integrations/ other plugins, and nobody the kernels or the tests."""
+    """Only case/ imports Hypothesis, only plugin/ other plugins, and nothing imports the kernels or the tests."""
     wrong = [
         f"{module}:{line} imports {name}"
         for path in _modules(PACKAGE)
@@ -154,12 +156,95 @@ def test_a_planted_import_is_seen(source: str, wrong: bool) -> None:
     assert any(_wrong_way(module, name) or _not_theirs(module, name) for name in names) is wrong
 
 
-def test_every_folder_has_a_place_in_the_order() -> None:
-    """A new folder gets a rank here and a line in ARCHITECTURE.md before it gets imports."""
-    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+def test_the_root_holds_the_folders_of_the_data_path() -> None:
+    """``errors.py`` and the folders in order, each with a row in ARCHITECTURE.md; nothing else."""
+    found = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
 
-    assert folders <= set(RANKS)
-    assert all(f"`{name}/`" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8") for name in folders)
+    assert found == AT_THE_ROOT | (set(RANKS) - {"errors"})
+    assert all(
+        f"`{name}/`" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8") for name in set(RANKS) - {"errors"}
+    )
+
+
+def test_no_folder_is_crowded() -> None:
+    """At most 21 modules stand directly in a folder."""
+    counts = {str(path.parent.relative_to(PACKAGE)): 0 for path in _modules(PACKAGE)}
+    for path in _modules(PACKAGE):
+        counts[str(path.parent.relative_to(PACKAGE))] += path.name != "__init__.py"
+
+    assert {folder: count for folder, count in counts.items() if count > MOST_IN_A_FOLDER} == {}
+
+
+def test_few_files_share_a_name() -> None:
+    """A file's name is its own in the whole package, or nearly so."""
+    names = [path.name for path in _modules(PACKAGE) if path.name != "__init__.py"]
+    shared = sorted(name for name in names if names.count(name) > 1)
+
+    assert len(shared) <= MOST_SHARED_NAMES, shared
+
+
+def _graph(sources: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """Module -> the modules of ``sources`` that it imports, also inside functions and for type checkers."""
+    found: dict[str, set[str]] = {}
+    for module, tree in sources.items():
+        found[module] = set()
+        for _, name in _imports(tree):
+            # `from package.module import thing` is an import of package.module, and so is `import package.module`.
+            target = name if name in sources else name.rpartition(".")[0]
+            if target in sources and target != module:
+                found[module].add(target)
+    return found
+
+
+def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, by Tarjan's algorithm for strongly connected components."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in sorted(graph[module]):
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in sorted(graph):
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    """There is no circle between modules, imports inside functions counted."""
+    # The package itself names its interface for type checkers, from every folder.
+    paths = [path for path in _modules(PACKAGE) if path.parent != PACKAGE or path.name != "__init__.py"]
+    sources = {_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+    assert _circles(_graph(sources)) == []
+
+
+def test_a_planted_circle_is_seen() -> None:
+    """A circle of three modules, one of whose imports stands inside a function, and none without that import."""
+    texts = {
+        "p.a": "from p.b import f",
+        "p.b": "import p.c",
+        "p.c": "def g():\n    from p import a",
+        "p.d": "from p import a",
+    }
+    sources = {name: ast.parse(text) for name, text in texts.items()}
+
+    assert _circles(_graph(sources)) == [["p.a", "p.b", "p.c"]]
+    assert _circles(_graph(sources | {"p.c": ast.parse("")})) == []
 
 
 def test_no_module_is_over_the_limit() -> None:
@@ -193,7 +278,7 @@ def test_every_test_states_its_fact() -> None:
         ["pytest_fusion.plugin.hooks", "pytest_fusion.errors"],
         [
             f"pytest_fusion.report.{name}"
-            for name in ("terminal", "html", "json_file", "github", "junit", "environment")
+            for name in ("terminal", "html.page", "json_file", "ci.github", "ci.junit", "environment")
         ],
     ],
     ids=["package", "plugin", "reports"],

@@ -29,7 +29,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 
 ROOT = Path(__file__).parents[2]
-REAL = (ROOT / "tests" / "run" / "ncu" / "softmax_h200.csv").read_text(encoding="utf-8")
+REAL = (ROOT / "tests" / "run" / "measure" / "ncu" / "softmax_h200.csv").read_text(encoding="utf-8")
 ONE = Counts(1, 0, 0, (("k", 1),), "graph")
 MARK = Profiled("spin_kernel(long)", 0, 0, 1e-6)
 READS, WRITES = Profiled("reads(int *)", 100, 0, 2e-6), Profiled("void writes<4>(int *)", 0, 50, 3e-6)

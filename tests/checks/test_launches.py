@@ -227,7 +227,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, judge_one: Any) -> Any:
             placed = place(self.trial.logical, case, torch.device("cpu"), FILLS[0])
             return self.measure(placed), []
 
-        monkeypatch.setattr(launches.counting, "count", gpu.count)
+        monkeypatch.setattr(launches.launches, "count", gpu.count)
         monkeypatch.setattr(launches._Counting, "count", count)
         without = {"honesty": "these tests replace functions of the package"}
         return told(judge_one(kernel, doubled, again=True, max_launches=1, without=without, **keywords))

@@ -71,17 +71,17 @@ def test_methods_agree_on_torch(name: str, x: torch.Tensor) -> None:
 
 def test_the_model_is_a_lower_bound(x: torch.Tensor) -> None:
     """What the CPU lane would say is never more than what is launched."""
-    from pytest_fusion.run.measure.launches import modelled_launches
+    from pytest_fusion.run.measure.launches import modelled
 
     for name, (_, call) in CALLS.items():
         found = counted(call, x)
-        guess = modelled_launches(lambda call=call: call(x), x).counts  # type: ignore[misc]
+        guess = modelled(lambda call=call: call(x), x).counts  # type: ignore[misc]
         assert guess.kernels <= found.kernels, (name, guess, found)
 
 
 def test_the_model_on_the_cpu_is_a_lower_bound(x: torch.Tensor) -> None:
     """The same for the operators that the CPU takes in place of the device's kernels."""
-    from pytest_fusion.run.measure.launches import modelled_launches
+    from pytest_fusion.run.measure.launches import modelled
 
     more = {
         "rms_norm": lambda x: F.rms_norm(x, (64,)),
@@ -110,7 +110,7 @@ def test_the_model_on_the_cpu_is_a_lower_bound(x: torch.Tensor) -> None:
     host = x.cpu()
     for name, call in {**{name: call for name, (_, call) in CALLS.items()}, **more}.items():
         found = counted(call, x)
-        guess = modelled_launches(lambda call=call: call(host), host).counts  # type: ignore[misc]
+        guess = modelled(lambda call=call: call(host), host).counts  # type: ignore[misc]
         assert guess.kernels <= getattr(found, "kernels", -1), (name, guess, found)
 
 

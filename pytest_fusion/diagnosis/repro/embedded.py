@@ -13,7 +13,7 @@ from pytest_fusion.diagnosis.repro.standalone import failure, project, tensors
 # What the copied functions find elsewhere at home.
 _GLUE = '''
 ImpossibleCase = SpecError = Impossible
-numbers = types.SimpleNamespace(mix=mix, uniform=uniform, normal=normal, integers=integers)
+counter_random = types.SimpleNamespace(mix=mix, uniform=uniform, normal=normal, integers=integers)
 patterns = types.SimpleNamespace(
     booleans=booleans, ended=ended, flags=flags, probabilities=probabilities, rounded=rounded, runs=runs
 )

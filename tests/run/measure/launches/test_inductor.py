@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from pytest_fusion.run.measure.launches import Counts, Uncounted, count, inductor, modelled_launches
+from pytest_fusion.run.measure.launches import Counts, Uncounted, count, inductor, modelled
 from pytest_fusion.run.measure.launches.modelled_launches import Modelled
 
 
@@ -48,7 +48,7 @@ def test_what_is_compiled_meanwhile_is_counted_in_another_call(compiled: ModuleT
         modules[:] = [compiled]
         compiled.cpp_fused_add_0(x)
 
-    found = modelled_launches(call, x)
+    found = modelled(call, x)
     assert (calls, found.counts.names) == ([0, 1], (("aten::add_", 1), ("cpp_fused_add_0", 1)))
     assert not found.bounds
 
@@ -56,7 +56,7 @@ def test_what_is_compiled_meanwhile_is_counted_in_another_call(compiled: ModuleT
 def test_without_inductor_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it was never imported there is nothing to count and nothing to doubt."""
     monkeypatch.delitem(sys.modules, "torch._inductor.codecache", raising=False)
-    found: Modelled = modelled_launches(lambda: torch.ones(2, device=torch.device("cpu")), [])
+    found: Modelled = modelled(lambda: torch.ones(2, device=torch.device("cpu")), [])
     assert (found.counts.kernels, found.counts.doubts, found.bounds) == (1, (), True)
 
 

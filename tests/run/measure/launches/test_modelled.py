@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pytest_fusion.run.measure.launches import Counts, modelled_launches
+from pytest_fusion.run.measure.launches import Counts, modelled
 
 T = torch.Tensor
 X = torch.randn(8, 6)
@@ -18,7 +18,7 @@ WIDE = torch.randn(8, 12)
 
 
 def counts(call: Callable[[T], Any], x: T = X) -> Counts:
-    return modelled_launches(lambda: call(x), {"x": x}).counts
+    return modelled(lambda: call(x), {"x": x}).counts
 
 
 def names(call: Callable[[T], Any], x: T = X) -> list[str]:
@@ -120,7 +120,7 @@ def test_backward_is_not_in_forward() -> None:
     x = X.clone().requires_grad_()
     assert names(lambda x: x.sin().mul(2), x) == ["aten::mul", "aten::sin"]
     out = x.sin().sum()
-    found = modelled_launches(out.backward, x).counts
+    found = modelled(out.backward, x).counts
     assert dict(found.names) == {"aten::ones_like": 1, "aten::cos": 1, "aten::mul": 1}
 
 
@@ -136,7 +136,7 @@ def hidden(x: T) -> T:
 
 def test_an_operator_of_the_users_is_what_it_runs() -> None:
     """It is not counted itself, and what runs inside is, with its line."""
-    found = modelled_launches(lambda: doubled(X), X)
+    found = modelled(lambda: doubled(X), X)
     assert dict(found.counts.names) == {"aten::mul": 1, "aten::add": 1}
     assert found.counts.doubts == ()
     assert all(work.where.startswith("test_modelled.py:") for work in found.work)

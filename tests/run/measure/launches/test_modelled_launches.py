@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.run.measure.launches import Modelled, count, modelled_launches
+from pytest_fusion.run.measure.launches import Modelled, count, modelled
 from pytest_fusion.run.unguarded import bare
 
 if torch.cuda.device_count() > 0:
@@ -51,7 +51,7 @@ def restore(x: T) -> None:
 
 def seen(call: object, x: T = X) -> Modelled:
     with bare():
-        return modelled_launches(lambda: call(x), x)  # type: ignore[operator]
+        return modelled(lambda: call(x), x)  # type: ignore[operator]
 
 
 def test_launches_count_in_and_outside_of_operators() -> None:

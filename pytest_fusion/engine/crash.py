@@ -18,7 +18,7 @@ from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.diagnosis.text.stack import last_words
-from pytest_fusion.engine.campaign import limits_of
+from pytest_fusion.engine.cases import limits_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.errors import ReplayError
@@ -35,7 +35,7 @@ def hangs(job: Job, crash: Crash) -> bool:
     case = _case_of(crash.last_note or {})
     if "found" in (crash.last_note or {}):
         return True  # the finding stands; only its diagnosis did not end
-    if case is None or job.request.replay is not None:
+    if case is None or job.only is not None:
         return True
     outcome = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
     return isinstance(outcome, Crash) and outcome.kind == "timeout"
@@ -119,11 +119,7 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
         last = outcome
         return True
 
-    if (
-        request.replay is not None
-        or "pinned" in (crash.last_note or {})
-        or not (crash.kind == "timeout" or dies(found))
-    ):
+    if job.only is not None or "pinned" in (crash.last_note or {}) or not (crash.kind == "timeout" or dies(found)):
         return found, last, 0
     limits = limits_of(request.profile, torch.device(request.device))
     plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)

@@ -45,10 +45,9 @@ def with_first_call(job: Job, tally: Tally) -> Tally:
 
 
 def _asks(job: Job, tally: Tally, failure: Failure) -> bool:
-    request = job.request
     return (
-        request.given is None
-        and request.replay is None
+        job.given is None
+        and job.only is None
         and tally.pinned is None
         and failure.case is not None
         and failure.verdict.check in _TELLING

@@ -42,18 +42,24 @@ _TOO_EARLY = (
 class Job:
     """A spec, its request, the test function whose Hypothesis settings hold, and the values of its fixtures.
 
-    ``drawn`` is the seed of the search where the request has none: what compiles ahead follows the same one.
+    ``only``: this case and no other; ``given``: it stands for the caller's own arguments, described by this. Not
+    ``explained``: a failure has no diagnosis, which takes seconds. ``known`` cases failed in earlier runs, and run
+    first. ``drawn`` is the seed of the search where the request has none: what compiles ahead follows the same one.
     """
 
     spec: FusionSpec
     request: Request
     outer: Any
     extra: Mapping[str, Any]
+    only: Case | None = None
+    given: Mapping[str, Any] | None = None
+    explained: bool = True
+    known: tuple[Case, ...] = ()
     drawn: int = field(default_factory=lambda: secrets.randbits(63))
 
     def alone(self, case: Case, *, explained: bool = True) -> Job:
-        """The same job for one case only; not ``explained``, a failure has no diagnosis, which takes seconds."""
-        return replace(self, request=replace(self.request, replay=case, isolate="on", explained=explained))
+        """The same job for one case only, in a child."""
+        return replace(self, request=replace(self.request, isolate="on"), only=case, explained=explained)
 
     def campaign(self, note: Note, *, dry: bool = False) -> Campaign:
         return Campaign(
@@ -89,12 +95,12 @@ class Job:
 
     def _all_cases(self, note: Note) -> Tally:
         """The one case asked for, else pinned ones, the failures of earlier runs, and then all phases."""
-        if self.request.replay is not None:
-            return self.campaign(note).replay(self.request.replay, explained=self.request.explained)
+        if self.only is not None:
+            return self.campaign(note).replay(self.only, explained=self.explained)
         pinned, said = self._pinned(note)
         if pinned is not None:
             return pinned
-        for case in self.request.known:
+        for case in self.known:
             if any(case == pin.case for pin in self.request.pinned):
                 continue
             tally = self.campaign(note).replay(case)
@@ -160,7 +166,7 @@ class Job:
     @contextlib.contextmanager
     def compiling_ahead(self) -> Iterator[Callable[[], None] | None]:
         """On a GPU, fill Triton's compile cache beside the test."""
-        if self.request.device == "cpu" or self.request.replay is not None or "triton" not in sys.modules:
+        if self.request.device == "cpu" or self.only is not None or "triton" not in sys.modules:
             yield None
             return
 

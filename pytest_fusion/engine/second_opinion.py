@@ -49,7 +49,7 @@ def _asks(job: Job, failure: Failure) -> bool:
     cause = failure.explained.cause
     return (
         request.device != "cpu"
-        and request.given is None
+        and job.given is None
         and case is not None
         and not job.spec.requires
         and (cause in _OPEN or failure.verdict.check in _WITHOUT_A_LINE)

@@ -67,9 +67,10 @@ def _compare(given: argparse.Namespace) -> int:
 def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
     device = device_choice.choose(given.device)
     device_choice.prepare(device)  # before the modules of kernels are imported
-    from pytest_fusion.canary.offline.comparison_test import compared
+    from pytest_fusion.canary.offline.comparison_test import Compare
     from pytest_fusion.canary.offline.incumbent.incumbents import Rival, Setting
     from pytest_fusion.case.choosing import search as searching
+    from pytest_fusion.engine.job import Job
     from pytest_fusion.engine.request import Request
     from pytest_fusion.spec.importable import named_spec
 
@@ -85,10 +86,8 @@ def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
         def outer() -> None: ...
 
         searching.adopt(outer, outer)
-        request = Request(
-            nodeid=given.spec, device=device, profile=profile(given.profile), max_cases=given.cases, canary=rival
-        )
-        return compared(spec, request, outer=outer, extra={})
+        request = Request(nodeid=given.spec, device=device, profile=profile(given.profile), max_cases=given.cases)
+        return Compare(rival).run(Job(spec, request, outer, {}))
     finally:
         rival.end()
 

@@ -22,6 +22,7 @@ from pytest_fusion.run import device_choice
 
 if TYPE_CHECKING:
     from pytest_fusion.bench.bench_request import BenchRequest
+    from pytest_fusion.engine.modes import Mode
     from pytest_fusion.engine.request import Pinned, Request
     from pytest_fusion.run.measure.tools.again import Again
 
@@ -212,7 +213,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     __tracebackhide__ = True
-    running = active.Active(lambda: _request(item))
+    running = active.Active(lambda: _request(item), lambda: _mode(item.config))
     active.push(running)
     try:
         return (yield)
@@ -236,7 +237,6 @@ def _request(item: pytest.Item) -> Request:
 
     config = item.config
     options = config.stash[keys.options]
-    replay = config.stash.get(keys.replay, None)
     debugging = config.getoption("usepdb", False) or config.getoption("trace", False)
     return Request(
         nodeid=item.nodeid,
@@ -245,18 +245,32 @@ def _request(item: pytest.Item) -> Request:
         isolate="off" if debugging else options.isolate,
         root=config.rootpath,
         start=config.invocation_params.dir,
-        replay=None if replay is None else replay.case,
-        made={} if replay is None else replay.made,
-        cause=None if replay is None else replay.cause,
         pinned=_pinned(item),
         shown=_from_start(config, item.nodeid),
         sanitize=options.sanitize,
         bench=_bench_request(item, options) if options.bench else None,
-        bare=file_named_by("PYTEST_FUSION_BARE"),
-        profiled=file_named_by("PYTEST_FUSION_PROFILED"),
-        canary=config.stash.get(keys.rival, None),
-        served=file_named_by(SERVES) is not None,
     )
+
+
+def _mode(config: pytest.Config) -> Mode:
+    """What to do with the tests of this run; a process that a tool or a comparison started does only what it asks."""
+    from pytest_fusion.engine import modes, sanitize
+
+    if (file := file_named_by(sanitize.VARIABLE)) is not None:
+        return sanitize.Sanitized(file)
+    if (file := file_named_by("PYTEST_FUSION_PROFILED")) is not None:
+        return modes.Profiled(file)
+    if file_named_by(SERVES) is not None:
+        from pytest_fusion.canary.offline.incumbent.serving import Serve
+
+        return Serve()
+    if (incumbent := config.stash.get(keys.rival, None)) is not None:
+        from pytest_fusion.canary.offline.comparison_test import Compare
+
+        return Compare(incumbent)
+    if (replay := config.stash.get(keys.replay, None)) is not None:
+        return modes.Replay(replay.case, replay.made, replay.cause)
+    return modes.Judge()
 
 
 def _bench_request(item: pytest.Item, options: Options) -> BenchRequest:

@@ -17,7 +17,8 @@ from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.profiled import one_call
 from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.engine.examine import failure_of, with_bench
+from pytest_fusion.engine.benched import with_bench
+from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin import active
 from pytest_fusion.plugin.check import by_name, check_equivalent, device_of, name_of, positional_names

@@ -1,4 +1,4 @@
-"""All cases of one spec with two kernels, in one process: the test's own cases, each judged for both."""
+"""`TwoKernels`: all cases of one spec with two kernels, in one process, each case judged for both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pytest_fusion.case.make import make_inputs
 from pytest_fusion.checks.context import CaseResult, reference_of
 from pytest_fusion.checks.outputs import Outputs
 from pytest_fusion.checks.values_check import judge_one
-from pytest_fusion.engine.campaign import Campaign
+from pytest_fusion.engine.cases import Cases, Chosen
+from pytest_fusion.engine.judging import Judging
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.oracle.reference import ReferenceRun
 from pytest_fusion.run.clock import Clock
@@ -58,7 +59,7 @@ class Lost:
 
 @dataclass(slots=True)
 class Found:
-    """What a duel leaves. ``tally`` has the smallest case of a rollback, and what the candidate's checks add up to."""
+    """What comparing two kernels gives. ``tally``: the candidate's checks, and the smallest case of a rollback."""
 
     evidence: Evidence
     tally: Tally
@@ -80,74 +81,71 @@ class Extra:
     dead: Mapping[str, Dead] = field(default_factory=dict)
 
 
-class Duel(Campaign):
-    """A campaign that goes on after failures, and asks the incumbent about every case that it runs."""
+class TwoKernels:
+    """The cases of one spec judged for two kernels: failures do not end it, and each case goes to the incumbent too.
 
-    def set_up(self, opponent: Opponent, extra: Extra) -> None:
-        """Who is asked, and about what besides the generated cases; before :meth:`fight`."""
+    ``judging`` and ``cases`` are the candidate's, as in a test of its own; ``extra`` has cases beyond those.
+    """
+
+    def __init__(self, judging: Judging, cases: Cases, outer: Any, opponent: Opponent, extra: Extra) -> None:
+        self.judging, self.cases, self.outer = judging, cases, outer
+        self.spec, self.bench, self.tally = judging.spec, judging.bench, judging.tally
         self.opponent, self.more = opponent, extra
         self.kernel = Kernel(self.bench)
         if isinstance(opponent, Kernel):
             # The time limit is one of each call.
-            opponent.bench.clock = Clock(lambda: self.note(self._last))
+            opponent.bench.clock = Clock(judging.repeat_note)
         elif isinstance(opponent, Remote):
-            opponent.pulse = lambda: self.note(self._last)
+            opponent.pulse = judging.repeat_note
         self.evidence = Evidence()
         self.source: Source = "fuzzed"
         # The first case that only the candidate fails, as the judge left it.
-        self.beaten: CaseResult | None = None
+        self.regression: CaseResult | None = None
         self.counted = self.worse = 0
         # Keys of the cases that both pass, which both were measured on.
         self.passed: list[str] = []
         self.old_reference = 0
 
-    def fight(self) -> Found | Lost:
+    def run(self) -> Found | Lost:
         """All cases, and the smallest that the candidate alone fails."""
         try:
             self._every_case()
-            self._tell_of_reference()
+            self._note_reference()
             return Found(self.evidence, self._tally())
         except _IncumbentLost as error:
             return error.lost
 
     def _every_case(self) -> None:
-        sources: tuple[tuple[Source, Iterable[Case]], ...] = (
-            ("pinned", self.more.pinned),
-            ("known", self.more.known),
-            ("recorded", self.more.recorded),
-        )
-        self.source = "example"
-        if searching.wants_phase(self.outer, "explicit"):
-            self._pinned()
-        for source, cases in sources:
-            self.source = source
-            for case in cases:
-                self._run(case, again=True)
-        self.source = "fuzzed"
-        if not searching.wants_phase(self.outer, "generate"):
-            return
-        if self.profile.large:
-            self._far()
-            return
-        self._probe()
-        self._cover()
+        self._each("example", self.cases.examples(self.outer))
+        self._each("pinned", map(Chosen, self.more.pinned), again=True)
+        self._each("known", map(Chosen, self.more.known), again=True)
+        self._each("recorded", map(Chosen, self.more.recorded), again=True)
+        if searching.wants_phase(self.outer, "generate"):
+            self._each("fuzzed", self.cases.far() if self.judging.profile.large else self.cases.boundary())
 
-    def _run(self, case: Case, choice: Mapping[str, Any] | None = None, *, again: bool | None = None) -> CaseResult:
-        dead = self.more.dead.get(case.key())
-        if dead is not None and dead.candidate is not None:
+    def _each(self, source: Source, cases: Iterable[Chosen], *, again: bool | None = None) -> None:
+        """Run these cases until enough of them are worse; those that somebody stated run all the same."""
+        self.source = source
+        for chosen in cases:
+            if self.worse >= _ENOUGH and source in ("example", "fuzzed"):
+                return
+            self._run(chosen, again=again)
+
+    def _run(self, chosen: Chosen, *, again: bool | None) -> None:
+        case = chosen.case
+        dead = self.more.dead.get(case.key()) if case is not None else None
+        if case is not None and dead is not None and dead.candidate is not None:
             self.tally.cases += 1
+            self.judging.budget.spent += 1
             ours = dead.candidate
             theirs = dead.incumbent or self._ask(case, again=True)
-            self._keep(case, ours, theirs, *stands(ours, theirs))
-            return CaseResult(case, rejected="crash")
+            self._add(case, ours, theirs, *stands(ours, theirs))
+            return
         if again is None:
-            again = self.asks_again()
-        result = super()._run(case, choice, again=again)
-        self.failing = None  # it goes on
-        self._against(result, again=again)
-        if self.worse >= _ENOUGH:
-            self.failing = self.beaten
-        return result
+            again = self.judging.asks_again()
+        result = self.judging.run(chosen, self.cases, again=again)
+        if result is not None:
+            self._against(result, again=again)
 
     def _against(self, result: CaseResult, *, again: bool) -> None:
         """The incumbent on the case as the candidate met it: a failure may be one of other values than asked for."""
@@ -164,15 +162,15 @@ class Duel(Campaign):
                     break
             standing, reason = stands(ours, theirs)
         if "rejected" in (ours.verdict, theirs.verdict) or theirs.check == "crash":
-            self._keep(case, ours, theirs, standing, reason, result)
+            self._add(case, ours, theirs, standing, reason, result)
             return
-        self.note({"case": case.as_json(), "cases": self.tally.cases})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.measure(case)
         other = self._measured(case)
         if mine.inputs != other.inputs:
             said = other.problem or "the incumbent's spec makes other inputs of it"
             standing, reason = stands(ours, Ran("rejected", FOREIGN, said))
-            self._keep(case, ours, theirs, standing, reason, result)
+            self._add(case, ours, theirs, standing, reason, result)
             return
         errors: dict[str, tuple[float, float]] = {}
         if mine.outputs and other.outputs:
@@ -182,14 +180,14 @@ class Duel(Campaign):
                 theirs = self._by_reference_of_today(theirs, other, reference, expected)
                 standing, reason = stands(ours, theirs)
             errors = self._errors(mine, other, reference, expected) if standing == "passes" else {}
-        pair = self._keep(case, ours, theirs, standing, reason, result)
+        pair = self._add(case, ours, theirs, standing, reason, result)
         if standing == "passes":
             self.passed.append(case.key())
             unmeasured = mine.problem or other.problem
             pair = replace(pair, errors=errors, memory=_both(mine.memory, other.memory), unmeasured=unmeasured)
             self.evidence.pairs[-1] = self._counted(case, pair)
 
-    def _keep(
+    def _add(
         self, case: Case, ours: Ran, theirs: Ran, standing: Standing, reason: str, result: CaseResult | None = None
     ) -> Pair:
         described = describe(self.spec, case)
@@ -197,8 +195,8 @@ class Duel(Campaign):
         pair = Pair(str(described["text"]), self.source, ours, theirs, standing, reason, told)
         self.evidence.pairs.append(pair)
         self.worse += standing == "worse"
-        if standing == "worse" and result is not None and self.beaten is None:
-            self.beaten = result
+        if standing == "worse" and result is not None and self.regression is None:
+            self.regression = result
         return pair
 
     def _by_reference_of_today(self, theirs: Ran, found: Measured, reference: ReferenceRun, expected: Outputs) -> Ran:
@@ -236,7 +234,7 @@ class Duel(Campaign):
         if self.counted >= (_COUNTED if ours.work == theirs.work else _MOST_COUNTED):
             return pair
         self.counted += 1
-        self.note({"case": case.as_json(), "cases": self.tally.cases})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.count(case)
         self._note_incumbent(case)
         try:
@@ -260,12 +258,12 @@ class Duel(Campaign):
 
     def compiling(self, case: Case) -> None:
         """Whoever watches this process is told that compilers are at work, or that something is timed."""
-        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
     def _note_incumbent(self, case: Case) -> None:
         """Whoever watches this process is told who runs; on a GPU the incumbent may have kernels to compile."""
         compiling = {COMPILING: "the incumbent"} if self.bench.device.type == "cuda" else {}
-        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
 
     def _measured(self, case: Case) -> Measured:
         self._note_incumbent(case)
@@ -275,7 +273,7 @@ class Duel(Campaign):
         except Gone as gone:
             raise _IncumbentLost(case, gone) from None
 
-    def _tell_of_reference(self) -> None:
+    def _note_reference(self) -> None:
         if self.old_reference:
             self.evidence.notes.append(
                 f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "
@@ -284,18 +282,17 @@ class Duel(Campaign):
 
     def _tally(self) -> Tally:
         """What the candidate's cases add up to; with the smallest case of a rollback, on which the incumbent passes."""
-        self.failing = self.beaten
-        tally = self.finish()
+        tally = self.judging.conclude(self.cases, self.outer, self.regression)
         failure = tally.failure
-        if self.beaten is None:
+        if self.regression is None:
             if failure is not None and failure.verdict.check == "vacuity":
                 self.evidence.broken = f"the test could not have failed: {failure.verdict.reason}"
             tally.failure = None
             return tally
-        if failure is not None and failure.case is not None and failure.case != self.beaten.case:
+        if failure is not None and failure.case is not None and failure.case != self.regression.case:
             theirs = self._ask(failure.case, again=True, alone=True)
             if theirs.verdict == "fail":
-                tally.failure = self._minimum(self.beaten, shrink=False)
+                tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, shrink=False)
         return tally
 
 

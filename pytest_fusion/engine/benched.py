@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from pytest_fusion.bench.measured import Measured
 
 
-def benched(job: Job, record: TestRecord, asked: BenchRequest) -> TestRecord:
+def benched(job: Job, record: TestRecord, wanted: BenchRequest) -> TestRecord:
     """The record of a green test with what ``bench=`` names, measured; a regression fails it."""
     from pytest_fusion.bench.bench_run import bench
 
     request = job.request
     found = bench(
         job.spec,
-        asked,
+        wanted,
         nodeid=request.nodeid,
         environment=environment.describe(request.device),
         extra=job.extra,
         isolated=why_not_isolated(request) is None,
     )
-    return with_bench(record, found, asked, job.spec.name)
+    return with_bench(record, found, wanted, job.spec.name)
 
 
-def with_bench(record: TestRecord, found: Measured, asked: BenchRequest, name: str) -> TestRecord:
+def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: str) -> TestRecord:
     """The record of a green test with what was measured behind it; a regression fails it."""
     from pytest_fusion.bench.measured import told
 
@@ -41,7 +41,7 @@ def with_bench(record: TestRecord, found: Measured, asked: BenchRequest, name: s
         message = f"{name}: bench failed: it is wrong at sizes of bench=, and is not measured there\n{listed}"
         return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
     # A new baseline accepts what regressed; it is no answer to a limit.
-    accepted = asked.update in ("regressed", "all")
+    accepted = wanted.update in ("regressed", "all")
     failures = [one for one in found.failures if not accepted or one in found.limits]
     if not failures:
         return record
@@ -50,6 +50,6 @@ def with_bench(record: TestRecord, found: Measured, asked: BenchRequest, name: s
     accept = "change bench_limits=" if only_limits else "accept it with --fusion-update regressed"
     # Where a baseline is missing, it says by itself how to make one.
     missing = all(getattr(one, "verdict", "") == "missing" for one in failures)
-    advice = "" if missing else f"\n  {accept}, or mend the kernel"
+    advice = "" if missing else f"\n  {accept}, or fix the kernel"
     message = f"{name}: bench failed\n{listed}{advice}"
     return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)

@@ -117,7 +117,7 @@ class Campaign:
                 self._run(Chosen(case), again=False)
 
     def _search(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Random cases, of which those are run that are ``wanted`` when their turn comes."""
+        """Run random cases; ``wanted`` is called for each and says whether it runs."""
 
         def run(case: Case, choice: Mapping[str, Any]) -> float | None:
             if not wanted():

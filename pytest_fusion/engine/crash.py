@@ -1,4 +1,4 @@
-"""A child that died or ran out of time, made into a finding: confirmed, shrunk, and told."""
+"""The tally of a child that died or ran out of time: the crash confirmed and shrunk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hangs(job: Job, crash: Crash) -> bool:
 
 
 def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
-    """What the case tells alone where the search for a smaller one ran out of time, and not a call of the kernel."""
+    """The tally of the case alone, where shrinking ran out of time and not a call of the kernel."""
     note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
     case = _case_of(note or {})
     if note is None or case is None or not note.get("shrinking"):

@@ -94,10 +94,10 @@ class Job:
         return tally
 
     def _all_cases(self, note: Note) -> Tally:
-        """The one case asked for, else pinned ones, the failures of earlier runs, and then all phases."""
+        """Run the ``only`` case; without one, pinned cases, failures of earlier runs, and then all phases."""
         if self.only is not None:
             return self.campaign(note).replay(self.only, explained=self.explained)
-        pinned, said = self._pinned(note)
+        pinned, notes = self._pinned(note)
         if pinned is not None:
             return pinned
         for case in self.known:
@@ -108,23 +108,23 @@ class Job:
                 tally.notes.append("this case failed in an earlier run and was tried first")
                 return tally
         tally = self.campaign(note).run()
-        tally.notes += said
+        tally.notes += notes
         return tally
 
     def _pinned(self, note: Note) -> tuple[Tally | None, list[str]]:
-        """The tally of the first pinned case that fails again, if one does; and what is to be told of the others."""
-        said, passed = [], 0
+        """The tally of the first pinned case that fails again, if one does; and notes on the others."""
+        notes, passed = [], 0
         for pin in self.request.pinned:
             tally = self.campaign(lambda data, pin=pin: note({**data, "pinned": pin.path})).replay(pin.case)  # type: ignore[misc]
             failure = tally.failure
             if failure is None:
                 passed += 1
             elif failure.verdict.identity == NOTHING_JUDGED:
-                said.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
+                notes.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
             else:
                 tally.pinned = pin.path
                 return tally, []
-        return None, [*([f"{passed} pinned replay(s) were run first and pass"] if passed else []), *said]
+        return None, [*([f"{passed} pinned replay(s) were run first and pass"] if passed else []), *notes]
 
     def in_child(
         self, seconds: float, *, forward: bool = True, on_compilation: Callable[[], None] | None = None
@@ -153,8 +153,8 @@ class Job:
             except ContextLost as lost:
                 return Crash("exit", str(lost), dict(last), "")
             except ReferenceCrashed as error:
-                asked = f"; asked for {one_line(last['case'])}" if "case" in last else ""
-                raise ReferenceCrashed(f"{error}{asked}") from error
+                case = f"; the case was {one_line(last['case'])}" if "case" in last else ""
+                raise ReferenceCrashed(f"{error}{case}") from error
             except Exception as error:
                 # A launch whose error came up only later, in the judge's own use of the device.
                 if self.request.device == "cpu" or not cuda_is_poisoned():

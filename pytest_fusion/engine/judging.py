@@ -78,8 +78,8 @@ class Judging:
         """Report again what runs."""
         self.note(self._last)
 
-    def asks_again(self) -> bool:
-        """Whether the next case is one of those that get the costlier checks."""
+    def costs_more(self) -> bool:
+        """Whether the costlier checks run on the next case."""
         return self.tally.judged < _AGAIN_FIRST or self.tally.judged % _AGAIN_EVERY == 0
 
     def run(self, chosen: Chosen, cases: Cases, *, again: bool | None = None) -> CaseResult | None:
@@ -102,7 +102,7 @@ class Judging:
         self.budget.spent += 1
         self.note({"case": case.as_json(), "cases": tally.cases})
         if again is None:
-            again = self.asks_again()
+            again = self.costs_more()
         with self.bench.clock.phase("plugin"):
             result = judge_case(self.bench, case, again=again) if not self.dry else dry_run(self.bench, case)
         if self.profile.large:

@@ -45,7 +45,7 @@ class Mode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """All cases: pinned ones, failures of earlier runs, boundaries, random search; then what a green test asks for."""
+    """All cases: pinned, failures of earlier runs, boundaries, random search; then the bench of a test that passed."""
 
     def run(self, job: Job) -> TestRecord:
         begun = time.perf_counter()

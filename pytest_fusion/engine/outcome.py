@@ -18,8 +18,8 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import plural
 
-_KEPT_ANSWER = (
-    "a kept answer may show only after other calls in one process: run the whole test to see whether it is gone"
+_CACHED_ANSWER = (
+    "a cached answer may show only after other calls in one process: run the whole test to see whether it is gone"
 )
 
 
@@ -35,7 +35,7 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
             message = f"{job.spec.name}: {tally.empty}; let dims= have sizes of 1 and more"
             return _unknown(record, "values", tally.empty, message)
         if job.only is not None and cause == "cached-answer":
-            record.notes.append(_KEPT_ANSWER)
+            record.notes.append(_CACHED_ANSWER)
         return record
     if failure.verdict.identity == NOTHING_JUDGED:
         kinds = failure.verdict.evidence["kinds"]
@@ -123,7 +123,7 @@ def _of_pinned(path: str, request: Request) -> str:
     """What a failure of the pinned case in that file says."""
     if any(pin.path == path and pin.recorded for pin in request.pinned):
         return f"a recorded call fails, pinned in {path}"
-    return f"pinned replay {path} fails again: a bug that was mended is back"
+    return f"pinned replay {path} fails again: a bug that was fixed is back"
 
 
 def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
@@ -136,7 +136,9 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
             found[name] = tally.checks[name]
         else:
             ended = tally.failure is not None or not tally.judged
-            reason = "not reached: an earlier failure ended the run" if ended else "no case had what it is asked of"
+            reason = (
+                "not reached: an earlier failure ended the run" if ended else "no case met this check's preconditions"
+            )
             found[name] = {"verdict": "unknown", "reason": reason, "cases": 0}
     return found
 

@@ -53,7 +53,7 @@ _CERTAIN = ("memcheck", "synccheck")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one tool said of how many cases; ``problem`` where it could not be asked."""
+    """The reports of one tool on some cases; ``problem`` says why it could not run."""
 
     tool: str
     cases: int = 0

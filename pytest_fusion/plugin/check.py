@@ -23,7 +23,7 @@ from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec
 
-_ONE_CALL = "one concrete call cannot tell"
+_ONE_CALL = "one concrete call cannot show it"
 # A spec needs an input; a call without arguments gets this one, which is not passed on.
 _NOTHING = "no arguments"
 
@@ -101,7 +101,7 @@ def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[
 
 
 def device_of(inputs: Mapping[str, Any]) -> str:
-    """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` where they lie on several."""
+    """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` for tensors on several."""
     found = {leaf.value.device for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)}
     if len(found) > 1:
         # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     )
     compare.add_argument("--recording", type=Path, metavar="FILE", help="recorded traffic, compared too")
     compare.add_argument("--cases", type=int, metavar="N", help="at most so many cases")
-    compare.add_argument("--without", default="", metavar="NAMES", help="what is not asked about: latency,memory")
+    compare.add_argument("--without", default="", metavar="NAMES", help="what is left out: latency,memory")
     compare.add_argument("--device", default="auto", help="auto, cpu or cuda[:N]")
     compare.add_argument("--profile", default="dev", choices=tuple(PROFILES))
     compare.add_argument("--json", type=Path, metavar="FILE")
@@ -60,7 +60,7 @@ def _compare(given: argparse.Namespace) -> int:
         if path is not None:
             check_writable(path, option)
     record = _record(given, without)
-    _tell(record, given)
+    _show(record, given)
     return EXITS[str(record.canary["verdict"])]
 
 
@@ -104,7 +104,7 @@ def _candidate(text: str, here: Path) -> Any:
     return named_kernel(named.target, folders=(str(here),))
 
 
-def _tell(record: TestRecord, given: argparse.Namespace) -> None:
+def _show(record: TestRecord, given: argparse.Namespace) -> None:
     from pytest_fusion.report.canary_table import canary_lines
     from pytest_fusion.report.environment import describe
 
@@ -129,5 +129,7 @@ def _tell(record: TestRecord, given: argparse.Namespace) -> None:
 def _message(record: TestRecord) -> str:
     """The finding; its replay file belongs to a spec, which a test of that spec runs where it is pinned."""
     lines = record.message.split("\n")
-    kept = [line for line in lines if not line.startswith("  replay: ")]
-    return "\n".join([*kept, f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"])
+    others = [line for line in lines if not line.startswith("  replay: ")]
+    return "\n".join(
+        [*others, f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"]
+    )

@@ -116,8 +116,8 @@ def _make_test(test: Test, spec: FusionSpec) -> Test:
         settle(judged, outer, {name: value for name, value in fixtures.items() if name in names})
 
     signature = inspect.signature(test)
-    kept = [p for name, p in signature.parameters.items() if name in spec.fixtures]
-    outer.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    fixtures = [p for name, p in signature.parameters.items() if name in spec.fixtures]
+    outer.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]
     outer.fusion_spec = spec  # type: ignore[attr-defined]
     searching.adopt(outer, test)
     return outer

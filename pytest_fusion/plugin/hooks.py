@@ -92,10 +92,10 @@ class _Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """What a worker of pytest-xdist found, told by the process that prints."""
+        """Take over what a worker of pytest-xdist found."""
         found = getattr(node, "workeroutput", {}).get("fusion_orphans", [])
         known = node.config.stash[keys.orphans]
-        known += [said for said in found if said not in known]
+        known += [line for line in found if line not in known]
 
 
 def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
@@ -150,7 +150,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """An error of a spec points at the user's lines; the frames in between that are ours do not help to mend it."""
+    """Shorten the traceback of a spec's error to the user's own lines."""
     report = yield
     call: pytest.CallInfo[object] | None = getattr(report, "call", None)
     excinfo = call.excinfo if call is not None else None
@@ -253,7 +253,7 @@ def _request(item: pytest.Item) -> Request:
 
 
 def _mode(config: pytest.Config) -> Mode:
-    """What to do with the tests of this run; a process that a tool or a comparison started does only what it asks."""
+    """The mode of this run; a process that a tool or a comparison started has a mode of its own."""
     from pytest_fusion.engine import modes, sanitize
 
     if (file := file_named_by(sanitize.VARIABLE)) is not None:
@@ -398,7 +398,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     # As seen from where pytest was started, so that the printed commands run there.
     records = [replace(r, nodeid=_from_start(config, r.nodeid)) for r in config.stash[keys.records]]
     lines = summary(records, verbosity=config.get_verbosity(), written=written)
-    lines = [*((said, {"yellow": True}) for said in config.stash[keys.orphans]), *lines]
+    lines = [*((line, {"yellow": True}) for line in config.stash[keys.orphans]), *lines]
     width = shutil.get_terminal_size().columns
     compared = [(text, dict(markup)) for text, markup in canary_lines(records)]
     lines = [*((text, {}) for text in bench_lines(records, width)), *compared, *lines]

@@ -142,7 +142,7 @@ class TwoKernels:
             self._add(case, ours, theirs, *stands(ours, theirs))
             return
         if again is None:
-            again = self.judging.asks_again()
+            again = self.judging.costs_more()
         result = self.judging.run(chosen, self.cases, again=again)
         if result is not None:
             self._against(result, again=again)

@@ -22,7 +22,7 @@ from reference_kernels._common import (
     row_tile,
     summed,
 )
-from reference_kernels._norm_gradients import input_gradient
+from reference_kernels._norm_backward import input_gradient
 from reference_kernels._powers import grouped
 from reference_kernels._sums import summed_parts
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from reference_kernels.linear.backward import as_matrix, input_gradient, weight_gradient
 from reference_kernels.linear.gated import check_gated, gated
-from reference_kernels.linear.gradients import as_matrix, input_gradient, weight_gradient
 from reference_kernels.linear.products import check_operands
 
 

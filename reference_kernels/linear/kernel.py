@@ -10,7 +10,7 @@ import triton.language as tl
 
 from reference_kernels._activations import activated
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.described import linear_by_tiles
+from reference_kernels.linear.descriptors import linear_by_tiles
 from reference_kernels.linear.products import by_pointers, check_operands, config, grouped, product
 
 Activation = Literal["relu", "gelu", "silu"]

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import INTERPRETED, Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.described import matrix_of, summed_by_tiles
-from reference_kernels.linear.gradients import as_matrix, weight_gradient
+from reference_kernels.linear.backward import as_matrix, weight_gradient
+from reference_kernels.linear.descriptors import matrix_of, summed_by_tiles
 from reference_kernels.linear.products import MatmulTile, by_pointers, check_operands, config, grouped, two_products
 from reference_kernels.linear.thin import room_of, thin_rows, thin_sums
 

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.described import alike, block_of, by_rows, finish_linear, launched, matrix_of, result_of
-from reference_kernels.linear.gradients import as_matrix, bias_gradient, input_gradient, weight_gradient
+from reference_kernels.linear.backward import as_matrix, bias_gradient, input_gradient, weight_gradient
+from reference_kernels.linear.descriptors import alike, block_of, by_rows, finish_linear, launched, matrix_of, result_of
 from reference_kernels.linear.products import MatmulTile, by_pointers, check_operands, config, grouped, product, wide
 
 

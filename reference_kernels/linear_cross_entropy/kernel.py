@@ -16,7 +16,7 @@ from reference_kernels.cross_entropy.kernel import config as config_rows
 from reference_kernels.cross_entropy.rows import row_losses, slopes
 from reference_kernels.linear.products import check_operands
 from reference_kernels.linear_cross_entropy.chunks import config
-from reference_kernels.linear_cross_entropy.products import add_columns, float32_sums, multiply, write_logits
+from reference_kernels.linear_cross_entropy.cublas import add_columns, float32_sums, multiply, write_logits
 
 Gradients = Literal["forward", "backward"]
 Options = tuple[int, float, float, float]  # ignore_index, label smoothing, z-loss, softcap

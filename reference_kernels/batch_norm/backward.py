@@ -7,8 +7,7 @@ import triton.language as tl
 
 from reference_kernels._common import jit, placed, row_offset
 from reference_kernels._sums import summed_parts
-from reference_kernels.batch_norm.kernel import by_channel, channels_of, place, statistics_of, strides_of
-from reference_kernels.batch_norm.layout import like, plan_of
+from reference_kernels.batch_norm.layout import by_channel, channels_of, like, place, plan_of, statistics_of, strides_of
 
 
 @jit

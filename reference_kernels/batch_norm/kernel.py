@@ -415,7 +415,7 @@ def batch_norm(
             continue
         check_tensor(name, label, each, x, FLOATS)
         if each.shape != x.shape[1:2]:
-            raise ValueError(f"{name}: {label} has shape {tuple(each.shape)}, x asks for ({x.shape[1]},)")
+            raise ValueError(f"{name}: {label} has shape {tuple(each.shape)}, x needs ({x.shape[1]},)")
     if residual is not None:
         check_tensor(name, "residual", residual, x, (x.dtype,))
         if residual.shape != x.shape:

@@ -41,7 +41,7 @@ def is_last(x: torch.Tensor) -> bool:
 
 
 def like(x: torch.Tensor) -> torch.Tensor:
-    """Memory for a result: dense, its channels where those of ``x`` lie."""
+    """Memory for a result: dense, its channels in the place of ``x``'s."""
     if is_last(x):
         return torch.empty((x.shape[0], *x.shape[2:], x.shape[1]), dtype=x.dtype, device=x.device).movedim(-1, 1)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -49,9 +49,10 @@ def like(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tensors ``(batch, channels, *space)`` as rows, and who takes which tiles: program ``(block, part)`` has every
-    ``parts``-th tile of its channels, ``tile.columns`` of them if they are ``last``, else one. ``alone``: as far as it
-    can be one tile, since nothing is added up."""
+    """Tensors ``(batch, channels, *space)`` as rows, and the tiles of each program.
+
+    Program ``(block, part)`` has every ``parts``-th tile of its channels, ``tile.columns`` of them if they are
+    ``last``, else one. ``alone``: as far as it can be one tile, since nothing is added up."""
 
     rows: Rows
     channel_strides: tuple[int, ...]
@@ -87,7 +88,7 @@ class Plan:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What every kernel is told: parts, tiles, tiles a row, channels, rows, width, and the rows' sizes."""
+        """Arguments of every kernel: parts, tiles, tiles a row, channels, rows, width, and the rows' sizes."""
         rows = self.rows
         return self.parts, self.tiles, self.column_tiles, self.channels, rows.count, rows.width, *rows.sizes[1:]
 

@@ -1,4 +1,4 @@
-"""How batch_norm is tested: training and evaluation, channels first and last, residual and relu, with gradients."""
+"""The specs of batch_norm: training and evaluation, channels first and last, residual and relu, with gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How dequant_matmul is tested: every code, any layout, tails of rows, columns and depth, sums in one part and more."""
+"""The specs of dequant_matmul: every code, any layout, tails of rows, columns and depth, sums in one part and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels' tests, made from their specs: ``pytest reference_kernels/dequant_matmul``."""
+"""The tests of dequant_matmul, made from its specs: ``pytest reference_kernels/dequant_matmul``."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def config(features: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED
     """Tile for rows of ``features`` elements of ``dtype``.
 
     A warp reads 2 KiB at a time, four loads of 16 bytes a thread: the 32 programs that a multiprocessor holds keep
-    64 KiB under way, some three times what its share of the bandwidth times the latency asks for. Rows past 1 KiB take
+    64 KiB under way, some three times what its share of the bandwidth times the latency requires. Rows past 1 KiB take
     several programs. Interpreted, tiles are small, so that bags of a few rows already take several.
     """
     if interpreted:

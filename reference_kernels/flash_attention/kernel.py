@@ -33,8 +33,8 @@ INDICES = (torch.int32, torch.int64)
 def config(
     features: int, dtype: torch.dtype, described: bool = True, *, interpreted: bool = INTERPRETED
 ) -> AttentionTile:
-    """Forward tile for heads of ``features``, padded to a power of two; of the head and how its rows lie alone, so that
-    a query's result does not depend on how many others there are.
+    """Forward tile for heads of ``features``, padded to a power of two; it follows from the head and the layout of its
+    rows alone, so that a query's result does not depend on how many others there are.
 
     One group of 4 warps, with 64 queries for wgmma, and two programs on a multiprocessor: while one is at its softmax
     the other multiplies. Without the copy engine threads have addresses to compute, which larger tiles have fewer of.

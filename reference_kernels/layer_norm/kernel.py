@@ -392,5 +392,5 @@ def _check(kernel: str, x: torch.Tensor, weight: torch.Tensor | None, bias: torc
         check_tensor(kernel, name, tensor, x, FLOATS)
         if tensor.shape != x.shape[-1:]:
             raise ValueError(
-                f"{kernel}: {name} has shape {tuple(tensor.shape)}, the last dimension of x asks for ({x.shape[-1]},)"
+                f"{kernel}: {name} has shape {tuple(tensor.shape)}, the last dimension of x needs ({x.shape[-1]},)"
             )

@@ -1,5 +1,5 @@
 """Fused SwiGLU up-projection: both halves of a feed-forward layer from one reading of its input, multiplied before the
-one store; and its gradients, for which nothing is kept."""
+one store; and its gradients, for which no result is saved."""
 
 from __future__ import annotations
 

@@ -125,6 +125,6 @@ def linear(
     if bias is not None:
         check_tensor("linear", "bias", bias, x, (x.dtype,))
         if bias.shape != weight.shape[:1]:
-            raise ValueError(f"linear: bias has shape {tuple(bias.shape)}, weight asks for ({weight.shape[0]},)")
+            raise ValueError(f"linear: bias has shape {tuple(bias.shape)}, weight needs ({weight.shape[0]},)")
     y: torch.Tensor = _linear(x, weight, bias, activation)
     return y

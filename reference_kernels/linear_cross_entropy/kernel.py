@@ -246,7 +246,7 @@ def _late(
     chunk_rows: int | None,
     wanted: Wanted,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All gradients of what ``dloss`` asks for, by chunks of classes, whose logits are computed again: each row of the
+    """All gradients from ``dloss``, by chunks of classes, whose logits are computed again: each row of the
     weight's is one product over all rows, and rounded once."""
     rows, labels = _rows(x, target)
     dx, dweight, dbias = _gradients(x, weight, wanted, wide=False)
@@ -288,7 +288,7 @@ def _linear_cross_entropy(
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss; the rows' statistics and how many rows count (empty for "none"); and the gradients that are asked for
+    """The loss; the rows' statistics and how many rows count (empty for "none"); and the gradients that are needed
     already now, those by ``x`` and bias in float32."""
     options, wanted = (ignore_index, smoothing, z_loss, softcap), (for_x, for_weight, for_bias)
     if any(wanted):
@@ -442,7 +442,7 @@ def linear_cross_entropy(
     if bias is not None:
         check_tensor(name, "bias", bias, x, (x.dtype,))
         if bias.shape != weight.shape[:1]:
-            raise ValueError(f"{name}: bias has shape {tuple(bias.shape)}, weight asks for ({weight.shape[0]},)")
+            raise ValueError(f"{name}: bias has shape {tuple(bias.shape)}, weight needs ({weight.shape[0]},)")
     if gradients == "forward" and (reduction == "none" or x.dtype == torch.float16):
         found = "reduction='none'" if reduction == "none" else "float16"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How the pointwise kernels are tested: any rank and layout, every activation, masks by seed, with gradients."""
+"""The specs of pointwise: any rank and layout, every activation, masks by seed, with gradients."""
 
 from __future__ import annotations
 

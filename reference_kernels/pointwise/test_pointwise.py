@@ -1,4 +1,4 @@
-"""The kernels' tests, made from their specs: ``pytest reference_kernels/pointwise``."""
+"""The tests of pointwise, made from its specs: ``pytest reference_kernels/pointwise``."""
 
 from __future__ import annotations
 

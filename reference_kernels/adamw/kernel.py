@@ -16,7 +16,7 @@ from reference_kernels._common import FLOATS, INTERPRETED, check_tensor, jit, pl
 
 ALIGNMENT = 16  # bytes of the widest load
 FIELDS = 7  # of a tensor's row of the table: five addresses, the number of elements, whether all are aligned
-KEPT = 16  # tables: the last that were used
+MOST_TABLES = 16  # tables: the last that were used
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -169,7 +169,7 @@ def _table(lists: Sequence[Sequence[torch.Tensor]]) -> _Table:
     if found is None:
         _check(lists)
         found = _tables[key] = _made(lists, device)
-        while len(_tables) > KEPT:
+        while len(_tables) > MOST_TABLES:
             _tables.popitem(last=False)
     _tables.move_to_end(key)
     if cuda and torch.cuda.is_current_stream_capturing():

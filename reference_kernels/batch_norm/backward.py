@@ -201,7 +201,7 @@ def batch_norm_backward(
     of_residual: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients by ``x``, by weight and bias, float32 ``(2, channels)``, and by the residual, which is empty unless
-    asked for. ``y`` is there if it went through a relu."""
+    needed. ``y`` is there if it went through a relu."""
     dx, sums, dresidual = _gradients(x, of_residual)
     if x.numel() == 0:
         return dx, sums.zero_(), dresidual

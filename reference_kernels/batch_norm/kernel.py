@@ -373,8 +373,8 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     relu = ctx.saved_tensors[1] is not None
     dx, sums, dresidual = batch_norm_backward(dy, *ctx.saved_tensors, ctx.eps, of_residual and relu)
     dweight, dbias = (
-        each.to(dtype, copy=True) if asked else None
-        for each, dtype, asked in zip(sums, ctx.dtypes, (of_weight, of_bias), strict=True)
+        each.to(dtype, copy=True) if needed else None
+        for each, dtype, needed in zip(sums, ctx.dtypes, (of_weight, of_bias), strict=True)
     )
     passed = (dresidual if relu else dy) if of_residual else None
     return dx if of_x else None, dweight, dbias, passed, None, None, None, None, None

@@ -294,7 +294,7 @@ def _embedding_bag_backward(
     of_weight: bool,
     of_samples: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients by weight and by sample weights; empty where they are not asked for."""
+    """Gradients by weight and by sample weights; empty where they are not needed."""
     dweight, dsamples = _gradients(weight, sample_weights, of_weight, of_samples)
     if dout.numel() == 0 or len(indices) == 0:
         return dweight.zero_(), dsamples.zero_()
@@ -378,9 +378,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # n
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-    asked = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
-    dweight, dsamples = _embedding_bag_backward(dout, *ctx.saved_tensors, ctx.mean, *asked)
-    return dweight if asked[0] else None, None, None, None, dsamples if asked[1] else None, None, None
+    needed = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
+    dweight, dsamples = _embedding_bag_backward(dout, *ctx.saved_tensors, ctx.mean, *needed)
+    return dweight if needed[0] else None, None, None, None, dsamples if needed[1] else None, None, None
 
 
 _embedding_bag.register_autograd(_differentiate, setup_context=_save)

@@ -235,7 +235,7 @@ def _flash_attention_backward(
     queries: bool,
     keys: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients by ``q``, by ``k`` and by ``v``; the first, or the other two, are empty where not asked for."""
+    """Gradients by ``q``, by ``k`` and by ``v``; the first, or the other two, are empty where not needed."""
     found = _gradients(q, k, v, queries, keys)
     gradients(found, dout, dlse, (out, lse, rest), Call.of((q, k, v), offsets, k_offsets, causal, window, scale))
     return found
@@ -245,8 +245,8 @@ def _gradients(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: bool, keys: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dq, dk, dv = (
-        torch.empty(each.shape if asked else (0,), dtype=each.dtype, device=each.device)
-        for each, asked in ((q, queries), (k, keys), (v, keys))
+        torch.empty(each.shape if needed else (0,), dtype=each.dtype, device=each.device)
+        for each, needed in ((q, queries), (k, keys), (v, keys))
     )
     return dq, dk, dv
 
@@ -274,8 +274,8 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     by_q, by_k, by_v, *_ = ctx.needs_input_grad
     if dout is None and dlse is None:
         return (None,) * 10
-    asked = by_q, by_k or by_v
-    dq, dk, dv = _flash_attention_backward(dout, dlse, *ctx.saved_tensors, *ctx.options, *asked)
+    needed = by_q, by_k or by_v
+    dq, dk, dv = _flash_attention_backward(dout, dlse, *ctx.saved_tensors, *ctx.options, *needed)
     return dq if by_q else None, dk if by_k else None, dv if by_v else None, *[None] * 7
 
 

@@ -212,8 +212,8 @@ def _gradients(
     x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, *wanted: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dx, ddown, dup = (
-        torch.empty(t.shape if asked else (0,), dtype=t.dtype, device=t.device)
-        for t, asked in zip((x, down, up), wanted, strict=True)
+        torch.empty(t.shape if needed else (0,), dtype=t.dtype, device=t.device)
+        for t, needed in zip((x, down, up), wanted, strict=True)
     )
     return dx, ddown, dup
 
@@ -229,7 +229,7 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     wanted, found = (of_x, of_down, of_up), (None, None, None)
     if any(wanted):
         found = _lora_linear_backward(dy, x, weight, down, up, ctx.scale, *wanted)
-    dx, ddown, dup = (each if asked else None for each, asked in zip(found, wanted, strict=True))
+    dx, ddown, dup = (each if needed else None for each, needed in zip(found, wanted, strict=True))
     dweight = weight_gradient(as_matrix(dy), as_matrix(x)) if of_weight else None
     return dx, dweight, ddown, dup, None
 

@@ -170,8 +170,8 @@ def _gradients(
     kept = torch.float32 if wide else x.dtype
     shapes = (x.shape, kept), (weight.shape, x.dtype), (weight.shape[:1], kept)
     dx, dweight, dbias = (
-        torch.empty(shape if asked else (0,), dtype=dtype, device=x.device)
-        for (shape, dtype), asked in zip(shapes, wanted, strict=True)
+        torch.empty(shape if needed else (0,), dtype=dtype, device=x.device)
+        for (shape, dtype), needed in zip(shapes, wanted, strict=True)
     )
     return dx, dweight, dbias
 
@@ -391,7 +391,7 @@ def _differentiate(ctx: Any, dloss: torch.Tensor | None, *_: object) -> tuple[An
         found = dx, dweight, dbias
     else:
         found = _linear_cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options, any(ctx.early), *wanted)
-    dx, dweight, dbias = (d if asked else None for d, asked in zip(found, wanted, strict=True))
+    dx, dweight, dbias = (d if needed else None for d, needed in zip(found, wanted, strict=True))
     return dx, dweight, None, dbias, *[None] * 9
 
 
@@ -419,7 +419,7 @@ def linear_cross_entropy(
     ``chunk_rows`` rows at a time, or as many as 256 MiB hold, rounded to their dtype. Differentiable once by ``x``,
     ``weight`` and ``bias``.
 
-    ``gradients`` says when they are computed. ``"backward"``: when they are asked for, from logits computed again; each
+    ``gradients`` says when they are computed. ``"backward"``: when they are needed, from logits computed again; each
     is rounded once. ``"forward"``: along with the loss, a quarter less work; that of ``weight`` is rounded after each
     chunk of rows, and again by an upstream gradient other than 1. See `linear_cross_entropy_reference`.
 
@@ -450,7 +450,7 @@ def linear_cross_entropy(
             "rounded and summed; use gradients='backward'"
         )
     now = gradients == "forward" and torch.is_grad_enabled()
-    asked = [now and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
+    needed = [now and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     options = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction, chunk_rows
-    loss: torch.Tensor = _linear_cross_entropy(x, weight, target, bias, *options, *asked)[0]
+    loss: torch.Tensor = _linear_cross_entropy(x, weight, target, bias, *options, *needed)[0]
     return loss

@@ -210,7 +210,7 @@ def _rms_norm_backward(
     convention: str,
     of_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients by ``x`` and by the weight; the latter is empty where it is not asked for.
+    """Gradients by ``x`` and by the weight; the latter is empty where it is not needed.
 
     The same for all conventions but for Gemma's ``1 + weight``: roundings on the way are passed over.
     """

@@ -14,8 +14,8 @@ from pytest_fusion.canary.evidence.events import read
 from pytest_fusion.canary.evidence.evidence_counts import Evidence
 from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.evidence.rollout_judge import Judgement, judge
-from pytest_fusion.canary.live.call_counts import OTHERS
 from pytest_fusion.canary.live.state import mark_of
+from pytest_fusion.canary.live.call_counts import OTHERS
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean, said
 

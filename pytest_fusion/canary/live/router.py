@@ -21,7 +21,6 @@ from pytest_fusion.canary.evidence.observation import FirstFaults, Judge, Observ
 from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.evidence.rollout_judge import judge as weigh
 from pytest_fusion.canary.live import background
-from pytest_fusion.canary.live.call_counts import Slot
 from pytest_fusion.canary.live.calls.call import devices_of, poisoned, recorded, versions_of
 from pytest_fusion.canary.live.calls.captures import beside_captures
 from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
@@ -36,6 +35,7 @@ from pytest_fusion.canary.live.mode import OFF
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.canary.live.sharing import Lots, current
 from pytest_fusion.canary.live.state import Control
+from pytest_fusion.canary.live.call_counts import Slot
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.tensor_files import need_safetensors
 from pytest_fusion.errors import CanaryError

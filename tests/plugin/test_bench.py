@@ -297,7 +297,7 @@ def test_a_limit_that_is_passed_fails_whatever_is_updated(
     result = bench(ONE, "--fusion-update", "all")
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"*{CASE}, fused: over: peak_memory: 2 B above*", "*change bench_limits=, or mend*"])
+    result.stdout.fnmatch_lines([f"*{CASE}, fused: over: peak_memory: 2 B above*", "*change bench_limits=, or fix*"])
 
 
 def test_ci_gets_the_figures(project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, copies_of, names_of
+from pytest_fusion.canary.live.calls.arguments import names_of
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, copies_of
 from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare
 from pytest_fusion.spec.promises import Tolerance
 

@@ -7,18 +7,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
-from torch.nn import Parameter
-
-from pytest_fusion.canary.live.calls.copies import tensors_in
-from pytest_fusion.canary.live.calls.signature import MOST_TENSORS, bucket_of
+from pytest_fusion.canary.live.calls.arguments import bucket_of, shapes_of
 
 # The bucket of calls whose class came after the last one that has a bucket of its own.
 OTHERS = "others"
 # Exact shapes whose bucket is remembered; where sequences have any length there is no end of them.
 _MOST_KEYS = 4096
-_PLAIN = frozenset((int, float, bool, str, type(None)))
-_LONGEST = 1 + 2 * MOST_TENSORS
 
 
 class Ticker:
@@ -71,7 +65,7 @@ class Traffic:
     def slot(self, state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slot:
         """Where this call, made in ``state``, is counted; it is counted as a call by this."""
         try:
-            key = _key(state, args, kwargs)
+            key = state, shapes_of(args, kwargs)
             found = self._known.get(key)
             if found is None:
                 found = self._new(key, state, bucket_of(args, kwargs))
@@ -100,23 +94,3 @@ class Traffic:
             where: Calls(slot.calls.read(), slot.candidate.read(), slot.unverified.read())
             for where, slot in sorted(slots.items())
         }
-
-
-def _key(state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """What ``bucket_of`` looks at, as it is: cheaper to compare than to round up and to write as text.
-
-    Asked of every call, so types are compared: ``isinstance`` asks torch's metaclass, 70 ns for what is no tensor. Of
-    the 0.8 us that a call of two tensors takes to be counted, shapes and dtypes are 0.35.
-    """
-    parts: list[object] = [state]
-    append = parts.append
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            append(value.shape)
-            append(value.dtype)
-        elif kind not in _PLAIN:
-            for tensor in tensors_in(value):
-                append(tensor.shape)
-                append(tensor.dtype)
-    return tuple(parts) if len(parts) <= _LONGEST else tuple(parts[:_LONGEST])

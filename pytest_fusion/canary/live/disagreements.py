@@ -15,7 +15,7 @@ import torch
 
 from pytest_fusion.canary.evidence.events import Log
 from pytest_fusion.canary.evidence.observation import Observation
-from pytest_fusion.canary.live.calls.signature import bucket_of
+from pytest_fusion.canary.live.calls.arguments import bucket_of
 from pytest_fusion.canary.recording import recorded_file
 from pytest_fusion.canary.recording.call_json import Binding, Described
 from pytest_fusion.canary.recording.matching import UnmatchedError, match

@@ -22,15 +22,13 @@ from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.evidence.rollout_judge import judge as weigh
 from pytest_fusion.canary.live import background
 from pytest_fusion.canary.live.call_counts import Slot
-from pytest_fusion.canary.live.calls.call import devices_of, poisoned, recorded, versions_of
-from pytest_fusion.canary.live.calls.captures import beside_captures
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
-from pytest_fusion.canary.live.calls.forms import VARYING, Forms
+from pytest_fusion.canary.live.calls.arguments import devices_of, names_of, signature_of, tensors_in, versions_of
+from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of
 from pytest_fusion.canary.live.calls.generators import Generators
-from pytest_fusion.canary.live.calls.signature import named, signature_of
 from pytest_fusion.canary.live.comparing.measures import Measures
 from pytest_fusion.canary.live.comparing.pending import Comparisons
-from pytest_fusion.canary.live.comparing.result_compare import form, structure
+from pytest_fusion.canary.live.comparing.result_compare import VARYING, Forms, form, structure
 from pytest_fusion.canary.live.disagreements import Finds
 from pytest_fusion.canary.live.mode import OFF
 from pytest_fusion.canary.live.policy import Policy
@@ -39,6 +37,7 @@ from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.tensor_files import need_safetensors
 from pytest_fusion.errors import CanaryError
+from pytest_fusion.run.process.fork import cuda_is_poisoned
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
 
@@ -430,24 +429,11 @@ class Canary:
             except Exception as error:  # noqa: BLE001 - as in shadow
                 self._ledger.skip(said(error))
             return result
-        if failure is not None and poisoned(args, kwargs):
+        if failure is not None and _context_lost(args, kwargs):
             self.trip(f"error: the candidate destroyed the CUDA context: {said(failure)}")
             raise failure
-        return self._fallen_back(args, kwargs, slot.bucket, copies, before, versions, failure, result)
-
-    def _fallen_back(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        bucket: str,
-        copies: Copies,
-        before: Generators,
-        versions: list[tuple[torch.Tensor, int]],
-        failure: BaseException | None,
-        result: Any,
-    ) -> Any:
-        kept = {id(tensor) for tensor in tensors_in([self._kept(args, kwargs)])}
-        changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in kept]
+        restored = {id(tensor) for tensor in tensors_in([self._restored(args, kwargs)])}
+        changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in restored]
         if changed:
             what = said(failure) if failure is not None else f"it returned {structure(result)}"
             reason = (
@@ -455,10 +441,16 @@ class Canary:
                 f"that writes={self.policy.writes!r} does not name, so the incumbent cannot run on what came in. Name "
                 "them, or leave writes=None"
             )
-            self._observe(Observation("inputs", bucket, reason))
+            self._observe(Observation("inputs", slot.bucket, reason))
             raise CanaryError(reason) from failure
         copies.restore()
         before.put_back()
+        return self._fall_back(args, kwargs, slot.bucket, failure, result)
+
+    def _fall_back(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bucket: str, failure: BaseException | None, result: Any
+    ) -> Any:
+        """The incumbent's result, after the candidate failed or returned ``result`` in another form."""
         call = self._finds.look(args, kwargs)
         served = self._incumbent(*args, **kwargs)
         hung = isinstance(failure, CandidateHungError)
@@ -474,7 +466,7 @@ class Canary:
             self._observe(Observation("structure", bucket, reason, call=call))
         return served
 
-    def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _restored(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         writes = self.policy.writes
         return [value for name, value in self._names(args, kwargs).items() if writes is None or name in writes]
 
@@ -494,6 +486,16 @@ class Canary:
             self.trip(decision.reason)
 
     def _begun(self, event: str) -> None:
-        arms = {"incumbent": named(self._incumbent), "candidate": named(self._candidate)}
+        arms = {"incumbent": _location(self._incumbent), "candidate": _location(self._candidate)}
         rollout, tripped = self._control.rollout, self._control.tripped
         self._log.add(event, rollout=rollout, state=self.state, tripped=tripped, **arms)
+
+
+def _context_lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(device.type == "cuda" for device in devices_of(args, kwargs)) and cuda_is_poisoned()
+
+
+def _location(kernel: Callable[..., Any]) -> str:
+    """Where a kernel is defined, as ``"package.module:function"``, for the log."""
+    name = getattr(kernel, "__qualname__", type(kernel).__qualname__)
+    return f"{getattr(kernel, '__module__', '?')}:{name}"

@@ -18,9 +18,8 @@ from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
 from pytest_fusion.canary.offline.ran import Ran, died
-from pytest_fusion.canary.offline.recorded_cases import recorded
 from pytest_fusion.canary.offline.taken import Spills
-from pytest_fusion.canary.recording.recordings import Cases
+from pytest_fusion.canary.recording.recordings import Cases, recorded
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing.known_failures import Known
 from pytest_fusion.case.describe import describe

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pytest_fusion.canary.offline.accuracy import FEWEST, MARGIN, ratios
+from pytest_fusion.canary.offline import metric_finding as metric
+from pytest_fusion.canary.offline.accuracy import FEWEST
 from pytest_fusion.canary.offline.case_pairs import STANDINGS, Pair
-from pytest_fusion.canary.offline.costs import latency, recompiled, spilled
-from pytest_fusion.canary.offline.metric_finding import Finding, Status, Timing, times
+from pytest_fusion.canary.offline.metric_finding import Finding, Timing
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
@@ -21,8 +21,6 @@ DECISIONS: tuple[Decision, ...] = ("rollback", "error", "nodata", "hold", "promo
 
 # What `--without` may name. Verdicts of the checks cannot be left out: without=, in the spec, is for these.
 METRICS = ("error", "determinism", "refusals", "launches", "recompiles", "spills", "memory", "latency")
-# Blocks of an allocator and a statistic or two of each row; what serves a model does not feel them.
-_MEMORY_SHARE, _MEMORY_BYTES = 1.01, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,96 +172,12 @@ def _verdicts(pairs: Sequence[Pair]) -> Finding:
 def _metrics(seen: Evidence) -> list[Finding]:
     passes = [pair for pair in seen.pairs if pair.standing == "passes"]
     return [
-        *(_error(passes), _determinism(seen.pairs), _refusals(seen.pairs), _launches(passes)),
-        *(recompiled(seen.compiled), spilled(seen.spills), _memory(passes), latency(seen.timings, seen.untimed)),
+        metric.errors(passes),
+        metric.determinism(seen.pairs),
+        metric.refusals(seen.pairs),
+        metric.launches(passes),
+        metric.recompiled(seen.compiled),
+        metric.spilled(seen.spills),
+        metric.memory(passes),
+        metric.latency(seen.timings, seen.untimed),
     ]
-
-
-def _error(pairs: Sequence[Pair]) -> Finding:
-    measured = [pair for pair in pairs if pair.errors]
-    found = ratios([pair.errors for pair in measured])
-    if not found:
-        reason = next((pair.unmeasured for pair in pairs if pair.unmeasured), "")
-        if reason and not measured:
-            return Finding("error", "nodata", "ordinary", f"errors were not compared: {reason}")
-        if pairs and not measured:
-            # Integers, bools, copies: a result is right or it is not, and the verdicts say which.
-            return Finding("error", "pass", "ordinary", "no result has an error that could be larger or smaller")
-        words = f"errors of both are known in {len(measured)} case(s), and {FEWEST} are needed"
-        return Finding("error", "nodata", "ordinary", words)
-    worst = max(found, key=lambda ratio: ratio.low)
-    if worst.low <= MARGIN:
-        worst = max(found, key=lambda ratio: ratio.high)
-    change = f"the error of {worst.output} is {times(worst.mean)} the incumbent's"
-    interval = f"({times(worst.low)} to {times(worst.high)} at 99 %, {worst.cases} cases)"
-    status: Status = "pass"
-    if worst.low > MARGIN:
-        status = "worse"
-    elif worst.high > MARGIN:
-        words = f"{change} {interval}: more cases would decide whether it is within {times(MARGIN)}"
-        return Finding("error", "nodata", "ordinary", words, worst.mean, worst.low, worst.high)
-    elif max(ratio.high for ratio in found) < -MARGIN:
-        status = "better"
-    return Finding("error", status, "ordinary", f"{change} {interval}", worst.mean, worst.low, worst.high)
-
-
-def _determinism(pairs: Sequence[Pair]) -> Finding:
-    """Of outputs that may vary; where none may, it is a verdict."""
-    new = [pair for pair in pairs if pair.candidate.varies and not pair.incumbent.varies and pair.standing == "passes"]
-    if new:
-        words = f"varies from run to run in {len(new)} case(s) where the incumbent does not, as {new[0].text}"
-        return Finding("determinism", "worse", "ordinary", words, value=len(new))
-    return Finding(
-        "determinism", "pass", "ordinary", "varies from run to run nowhere that the incumbent does not", value=0
-    )
-
-
-def _refusals(pairs: Sequence[Pair]) -> Finding:
-    new = [pair for pair in pairs if pair.standing == "refuses"]
-    if new:
-        words = f"refuses {len(new)} case(s) that the incumbent takes, as {new[0].text}: {new[0].reason}"
-        return Finding("refusals", "worse", "ordinary", words, value=len(new))
-    more = sum(pair.standing == "accepts" for pair in pairs)
-    if more:
-        return Finding(
-            "refusals", "better", "ordinary", f"takes {more} case(s) that the incumbent refuses", value=-more
-        )
-    return Finding("refusals", "pass", "ordinary", "refuses nothing that the incumbent takes", value=0)
-
-
-def _launches(pairs: Sequence[Pair]) -> Finding:
-    known = [(pair, pair.launches) for pair in pairs if pair.launches is not None]
-    if not known:
-        return Finding("launches", "nodata", "critical", "launches were counted of no case in both")
-    more = [(pair, ours - theirs) for pair, (ours, theirs) in known if ours > theirs]
-    if more:
-        pair, by = max(more, key=lambda one: one[1])
-        assert pair.launches is not None
-        words = f"launches {pair.launches[0]} kernels where the incumbent launches {pair.launches[1]}, as {pair.text}"
-        words += f" ({pair.more})" if pair.more else ""
-        words += f"; more in {len(more)} of {len(known)} case(s) counted"
-        return Finding("launches", "worse", "critical", words, value=by)
-    fewer = sum(ours < theirs for _, (ours, theirs) in known)
-    if fewer:
-        return Finding(
-            "launches", "better", "critical", f"launches fewer kernels in {fewer} of {len(known)} case(s) counted"
-        )
-    return Finding("launches", "pass", "critical", f"as many kernels in {len(known)} case(s) counted", value=0)
-
-
-def _memory(pairs: Sequence[Pair]) -> Finding:
-    known = [(pair, pair.memory) for pair in pairs if pair.memory is not None]
-    if not known:
-        return Finding(
-            "memory", "nodata", "ordinary", "peak memory was not measured: it is on a GPU, in both processes"
-        )
-    more = [
-        (pair, ours - theirs)
-        for pair, (ours, theirs) in known
-        if ours > max(_MEMORY_SHARE * theirs, theirs + _MEMORY_BYTES)
-    ]
-    if more:
-        pair, by = max(more, key=lambda one: one[1])
-        words = f"needs {by:,} bytes more at its peak, as {pair.text}; more in {len(more)} of {len(known)} case(s)"
-        return Finding("memory", "worse", "ordinary", words, value=by)
-    return Finding("memory", "pass", "ordinary", f"no more memory at its peak in {len(known)} case(s)", value=0)

@@ -29,9 +29,11 @@ from pytest_fusion.run.placing import place, rewrite
 from pytest_fusion.run.pristine import synchronize
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.wording import out_of_memory, said
 
 _KEPT = 2 << 30
+_AS_IT_IS = ("grad", "deterministic", "invariant", "mutates", "clobbers", "max_launches", "max_recompiles", "compile")
 
 
 @dataclass(slots=True)
@@ -212,3 +214,25 @@ def beside(spec: FusionSpec, bench: Bench, fused: Callable[..., Any]) -> Kernel:
     other = spec.with_(fused=taking(fused, spec.fixtures), name=spec.name)
     fresh = Bench(other, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
     return Kernel(fresh)
+
+
+def contract(spec: FusionSpec) -> dict[str, Any]:
+    """The part of a spec that says what is asked of a kernel, and has a form in JSON."""
+    found: dict[str, Any] = {name: getattr(spec, name) for name in _AS_IT_IS}
+    tolerance = spec.tolerance
+    found["tolerance"] = (
+        {"rtol": tolerance.rtol, "atol": tolerance.atol} if isinstance(tolerance, Tolerance) else tolerance
+    )
+    found["without"] = dict(spec.without)
+    return found
+
+
+def held_to(spec: FusionSpec, asked: Mapping[str, Any]) -> FusionSpec:
+    """``spec`` with another's contract. Raises ``SpecError`` where it cannot be one of its kernel."""
+    changes = dict(asked)
+    if isinstance(changes["tolerance"], Mapping):
+        changes["tolerance"] = Tolerance(**changes["tolerance"])
+    for name in _AS_IT_IS:
+        if isinstance(changes[name], list):
+            changes[name] = tuple(changes[name])
+    return spec.with_(**changes)

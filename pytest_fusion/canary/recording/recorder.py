@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pytest_fusion.canary.evidence.events import Log
 from pytest_fusion.canary.live import background
-from pytest_fusion.canary.live.calls.call import recorded as captured
-from pytest_fusion.canary.live.calls.copies import tensors_in
-from pytest_fusion.canary.live.calls.signature import bucket_of
+from pytest_fusion.canary.live.calls.arguments import bucket_of, shapes_of
+from pytest_fusion.canary.live.calls.captures import recorded as captured
 from pytest_fusion.canary.recording import recorded_file
 from pytest_fusion.canary.recording.call_json import Binding, Described
 from pytest_fusion.canary.recording.reservoir import Bucket, Reservoir
@@ -41,7 +39,6 @@ _MOST_WAITING = 512
 # A process that ends waits so long for the device.
 _LAST_S = 1.0
 _CHECK_AGE_S = 3600.0
-_PLAIN = (type(None), bool, int, float, str, torch.dtype)
 
 
 def record(
@@ -218,7 +215,7 @@ class Recorder:
         self.at_exit()
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shapes = _shapes(args, kwargs)
+        shapes = shapes_of(args, kwargs)
         bucket = self._shapes.get(shapes)
         if bucket is None:
             bucket = self._reservoir.bucket(bucket_of(args, kwargs))
@@ -313,14 +310,3 @@ class Recorder:
                     self._tensors.forget_all_but(set(self._files.values()))
         except OSError as error:
             self._skip(f"not shortened: {said(error)}")
-
-
-def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
-    """What decides the bucket of a call."""
-    found: list[object] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append((value.shape, value.dtype))
-        elif type(value) not in _PLAIN:
-            found += [(tensor.shape, tensor.dtype) for tensor in tensors_in(value)]
-    return tuple(found)

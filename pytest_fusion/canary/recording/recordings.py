@@ -24,6 +24,9 @@ PathLike = str | os.PathLike[str]
 # What is said of one spec's recordings; the rest is counted as others.
 _MOST_REASONS = 50
 _OTHERS = "others"
+# A recording keeps 64 calls of each of up to 256 classes of shapes, and each case is judged for two kernels by all
+# checks. Cases of one class differ in strides and values, which the generated cases vary too.
+MOST, FEWEST_OF_A_CLASS = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,21 @@ def cases(
             continue
         found.append(RecordedCase(matched.case, call.weight, call.bucket, tuple(matched.notes)))
     return Cases(calls.name, found, calls.total, unmatched, calls.uncovered, calls.expired, calls.files)
+
+
+def recorded(path: Path, spec: FusionSpec) -> Cases:
+    """The cases of a recording, a file or a folder of them: `MOST`, or a few of each class of shapes if that is more.
+
+    Raises ``CanaryError`` that names the option.
+    """
+    try:
+        found = cases(path, spec)
+        if len(found) <= MOST:
+            return found
+        classes = len({one.bucket for one in found.found})
+        return cases(path, spec, per_bucket=max(FEWEST_OF_A_CLASS, MOST // classes))
+    except CanaryError as error:
+        raise CanaryError(f"--recording {path}: {error}") from None
 
 
 def pin(recorded: Cases, spec: FusionSpec, folder: PathLike, *, most: int = 16) -> list[Path]:

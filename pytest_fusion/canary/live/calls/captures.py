@@ -45,3 +45,11 @@ def beside_captures() -> Iterator[None]:
     finally:
         if before is not None:
             _exchange(before)
+
+
+def recorded() -> bool:
+    """Whether this call is captured or traced, and so decided once for many."""
+    if torch.compiler.is_compiling():
+        return True
+    started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()

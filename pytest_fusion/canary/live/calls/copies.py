@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_fusion.canary.live.calls.arguments import Names, tensors_in
 from pytest_fusion.run.placing import write
 
 # Allocations of CUDA start on 512 bytes: a copy that starts there too has pointers that divide by what the originals'
@@ -42,39 +42,6 @@ class Copies:
         """Writes the copies back, element by element: what lies between them may belong to another thread by now."""
         for pair in self.pairs:
             write(pair.original, pair.copy)
-
-
-Names = Callable[[tuple[Any, ...], Mapping[str, Any]], Mapping[str, Any]]
-
-
-def names_of(function: Callable[..., Any]) -> Names:
-    """A function from a call's arguments to ``name -> value``; ``arg0``, ... where the signature is not known."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        signature = None
-
-    def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        if signature is not None:
-            try:
-                return signature.bind(*args, **kwargs).arguments
-            except TypeError:
-                pass
-        return {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
-
-    return named
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
 
 
 def copies_of(

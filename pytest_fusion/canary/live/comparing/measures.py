@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,16 +14,14 @@ import torch
 
 from pytest_fusion.canary.evidence.ledger import Ledger
 from pytest_fusion.canary.evidence.observation import Observation
-from pytest_fusion.canary.live.budget import Budget
-from pytest_fusion.canary.live.calls.call import recorded
-from pytest_fusion.canary.live.calls.captures import beside_captures
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Names, copied_bytes, copies_of, tensors_in
-from pytest_fusion.canary.live.calls.forms import Forms
+from pytest_fusion.canary.live.calls.arguments import Names, signature_of, tensors_in
+from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copied_bytes, copies_of
 from pytest_fusion.canary.live.calls.generators import Generators
-from pytest_fusion.canary.live.calls.signature import signature_of
 from pytest_fusion.canary.live.comparing.call_pairs import Pairs, Plan
 from pytest_fusion.canary.live.comparing.pending import Comparisons
 from pytest_fusion.canary.live.comparing.referee import Referee
+from pytest_fusion.canary.live.comparing.result_compare import Forms
 from pytest_fusion.canary.live.comparing.stopwatch import Span, clock_of
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
@@ -30,9 +29,36 @@ from pytest_fusion.run.placing import write
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
 
+# So much time's share may be spent before it has passed: a burst of calls is looked at like any others.
+_AHEAD_S = 1.0
 Kernel = Callable[..., Any]
 # How a kernel is run: called with it, its arguments and keywords.
 Runner = Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Budget:
+    """``share`` of the time that passes may be spent; what was spent beyond it is paid back by waiting.
+
+    ``open`` is for any thread, ``spend`` for one. A share of 1 is no limit. What a call costs is known only after it,
+    so an interval may be overspent, and the next ones are shut until that is paid back.
+    """
+
+    def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._clock = clock
+        self._left = share * _AHEAD_S
+        self._at = clock()
+
+    @property
+    def open(self) -> bool:
+        """Whether another call may be looked at now."""
+        return self._share >= 1 or self._left > 0
+
+    def spend(self, seconds: float) -> None:
+        """So many seconds of a GPU were spent since the last time."""
+        now = self._clock()
+        self._left = min(self._share * _AHEAD_S, self._left + self._share * (now - self._at)) - seconds
+        self._at = now
 
 
 class Chosen(NamedTuple):

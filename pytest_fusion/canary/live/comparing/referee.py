@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.canary.live.calls.copies import Copies, Names, tensors_in
+from pytest_fusion.canary.live.calls.arguments import Names, tensors_in
+from pytest_fusion.canary.live.calls.copies import Copies
 from pytest_fusion.canary.live.comparing.stopwatch import clock_of
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.oracle.lane_mode import LaneMode

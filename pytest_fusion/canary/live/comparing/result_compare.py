@@ -24,6 +24,9 @@ _ALLOWED = {
 # Elements compared at a time: what bounds the memory of the comparison, some 40 bytes for each.
 _CHUNK = 1 << 20
 FIELDS = ("beyond", "nonfinite", "worst", "squared_difference", "squared_incumbent", "elements")
+# Outputs whose shapes depend on values: nothing can be said of them beforehand.
+VARYING = object()
+_MOST_SIGNATURES = 4096
 
 
 @dataclass(slots=True)
@@ -48,6 +51,30 @@ def form(value: object) -> object:
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     return structure(value)
+
+
+class Forms:
+    """The form (`compare.form`) of each signature's results, ``VARYING`` where they had several; a bounded number."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, object] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether no further signature is learned."""
+        return len(self._known) >= _MOST_SIGNATURES
+
+    def get(self, signature: object) -> object | None:
+        """``None`` where no such call was seen."""
+        return self._known.get(signature)
+
+    def learn(self, signature: object, found: object) -> None:
+        known = self._known.get(signature)
+        if known is None:
+            if not self.full:
+                self._known[signature] = found
+        elif known != found:
+            self._known[signature] = VARYING
 
 
 def compare(incumbent: object, candidate: object, tolerance: Tolerance | None) -> Compared:

@@ -85,8 +85,7 @@ class Rival:
     def open(self, nodeid: str, spec: FusionSpec, bench: Bench, seconds: float) -> Opponent:
         """The incumbent of one test. Raises ``NoOpponentError`` where it has none, ``CanaryError`` where it broke."""
         from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Remote
-        from pytest_fusion.canary.offline.incumbent.shared_promises import contract
-        from pytest_fusion.canary.offline.kernel import beside
+        from pytest_fusion.canary.offline.kernel import beside, contract
 
         if not self.elsewhere:
             self.find()

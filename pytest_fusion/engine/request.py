@@ -12,7 +12,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.engine.profiles import PROFILES, Profile
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.offline.incumbent.incumbents import Rival
+    from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,5 +62,5 @@ class Request:
     # Under ncu: call what this file names and judge nothing.
     profiled: Path | None = None
     # The other kernel that this one is compared with, and nothing else; in its own process, answer for it.
-    canary: Rival | None = None
+    canary: Incumbent | None = None
     served: bool = False

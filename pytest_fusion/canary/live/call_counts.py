@@ -1,4 +1,4 @@
-"""`Traffic`: how many calls of which shapes were made, and which kernel served them; counted without a lock."""
+"""`Traffic`: counts calls by class of shapes and by the kernel that served them, without a lock."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 
 from pytest_fusion.canary.live.calls.arguments import bucket_of, shapes_of
 
-# The bucket of calls whose class came after the last one that has a bucket of its own.
+# The bucket for calls of all classes that came after the bound was reached.
 OTHERS = "others"
-# Exact shapes whose bucket is remembered; where sequences have any length there is no end of them.
+# Exact shapes whose bucket is cached; sequences of any length would make them endless.
 _MOST_KEYS = 4096
 
 
 class Ticker:
-    """A count that any number of threads raise by ``up()``: one step of the interpreter, which loses none.
-
-    ``read`` is for one reader at a time.
+    """A counter that any number of threads raise by ``up()``, one atomic step; ``read`` is for one thread at a time.
     """
 
     __slots__ = ("_count", "_peeks", "up")
@@ -35,7 +33,7 @@ class Ticker:
 
 
 class Slot:
-    """Where a call is counted. ``unverified``: served by the candidate, and nobody compared what it returned."""
+    """The counters of one bucket in one state. ``unverified`` calls were served by the candidate and not compared."""
 
     __slots__ = ("bucket", "calls", "candidate", "unverified")
 
@@ -45,7 +43,7 @@ class Slot:
 
 
 class Calls(NamedTuple):
-    """Calls of one bucket in one state; the candidate served ``candidate`` of them, ``unverified`` of those unseen."""
+    """Numbers of one bucket in one state: all calls, those the candidate served, and of these those not compared."""
 
     calls: int
     candidate: int
@@ -53,7 +51,7 @@ class Calls(NamedTuple):
 
 
 class Traffic:
-    """At most ``most`` buckets, the last of them for all others. ``slot`` is called by any thread, ``read`` by one."""
+    """Counts in at most ``most`` buckets, the last for all others. Any thread may call ``slot``, one ``read``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -63,13 +61,13 @@ class Traffic:
         self._buckets: set[str] = set()
 
     def slot(self, state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slot:
-        """Where this call, made in ``state``, is counted; it is counted as a call by this."""
+        """Counts this call, made in ``state``, and returns its counters."""
         try:
             key = state, shapes_of(args, kwargs)
             found = self._known.get(key)
             if found is None:
                 found = self._new(key, state, bucket_of(args, kwargs))
-        except Exception:  # noqa: BLE001 - tensors whose sizes are no numbers (nested ones): no call may fail for it
+        except Exception:  # noqa: BLE001 - counting must not fail a call, e.g. for nested tensors without sizes
             found = self._new(state, state, OTHERS)
         found.calls.up()
         return found
@@ -87,7 +85,7 @@ class Traffic:
             return slot
 
     def read(self) -> dict[tuple[str, str], Calls]:
-        """By state and bucket, so far."""
+        """The counts so far, by state and bucket."""
         with self._lock:
             slots = dict(self._slots)
         return {

@@ -1,4 +1,4 @@
-"""Both kernels on one case: how each stands to the reference, and what that says of replacing the one by the other."""
+"""Both kernels on one case: how each classify to the reference, and what that says of replacing the one by the other."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pair:
         }
 
 
-def stands(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
+def classify(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
     """How a case counts, and why."""
     ours, theirs = candidate.verdict, incumbent.verdict
     if ours == "fail" and theirs == "rejected" and not incumbent.refused:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.bench.baseline.facts import compare_names
 from pytest_fusion.canary.offline import accuracy
-from pytest_fusion.canary.offline.case_pairs import Pair, Source, Standing, stands
+from pytest_fusion.canary.offline.case_pairs import Pair, Source, Standing, classify
 from pytest_fusion.canary.offline.comparison_verdict import Evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote
 from pytest_fusion.canary.offline.incumbent.wire import Gone
@@ -36,7 +36,7 @@ _CONFIRMED, _ENOUGH = 3, 20
 # In place of a kernel: both are measured, and whose fault an end of the process is nobody knows.
 COSTS = "costs"
 # Cases that are told in full, of each standing that a reader must look at.
-_TOLD: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
+_IN_FULL: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class Extra:
     dead: Mapping[str, Dead] = field(default_factory=dict)
 
 
-class Duel(Campaign):
+class PairedCampaign(Campaign):
     """A campaign that goes on after failures, and asks the incumbent about every case that it runs."""
 
     def set_up(self, opponent: Opponent, extra: Extra) -> None:
-        """Who is asked, and about what besides the generated cases; before :meth:`fight`."""
+        """Who is asked, and about what besides the generated cases; before :meth:`run_all`."""
         self.opponent, self.more = opponent, extra
         self.kernel = Kernel(self.bench)
         if isinstance(opponent, Kernel):
@@ -95,17 +95,17 @@ class Duel(Campaign):
         self.evidence = Evidence()
         self.source: Source = "fuzzed"
         # The first case that only the candidate fails, as the judge left it.
-        self.beaten: CaseResult | None = None
+        self.regression: CaseResult | None = None
         self.counted = self.worse = 0
         # Keys of the cases that both pass, which both were measured on.
         self.passed: list[str] = []
         self.old_reference = 0
 
-    def fight(self) -> Found | Lost:
+    def run_all(self) -> Found | Lost:
         """All cases, and the smallest that the candidate alone fails."""
         try:
             self._every_case()
-            self._tell_of_reference()
+            self._note_old_reference()
             return Found(self.evidence, self._tally())
         except _IncumbentLost as error:
             return error.lost
@@ -138,23 +138,23 @@ class Duel(Campaign):
             self.tally.cases += 1
             ours = dead.candidate
             theirs = dead.incumbent or self._ask(case, again=True)
-            self._keep(case, ours, theirs, *stands(ours, theirs))
+            self._keep(case, ours, theirs, *classify(ours, theirs))
             return CaseResult(case, rejected="crash")
         if again is None:
             again = self.asks_again()
         result = super()._run(case, choice, again=again)
         self.failing = None  # it goes on
-        self._against(result, again=again)
+        self._compare(result, again=again)
         if self.worse >= _ENOUGH:
-            self.failing = self.beaten
+            self.failing = self.regression
         return result
 
-    def _against(self, result: CaseResult, *, again: bool) -> None:
+    def _compare(self, result: CaseResult, *, again: bool) -> None:
         """The incumbent on the case as the candidate met it: a failure may be one of other values than asked for."""
         case, ours = result.case, ran(result, self.bench.refusals)
         dead = self.more.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
-        standing, reason = stands(ours, theirs)
+        standing, reason = classify(ours, theirs)
         if standing == "worse" and theirs.verdict == "pass" and self.worse < _CONFIRMED:
             # It may have been asked less of this case, having spent its costly checks on others; and chance, which only
             # one of them had so far, gets three tries.
@@ -162,7 +162,7 @@ class Duel(Campaign):
                 theirs = self._ask(case, again=True, alone=True)
                 if theirs.verdict != "pass":
                     break
-            standing, reason = stands(ours, theirs)
+            standing, reason = classify(ours, theirs)
         if "rejected" in (ours.verdict, theirs.verdict) or theirs.check == "crash":
             self._keep(case, ours, theirs, standing, reason, result)
             return
@@ -171,7 +171,7 @@ class Duel(Campaign):
         other = self._measured(case)
         if mine.inputs != other.inputs:
             said = other.problem or "the incumbent's spec makes other inputs of it"
-            standing, reason = stands(ours, Ran("rejected", FOREIGN, said))
+            standing, reason = classify(ours, Ran("rejected", FOREIGN, said))
             self._keep(case, ours, theirs, standing, reason, result)
             return
         errors: dict[str, tuple[float, float]] = {}
@@ -180,7 +180,7 @@ class Duel(Campaign):
             reference, expected = reference_of(self.bench, case, logical)
             if mine.reference != other.reference:
                 theirs = self._by_reference_of_today(theirs, other, reference, expected)
-                standing, reason = stands(ours, theirs)
+                standing, reason = classify(ours, theirs)
             errors = self._errors(mine, other, reference, expected) if standing == "passes" else {}
         pair = self._keep(case, ours, theirs, standing, reason, result)
         if standing == "passes":
@@ -193,12 +193,12 @@ class Duel(Campaign):
         self, case: Case, ours: Ran, theirs: Ran, standing: Standing, reason: str, result: CaseResult | None = None
     ) -> Pair:
         described = describe(self.spec, case)
-        told = case.as_json() if standing in _TOLD else None
+        told = case.as_json() if standing in _IN_FULL else None
         pair = Pair(str(described["text"]), self.source, ours, theirs, standing, reason, told)
         self.evidence.pairs.append(pair)
         self.worse += standing == "worse"
-        if standing == "worse" and result is not None and self.beaten is None:
-            self.beaten = result
+        if standing == "worse" and result is not None and self.regression is None:
+            self.regression = result
         return pair
 
     def _by_reference_of_today(self, theirs: Ran, found: Measured, reference: ReferenceRun, expected: Outputs) -> Ran:
@@ -275,7 +275,7 @@ class Duel(Campaign):
         except Gone as gone:
             raise _IncumbentLost(case, gone) from None
 
-    def _tell_of_reference(self) -> None:
+    def _note_old_reference(self) -> None:
         if self.old_reference:
             self.evidence.notes.append(
                 f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "
@@ -284,18 +284,18 @@ class Duel(Campaign):
 
     def _tally(self) -> Tally:
         """What the candidate's cases add up to; with the smallest case of a rollback, on which the incumbent passes."""
-        self.failing = self.beaten
+        self.failing = self.regression
         tally = self.finish()
         failure = tally.failure
-        if self.beaten is None:
+        if self.regression is None:
             if failure is not None and failure.verdict.check == "vacuity":
                 self.evidence.broken = f"the test could not have failed: {failure.verdict.reason}"
             tally.failure = None
             return tally
-        if failure is not None and failure.case is not None and failure.case != self.beaten.case:
+        if failure is not None and failure.case is not None and failure.case != self.regression.case:
             theirs = self._ask(failure.case, again=True, alone=True)
             if theirs.verdict == "fail":
-                tally.failure = self._minimum(self.beaten, shrink=False)
+                tally.failure = self._minimum(self.regression, shrink=False)
         return tally
 
 

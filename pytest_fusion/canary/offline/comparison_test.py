@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.canary.offline.case_pairs import Pair, stands
-from pytest_fusion.canary.offline.comparison import COSTS, Dead, Duel, Extra, Found, Lost
+from pytest_fusion.canary.offline.case_pairs import Pair, classify
+from pytest_fusion.canary.offline.comparison import COSTS, Dead, PairedCampaign, Extra, Found, Lost
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError
-from pytest_fusion.canary.offline.incumbent.incumbents import Rival
+from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
 from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
@@ -72,7 +72,7 @@ def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[s
     return replace(record, seconds=round(time.perf_counter() - begun, 3))
 
 
-def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Rival) -> TestRecord:
+def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Incumbent) -> TestRecord:
     """The record of what two kernels came to; with the replay file and the diagnosis of a rollback's case."""
     name, decision = job.spec.name, comparison.decision
     told = comparison.as_json()
@@ -95,7 +95,7 @@ def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Ri
 class _Fight:
     """The duel of one test, again and again without the cases in which a process ended."""
 
-    def __init__(self, job: Job, rival: Rival, opponent: Opponent) -> None:
+    def __init__(self, job: Job, rival: Incumbent, opponent: Opponent) -> None:
         self.job, self.rival, self.opponent = job, rival, opponent
         self.dead: dict[str, Dead] = {}
         self.seconds = job.request.profile.seconds
@@ -139,7 +139,7 @@ class _Fight:
         """The incumbent, asked about the case in which the candidate's process ended."""
         ours = died(outcome.detail)
         theirs = self._alone(case)
-        standing, reason = stands(ours, theirs)
+        standing, reason = classify(ours, theirs)
         text = str(describe(self.job.spec, case)["text"])
         return Pair(text, "fuzzed", ours, theirs, standing, reason, case.as_json())
 
@@ -192,7 +192,7 @@ class _Fight:
     def _here(self, note: Any) -> Found | Lost:
         job, request = self.job, self.job.request
         spec, device = job.spec, torch.device(request.device)
-        duel = Duel(
+        duel = PairedCampaign(
             spec,
             device=device,
             profile=request.profile,
@@ -215,15 +215,15 @@ class _Fight:
             ),
         )
         duel.evidence.notes += traffic.lines() if traffic is not None else []
-        found = duel.fight()
+        found = duel.run_all()
         if isinstance(found, Found):
             self._costs(found, duel, traffic)
         return found
 
-    def _costs(self, found: Found, duel: Duel, traffic: Cases | None) -> None:
+    def _costs(self, found: Found, duel: PairedCampaign, traffic: Cases | None) -> None:
         """Latency, recompilations and spills; of what is sent back anyway nobody asks."""
         seen, without, keys = found.evidence, self.rival.without, duel.passed
-        if duel.beaten is not None:
+        if duel.regression is not None:
             seen.compiled = seen.spills = seen.untimed = "a case that the candidate alone fails decides already"
             return
         try:
@@ -236,7 +236,7 @@ class _Fight:
         except (Gone, CanaryError) as error:
             seen.notes.append(f"the incumbent's process ended, or refused, when its costs were measured: {error}")
 
-    def _spills(self, seen: Evidence, duel: Duel, sized: Sequence[Sized], lacking: str) -> tuple[Spills, Spills] | str:
+    def _spills(self, seen: Evidence, duel: PairedCampaign, sized: Sequence[Sized], lacking: str) -> tuple[Spills, Spills] | str:
         if not any(pair.candidate.triton or pair.incumbent.triton for pair in seen.pairs):
             return Spills({}, {}, ""), Spills({}, {}, "")
         if lacking:
@@ -247,7 +247,7 @@ class _Fight:
         duel.compiling(asked[0][1])
         return ours, self.opponent.spills(asked)
 
-    def _time(self, seen: Evidence, duel: Duel, sized: Sequence[Sized], lacking: str) -> None:
+    def _time(self, seen: Evidence, duel: PairedCampaign, sized: Sequence[Sized], lacking: str) -> None:
         if "latency" in self.rival.without:
             seen.untimed = "nobody asked for it"
         elif self.job.request.device == "cpu":

@@ -84,7 +84,7 @@ class Kernel:
             new.complete, new.clock = True, bench.clock
             bench = new
         found = ran(judge_case(bench, case, again=again), bench.refusals)
-        spare(bench.device)
+        release_memory(bench.device)
         return found
 
     def measure(self, case: Case) -> Measured:
@@ -107,7 +107,7 @@ class Kernel:
         launches: list[Noted] = []
         with noted(launches, strict=False):
             outcome, placed = call(bench, case, logical, FILLS[0])
-        self._launches[case.key()] = [stood for one in launches if (stood := _standing_for(one)) is not None]
+        self._launches[case.key()] = [stood for one in launches if (stood := _representative(one)) is not None]
         if outcome.error is not None:
             found.problem = f"called once more, it raised {said(outcome.error)[:200]}"
             return found
@@ -165,20 +165,20 @@ class Kernel:
             return None
 
 
-def _standing_for(launch: Noted) -> Specialisation | None:
+def _representative(launch: Noted) -> Specialisation | None:
     """The specialisation of a launch; of an autotuned one always the same config's, whichever won this time."""
     if launch.specialisation is None:
         return None
     return min((launch.specialisation, *launch.others), key=Specialisation.key)
 
 
-def spare(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Give back what a GPU's allocator keeps, where that is much: another process may need it for the same case."""
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > _KEPT:
         torch.cuda.empty_cache()
 
 
-def taking(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
+def without_fixtures(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
     """``fused`` without those of the fixtures ``extra`` that it does not take."""
     try:
         parameters = inspect.signature(fused).parameters
@@ -209,9 +209,9 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return found.hexdigest()[:16]
 
 
-def beside(spec: FusionSpec, bench: Bench, fused: Callable[..., Any]) -> Kernel:
+def kernel_beside(spec: FusionSpec, bench: Bench, fused: Callable[..., Any]) -> Kernel:
     """Another kernel of the same spec in this process. Raises ``SpecError`` where it does not take the inputs."""
-    other = spec.with_(fused=taking(fused, spec.fixtures), name=spec.name)
+    other = spec.with_(fused=without_fixtures(fused, spec.fixtures), name=spec.name)
     fresh = Bench(other, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
     return Kernel(fresh)
 

@@ -36,7 +36,7 @@ class Finding:
 class Timing:
     """log(candidate / incumbent) of a size's latency: the median over blocks of pairs and its 99 % interval.
 
-    ``share`` is the part of the recorded calls that the size stands for, 0 where nothing was recorded.
+    ``share`` is the part of the recorded calls that the size classify for, 0 where nothing was recorded.
     """
 
     text: str

@@ -46,7 +46,7 @@ _NO_SIZES = (
 
 
 class Sized(NamedTuple):
-    """A case that stands for a size that occurs; ``share`` of all recorded calls, 0 where nothing was recorded."""
+    """A case that classify for a size that occurs; ``share`` of all recorded calls, 0 where nothing was recorded."""
 
     text: str
     case: Case

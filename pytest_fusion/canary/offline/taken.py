@@ -117,11 +117,11 @@ def _ran(
 
 
 def _ahead(spec: FusionSpec, sized: Iterable[tuple[str, Case]]) -> list[tuple[str, tuple[Sequence[Resources], str]]]:
-    told = list(sized)
-    reports = resources_of(spec, [_sizes(case) for _, case in told], [TARGETS[TARGET]])
+    entries = list(sized)
+    reports = resources_of(spec, [_sizes(case) for _, case in entries], [TARGETS[TARGET]])
     # That a call launches no kernel of Triton's is an answer: such a call spills nothing of one.
     problems = ["" if one.problem == NO_KERNEL else one.problem for one in reports]
-    return [(text, (one.kernels, problem)) for (text, _), one, problem in zip(told, reports, problems, strict=True)]
+    return [(text, (one.kernels, problem)) for (text, _), one, problem in zip(entries, reports, problems, strict=True)]
 
 
 def _sizes(case: Case) -> dict[str, Any]:

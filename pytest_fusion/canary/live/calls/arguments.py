@@ -19,7 +19,7 @@ Names = Callable[[tuple[Any, ...], Mapping[str, Any]], Mapping[str, Any]]
 
 
 def names_of(function: Callable[..., Any]) -> Names:
-    """A function from a call's arguments to ``name -> value``; ``arg0``, ... where the signature is not known."""
+    """A function that maps a call's arguments to ``name -> value``; ``arg0``, ... where the signature is not known."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -49,7 +49,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """Shapes, dtypes and devices of the tensors, values of what is discrete, types of the rest. Hashable."""
+    """A hashable key: shapes, dtypes and devices of tensors, values of ints, bools and strings, types of the rest."""
     return tuple(_part(value) for value in args), tuple((name, _part(kwargs[name])) for name in sorted(kwargs))
 
 
@@ -95,9 +95,10 @@ def shapes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[object,
 
 
 def devices_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.device]:
+    """The devices of a call's tensors."""
     return {tensor.device for tensor in tensors_in([args, kwargs])}
 
 
 def versions_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
-    """The tensors with the counters of their in-place writes; inference tensors have none, and raise when asked."""
+    """The tensors with their counters of in-place writes, without inference tensors, which have none."""
     return [(tensor, tensor._version) for tensor in tensors_in([args, kwargs]) if not tensor.is_inference()]

@@ -1,4 +1,4 @@
-"""`Rival`: the incumbent of a whole run, found once, asked by each test, and gone at the end."""
+"""`Incumbent`: the incumbent of a whole run, found once, asked by each test, and gone at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fusion.canary.offline.incumbent.incumbent_name import Named
+from pytest_fusion.canary.offline.incumbent.incumbent_name import IncumbentName
 from pytest_fusion.errors import CanaryError, SpecError
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Setting:
     spec: bool = False
 
 
-class Rival:
+class Incumbent:
     """An incumbent. ``without`` are the metrics that nobody asks for; ``recording`` is a file of recorded traffic."""
 
     def __init__(
-        self, named: Named, setting: Setting, *, without: Sequence[str] = (), recording: Path | None = None
+        self, named: IncumbentName, setting: Setting, *, without: Sequence[str] = (), recording: Path | None = None
     ) -> None:
         self.named, self.setting = named, setting
         self.without, self.recording = tuple(without), recording
@@ -85,12 +85,12 @@ class Rival:
     def open(self, nodeid: str, spec: FusionSpec, bench: Bench, seconds: float) -> Opponent:
         """The incumbent of one test. Raises ``NoOpponentError`` where it has none, ``CanaryError`` where it broke."""
         from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Remote
-        from pytest_fusion.canary.offline.kernel import beside, contract
+        from pytest_fusion.canary.offline.kernel import kernel_beside, contract
 
         if not self.elsewhere:
             self.find()
             try:
-                return beside(spec, bench, self._function)
+                return kernel_beside(spec, bench, self._function)
             except SpecError as error:
                 raise NoOpponentError(f"{self.named} does not take the inputs of this test: {error}") from None
         self._opened = {
@@ -132,7 +132,7 @@ class Rival:
                 f"{self.named} alone: install the package from the revision into another environment, and compare "
                 "with python:/path/to/its/python"
             )
-        return [*self.notes, *_said_of_shared(answer.get("shared", []), self.setting)]
+        return [*self.notes, *_shared_files(answer.get("shared", []), self.setting)]
 
     def let_go(self) -> None:
         """After a test that ended in the middle of a question: a process that waits for its next one is no good."""
@@ -223,7 +223,7 @@ class Rival:
                 )
 
 
-def _said_of_shared(files: Sequence[str], setting: Setting) -> list[str]:
+def _shared_files(files: Sequence[str], setting: Setting) -> list[str]:
     """What an environment took from the work tree besides the tests themselves: perhaps what was to be compared."""
     tests = {os.path.realpath(setting.root / file) for file in setting.files}
     rest = [file for file in files if file not in tests and Path(file).name != "conftest.py"]

@@ -63,7 +63,7 @@ def resolve(called: str, start: Path) -> Revision:
     found = _git(start, "rev-parse", "--show-toplevel")
     if found.returncode:
         raise CanaryError(
-            f"the incumbent git:{called}: {start} is in no work tree of git ({_said(found)}); run this inside of one, "
+            f"the incumbent git:{called}: {start} is in no work tree of git ({_stderr(found)}); run this inside of one, "
             "or name the incumbent as python:/path/to/python or module:function"
         )
     top = Path(os.fsdecode(found.stdout).rstrip("\n"))
@@ -100,7 +100,7 @@ def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
 def _tree(revision: Revision) -> Iterator[_Entry]:
     found = _git(revision.top, "ls-tree", "-r", "-z", "--full-tree", revision.sha)
     if found.returncode:
-        raise CanaryError(f"the incumbent {revision}: its tree cannot be read ({_said(found)})")
+        raise CanaryError(f"the incumbent {revision}: its tree cannot be read ({_stderr(found)})")
     for line in filter(None, found.stdout.split(b"\0")):
         about, _, path = line.partition(b"\t")
         mode, _, blob = about.decode().split()[:3]
@@ -116,7 +116,7 @@ def _blobs(revision: Revision, files: list[_Entry]) -> Iterator[tuple[_Entry, by
         words = data[at:end].split() if end >= 0 else []
         if len(words) != 3:
             raise CanaryError(
-                f"the incumbent {revision}: the object of {entry.path} is not here ({_said(found) or 'missing'}); "
+                f"the incumbent {revision}: the object of {entry.path} is not here ({_stderr(found) or 'missing'}); "
                 "in a partial clone, check the revision out once so that git fetches it"
             )
         size = int(words[2])
@@ -156,7 +156,7 @@ def _environment() -> Mapping[str, str]:
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-def _said(found: subprocess.CompletedProcess[bytes]) -> str:
+def _stderr(found: subprocess.CompletedProcess[bytes]) -> str:
     return found.stderr.decode(errors="replace").strip().partition("\n")[0]
 
 

@@ -35,7 +35,7 @@ def add(views: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """The exit status. Raises ``CanaryError``."""
-    from pytest_fusion.canary.evidence.fleet import select, gather, verdict
+    from pytest_fusion.canary.evidence.fleet import gather, select, verdict
     from pytest_fusion.canary.evidence.promotion_rules import RULES, without
     from pytest_fusion.canary.evidence.status import as_json, lines
 

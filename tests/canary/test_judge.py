@@ -238,7 +238,11 @@ def test_broken_observations_are_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "bucket", "reason"),
-    [("latencies", "small", "the rules have no such metric"), ("violation", "new", "and no calls"), ("fault", "", "scale")],
+    [
+        ("latencies", "small", "the rules do not have"),
+        ("violation", "new", "and no calls"),
+        ("fault", "", "scale"),
+    ],
 )
 def test_counts_that_contradict_each_other_are_an_error(metric: str, bucket: str, reason: str) -> None:
     """A metric nobody knows, comparisons of calls that were not made, values off the scale: nothing is promoted."""

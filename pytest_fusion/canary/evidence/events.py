@@ -78,7 +78,7 @@ class Log:
                 self.lost += 1
 
     def flush(self) -> None:
-        """Writes the waiting events, in order, and passes them to the publishers; counts those that cannot be written."""
+        """Writes the waiting events, in order, and passes them to the publishers. Counts lost ones."""
         with self._writing:
             with self._lock:
                 events = list(self._waiting)

@@ -63,9 +63,7 @@ class Evidence:
     def __add__(self, other: Evidence) -> Evidence:
         """The sum. Raises ``ValueError`` for evidence of another rollout: another candidate, salt or rules."""
         if self.rollout != other.rollout:
-            raise ValueError(
-                f"evidence of rollouts {self.rollout!r} and {other.rollout!r} cannot be added: it is of different candidates"
-            )
+            raise ValueError(f"evidence of rollouts {self.rollout!r} and {other.rollout!r} cannot be added")
         calls = Counter(self.calls)
         calls.update(other.calls)
         tallies = dict(self.tallies)
@@ -74,7 +72,7 @@ class Evidence:
         return Evidence(self.rollout, dict(sorted(calls.items())), dict(sorted(tallies.items())))
 
     def since(self, earlier: Evidence) -> Evidence:
-        """The evidence added after ``earlier``, which this one contains: ``earlier + later.since(earlier) == later``."""
+        """The evidence after ``earlier``, which this one contains: ``earlier + later.since(earlier) == later``."""
         calls = {bucket: count - earlier.calls.get(bucket, 0) for bucket, count in self.calls.items()}
         tallies: dict[Cell, Tally] = {}
         for cell, tally in self.tallies.items():
@@ -116,7 +114,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Reads `as_json`, ignoring unknown keys. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for other data."""
+        """Reads what `as_json` made. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for other data."""
         if data["schema"] != _SCHEMA:
             raise ValueError(f"evidence of schema {data['schema']!r}, and {_SCHEMA} is known")
         tallies: dict[Cell, Tally] = {}

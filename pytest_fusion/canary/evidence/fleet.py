@@ -39,8 +39,8 @@ class Process:
 class Rollout:
     """A rollout of one canary in all processes.
 
-    ``gaps`` says which evidence is missing, ``served`` counts calls by state and kernel, ``counts`` has the other counts
-    of the blocks that were read.
+    ``gaps`` says which evidence is missing, ``served`` counts calls by state and kernel, ``counts`` has the other
+    counts of the blocks that were read.
     """
 
     name: str

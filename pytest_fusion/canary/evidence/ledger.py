@@ -26,8 +26,8 @@ _MOST_BYTES = 24_000
 class Ledger:
     """Counts for the current rollout; any number of threads may add.
 
-    ``traffic`` counts the calls. ``write`` logs what is new as a ``block``, numbered from 1 in each rollout, and now and
-    then a ``total`` of all blocks since 1. Metrics that ``rules`` do not have are not counted.
+    ``traffic`` counts the calls. ``write`` logs what is new as a ``block``, numbered from 1 in each rollout, and now
+    and then a ``total`` of all blocks since 1. Metrics that ``rules`` do not have are not counted.
     """
 
     def __init__(self, log: Log, rollout: str, rules: Rules) -> None:
@@ -100,7 +100,7 @@ class Ledger:
             self._count(f"fallbacks: {reason}")
 
     def observe(self, seen: Observation) -> None:
-        """Counts a run of the candidate, or of the incumbent in its place. Raises ``KeyError`` for an unknown result."""
+        """Counts a run of the candidate, or of the incumbent in its place. ``KeyError`` for an unknown result."""
         metrics = metrics_of(seen.result)
         with self._lock:
             self._count(f"{'compared' if seen.arm == 'candidate' else 'itself'}: {seen.result}")
@@ -139,7 +139,8 @@ class Ledger:
             served[state, "incumbent"] += max(0, found.calls - found.candidate)
         tallies = dict(seen.tallies)
         if "exception" in self._rules.scales():
-            # Their values were not compared, but they did not raise: without them the rate would be of compared calls only.
+            # Their values were not compared, but they did not raise: without them the rate would be of compared calls
+            # only.
             for bucket, many in unverified.items():
                 if many:
                     cell = Cell("exception", bucket)

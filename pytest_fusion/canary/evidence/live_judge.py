@@ -18,7 +18,9 @@ class LiveJudge:
 
     def __init__(self, rollout: str, rules: Rules = RULES, *, every: int = 500) -> None:
         if every < 1:
-            raise ValueError(f"every is {every}, and must be 1 or more: the judge runs at each observation, every=1, or less often")
+            raise ValueError(
+                f"every is {every}, and must be 1 or more: the judge runs at each observation, every=1, or less often"
+            )
         self._collector = Collector(rollout, rules.scales())
         self._rules = rules
         self._every = every

@@ -62,7 +62,8 @@ ERROR = Scale(-math.log(4), math.log(4), math.log(4) / 200)
 METRICS = (
     # No correct kernel has any: non-finite where the incumbent is finite, another structure, changed inputs, hangs.
     Metric("fault", RATE, "critical", 0.0, 1e-4, 0.02, 300, 300),
-    # Beyond the tolerance that was calibrated offline. One in 10,000 is not promoted; one in 100,000 is not rolled back.
+    # Beyond the tolerance that was calibrated offline. One in 10,000 is not promoted; one in 100,000 is not rolled
+    # back.
     Metric("violation", RATE, "critical", 1e-5, 1e-4, 0.02, 300, 300, itself=1e-5),
     Metric("exception", RATE, "critical", 1e-4, 1e-3, 0.02, 300, 300),
     Metric("error_ratio", ERROR, "ordinary", math.log(1.25), math.log(1.25), math.log(1.5), 50, 10),

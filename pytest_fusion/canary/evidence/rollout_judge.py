@@ -25,8 +25,8 @@ _FAIR = 0.5
 class Finding:
     """The judgement of one metric, in one bucket or, with ``bucket=None``, over all calls.
 
-    ``estimate`` is the mean of the ``seen`` observations, NaN for none; ``low`` and ``high`` are the ends of its interval,
-    valid at every look, or NaN if not requested. ``share`` is the bucket's part of all calls.
+    ``estimate`` is the mean of the ``seen`` observations, NaN for none; ``low`` and ``high`` are the ends of its
+    interval, valid at every look, or NaN if not requested. ``share`` is the bucket's part of all calls.
     """
 
     metric: str
@@ -110,7 +110,7 @@ def _inconsistent(evidence: Evidence, rules: Rules) -> Iterator[str]:
         )
     for cell, tally in sorted(evidence.tallies.items()):
         if cell.metric not in known:
-            yield f"{cell.metric!r} was observed, but the rules have no such metric; they have {', '.join(sorted(known))}"
+            yield f"{cell.metric!r} is a metric that the rules do not have; they have {', '.join(sorted(known))}"
         elif max(tally.counts, default=0) >= known[cell.metric].size:
             yield f"{cell.metric}: counts are not on its scale; were they made under other rules?"
         if cell.arm == "candidate" and tally.seen and not evidence.calls.get(cell.bucket):

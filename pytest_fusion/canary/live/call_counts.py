@@ -16,8 +16,7 @@ _MOST_KEYS = 4096
 
 
 class Ticker:
-    """A counter that any number of threads raise by ``up()``, one atomic step; ``read`` is for one thread at a time.
-    """
+    """A counter that any number of threads raise by ``up()``, one atomic step; ``read`` is for one thread at a time."""
 
     __slots__ = ("_count", "_peeks", "up")
 

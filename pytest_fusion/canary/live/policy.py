@@ -27,19 +27,19 @@ class Policy:
     more, on copies. On average this takes at most ``gpu_share`` of a GPU's time; 1 is no limit.
 
     ``by`` says what is routed: each request, or the whole process (named by ``replica``, by default by host and process
-    id). ``rollout`` and ``salt`` are part of the hash: use the same in all processes, or the shares differ. A trip holds
-    for its ``rollout``.
+    id). ``rollout`` and ``salt`` are part of the hash: use the same in all processes, or the shares differ. A trip
+    holds for its ``rollout``.
 
     ``writes`` names the arguments that either kernel writes, ``()`` for none. ``None`` means unknown: every routed call
-    then copies all its tensors, so that it can fall back on the incumbent. ``scratch`` names arguments whose contents do
-    not matter afterwards. ``tolerance`` is the allowed difference between the two kernels; ``None`` allows about four
-    roundings of the dtype.
+    then copies all its tensors, so that it can fall back on the incumbent. ``scratch`` names arguments whose contents
+    do not matter afterwards. ``tolerance`` is the allowed difference between the two kernels; ``None`` allows about
+    four roundings of the dtype.
 
     ``trip_after`` failures in ``trip_window`` runs of the candidate roll it back. ``timeout_s`` limits one run,
     compilation included. ``memory_mib`` limits the copies of a call. ``file`` is read every ``interval_s``; when it can
-    no longer be read, the canary is off after ``stale_s``. ``directory`` gets the event log (at most twice ``log_mib``),
-    the mark of a trip and, in ``finds``, the calls on which the kernels disagreed: up to 20 of each class of shapes, as
-    files that reproduce them; with ``keep_tensors``, the tensors themselves.
+    no longer be read, the canary is off after ``stale_s``. ``directory`` gets the event log (at most twice
+    ``log_mib``), the mark of a trip and, in ``finds``, the calls on which the kernels disagreed: up to 20 of each class
+    of shapes, as files that reproduce them; with ``keep_tensors``, the tensors themselves.
     """
 
     state: str = "shadow"

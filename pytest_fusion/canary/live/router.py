@@ -267,7 +267,9 @@ class Canary:
 
     def decide(self, key: object) -> str:
         """Which kernel serves the request ``key``, ``"incumbent"`` or ``"candidate"``: to choose between two graphs."""
-        return "candidate" if self._active is not None and self._sampler.serves(self._mode, str(key), 0) else "incumbent"
+        return (
+            "candidate" if self._active is not None and self._sampler.serves(self._mode, str(key), 0) else "incumbent"
+        )
 
     def _draw(self) -> None:
         self._sampler = CallSampler(self.name, self._control.rollout, self.policy)

@@ -51,7 +51,7 @@ def threshold(share: float) -> int:
 
 
 class CallSampler:
-    """Decides for each call of the canary ``name`` in this process which kernel serves it and whether it is compared."""
+    """Decides for each call of a canary in this process which kernel serves it and whether it is compared."""
 
     def __init__(self, name: str, rollout: str, policy: Policy) -> None:
         self._seed = f"{policy.salt}\0{name}\0{rollout}"

@@ -115,7 +115,9 @@ class Control:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(reason + "\n", encoding="utf-8")
         except OSError as error:
-            self._report_once("mark", f"the mark of a trip was not written, so a restarted process will not know of it: {said(error)}")
+            self._report_once(
+                "mark", f"the mark of a trip was not written, so a restarted process will not know of it: {said(error)}"
+            )
 
     def rearm(self, rollout: str) -> None:
         """Starts another rollout, without the last one's trip. Raises ``CanaryError`` for the same id."""
@@ -169,9 +171,13 @@ class Control:
             self._report_once("file", f"{self._policy.file}: {said(error)}; off, because it was never read")
             return OFF
         if self._clock() - self._file_read_at > self._policy.stale_s:
-            self._report_once("file", f"{self._policy.file}: {said(error)} for {self._policy.stale_s:g} s; {known}, now off")
+            self._report_once(
+                "file", f"{self._policy.file}: {said(error)} for {self._policy.stale_s:g} s; {known}, now off"
+            )
             return OFF
-        self._report_once("file", f"{self._policy.file}: {said(error)}; {known} and holds for {self._policy.stale_s:g} s")
+        self._report_once(
+            "file", f"{self._policy.file}: {said(error)}; {known} and holds for {self._policy.stale_s:g} s"
+        )
         return self._filed
 
     def _states(self, text: str) -> Mode | None:

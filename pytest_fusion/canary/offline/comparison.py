@@ -1,4 +1,4 @@
-"""All cases of one spec with two kernels, in one process: the test's own cases, each judged for both."""
+"""`PairedCampaign`: runs all cases of a test with two kernels, and judges each case for both."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.measure.launches import Counts
 from pytest_fusion.run.process.fork import COMPILING
 
-# Cases whose launches are counted though nothing differs, and all in all.
+# Cases whose launches are counted: where nothing seems to differ, and at most.
 _COUNTED, _MOST_COUNTED = 8, 60
-# Cases that the candidate alone fails and of which the incumbent is asked everything; and after which nothing is to be
-# learned from more.
+# Cases that the candidate alone fails: so many are confirmed by all checks of the incumbent; after so many it stops.
 _CONFIRMED, _ENOUGH = 3, 20
-# In place of a kernel: both are measured, and whose fault an end of the process is nobody knows.
+# Noted in place of a kernel while both are measured: if the process ends then, either may be the cause.
 COSTS = "costs"
-# Cases that are told in full, of each standing that a reader must look at.
+# Cases that are reported in full: those with a standing that a reader must look at.
 _IN_FULL: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A case in which a kernel's process ended: what is known of each without asking it again."""
+    """A case in which a kernel's process ended, with the known results; the case is not run again for these."""
 
     candidate: Ran | None
     incumbent: Ran | None
@@ -49,16 +48,16 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The incumbent's process went while it was asked about a case."""
+    """The incumbent's process ended, or gave no answer in time (``late``), while it ran a case."""
 
     case: Mapping[str, Any]
-    said: str
+    reason: str
     late: bool
 
 
 @dataclass(slots=True)
 class Found:
-    """What a duel leaves. ``tally`` has the smallest case of a rollback, and what the candidate's checks add up to."""
+    """The result of a comparison. ``tally`` sums up the candidate's checks, with the smallest case of a rollback."""
 
     evidence: Evidence
     tally: Tally
@@ -72,7 +71,7 @@ class _IncumbentLost(Exception):
 
 @dataclass(slots=True)
 class Extra:
-    """Cases beyond those that are generated, and those that end a process."""
+    """Cases in addition to generated ones, and the known ``dead`` ones, which end a process."""
 
     known: Iterable[Case] = ()
     pinned: Iterable[Case] = ()
@@ -81,28 +80,28 @@ class Extra:
 
 
 class PairedCampaign(Campaign):
-    """A campaign that goes on after failures, and asks the incumbent about every case that it runs."""
+    """A campaign that continues after failures, and also runs every case with the incumbent."""
 
     def set_up(self, opponent: Opponent, extra: Extra) -> None:
-        """Who is asked, and about what besides the generated cases; before :meth:`run_all`."""
+        """Sets the incumbent and the additional cases; call it before :meth:`run_all`."""
         self.opponent, self.more = opponent, extra
         self.kernel = Kernel(self.bench)
         if isinstance(opponent, Kernel):
-            # The time limit is one of each call.
+            # The time limit applies to each call.
             opponent.bench.clock = Clock(lambda: self.note(self._last))
         elif isinstance(opponent, Remote):
             opponent.pulse = lambda: self.note(self._last)
         self.evidence = Evidence()
         self.source: Source = "fuzzed"
-        # The first case that only the candidate fails, as the judge left it.
+        # The judged result of the first case that only the candidate fails.
         self.regression: CaseResult | None = None
         self.counted = self.worse = 0
-        # Keys of the cases that both pass, which both were measured on.
+        # Keys of the cases that both pass and were measured on.
         self.passed: list[str] = []
         self.old_reference = 0
 
     def run_all(self) -> Found | Lost:
-        """All cases, and the smallest that the candidate alone fails."""
+        """Runs all cases, and shrinks the first that the candidate alone fails."""
         try:
             self._every_case()
             self._note_old_reference()
@@ -143,21 +142,21 @@ class PairedCampaign(Campaign):
         if again is None:
             again = self.asks_again()
         result = super()._run(case, choice, again=again)
-        self.failing = None  # it goes on
+        self.failing = None  # the campaign continues
         self._compare(result, again=again)
         if self.worse >= _ENOUGH:
             self.failing = self.regression
         return result
 
     def _compare(self, result: CaseResult, *, again: bool) -> None:
-        """The incumbent on the case as the candidate met it: a failure may be one of other values than asked for."""
+        """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
         case, ours = result.case, ran(result, self.bench.refusals)
         dead = self.more.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
         standing, reason = classify(ours, theirs)
         if standing == "worse" and theirs.verdict == "pass" and self.worse < _CONFIRMED:
-            # It may have been asked less of this case, having spent its costly checks on others; and chance, which only
-            # one of them had so far, gets three tries.
+            # The incumbent may not have run all costly checks on this case. A check that depends on chance gets three
+            # tries.
             for _ in range(3 if ours.check == "repeat" else 1):
                 theirs = self._ask(case, again=True, alone=True)
                 if theirs.verdict != "pass":
@@ -170,8 +169,8 @@ class PairedCampaign(Campaign):
         mine = self.kernel.measure(case)
         other = self._measured(case)
         if mine.inputs != other.inputs:
-            said = other.problem or "the incumbent's spec makes other inputs of it"
-            standing, reason = classify(ours, Ran("rejected", FOREIGN, said))
+            why = other.problem or "the incumbent's spec makes other inputs of it"
+            standing, reason = classify(ours, Ran("rejected", FOREIGN, why))
             self._keep(case, ours, theirs, standing, reason, result)
             return
         errors: dict[str, tuple[float, float]] = {}
@@ -193,8 +192,8 @@ class PairedCampaign(Campaign):
         self, case: Case, ours: Ran, theirs: Ran, standing: Standing, reason: str, result: CaseResult | None = None
     ) -> Pair:
         described = describe(self.spec, case)
-        told = case.as_json() if standing in _IN_FULL else None
-        pair = Pair(str(described["text"]), self.source, ours, theirs, standing, reason, told)
+        full = case.as_json() if standing in _IN_FULL else None
+        pair = Pair(str(described["text"]), self.source, ours, theirs, standing, reason, full)
         self.evidence.pairs.append(pair)
         self.worse += standing == "worse"
         if standing == "worse" and result is not None and self.regression is None:
@@ -202,7 +201,7 @@ class PairedCampaign(Campaign):
         return pair
 
     def _by_reference_of_today(self, theirs: Ran, found: Measured, reference: ReferenceRun, expected: Outputs) -> Ran:
-        """The incumbent's verdict where it was judged by another reference: its results beside the one of today."""
+        """The incumbent's verdict by today's reference, where its own reference gave other results."""
         self.old_reference += 1
         if theirs.verdict == "fail" and theirs.check != "values":
             return theirs
@@ -229,7 +228,7 @@ class PairedCampaign(Campaign):
         return found
 
     def _counted(self, case: Case, pair: Pair) -> Pair:
-        """Launches of both, of a few cases and of those that look different; exactly, or not at all."""
+        """The pair with the launches of both, for a few cases and those that seem to differ, if they are exact."""
         ours, theirs = pair.candidate, pair.incumbent
         if self.bench.device.type != "cuda" and not (ours.triton and theirs.triton):
             return pair  # what runs may be a path for the CPU
@@ -259,11 +258,11 @@ class PairedCampaign(Campaign):
             raise _IncumbentLost(case, gone) from None
 
     def compiling(self, case: Case) -> None:
-        """Whoever watches this process is told that compilers are at work, or that something is timed."""
+        """Notes, for the process that watches this one, that something is compiled or timed."""
         self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
     def _note_incumbent(self, case: Case) -> None:
-        """Whoever watches this process is told who runs; on a GPU the incumbent may have kernels to compile."""
+        """Notes, for the process that watches this one, that the incumbent runs and may compile."""
         compiling = {COMPILING: "the incumbent"} if self.bench.device.type == "cuda" else {}
         self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
 
@@ -283,7 +282,7 @@ class PairedCampaign(Campaign):
             )
 
     def _tally(self) -> Tally:
-        """What the candidate's cases add up to; with the smallest case of a rollback, on which the incumbent passes."""
+        """The tally of the candidate's cases, with the smallest case that only the candidate fails."""
         self.failing = self.regression
         tally = self.finish()
         failure = tally.failure

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.canary.offline.case_pairs import Pair, classify
-from pytest_fusion.canary.offline.comparison import COSTS, Dead, PairedCampaign, Extra, Found, Lost
+from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, Lost, PairedCampaign
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
@@ -107,7 +107,7 @@ class _Fight:
             if isinstance(outcome, Found):
                 return outcome.evidence, outcome.tally
             if isinstance(outcome, Lost):
-                self._bury(Case.from_json(outcome.case), incumbent=died(outcome.said, late=outcome.late))
+                self._bury(Case.from_json(outcome.case), incumbent=died(outcome.reason, late=outcome.late))
                 self.rival.reopen()
                 continue
             self.rival.reopen()  # the question that it was asked last may be half answered
@@ -236,7 +236,9 @@ class _Fight:
         except (Gone, CanaryError) as error:
             seen.notes.append(f"the incumbent's process ended, or refused, when its costs were measured: {error}")
 
-    def _spills(self, seen: Evidence, duel: PairedCampaign, sized: Sequence[Sized], lacking: str) -> tuple[Spills, Spills] | str:
+    def _spills(
+        self, seen: Evidence, duel: PairedCampaign, sized: Sequence[Sized], lacking: str
+    ) -> tuple[Spills, Spills] | str:
         if not any(pair.candidate.triton or pair.incumbent.triton for pair in seen.pairs):
             return Spills({}, {}, ""), Spills({}, {}, "")
         if lacking:

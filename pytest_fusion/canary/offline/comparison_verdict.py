@@ -1,4 +1,4 @@
-"""From pairs to a verdict: one finding for each metric, and what they say together."""
+"""`conclude`: the verdict on a candidate from all compared cases, by one finding for each metric."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
 
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
-# What decides for all of several specs: the first of these that any of them has.
+# By precedence: of several specs, the first of these that any has decides.
 DECISIONS: tuple[Decision, ...] = ("rollback", "error", "nodata", "hold", "promote")
 
-# What `--without` may name. Verdicts of the checks cannot be left out: without=, in the spec, is for these.
+# The names for `--without`. Checks cannot be left out here, but by without= in the spec.
 METRICS = ("error", "determinism", "refusals", "launches", "recompiles", "spills", "memory", "latency")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two kernels of one spec came to. ``counts`` is how many cases stand how."""
+    """The result of comparing two kernels of one spec. ``counts`` has the number of cases by standing."""
 
     decision: Decision
     reasons: tuple[str, ...]
@@ -37,7 +37,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """``{"verdict", "reasons", "metrics", "counts", "incumbent", "pairs", "latency", "notes"}``."""
+        """The comparison in JSON types, with the keys "verdict", "reasons", "metrics", "counts", "pairs" and others."""
         return {
             "verdict": self.decision,
             "reasons": list(self.reasons),
@@ -52,21 +52,21 @@ class Comparison:
 
 @dataclass(slots=True)
 class Evidence:
-    """All that is known when the last case has run. ``untimed`` says why there is no latency."""
+    """Everything measured when the last case has run. ``untimed`` says why there is no latency."""
 
     pairs: list[Pair] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     untimed: str = "nothing was timed"
-    # Of the candidate and the incumbent, or why they are not known.
-    compiled: tuple[Compiled, Compiled] | str = "nobody looked"
-    spills: tuple[Spills, Spills] | str = "nobody looked"
-    # What broke the measurement; nothing is promoted, and nobody blamed for it.
+    # For candidate and incumbent, or the reason why they are not known.
+    compiled: tuple[Compiled, Compiled] | str = "not measured"
+    spills: tuple[Spills, Spills] | str = "not measured"
+    # Why the measurement failed; nothing is promoted then, and no kernel blamed.
     broken: str = ""
     notes: list[str] = field(default_factory=list)
 
 
 def check_without(names: Collection[str]) -> tuple[str, ...]:
-    """The metrics to be left out. Raises ``CanaryError`` for one that does not exist."""
+    """The names of metrics to leave out. Raises ``CanaryError`` for an unknown one."""
     for name in names:
         if name not in METRICS:
             raise CanaryError(f"a canary cannot leave out {name!r}{did_you_mean(name, METRICS)}")
@@ -74,17 +74,17 @@ def check_without(names: Collection[str]) -> tuple[str, ...]:
 
 
 def without_evidence(decision: Decision, reason: str, incumbent: Mapping[str, Any]) -> Comparison:
-    """What is said where no case could be compared."""
+    """The result where no case could be compared."""
     return Comparison(decision, (reason,), (), {}, incumbent)
 
 
 def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[str] = ()) -> Comparison:
-    """The verdict, with every reason for it. Looked for in the order rollback, error, nodata, hold, promote.
+    """The verdict with all its reasons, the first that applies of rollback, error, nodata, hold, promote.
 
     * rollback: a case that the candidate fails and the incumbent does not, or a critical metric that is worse;
     * error: the incumbent's process or the measurement broke;
     * nodata: fewer than ``FEWEST`` cases that both pass;
-    * hold: an ordinary metric is worse, or one that was asked for was not measured or is not decided;
+    * hold: an ordinary metric is worse, or a metric was not measured or is not decided;
     * promote: every metric is shown to be no worse.
     """
     counts = Counter[str](pair.standing for pair in seen.pairs)
@@ -133,40 +133,40 @@ def _too_few(counts: Mapping[str, int]) -> str:
     words = {
         "better": "the candidate alone passes",
         "known-bad": "both fail",
-        "unexcused": "the candidate fails, and the incumbent could not be asked",
+        "unexcused": "the candidate fails, and the incumbent could not be judged",
         "both-fail": "both fail in different ways",
         "refuses": "the candidate alone refuses",
         "accepts": "the incumbent alone refuses",
-        "foreign": "could not be compared, because the two were given different inputs",
-        "not-asked": "asked nothing of either",
+        "foreign": "could not be compared, because the two got different inputs",
+        "not-asked": "could not be judged",
     }
-    rest = "; ".join(f"{counts[name]} {said}" for name, said in words.items() if counts.get(name))
+    rest = "; ".join(f"{counts[name]} {text}" for name, text in words.items() if counts.get(name))
     return f"both pass {passes} case(s), and {FEWEST} are needed" + (f" ({rest})" if rest else "")
 
 
 def _verdicts(pairs: Sequence[Pair]) -> Finding:
-    """The hard rule: no case may fail that does not fail today."""
+    """The finding on the checks: no case may fail that the incumbent does not fail."""
     worse = [pair for pair in pairs if pair.standing == "worse"]
     better = sum(pair.standing == "better" for pair in pairs)
     known = sum(pair.standing == "known-bad" for pair in pairs)
-    said = _known({"known-bad": known})
+    also = _known({"known-bad": known})
     if worse:
         first = worse[0]
         words = f"fails {len(worse)} case(s) that the incumbent does not fail, as {first.text}: {first.reason}"
-        return Finding("verdicts", "worse", "critical", words + said, value=len(worse))
+        return Finding("verdicts", "worse", "critical", words + also, value=len(worse))
     alone = [pair for pair in pairs if pair.standing == "unexcused"]
     if alone:
-        words = f"fails {len(alone)} case(s) of which the incumbent could not be asked, as {alone[0].text}: "
-        return Finding("verdicts", "worse", "ordinary", words + alone[0].reason + said, value=len(alone))
+        words = f"fails {len(alone)} case(s) for which the incumbent could not be judged, as {alone[0].text}: "
+        return Finding("verdicts", "worse", "ordinary", words + alone[0].reason + also, value=len(alone))
     other = [pair for pair in pairs if pair.standing == "both-fail"]
     if other:
         words = f"both fail {len(other)} case(s), but not alike, as {other[0].text}: {other[0].reason}"
-        return Finding("verdicts", "worse", "ordinary", words + said, value=len(other))
+        return Finding("verdicts", "worse", "ordinary", words + also, value=len(other))
     if better:
         words = f"passes {better} case(s) that the incumbent fails, and fails none that it passes"
-        return Finding("verdicts", "better", "critical", words + said, value=-better)
+        return Finding("verdicts", "better", "critical", words + also, value=-better)
     passes = sum(pair.standing == "passes" for pair in pairs)
-    return Finding("verdicts", "pass", "critical", f"both pass {passes} case(s)" + said, value=0)
+    return Finding("verdicts", "pass", "critical", f"both pass {passes} case(s)" + also, value=0)
 
 
 def _metrics(seen: Evidence) -> list[Finding]:

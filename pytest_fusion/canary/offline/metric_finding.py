@@ -13,15 +13,15 @@ from pytest_fusion.canary.offline.taken import Compiled, Spills
 
 Status = Literal["pass", "worse", "better", "nodata", "error"]
 Role = Literal["critical", "ordinary", "muted"]
-# Blocks of an allocator and a statistic or two of each row; what serves a model does not feel them.
+# Less is not reported: blocks of an allocator, and a statistic or two of each row.
 _MEMORY_SHARE, _MEMORY_BYTES = 1.01, 1 << 20
-# Latency may be so much longer: over all calls, and in one class of shapes alone (the canary's judge has both limits).
+# Latency may be longer by so much: over all calls, and in one class of shapes (the judge of a rollout has both limits).
 LATENCY_MARGIN, CLASS_MARGIN = math.log(1.03), math.log(1.10)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One metric in words; ``value`` is a log ratio or a count, ``low`` to ``high`` its interval."""
+    """The status of one metric, in words; ``value`` is a log ratio or a count, ``low`` to ``high`` its interval."""
 
     metric: str
     status: Status
@@ -34,9 +34,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """log(candidate / incumbent) of a size's latency: the median over blocks of pairs and its 99 % interval.
+    """log(candidate / incumbent) of the latency at one size: the median over blocks of pairs and its 99 % interval.
 
-    ``share`` is the part of the recorded calls that the size classify for, 0 where nothing was recorded.
+    ``share`` is the share of the recorded calls that the size represents, 0 where nothing was recorded.
     """
 
     text: str
@@ -49,11 +49,12 @@ class Timing:
 
 
 def times(log: float) -> str:
-    """A log ratio in words."""
+    """A log ratio as text, as in ``"1.05 x"``."""
     return f"{math.exp(log):.3g} x"
 
 
 def errors(pairs: Sequence[Pair]) -> Finding:
+    """The finding on accuracy: the candidate's error relative to the incumbent's."""
     measured = [pair for pair in pairs if pair.errors]
     found = ratios([pair.errors for pair in measured])
     if not found:
@@ -82,7 +83,7 @@ def errors(pairs: Sequence[Pair]) -> Finding:
 
 
 def determinism(pairs: Sequence[Pair]) -> Finding:
-    """Of outputs that may vary; where none may, it is a verdict."""
+    """The finding on outputs that may vary from run to run; others are judged by the checks."""
     new = [pair for pair in pairs if pair.candidate.varies and not pair.incumbent.varies and pair.standing == "passes"]
     if new:
         words = f"varies from run to run in {len(new)} case(s) where the incumbent does not, as {new[0].text}"
@@ -93,6 +94,7 @@ def determinism(pairs: Sequence[Pair]) -> Finding:
 
 
 def refusals(pairs: Sequence[Pair]) -> Finding:
+    """The finding on cases that one of the kernels refuses."""
     new = [pair for pair in pairs if pair.standing == "refuses"]
     if new:
         words = f"refuses {len(new)} case(s) that the incumbent takes, as {new[0].text}: {new[0].reason}"
@@ -106,9 +108,10 @@ def refusals(pairs: Sequence[Pair]) -> Finding:
 
 
 def launches(pairs: Sequence[Pair]) -> Finding:
+    """The finding on the number of kernels that a call launches."""
     known = [(pair, pair.launches) for pair in pairs if pair.launches is not None]
     if not known:
-        return Finding("launches", "nodata", "critical", "launches were counted of no case in both")
+        return Finding("launches", "nodata", "critical", "launches could not be counted for both in any case")
     more = [(pair, ours - theirs) for pair, (ours, theirs) in known if ours > theirs]
     if more:
         pair, by = max(more, key=lambda one: one[1])
@@ -126,10 +129,11 @@ def launches(pairs: Sequence[Pair]) -> Finding:
 
 
 def memory(pairs: Sequence[Pair]) -> Finding:
+    """The finding on the peak of memory on a GPU."""
     known = [(pair, pair.memory) for pair in pairs if pair.memory is not None]
     if not known:
         return Finding(
-            "memory", "nodata", "ordinary", "peak memory was not measured: it is on a GPU, in both processes"
+            "memory", "nodata", "ordinary", "peak memory was not measured: that takes a GPU, in both processes"
         )
     more = [
         (pair, ours - theirs)
@@ -144,7 +148,7 @@ def memory(pairs: Sequence[Pair]) -> Finding:
 
 
 def latency(timings: Sequence[Timing], untimed: str) -> Finding:
-    """The worst size of ``bench=``; of recorded traffic the mean over its calls, and its worst class of shapes."""
+    """The finding on latency: at the worst size of ``bench=``, or over recorded calls and at their worst class."""
     if not timings:
         return Finding("latency", "nodata", "critical", f"latency was not measured: {untimed}")
     if any(timing.share for timing in timings):
@@ -165,14 +169,14 @@ def latency(timings: Sequence[Timing], untimed: str) -> Finding:
 
 
 def _worst(timings: Sequence[Timing], margin: float) -> Timing:
-    """The one that is most surely too slow, or else the one that may be."""
+    """The timing that is surely above the margin by most, or else the one that may be."""
     worst = max(timings, key=lambda timing: timing.low)
     return worst if worst.low > margin else max(timings, key=lambda timing: timing.high)
 
 
 def _weighted(timings: Sequence[Timing]) -> Finding:
     whole = sum(timing.share for timing in timings)
-    # The ends are means of ends: wide enough also where all classes are off in one direction.
+    # The ends are means of ends: wide enough even if all classes deviate in one direction.
     mean, low, high = (
         sum(timing.share * value for timing, value in zip(timings, values, strict=True)) / whole
         for values in zip(*((timing.ratio, timing.low, timing.high) for timing in timings), strict=True)
@@ -195,17 +199,15 @@ def _weighted(timings: Sequence[Timing]) -> Finding:
 
 
 def recompiled(seen: tuple[Compiled, Compiled] | str) -> Finding:
-    """How often the same cases made Triton compile each kernel again: each time a request waits for a compiler."""
+    """The finding on recompilations: how often the same cases made Triton compile a kernel again."""
     if isinstance(seen, str):
         return Finding("recompiles", "nodata", "ordinary", f"recompilations were not counted: {seen}")
     ours, theirs = seen
     if not ours.kernels:
-        return Finding("recompiles", "pass", "ordinary", "it launches no kernel of Triton's", value=0)
+        return Finding("recompiles", "pass", "ordinary", "it launches no Triton kernel", value=0)
     words = f"compiled again {ours.again} time(s) over the sizes of the cases"
     if not theirs.kernels:
-        return Finding(
-            "recompiles", "pass", "ordinary", f"{words}; the incumbent has no kernel of Triton's", ours.again
-        )
+        return Finding("recompiles", "pass", "ordinary", f"{words}; the incumbent has no Triton kernel", ours.again)
     words = f"{words}, the incumbent {theirs.again} time(s)"
     if ours.again > theirs.again:
         words += f": {'; '.join(ours.why)}" if ours.why else ""
@@ -215,21 +217,23 @@ def recompiled(seen: tuple[Compiled, Compiled] | str) -> Finding:
 
 
 def spilled(seen: tuple[Spills, Spills] | str) -> Finding:
-    """What of a thread's values lies in memory instead of registers; registers themselves are no fault."""
+    """The finding on spills from registers to memory; the number of registers itself does not matter."""
     if isinstance(seen, str):
         return Finding("spills", "nodata", "ordinary", f"spills were not compared: {seen}")
     ours, theirs = seen
     for name, one in (("candidate", ours), ("incumbent", theirs)):
         if one.problem:
-            words = f"spills were not compared: of the {name} they are not known: {one.problem}"
+            words = f"spills were not compared: those of the {name} are not known: {one.problem}"
             return Finding("spills", "nodata", "ordinary", words)
     if ours.where != theirs.where:
-        words = f"spills were not compared: one is known for {ours.where}, the other for {theirs.where}"
+        words = (
+            f"spills were not compared: the candidate's are known for {ours.where}, the incumbent's for {theirs.where}"
+        )
         return Finding("spills", "nodata", "ordinary", words)
     more = {text: many - theirs.bytes.get(text, 0) for text, many in ours.bytes.items()}
     text = max(more, key=lambda one: more[one], default="")
     if not text:
-        return Finding("spills", "pass", "ordinary", "neither launches a kernel of Triton's", value=0)
+        return Finding("spills", "pass", "ordinary", "neither launches a Triton kernel", value=0)
     where = f"({ours.where}, {len(more)} size(s))"
     if more[text] > 0:
         words = (

@@ -218,9 +218,7 @@ class _Matching:
         made = Layout(strided.stated(strides), offset)
         elements = geometry(shape, Layout()).storage
         if geometry(shape, made).storage > max(_GAPS * elements, _MOST_STORAGE):
-            self.notes.append(
-                f"{name!r} has the strides {strides}, too far apart for a case: {nearest} instead"
-            )
+            self.notes.append(f"{name!r} has the strides {strides}, too far apart for a case: {nearest} instead")
             return Layout(nearest or "contiguous", offset)
         return made
 

@@ -58,8 +58,7 @@ def tensors_of(path: Path) -> Path:
 
 
 def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
-    """Reads a file, without broken and foreign lines and without calls older than it allows. Raises ``OSError``.
-    """
+    """Reads a file, without broken and foreign lines and without calls older than it allows. Raises ``OSError``."""
     found = RecordedFile(path)
     for event in read(path):
         kind = event.get("event")
@@ -86,8 +85,7 @@ def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
 
 
 def shorten(path: Path, now: float, keep_s: float) -> RecordedFile:
-    """Rewrites a file atomically with the events that count, and no call older than ``keep_s``. Raises ``OSError``.
-    """
+    """Rewrites a file atomically with the events that count, and no call older than ``keep_s``. Raises ``OSError``."""
     found = load(path, now, keep_s)
     lines = [json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n" for event in found.events()]
     replace_whole(path, b"".join(lines), PRIVATE)

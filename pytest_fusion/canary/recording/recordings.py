@@ -98,7 +98,8 @@ class Cases:
         ]
         found += [f"no case for {weight:.0f} calls: {why}" for why, weight in _by_weight(self.unmatched)]
         found += [
-            f"no case for {calls} calls of {bucket}: none of them is in the sample" for bucket, calls in self.uncovered.items()
+            f"no case for {calls} calls of {bucket}: none of them is in the sample"
+            for bucket, calls in self.uncovered.items()
         ]
         if self.expired:
             found.append(f"{self.expired} recorded calls were too old")

@@ -26,9 +26,9 @@ def solve(
 ) -> dict[str, Size]:
     """A size for every dim of the spec.
 
-    ``tensors`` are the inputs of the call with their shapes. A dim that they do not determine takes its ``hint`` (a plain
-    argument of its name, a bound of recorded indices), the only size that it may have, or, for the ``unused`` dims of
-    absent inputs, any allowed one. Raises ``UnsolvedError``.
+    ``tensors`` are the inputs of the call with their shapes. A dim that they do not determine takes its ``hint`` (a
+    plain argument of its name, a bound of recorded indices), the only size that it may have, or, for the ``unused``
+    dims of absent inputs, any allowed one. Raises ``UnsolvedError``.
     """
     found: dict[str, Size] = {}
     equations: list[tuple[str, Term, int]] = []

@@ -118,7 +118,7 @@ class Measures:
             self._referee.clear()
 
     def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The reason why a sampled call cannot be compared, or an empty string. The caller waits, so cheap tests first."""
+        """The reason why a sampled call cannot be compared, or "". The caller waits, so cheap tests come first."""
         if not self.budget.open:
             return "over its share of GPU time"
         if recorded():

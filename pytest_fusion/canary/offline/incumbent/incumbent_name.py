@@ -1,4 +1,4 @@
-"""What an incumbent is called: a git revision, another environment's interpreter, or a function."""
+"""`IncumbentName`: names a git revision, another environment's interpreter, or a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class IncumbentName:
-    """A name, taken apart: ``target`` is the revision, the interpreter's absolute path, or ``module:function``."""
+    """A parsed name: ``target`` is the revision, the interpreter's absolute path, or ``module:function``."""
 
     kind: Kind
     target: str
@@ -30,11 +30,11 @@ class IncumbentName:
 
 
 def parse(text: str, start: Path) -> IncumbentName:
-    """Take a name apart; a path is as seen from ``start``. Raises ``CanaryError`` for what is no name of a kernel."""
+    """Parses a name, with paths relative to ``start``. Raises ``CanaryError`` for an invalid one."""
     text = text.strip()
     prefix, colon, rest = text.partition(":")
     if not text or (colon and not rest):
-        raise CanaryError(f"the incumbent {text!r} names nothing; expected {_FORMS}")
+        raise CanaryError(f"the incumbent {text!r} has no name; expected {_FORMS}")
     if prefix == "git" and colon:
         return IncumbentName("revision", rest)
     if prefix == "python" and colon:

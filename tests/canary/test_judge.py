@@ -333,5 +333,5 @@ def test_a_metric_that_contradicts_itself_is_refused(change: dict[str, float], r
 )
 def test_rules_that_contradict_themselves_are_refused(change: dict[str, object]) -> None:
     """Levels are probabilities, and some metric must have a say."""
-    with pytest.raises(ValueError, match=r"between 0 and 1|metrics need names|most_buckets"):
+    with pytest.raises(ValueError, match=r"between 0 and 1|metrics need different names|most_buckets"):
         replace(RULES, **change)  # type: ignore[arg-type]

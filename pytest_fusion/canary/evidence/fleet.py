@@ -191,12 +191,12 @@ def bounded(evidence: Evidence, most: int) -> Evidence:
     if len(evidence.buckets()) <= most:
         return evidence
     by_calls = sorted(evidence.buckets(), key=lambda bucket: (-evidence.calls.get(bucket, 0), bucket))
-    kept = {*[bucket for bucket in by_calls if bucket != OTHERS][: most - 1]}
+    separate = {*[bucket for bucket in by_calls if bucket != OTHERS][: most - 1]}
     total = Evidence(evidence.rollout)
     for bucket, many in evidence.calls.items():
-        total += Evidence(evidence.rollout, {bucket if bucket in kept else OTHERS: many})
+        total += Evidence(evidence.rollout, {bucket if bucket in separate else OTHERS: many})
     for cell, tally in evidence.tallies.items():
-        where = cell if cell.bucket in kept else cell._replace(bucket=OTHERS)
+        where = cell if cell.bucket in separate else cell._replace(bucket=OTHERS)
         total += Evidence(evidence.rollout, {}, {where: tally})
     return total
 

@@ -152,9 +152,9 @@ class Disagreements:
         }
         if self._tensors is not None and (held := look.call.tensors):
             try:
-                kept = self._tensors.keep(held)
-                event |= {} if kept is None else {"tensors": kept}
-            except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the rest is kept
+                file = self._tensors.keep(held)
+                event |= {} if file is None else {"tensors": file}
+            except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the rest is written
                 self._trouble(error)
         if self._spec is not None:
             try:

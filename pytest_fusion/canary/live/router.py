@@ -110,8 +110,8 @@ class Canary:
         self._most_bytes = policy.memory_mib * 2**20
         folder = None if policy.directory is None else Path(policy.directory)
         self._log = Log(name, folder, int(policy.log_mib * 2**20), publishers)
-        kept = self._most_bytes if policy.keep_tensors else 0.0
-        self._disagreements = Disagreements(name, incumbent, folder, spec, keep_bytes=kept, log=self._log.add)
+        tensor_bytes = self._most_bytes if policy.keep_tensors else 0.0
+        self._disagreements = Disagreements(name, incumbent, folder, spec, keep_bytes=tensor_bytes, log=self._log.add)
         self._control = Control(name, policy, lambda message: self._log.add("config", reason=message))
         self._watchdog = Watchdog(policy.timeout_s)
         self._comparisons = Comparisons(policy.tolerance, policy.writes, policy.scratch, policy.timeout_s)

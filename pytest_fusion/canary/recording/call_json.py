@@ -85,11 +85,11 @@ class DescribedCall:
         size = sum(t.numel() * t.element_size() for t in self._found.values())
         self.too_large = keep_bytes > 0 and size > keep_bytes
         self.held_bytes = size if keep_bytes and not self.too_large else 0
-        kept = self._found if keep_bytes and not self.too_large else {}
+        copied = self._found if keep_bytes and not self.too_large else {}
         with torch.no_grad():
-            copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in kept.values()]
+            copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in copied.values()]
         self._readback = Readback([*self._rows, *copies])
-        self._paths = tuple(kept)
+        self._paths = tuple(copied)
         self._found.clear()
         self._rows.clear()
 

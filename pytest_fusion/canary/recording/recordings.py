@@ -47,7 +47,7 @@ class Calls:
     """
 
     name: str
-    kept: list[Call] = field(default_factory=list)
+    sampled: list[Call] = field(default_factory=list)
     total: int = 0
     uncovered: dict[str, int] = field(default_factory=dict)
     expired: int = 0
@@ -146,7 +146,7 @@ def cases(
     calls = read(paths, name if name is not None else _name(paths, spec), now=now)
     found: list[RecordedCase] = []
     unmatched: dict[str, float] = {}
-    for call in _at_most(calls.kept, per_bucket):
+    for call in _at_most(calls.sampled, per_bucket):
         try:
             matched = match(spec, call.event, recorded_file.tensors_of(call.path), rename)
         except UnmatchedError as error:
@@ -237,25 +237,27 @@ def _shown(paths: PathLike | Iterable[PathLike]) -> str:
 def _merged(name: str, files: list[RecordedFile]) -> Calls:
     found = Calls(name, files=len(files), expired=sum(file.expired for file in files))
     totals: Counter[str] = Counter()
-    kept: dict[str, list[tuple[Mapping[str, Any], Path, float]]] = {}
+    by_bucket: dict[str, list[tuple[Mapping[str, Any], Path, float]]] = {}
     for file in files:
         for bucket, count in file.per_bucket.items():
             totals[bucket] += count
             own = [event for (where, _), event in sorted(file.calls.items()) if where == bucket]
-            kept.setdefault(bucket, []).extend((event, file.path, count / len(own)) for event in own)
+            by_bucket.setdefault(bucket, []).extend((event, file.path, count / len(own)) for event in own)
         for event in file.finds:
             bucket = str(event.get("bucket"))
             totals[bucket] += 1
-            kept.setdefault(bucket, []).append((event, file.path, 1.0))
+            by_bucket.setdefault(bucket, []).append((event, file.path, 1.0))
     found.total = totals.total()
     for bucket, count in sorted(totals.items()):
-        known = sum(weight for *_, weight in kept[bucket])
+        known = sum(weight for *_, weight in by_bucket[bucket])
         if not known:
             if count:
                 found.uncovered[bucket] = count
             continue
         # Calls of a process without a sampled call of this bucket count with those of the others.
-        found.kept += [Call(event, path, bucket, weight * count / known) for event, path, weight in kept[bucket]]
+        found.sampled += [
+            Call(event, path, bucket, weight * count / known) for event, path, weight in by_bucket[bucket]
+        ]
     return found
 
 

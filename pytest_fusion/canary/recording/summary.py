@@ -29,7 +29,7 @@ def summary_of(tensor: Tensor) -> Tensor | None:
     x = (part.to(torch.float32) if part.dtype.itemsize == 1 else part).to(torch.float64)
     finite = torch.isfinite(x)
     count = finite.sum()
-    kept = torch.where(finite, x, 0.0)
+    finite_values = torch.where(finite, x, 0.0)
     divisor = count.clamp_min(1)
     if values.dtype in _SIGNED:
         low, high = values.amin(), values.amax()
@@ -44,9 +44,9 @@ def summary_of(tensor: Tensor) -> Tensor | None:
         (x == -math.inf).sum(),
         low,
         high,
-        kept.sum() / divisor,
-        (kept.square().sum() / divisor).sqrt(),
-        kept.abs().sum() / divisor,
+        finite_values.sum() / divisor,
+        (finite_values.square().sum() / divisor).sqrt(),
+        finite_values.abs().sum() / divisor,
     )
     return torch.stack([one.to(torch.float64) for one in found])
 

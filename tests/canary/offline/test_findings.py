@@ -108,7 +108,7 @@ def test_failures_of_which_the_incumbent_could_not_be_asked() -> None:
     """They are not blamed, and not promoted either."""
     found = judged([*passing(), pair(FAIL, TOO_LARGE)])
     assert (found.decision, found.counts["unexcused"]) == ("hold", 1)
-    assert "could not be asked, as rows=1: values: off" in found.reasons[0]
+    assert "could not be judged, as rows=1: values: off" in found.reasons[0]
 
 
 def test_failures_cannot_be_left_out() -> None:

@@ -38,8 +38,8 @@ def test_an_interpreter_is_named_from_where_one_stands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "names nothing"),
-        ("git:", "names nothing"),
+        ("", "has no name"),
+        ("git:", "has no name"),
         ("pyhton:/usr/bin/python", "did you mean 'python'?"),
         ("a-b:c", "cannot be read"),
         ("python:nowhere", "there is no program"),

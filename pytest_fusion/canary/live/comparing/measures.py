@@ -185,9 +185,9 @@ class Measures:
 
     def _equal(self, copies: Copies, spare: Copies) -> None:
         """Rewrites the inputs, so that both kernels find the same bytes at the same place and no warmer cache."""
-        for pair, kept in zip(copies.pairs, spare.pairs, strict=True):
-            if pair.copy is not kept.copy:
-                write(pair.copy, kept.copy)
+        for pair, original in zip(copies.pairs, spare.pairs, strict=True):
+            if pair.copy is not original.copy:
+                write(pair.copy, original.copy)
 
     def _run_candidate(self, span: Span, bucket: str, copies: Copies) -> Observation | None:
         try:

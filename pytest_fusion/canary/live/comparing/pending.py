@@ -90,10 +90,10 @@ class Comparisons:
             if pair.name in self._scratch:
                 continue
             one, other = (pair.original, pair.copy) if copied == "candidate" else (pair.copy, pair.original)
-            kept = self._writes is not None and pair.name not in self._writes
+            undeclared = self._writes is not None and pair.name not in self._writes
             labels.append(f"argument {pair.name!r}")
-            held.append(kept)
-            rows.append(_exactly(one, other) if kept else sums_of(one, other, self._tolerance))
+            held.append(undeclared)
+            rows.append(_exactly(one, other) if undeclared else sums_of(one, other, self._tolerance))
         self._waiting.append(_Waiting(bucket, arm, self._clock(), labels, held, Readback(rows), call))
         return None
 

@@ -34,7 +34,7 @@ def _exchange(mode: int) -> int | None:
 def beside_captures() -> Iterator[None]:
     """Lets a canary use the device (events, pinned memory, copies, kernels) while other threads capture graphs.
 
-    torch captures in the mode "global" (``capture_error_mode``), in which a call of these by *any* thread, also ``Event.query``,
+    torch captures in the mode "global" (``capture_error_mode``): a call of these by *any* thread, also ``Event.query``,
     is refused and makes the capture invalid (pytorch/pytorch#104487). A thread in its own mode is left out.
     Nothing is changed before CUDA was started.
     """

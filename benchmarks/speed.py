@@ -112,7 +112,7 @@ def memory(device: str) -> None:
         max_cases=1001,
         note=note,
     )
-    while campaign.tally.cases < 1000:
+    while campaign.judging.tally.cases < 1000:
         campaign.run()
 
 

@@ -9,7 +9,7 @@ from reference_kernels._common import jit
 
 @jit
 def _tail(t: tl.tensor) -> tl.tensor:
-    """How much of a normal distribution lies beyond ``t``, from 0 on, where the result is rounded to 16 bits: its
+    """How much of a normal distribution is beyond ``t``, from 0 on, where the result is rounded to 16 bits: its
     logarithm is nearly a polynomial.
 
     Off by 7e-6 of itself at most up to 6, 1e-5 up to 6.5, and by less than half a unit of bfloat16, 2e-3, up to 7.6,

@@ -63,7 +63,7 @@ def span(
     OWN: tl.constexpr,
     OTHER: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Which of ``others`` positions the ``OWN`` positions from ``first`` meet: ``begin, whole, broken, end``.
+    """Which of ``others`` positions the ``OWN`` positions from ``first`` on see: ``begin, whole, broken, end``.
 
     Position ``i`` meets ``i + shift - before`` to ``i + shift + after``. All ``OWN`` meet all of ``[whole, broken)``,
     a multiple of ``OTHER`` long; ``[begin, whole)`` and ``[broken, end)`` ask for a mask. ``begin`` and ``whole`` are
@@ -96,7 +96,7 @@ def sequence_at(
     """The packed sequence that ``block`` belongs to, and the number of ``block`` in it.
 
     Sequence ``i`` owns the blocks from ``offsets[i] // BLOCK + i`` on, of which the last may be one too many: so a
-    launch of ``total // BLOCK + sequences`` programs covers sequences of any lengths, which nobody reads beforehand.
+    launch of ``total // BLOCK + sequences`` programs covers sequences of any lengths, which are not read beforehand.
     """
     found = block * 0
     for first in range(0, sequences, SEARCH):
@@ -104,7 +104,7 @@ def sequence_at(
         begin = tl.load(offsets_ptr + at, mask=at < sequences, other=0).to(tl.int32)
         found += tl.sum(((begin // BLOCK + at <= block) & (at < sequences)).to(tl.int32), axis=0)
     sequence = tl.maximum(found - 1, 0)
-    # Not below 0 for offsets that nobody checked.
+    # Not below 0 for offsets that were not checked.
     return sequence, tl.maximum(block - tl.load(offsets_ptr + sequence).to(tl.int32) // BLOCK - sequence, 0)
 
 
@@ -179,7 +179,7 @@ def tile_at(
 
 
 def padded(features: int) -> int:
-    """Columns of a tile that holds a head: a power of two, of which ``tl.dot`` asks at least 16."""
+    """Columns of a tile that holds a head: a power of two, at least the 16 that ``tl.dot`` takes."""
     return max(16, int(triton.next_power_of_2(features)))
 
 

@@ -29,7 +29,7 @@ def jit(function: Callable[..., Any], **more: Any) -> Any:
 
     The step of a transposed tensor is its number of rows. Where that divided by 16 the compiler read several rows at
     once, threads held other columns, and sums along a row were taken in another order: 144 rows gave other bits than
-    143 (batch invariance, seen on an H200). A step of 1, which is what loads in vectors need, is still told.
+    143 (batch invariance, seen on an H200). A step of 1, which is what loads in vectors need, is still specialised on.
     """
     steps = [name for name in inspect.signature(function).parameters if name.endswith("_step")]
     return triton.jit(function, do_not_specialize_on_alignment=steps, **more)
@@ -145,7 +145,7 @@ class Rows:
 def _fold(
     shape: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, int, int], list[tuple[int, int, int]]] | None:
-    """Merge neighbouring dimensions that lie evenly in *every* tensor; ``None`` when more than three remain."""
+    """Merge neighbouring dimensions that have even steps in *every* tensor; ``None`` when more than three remain."""
     sizes: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):
@@ -232,7 +232,7 @@ def check_vector(
     check_tensor(kernel, name, vector, like, dtypes)
     if vector.shape != like.shape[-1:]:
         raise ValueError(
-            f"{kernel}: {name} has shape {tuple(vector.shape)}, the last dimension of x asks for ({like.shape[-1]},)"
+            f"{kernel}: {name} has shape {tuple(vector.shape)}, the last dimension of x needs ({like.shape[-1]},)"
         )
 
 

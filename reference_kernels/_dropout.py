@@ -59,7 +59,7 @@ def odds(p: float) -> tuple[int, float]:
 def check_dropout(kernel: str, seed: int, p: float, name: str = "p") -> None:
     """Raise `TypeError` for a seed that is no whole number, `ValueError` for one, or a probability, out of range."""
     if isinstance(seed, bool) or not isinstance(seed, int | torch.SymInt):
-        raise TypeError(f"{kernel}: seed is {seed!r}; give a whole number, such as torch.initial_seed() % 2**63")
+        raise TypeError(f"{kernel}: seed is {seed!r}; give a whole number, for example torch.initial_seed() % 2**63")
     if not 0 <= seed < 2**63:
         raise ValueError(f"{kernel}: seed is {seed}, supported: 0 to 2**63 - 1")
     if not 0 <= p <= 1:

@@ -48,7 +48,7 @@ def _parts_kernel(
 
 def summed_parts(dweight: torch.Tensor, dbias: torch.Tensor, parts: torch.Tensor, sums: tuple[bool, bool]) -> None:
     """Add up ``parts`` of ``(2, count, width)``, or of ``(1, count, width)`` without the bias's, into those of the
-    ``(width,)`` gradients that ``sums`` asks for."""
+    ``(width,)`` gradients that ``sums`` requires."""
     _, count, width = parts.shape
     with placed(parts.device):
         _parts_kernel[(triton.cdiv(width, SUMMED.columns),)](

@@ -1,6 +1,6 @@
 """The suite's speed: ``python -m benchmarks.suite [--only NAME[,NAME]] [--json FILE] [--seconds N]``, on one GPU.
 
-Prints the table of ``reference_kernels/README.md`` as its rows come. ``check`` compares all ways at small sizes, also
+Prints the table of ``benchmarks/suite/H200.md`` as its rows come. ``check`` compares all ways at small sizes, also
 without a GPU; ``tune`` times other tiles for kernels; ``show`` makes one table of several runs' files.
 """
 

@@ -71,7 +71,7 @@ TUNABLES = (
     ),
     Tunable(
         "norm backward",
-        "_norm_gradients:config_backward",
+        "_norm_backward:config_backward",
         (
             "rms_norm: 16384x8192",
             "layer_norm: 16384x8192",
@@ -82,7 +82,7 @@ TUNABLES = (
     ),
     Tunable(
         "norm backward, columns",
-        "_norm_gradients:config_columns",
+        "_norm_backward:config_columns",
         ("rms_norm: width 16384", "rms_norm: width 65536"),
         "both",
         vary=_by(candidates.column_tiles),

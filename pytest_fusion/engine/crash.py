@@ -1,4 +1,4 @@
-"""A child that died or ran out of time, made into a finding: confirmed, shrunk, and told."""
+"""The tally of a child that died or ran out of time: the crash confirmed and shrunk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.diagnosis.text.stack import last_words
-from pytest_fusion.engine.campaign import limits_of
+from pytest_fusion.engine.cases import limits_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.errors import ReplayError
@@ -35,14 +35,14 @@ def hangs(job: Job, crash: Crash) -> bool:
     case = _case_of(crash.last_note or {})
     if "found" in (crash.last_note or {}):
         return True  # the finding stands; only its diagnosis did not end
-    if case is None or job.request.replay is not None:
+    if case is None or job.only is not None:
         return True
     outcome = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
     return isinstance(outcome, Crash) and outcome.kind == "timeout"
 
 
 def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
-    """What the case tells alone where the search for a smaller one ran out of time, and not a call of the kernel."""
+    """The tally of the case alone, where shrinking ran out of time and not a call of the kernel."""
     note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
     case = _case_of(note or {})
     if note is None or case is None or not note.get("shrinking"):
@@ -119,11 +119,7 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
         last = outcome
         return True
 
-    if (
-        request.replay is not None
-        or "pinned" in (crash.last_note or {})
-        or not (crash.kind == "timeout" or dies(found))
-    ):
+    if job.only is not None or "pinned" in (crash.last_note or {}) or not (crash.kind == "timeout" or dies(found)):
         return found, last, 0
     limits = limits_of(request.profile, torch.device(request.device))
     plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)

@@ -1,4 +1,4 @@
-"""A failure looked at once more as the first call of a new process: is it right there, earlier calls made it wrong."""
+"""A failing case run again as the first call of a new process: where it passes, earlier calls made it fail."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OF_CALLS = ("bad-config", "autotune-side-effect")
 
 
 def with_first_call(job: Job, tally: Tally) -> Tally:
-    """The tally; a failure of its that is none as the first call of a new process is a kept answer's or state's.
+    """The tally; where its failing case passes as the first call of a new process, the cause is a cached answer.
 
     A cache by shape, say, whose key lacks a scalar or the dtype: its smallest case says nothing of it, experiments in
     the same process name any cause, and its replay passes. Costs failing tests a child.
     """
     failure = tally.failure
-    if failure is None or not _asks(job, tally, failure):
+    if failure is None or not _needed(job, tally, failure):
         return tally
     assert failure.case is not None
     alone = job.alone(failure.case, explained=False)
@@ -44,11 +44,10 @@ def with_first_call(job: Job, tally: Tally) -> Tally:
     return tally
 
 
-def _asks(job: Job, tally: Tally, failure: Failure) -> bool:
-    request = job.request
+def _needed(job: Job, tally: Tally, failure: Failure) -> bool:
     return (
-        request.given is None
-        and request.replay is None
+        job.given is None
+        and job.only is None
         and tally.pinned is None
         and failure.case is not None
         and failure.verdict.check in _TELLING

@@ -42,18 +42,24 @@ _TOO_EARLY = (
 class Job:
     """A spec, its request, the test function whose Hypothesis settings hold, and the values of its fixtures.
 
-    ``drawn`` is the seed of the search where the request has none: what compiles ahead follows the same one.
+    ``only``: this case and no other; ``given``: it stands for the caller's own arguments, described by this. Not
+    ``explained``: a failure has no diagnosis, which takes seconds. ``known`` cases failed in earlier runs, and run
+    first. ``drawn`` is the seed of the search where the request has none: what compiles ahead follows the same one.
     """
 
     spec: FusionSpec
     request: Request
     outer: Any
     extra: Mapping[str, Any]
+    only: Case | None = None
+    given: Mapping[str, Any] | None = None
+    explained: bool = True
+    known: tuple[Case, ...] = ()
     drawn: int = field(default_factory=lambda: secrets.randbits(63))
 
     def alone(self, case: Case, *, explained: bool = True) -> Job:
-        """The same job for one case only; not ``explained``, a failure has no diagnosis, which takes seconds."""
-        return replace(self, request=replace(self.request, replay=case, isolate="on", explained=explained))
+        """The same job for one case only, in a child."""
+        return replace(self, request=replace(self.request, isolate="on"), only=case, explained=explained)
 
     def campaign(self, note: Note, *, dry: bool = False) -> Campaign:
         return Campaign(
@@ -88,13 +94,13 @@ class Job:
         return tally
 
     def _all_cases(self, note: Note) -> Tally:
-        """The one case asked for, else pinned ones, the failures of earlier runs, and then all phases."""
-        if self.request.replay is not None:
-            return self.campaign(note).replay(self.request.replay, explained=self.request.explained)
-        pinned, said = self._pinned(note)
+        """Run the ``only`` case; without one, pinned cases, failures of earlier runs, and then all phases."""
+        if self.only is not None:
+            return self.campaign(note).replay(self.only, explained=self.explained)
+        pinned, notes = self._pinned(note)
         if pinned is not None:
             return pinned
-        for case in self.request.known:
+        for case in self.known:
             if any(case == pin.case for pin in self.request.pinned):
                 continue
             tally = self.campaign(note).replay(case)
@@ -102,23 +108,23 @@ class Job:
                 tally.notes.append("this case failed in an earlier run and was tried first")
                 return tally
         tally = self.campaign(note).run()
-        tally.notes += said
+        tally.notes += notes
         return tally
 
     def _pinned(self, note: Note) -> tuple[Tally | None, list[str]]:
-        """The tally of the first pinned case that fails again, if one does; and what is to be told of the others."""
-        said, passed = [], 0
+        """The tally of the first pinned case that fails again, if one does; and notes on the others."""
+        notes, passed = [], 0
         for pin in self.request.pinned:
             tally = self.campaign(lambda data, pin=pin: note({**data, "pinned": pin.path})).replay(pin.case)  # type: ignore[misc]
             failure = tally.failure
             if failure is None:
                 passed += 1
             elif failure.verdict.identity == NOTHING_JUDGED:
-                said.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
+                notes.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
             else:
                 tally.pinned = pin.path
                 return tally, []
-        return None, [*([f"{passed} pinned replay(s) were run first and pass"] if passed else []), *said]
+        return None, [*([f"{passed} pinned replay(s) were run first and pass"] if passed else []), *notes]
 
     def in_child(
         self, seconds: float, *, forward: bool = True, on_compilation: Callable[[], None] | None = None
@@ -147,8 +153,8 @@ class Job:
             except ContextLost as lost:
                 return Crash("exit", str(lost), dict(last), "")
             except ReferenceCrashed as error:
-                asked = f"; asked for {one_line(last['case'])}" if "case" in last else ""
-                raise ReferenceCrashed(f"{error}{asked}") from error
+                case = f"; the case was {one_line(last['case'])}" if "case" in last else ""
+                raise ReferenceCrashed(f"{error}{case}") from error
             except Exception as error:
                 # A launch whose error came up only later, in the judge's own use of the device.
                 if self.request.device == "cpu" or not cuda_is_poisoned():
@@ -160,7 +166,7 @@ class Job:
     @contextlib.contextmanager
     def compiling_ahead(self) -> Iterator[Callable[[], None] | None]:
         """On a GPU, fill Triton's compile cache beside the test."""
-        if self.request.device == "cpu" or self.request.replay is not None or "triton" not in sys.modules:
+        if self.request.device == "cpu" or self.only is not None or "triton" not in sys.modules:
             yield None
             return
 

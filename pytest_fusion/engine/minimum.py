@@ -1,4 +1,4 @@
-"""The smallest case that shows what failed, and what experiments on it tell."""
+"""The smallest case that still fails, and its likely cause."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _FEW_SEEDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Looks for it among the cases of ``plan``, ``cases`` of which have run.
+    """Finds it among the cases of ``plan``, after ``cases`` have run.
 
-    ``blocks`` are likely block sizes, none where there was no time to learn them. ``note`` is told each case before it
+    ``blocks`` are likely block sizes, none where there was no time to learn them. ``note`` gets each case before it
     runs, so that a crash has a name.
     """
 

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from pytest_fusion.checks.verdict import failed
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.diagnosis.text.message import compose
-from pytest_fusion.engine.campaign import limits_of
+from pytest_fusion.engine.cases import limits_of
+from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.report.record import TestRecord
@@ -52,7 +53,7 @@ _CERTAIN = ("memcheck", "synccheck")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one tool said of how many cases; ``problem`` where it could not be asked."""
+    """The reports of one tool on some cases; ``problem`` says why it could not run."""
 
     tool: str
     cases: int = 0
@@ -204,27 +205,32 @@ def _cause(report: Report) -> str:
     return "misaligned-access" if "misaligned" in text else "out-of-bounds"
 
 
-def bare(spec: FusionSpec, request: Request, extra: Mapping[str, Any]) -> TestRecord:
-    """Inside the sanitized process: the kernel on each case of the file, on memory of its own, and no check."""
-    assert request.bare is not None
-    cases = [Case.from_json(data) for data in json.loads(request.bare.read_text(encoding="utf-8"))]
-    device, ran = torch.device(request.device), request.bare.with_suffix(".ran")
-    for number, case in enumerate(cases):
-        sys.stdout.write(f"\n{MARK} {number}\n")
-        sys.stdout.flush()
-        try:
-            logical = make_inputs(spec, case, device)
-            arguments = {name: _own(value, case, name) for name, value in logical.items()}
-            spec.fused(**arguments, **extra)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        except (ImpossibleCase, InputFailed):
-            continue
-        except Exception as error:  # noqa: BLE001 - the sanitizer ends the context of a kernel that it caught
-            sys.stdout.write(f"{type(error).__name__}: {error}\n")
-        with ran.open("a", encoding="utf-8") as stream:
-            stream.write(f"{number}\n")
-    return TestRecord(request.nodeid, "pass", cases=len(cases))
+@dataclass(frozen=True, slots=True)
+class Sanitized:
+    """The mode inside the sanitized process: the kernel on each case of ``file``, on its own memory, and no check."""
+
+    file: Path
+
+    def run(self, job: Job) -> TestRecord:
+        """Call the kernel once for each case and count the calls in a file beside ``file``."""
+        cases = [Case.from_json(data) for data in json.loads(self.file.read_text(encoding="utf-8"))]
+        spec, device, ran = job.spec, torch.device(job.request.device), self.file.with_suffix(".ran")
+        for number, case in enumerate(cases):
+            sys.stdout.write(f"\n{MARK} {number}\n")
+            sys.stdout.flush()
+            try:
+                logical = make_inputs(spec, case, device)
+                arguments = {name: _own(value, case, name) for name, value in logical.items()}
+                spec.fused(**arguments, **job.extra)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+            except (ImpossibleCase, InputFailed):
+                continue
+            except Exception as error:  # noqa: BLE001 - the sanitizer ends the context of a kernel that it caught
+                sys.stdout.write(f"{type(error).__name__}: {error}\n")
+            with ran.open("a", encoding="utf-8") as stream:
+                stream.write(f"{number}\n")
+        return TestRecord(job.request.nodeid, "pass", cases=len(cases))
 
 
 def _own(value: Any, case: Case, name: str) -> Any:

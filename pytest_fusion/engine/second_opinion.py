@@ -1,4 +1,4 @@
-"""A GPU's failure that no experiment explained there, looked at once more where every access is seen: the CPU lane."""
+"""A failure on a GPU without a cause, run again in the interpreter, which checks every memory access."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def with_second_opinion(job: Job, tally: Tally) -> Tally:
     which uses up the time for experiments on a GPU, costs nothing there.
     """
     failure = tally.failure
-    if failure is None or not _asks(job, failure):
+    if failure is None or not _needed(job, failure):
         return tally
     diagnosis = failure.explained
     found = _in_cpu_lane(job, failure)
     if isinstance(found, Tally):
         diagnosis = _both(diagnosis, failure, found)
     else:
-        said = f"anything that the CPU lane could tell: it could not be asked ({found})"
-        diagnosis = replace(diagnosis, ruled_out=[*diagnosis.ruled_out, said])
+        left_out = f"not checked in the interpreter: {found}"
+        diagnosis = replace(diagnosis, ruled_out=[*diagnosis.ruled_out, left_out])
     tally.failure = replace(failure, diagnosis=diagnosis)
     return tally
 
 
-def _asks(job: Job, failure: Failure) -> bool:
+def _needed(job: Job, failure: Failure) -> bool:
     request, case = job.request, failure.case
     cause = failure.explained.cause
     return (
         request.device != "cpu"
-        and request.given is None
+        and job.given is None
         and case is not None
         and not job.spec.requires
         and (cause in _OPEN or failure.verdict.check in _WITHOUT_A_LINE)
@@ -60,7 +60,7 @@ def _asks(job: Job, failure: Failure) -> bool:
 
 
 def _in_cpu_lane(job: Job, failure: Failure) -> Tally | str:
-    """What the case comes to there, or why it could not be asked."""
+    """The tally of the case in the interpreter, or why it could not run there."""
     assert failure.case is not None
     alone = job.alone(failure.case)
     there = replace(alone, request=replace(alone.request, device="cpu"))
@@ -77,8 +77,8 @@ def _in_cpu_lane(job: Job, failure: Failure) -> Tally | str:
         return first_line(error)
     if isinstance(found, Tally):
         return found
-    said = f"{found.kind}: {found.detail}" if isinstance(found, Crash) else f"{found.type_name}: {found.message}"
-    return said.splitlines()[0]
+    message = f"{found.kind}: {found.detail}" if isinstance(found, Crash) else f"{found.type_name}: {found.message}"
+    return message.splitlines()[0]
 
 
 def _both(here: Diagnosis, failure: Failure, found: Tally) -> Diagnosis:
@@ -87,12 +87,12 @@ def _both(here: Diagnosis, failure: Failure, found: Tally) -> Diagnosis:
     if there is None:
         if not found.judged:
             return here
-        said = "in the CPU lane: interpreted, the same case is right; what only a GPU has is left (order, arithmetic)"
-        return replace(here, ruled_out=[*here.ruled_out, said])
+        seen = "in the CPU lane: interpreted, the same case is right; what only a GPU has is left (order, arithmetic)"
+        return replace(here, ruled_out=[*here.ruled_out, seen])
     verdict = there.verdict
     second = there.explained
     if verdict.check not in _TELLING or second.cause == UNEXPLAINED:
         return here
     alike = "fails alike" if verdict.check == failure.verdict.check else f"fails {verdict.check}"
-    said = f"in the CPU lane, interpreted, the same case {alike}: {first_line(verdict.reason)}"
-    return Diagnosis(second.cause, [said, *second.evidence], [], here.runs + second.runs)
+    seen = f"in the CPU lane, interpreted, the same case {alike}: {first_line(verdict.reason)}"
+    return Diagnosis(second.cause, [seen, *second.evidence], [], here.runs + second.runs)

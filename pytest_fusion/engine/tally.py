@@ -37,7 +37,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of cases and of what each check said of them, the worst error, and what failed."""
+    """Counts of cases and of each check's verdicts, the worst error, and the failure."""
 
     cases: int = 0
     judged: int = 0

@@ -1,4 +1,4 @@
-"""What is said of a test of which no case was judged."""
+"""Verdicts and messages for a test in which no case could be judged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 # The identity of the failure that is none on a single case: nothing was asked of the kernel.
 NOTHING_JUDGED = "error:nothing-judged"
 
-_SIZES = "mend the shapes of inputs=, the bounds in dims=, or those of values="
+_SIZES = "fix the shapes of inputs=, the bounds in dims=, or those of values="
 
 ONLY_EMPTY = "{} case(s) were judged, of empty outputs alone"
 
 
 def not_modelled(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
-    """What is said of the cases that ask for more than the CPU lane models, beside others that were judged."""
+    """The reason of the cases that need more than the interpreter models, beside others that were judged."""
     return (
         f"{rejected[NOT_MODELLED]} of {cases} case(s) could not be judged in the CPU lane: "
         f"{refusals.get(NOT_MODELLED, '')}"
@@ -27,7 +27,7 @@ def not_modelled(cases: int, rejected: Mapping[str, int], refusals: Mapping[str,
 
 
 def lacking(rejected: Mapping[str, int]) -> str | None:
-    """What no case can be judged for want of, which says nothing against the kernel; ``None`` where it is no such."""
+    """What was missing in every case (a model in the interpreter, memory); ``None`` if the kernel is to blame."""
     if NOT_MODELLED in rejected:
         return "in the CPU lane"
     if NO_ROOM_TO_JUDGE in rejected:
@@ -39,7 +39,7 @@ def lacking(rejected: Mapping[str, int]) -> str | None:
 
 
 def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
-    """Why the profile `large` judged nothing, which says nothing against a kernel that asks for dense inputs."""
+    """Why the profile `large` judged nothing; a kernel that needs dense inputs is not to blame."""
     if not cases:
         return "no case has offsets beyond 2^31: no input takes a layout with gaps, or dims= leaves no axis of 3 slices"
     kinds = ", ".join(f"{count} x {kind} ({refusals.get(kind, '')})" for kind, count in sorted(rejected.items()))
@@ -48,8 +48,8 @@ def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, 
 
 def unless_far(bench: Bench, result: CaseResult) -> None:
     """Reject a case of the profile `large` whose launches got nothing that goes far: ``x.contiguous()`` came before."""
-    asked = result.failure is not None or result.rejected is not None or not result.launches
-    if not (asked or any(launch.far for launch in result.launches)):
+    judged = result.failure is not None or result.rejected is not None or not result.launches
+    if not (judged or any(launch.far for launch in result.launches)):
         bench.refusals.setdefault("dense", "the kernel was launched on copies, whose offsets fit 32 bits")
         result.rejected = "dense"
 
@@ -65,7 +65,7 @@ def must_be_made(spec: FusionSpec, rejected: Mapping[str, int], refusals: Mappin
     """Raise ``SpecError`` where sizes or functions of the spec let no case come to be: the kernel was never called."""
     raised = any(kind.startswith("inputs ") for kind in rejected)
     if rejected and all(kind == IMPOSSIBLE or kind.startswith("inputs ") for kind in rejected):
-        advice = "mend the function, or bound what it is given by dims= and values=" if raised else _SIZES
+        advice = "fix the function, or bound what it is given by dims= and values=" if raised else _SIZES
         raise SpecError(
             f"{spec.name}: no case could be made, so the kernel was never called ({_kinds(rejected, refusals)}); "
             f"{advice}"
@@ -82,7 +82,7 @@ def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str], *, 
     advice = "a kernel that refuses everything is not right: check rejects=, dims= and that the reference accepts"
     if rejected and all(kind.startswith("reference ") for kind in rejected):
         advice = (
-            "the reference itself raises, so that nothing says what is right: mend it, or bound by dims= and values="
+            "the reference itself raises, so that nothing says what is right: fix it, or bound by dims= and values="
         )
     advice += " these inputs"
     if rejected and all(kind == IMPOSSIBLE for kind in rejected):

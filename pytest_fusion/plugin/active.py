@@ -1,4 +1,4 @@
-"""What is running: the request that the plugin made for the current test, and the records that the test left."""
+"""The test that runs now: its request and mode, made by the plugin, and the records that it left."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pytest_fusion.engine.modes import Mode
     from pytest_fusion.engine.request import Request
     from pytest_fusion.report.record import TestRecord
 
 
 @dataclass(slots=True)
 class Active:
-    """One running test. ``request`` is made on first use, since it imports torch."""
+    """One running test. Request and mode are made on first use, since that imports torch."""
 
     make_request: Callable[[], Request]
+    choose_mode: Callable[[], Mode]
     records: list[TestRecord] = field(default_factory=list)
 
 

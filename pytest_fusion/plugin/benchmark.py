@@ -56,7 +56,7 @@ class Benchmarks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
         """``--benchmark-only`` and ``--benchmark-skip`` look for its fixture, which measured tests seem to have."""
         posing: list[tuple[Any, list[str]]] = []
-        if self._asked("only") or self._asked("skip"):
+        if self._given("only") or self._given("skip"):
             posing = [(item, item.fixturenames) for item in items if _is_measured(item)]  # type: ignore[attr-defined]
         for item, names in posing:
             item.fixturenames = [*names, "benchmark"]
@@ -95,12 +95,12 @@ class Benchmarks:
         if why is not None:
             raise pytest.UsageError(why)
 
-    def _asked(self, name: str) -> bool:
+    def _given(self, name: str) -> bool:
         return bool(self._config.getoption(f"benchmark_{name}", False))
 
     def _is_off(self) -> bool:
         # Not session.disabled, which pytest-xdist sets too.
-        return self._asked("skip") or (self._asked("disable") and not self._asked("enable"))
+        return self._given("skip") or (self._given("disable") and not self._given("enable"))
 
     def _add(self, rows: list[Any], row: Timed) -> None:
         from pytest_benchmark.stats import Metadata
@@ -128,10 +128,10 @@ def timed_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[Timed]:
         for side, seconds in {**medians, **row.get("samples", {})}.items():
             role = row["role"].replace("fused", side, 1)
             short, case = row["test"].rpartition("::")[2], row["case"]
-            told: dict[str, Any] = {**facts.get((case, role), {}), _OURS: {"case": case, "role": role}}
+            extra: dict[str, Any] = {**facts.get((case, role), {}), _OURS: {"case": case, "role": role}}
             if side == "fused":
-                told[_OURS] |= {name: latency[name] for name in ("ratio", "low", "high")}
-            standin = Standin(f"{short} {case} {role}", f"{row['test']}::{case}::{role}", f"{short} {case}", told)
+                extra[_OURS] |= {name: latency[name] for name in ("ratio", "low", "high")}
+            standin = Standin(f"{short} {case} {role}", f"{row['test']}::{case}::{role}", f"{short} {case}", extra)
             yield Timed(standin, latency["method"].get("timer", ""), seconds)
 
 

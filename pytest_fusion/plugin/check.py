@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.engine.examine import failure_of, run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Concrete
+from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.engine.request import Request
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin import active
@@ -22,7 +23,7 @@ from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec
 
-_ONE_CALL = "one concrete call cannot tell"
+_ONE_CALL = "one concrete call cannot show it"
 # A spec needs an input; a call without arguments gets this one, which is not passed on.
 _NOTHING = "no arguments"
 
@@ -51,12 +52,12 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     device = device_of(inputs)
     if device == "cpu":
         device_choice.prepare(device)
-    request = replace(request, device=device, replay=Case({}, "float32", {}), given=_described(inputs))
+    request = replace(request, device=device)
 
     def outer() -> None: ...
 
     searching.adopt(outer, outer)
-    record = run(spec, request, outer=outer, extra={})
+    record = Concrete(_described(inputs)).run(Job(spec, request, outer, {}))
     # It was not the caller who switched this check off.
     vacuity = {"verdict": "unknown", "reason": _ONE_CALL, "cases": 0}
     record = replace(record, off={}, checks={**record.checks, "vacuity": vacuity})
@@ -100,7 +101,7 @@ def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[
 
 
 def device_of(inputs: Mapping[str, Any]) -> str:
-    """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` where they lie on several."""
+    """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` for tensors on several."""
     found = {leaf.value.device for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)}
     if len(found) > 1:
         # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.

@@ -52,7 +52,7 @@ class _Records:
 
 
 def _replay(file: Path, more: Sequence[str]) -> int:
-    """0 where the case passes now, 1 where it fails, 2 where nobody could tell. Raises ``ReplayError``."""
+    """0 where the case passes now, 1 where it fails, 2 where it could not be judged. Raises ``ReplayError``."""
     import pytest
 
     from pytest_fusion.diagnosis.repro.replay_file import lane_of, owner
@@ -83,11 +83,11 @@ def _locate(nodeid: str, file: Path) -> str:
             return f"{os.path.relpath(folder / path)}::{name}"
     if not name:
         raise ReplayError(
-            f"{file} belongs to the spec {nodeid!r} and tells no test file; name it: "
+            f"{file} belongs to the spec {nodeid!r} and names no test file; name it: "
             f"pytest --fusion-replay {file} tests/the_test_of_that_spec.py"
         )
     raise ReplayError(
-        f"{file} belongs to {nodeid}, and neither {here} nor {there} lies in a project with the file {path}; "
+        f"{file} belongs to {nodeid}, and neither {here} nor {there} is in a project with the file {path}; "
         "run this in the project's folder"
     )
 

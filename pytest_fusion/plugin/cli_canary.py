@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     )
     compare.add_argument("--recording", type=Path, metavar="FILE", help="recorded traffic, compared too")
     compare.add_argument("--cases", type=int, metavar="N", help="at most so many cases")
-    compare.add_argument("--without", default="", metavar="NAMES", help="what is not asked about: latency,memory")
+    compare.add_argument("--without", default="", metavar="NAMES", help="what is left out: latency,memory")
     compare.add_argument("--device", default="auto", help="auto, cpu or cuda[:N]")
     compare.add_argument("--profile", default="dev", choices=tuple(PROFILES))
     compare.add_argument("--json", type=Path, metavar="FILE")
@@ -60,16 +60,17 @@ def _compare(given: argparse.Namespace) -> int:
         if path is not None:
             check_writable(path, option)
     record = _record(given, without)
-    _tell(record, given)
+    _show(record, given)
     return EXITS[str(record.canary["verdict"])]
 
 
 def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
     device = device_choice.choose(given.device)
     device_choice.prepare(device)  # before the modules of kernels are imported
-    from pytest_fusion.canary.offline.comparison_test import compared
+    from pytest_fusion.canary.offline.comparison_test import Compare
     from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
     from pytest_fusion.case.choosing import search as searching
+    from pytest_fusion.engine.job import Job
     from pytest_fusion.engine.request import Request
     from pytest_fusion.spec.importable import named_spec
 
@@ -85,10 +86,8 @@ def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
         def outer() -> None: ...
 
         searching.adopt(outer, outer)
-        request = Request(
-            nodeid=given.spec, device=device, profile=profile(given.profile), max_cases=given.cases, canary=rival
-        )
-        return compared(spec, request, outer=outer, extra={})
+        request = Request(nodeid=given.spec, device=device, profile=profile(given.profile), max_cases=given.cases)
+        return Compare(rival).run(Job(spec, request, outer, {}))
     finally:
         rival.end()
 
@@ -105,7 +104,7 @@ def _candidate(text: str, here: Path) -> Any:
     return named_kernel(named.target, folders=(str(here),))
 
 
-def _tell(record: TestRecord, given: argparse.Namespace) -> None:
+def _show(record: TestRecord, given: argparse.Namespace) -> None:
     from pytest_fusion.report.canary_table import canary_lines
     from pytest_fusion.report.environment import describe
 
@@ -130,5 +129,7 @@ def _tell(record: TestRecord, given: argparse.Namespace) -> None:
 def _message(record: TestRecord) -> str:
     """The finding; its replay file belongs to a spec, which a test of that spec runs where it is pinned."""
     lines = record.message.split("\n")
-    kept = [line for line in lines if not line.startswith("  replay: ")]
-    return "\n".join([*kept, f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"])
+    others = [line for line in lines if not line.startswith("  replay: ")]
+    return "\n".join(
+        [*others, f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"]
+    )

@@ -28,9 +28,7 @@ def add(views: Any) -> None:
     status.add_argument("--json", action="store_true", help="as JSON, with all evidence")
     status.add_argument("--name", help="of this canary alone")
     status.add_argument("--rollout", help="this one (default: the one heard of last)")
-    status.add_argument(
-        "--without", default="", metavar="METRICS", help="not asked about, as error_ratio,latency_ratio"
-    )
+    status.add_argument("--without", default="", metavar="METRICS", help="left out, as error_ratio,latency_ratio")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -12,7 +12,9 @@ import pytest
 from pytest_fusion.bench.entries import check as check_bench
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.checks.verdict import CHECKS, GRADIENTS, SECOND
-from pytest_fusion.engine.examine import failure_of, run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Judge
+from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.engine.request import Request
 from pytest_fusion.errors import SpecError, UnsupportedTritonError
 from pytest_fusion.plugin import active
@@ -114,8 +116,8 @@ def _make_test(test: Test, spec: FusionSpec) -> Test:
         settle(judged, outer, {name: value for name, value in fixtures.items() if name in names})
 
     signature = inspect.signature(test)
-    kept = [p for name, p in signature.parameters.items() if name in spec.fixtures]
-    outer.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    fixtures = [p for name, p in signature.parameters.items() if name in spec.fixtures]
+    outer.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]
     outer.fusion_spec = spec  # type: ignore[attr-defined]
     searching.adopt(outer, test)
     return outer
@@ -145,6 +147,7 @@ def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord
     __tracebackhide__ = True
     running = active.current()
     request = running.make_request() if running is not None else Request(nodeid=spec.name)
+    mode = running.choose_mode() if running is not None else Judge()
     if spec.name == _NAMELESS and running is not None:
         spec = spec.with_(name=request.nodeid.rpartition("::")[2])
     lacking = missing(spec.requires, request.device)
@@ -152,7 +155,7 @@ def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord
         record = TestRecord(request.nodeid, "unknown", notes=[f"not run: {lacking}"], message=lacking)
     else:
         try:
-            record = run(spec, request, outer=outer, extra=extra)
+            record = mode.run(Job(spec, request, outer, extra))
         except UnsupportedTritonError as error:
             if running is not None:
                 running.records.append(TestRecord(request.nodeid, "unknown", message=str(error)))

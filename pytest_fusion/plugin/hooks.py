@@ -22,6 +22,7 @@ from pytest_fusion.run import device_choice
 
 if TYPE_CHECKING:
     from pytest_fusion.bench.bench_request import BenchRequest
+    from pytest_fusion.engine.modes import Mode
     from pytest_fusion.engine.request import Pinned, Request
     from pytest_fusion.run.measure.tools.again import Again
 
@@ -91,10 +92,10 @@ class _Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """What a worker of pytest-xdist found, told by the process that prints."""
+        """Take over what a worker of pytest-xdist found."""
         found = getattr(node, "workeroutput", {}).get("fusion_orphans", [])
         known = node.config.stash[keys.orphans]
-        known += [said for said in found if said not in known]
+        known += [line for line in found if line not in known]
 
 
 def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
@@ -149,7 +150,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """An error of a spec points at the user's lines; the frames in between that are ours do not help to mend it."""
+    """Shorten the traceback of a spec's error to the user's own lines."""
     report = yield
     call: pytest.CallInfo[object] | None = getattr(report, "call", None)
     excinfo = call.excinfo if call is not None else None
@@ -212,7 +213,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     __tracebackhide__ = True
-    running = active.Active(lambda: _request(item))
+    running = active.Active(lambda: _request(item), lambda: _mode(item.config))
     active.push(running)
     try:
         return (yield)
@@ -236,7 +237,6 @@ def _request(item: pytest.Item) -> Request:
 
     config = item.config
     options = config.stash[keys.options]
-    replay = config.stash.get(keys.replay, None)
     debugging = config.getoption("usepdb", False) or config.getoption("trace", False)
     return Request(
         nodeid=item.nodeid,
@@ -245,18 +245,32 @@ def _request(item: pytest.Item) -> Request:
         isolate="off" if debugging else options.isolate,
         root=config.rootpath,
         start=config.invocation_params.dir,
-        replay=None if replay is None else replay.case,
-        made={} if replay is None else replay.made,
-        cause=None if replay is None else replay.cause,
         pinned=_pinned(item),
         shown=_from_start(config, item.nodeid),
         sanitize=options.sanitize,
         bench=_bench_request(item, options) if options.bench else None,
-        bare=file_named_by("PYTEST_FUSION_BARE"),
-        profiled=file_named_by("PYTEST_FUSION_PROFILED"),
-        canary=config.stash.get(keys.rival, None),
-        served=file_named_by(SERVES) is not None,
     )
+
+
+def _mode(config: pytest.Config) -> Mode:
+    """The mode of this run; a process that a tool or a comparison started has a mode of its own."""
+    from pytest_fusion.engine import modes, sanitize
+
+    if (file := file_named_by(sanitize.VARIABLE)) is not None:
+        return sanitize.Sanitized(file)
+    if (file := file_named_by("PYTEST_FUSION_PROFILED")) is not None:
+        return modes.Profiled(file)
+    if file_named_by(SERVES) is not None:
+        from pytest_fusion.canary.offline.incumbent.serving import Serve
+
+        return Serve()
+    if (incumbent := config.stash.get(keys.rival, None)) is not None:
+        from pytest_fusion.canary.offline.comparison_test import Compare
+
+        return Compare(incumbent)
+    if (replay := config.stash.get(keys.replay, None)) is not None:
+        return modes.Replay(replay.case, replay.made, replay.cause)
+    return modes.Judge()
 
 
 def _bench_request(item: pytest.Item, options: Options) -> BenchRequest:
@@ -384,7 +398,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     # As seen from where pytest was started, so that the printed commands run there.
     records = [replace(r, nodeid=_from_start(config, r.nodeid)) for r in config.stash[keys.records]]
     lines = summary(records, verbosity=config.get_verbosity(), written=written)
-    lines = [*((said, {"yellow": True}) for said in config.stash[keys.orphans]), *lines]
+    lines = [*((line, {"yellow": True}) for line in config.stash[keys.orphans]), *lines]
     width = shutil.get_terminal_size().columns
     compared = [(text, dict(markup)) for text, markup in canary_lines(records)]
     lines = [*((text, {}) for text in bench_lines(records, width)), *compared, *lines]

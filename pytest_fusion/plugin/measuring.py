@@ -1,4 +1,4 @@
-"""What the fixture `fusion_bench` hands out: a call that is judged and measured where a run asks for that."""
+"""The fixture `fusion_bench`: a call that is judged and measured under ``--fusion-bench``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.profiled import one_call
 from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.engine.examine import failure_of, with_bench
+from pytest_fusion.engine.benched import with_bench
+from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin import active
 from pytest_fusion.plugin.check import by_name, check_equivalent, device_of, name_of, positional_names
@@ -72,8 +73,8 @@ class FusionBench:
     ) -> None:
         __tracebackhide__ = True
         running = active.current()
-        asked = running.make_request().bench if running is not None else None
-        if running is None or asked is None:
+        wanted = running.make_request().bench if running is not None else None
+        if running is None or wanted is None:
             raise FusionError("fusion_bench measures in the body of a test; call it there, and not in a fixture")
         names, inputs = _by_name(reference, args, kwargs)
         text = self._named(case, inputs)
@@ -88,8 +89,8 @@ class FusionBench:
             record = _failed(record, "honesty", f"{name_of(fused)}: honesty failed\n  {_REMEMBERED}")
         else:
             known = _environment(device)
-            found = measure(pair, asked, nodeid=record.nodeid, case=text, environment=known, machine=None)
-            record = with_bench(record, found, asked, name_of(fused))
+            found = measure(pair, wanted, nodeid=record.nodeid, case=text, environment=known, machine=None)
+            record = with_bench(record, found, wanted, name_of(fused))
         running.records[-1] = record
         if record.verdict == "fail":
             raise failure_of(record)
@@ -134,7 +135,7 @@ def _failed(record: TestRecord, check: str, message: str) -> TestRecord:
 
 
 def _environment(device: str) -> dict[str, Any]:
-    """That of reports; of a GPU, which runs by now, also what tells its class and itself."""
+    """The environment of reports; of a GPU also its class and its identity."""
     if not device.startswith("cuda"):
         return environment.describe(device)
     return environment.describe(device, **opened(torch.device(device)).facts)

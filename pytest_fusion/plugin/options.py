@@ -86,7 +86,7 @@ _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
     ),
     (
         "canary-without",
-        "What --fusion-canary is not asked about, such as latency,memory; only what is asked for is promoted",
+        "What --fusion-canary leaves out, such as latency,memory; only what was compared is promoted",
         "",
         None,
     ),
@@ -152,7 +152,7 @@ def _value(config: pytest.Config, name: str) -> str:
 
 
 def file_named_by(variable: str) -> Path | None:
-    """The file that a parent process names to a test that it runs once more; ``None`` where nobody does."""
+    """The file named by an environment variable that a parent process sets; ``None`` without one."""
     name = os.environ.get(variable)
     return Path(name) if name else None
 

@@ -21,14 +21,14 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A file in such a folder, and the test that it belongs to."""
+    """A file in a folder ``fusion_replays``, and the test that it belongs to."""
 
     path: Path
     nodeid: str
     spec: str
 
     def belongs_to(self, nodeid: str, spec: str, folder: Path, root: Path) -> bool:
-        """Whether this is a case of the test ``nodeid``, whose file lies in ``folder`` and whose spec has that name.
+        """Whether this is a case of the test ``nodeid``, whose file is in ``folder`` and whose spec has that name.
 
         A file goes with the node id that it names. Where that test's file is gone from ``root`` (it moved), or where
         the file names a spec alone, it goes with the test of that name and spec.

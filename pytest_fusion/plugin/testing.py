@@ -11,7 +11,8 @@ device_choice.prepare(device_choice.choose("auto"))
 
 from pytest_fusion import interpreter  # noqa: E402
 from pytest_fusion.case.choosing import search as searching  # noqa: E402
-from pytest_fusion.engine.examine import run  # noqa: E402
+from pytest_fusion.engine.job import Job  # noqa: E402
+from pytest_fusion.engine.modes import Judge  # noqa: E402
 from pytest_fusion.engine.profiles import profile as profile_named  # noqa: E402
 from pytest_fusion.engine.request import Request  # noqa: E402
 from pytest_fusion.report.record import TestRecord  # noqa: E402
@@ -48,4 +49,4 @@ def examine(
         seed=seed,
         max_cases=max_cases,
     )
-    return run(spec, request, outer=outer, extra={})
+    return Judge().run(Job(spec, request, outer, {}))

@@ -16,7 +16,7 @@ from reference_kernels._common import FLOATS, INTERPRETED, check_tensor, jit, pl
 
 ALIGNMENT = 16  # bytes of the widest load
 FIELDS = 7  # of a tensor's row of the table: five addresses, the number of elements, whether all are aligned
-KEPT = 16  # tables: the last that were used
+MOST_TABLES = 16  # tables: the last that were used
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -37,10 +37,10 @@ def config(*, interpreted: bool = INTERPRETED) -> Chunk:
 
 @jit
 def _aligned(pointer: tl.tensor, at: tl.tensor, ALIGNED: tl.constexpr) -> tl.tensor:
-    """``pointer + at``; the compiler is told that 16 bytes lie together, which it cannot know of a table's addresses.
+    """``pointer + at``; the compiler learns that 16 bytes are together, which it cannot know of a table's addresses.
 
-    It forgets what it was told of a pointer made from a number (Triton 3.7), so the sum is what it is told of; the
-    pointer is told of too, because that is what the interpreter checks.
+    It forgets a hint on a pointer made from a number (Triton 3.7), so the hint is on the sum; and on the pointer too,
+    because that is what the interpreter checks.
     """
     if ALIGNED:
         return tl.multiple_of(tl.multiple_of(pointer, 16) + at, 16)
@@ -153,7 +153,7 @@ _captured: list[_Table] = []  # a graph holds addresses and no references
 def _table(lists: Sequence[Sequence[torch.Tensor]]) -> _Table:
     """The table of these tensors, made once for their addresses; raises what `_check` raises.
 
-    One that is made anew, as where gradients are freed after each step, takes a copy to the device that nobody waits
+    One that is made anew, as where gradients are freed after each step, takes a copy to the device that nothing waits
     for. The stream is part of the key: that copy is in order with its launches alone.
     """
     flat = [tensor for group in lists for tensor in group]
@@ -169,7 +169,7 @@ def _table(lists: Sequence[Sequence[torch.Tensor]]) -> _Table:
     if found is None:
         _check(lists)
         found = _tables[key] = _made(lists, device)
-        while len(_tables) > KEPT:
+        while len(_tables) > MOST_TABLES:
             _tables.popitem(last=False)
     _tables.move_to_end(key)
     if cuda and torch.cuda.is_current_stream_capturing():
@@ -206,7 +206,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _alike(tensor: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether the elements of ``tensor`` lie in memory in the order of ``parameter``'s."""
+    """Whether the elements of ``tensor`` have the order of ``parameter``'s in memory."""
     return all(
         size <= 1 or own == other
         for size, own, other in zip(parameter.shape, tensor.stride(), parameter.stride(), strict=True)

@@ -1,4 +1,4 @@
-"""What the AdamW kernel has to compute, unfused."""
+"""The unfused reference of adamw."""
 
 from __future__ import annotations
 

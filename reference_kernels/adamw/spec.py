@@ -1,4 +1,4 @@
-"""How adamw is tested: several tensors in one launch, of any size, with and without masters, strided gradients."""
+"""The specs of adamw: several tensors in one launch, of any size, with and without masters, strided gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/adamw``."""
+"""The tests of adamw, made from its specs: ``pytest reference_kernels/adamw``."""
 
 from __future__ import annotations
 

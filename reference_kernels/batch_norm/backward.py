@@ -7,8 +7,7 @@ import triton.language as tl
 
 from reference_kernels._common import jit, placed, row_offset
 from reference_kernels._sums import summed_parts
-from reference_kernels.batch_norm.kernel import by_channel, channels_of, place, statistics_of, strides_of
-from reference_kernels.batch_norm.layout import like, plan_of
+from reference_kernels.batch_norm.layout import by_channel, channels_of, like, place, plan_of, statistics_of, strides_of
 
 
 @jit
@@ -202,7 +201,7 @@ def batch_norm_backward(
     of_residual: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients by ``x``, by weight and bias, float32 ``(2, channels)``, and by the residual, which is empty unless
-    asked for. ``y`` is there if it went through a relu."""
+    needed. ``y`` is there if it went through a relu."""
     dx, sums, dresidual = _gradients(x, of_residual)
     if x.numel() == 0:
         return dx, sums.zero_(), dresidual

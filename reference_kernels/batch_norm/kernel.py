@@ -2,76 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import jit, placed, row_offset
-from reference_kernels.batch_norm.layout import Plan, like, plan_of
+from reference_kernels._common import FLOATS, check_tensor, jit, placed, row_offset
+from reference_kernels.batch_norm.backward import batch_norm_backward
+from reference_kernels.batch_norm.layout import (
+    by_channel,
+    channels_of,
+    like,
+    number_of,
+    place,
+    plan_of,
+    statistics_of,
+    strides_of,
+)
 
 
 def combined(parts: int) -> tuple[int, int]:
     """Parts and channels that a program of `_combine_kernel` reads at a time: at least 32 bytes side by side, and for
     many parts few channels, so that there are many programs."""
     return (32, 32) if parts <= 32 else (128, 8)
-
-
-@jit
-def place(
-    tile: tl.tensor,
-    block: tl.tensor,
-    column_tiles: tl.tensor,
-    rows: tl.tensor,
-    width: tl.tensor,
-    LAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Rows and columns of a tile (int64), and which of its elements exist. ``LAST``: columns are channels."""
-    # Divided in 32 bits, which 64 would take longer for than a tile's loads.
-    row = (tile // column_tiles).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    column = tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
-    if LAST:
-        column += block * BLOCK_COLUMNS
-    else:
-        column += (tile % column_tiles).to(tl.int64) * BLOCK_COLUMNS
-    return row, column, (row < rows) & (column < width)
-
-
-@jit
-def number_of(
-    tile: tl.tensor,
-    column_tiles: tl.tensor,
-    rows: tl.tensor,
-    width: tl.tensor,
-    LAST: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-) -> tl.tensor:
-    """Elements that a tile has of one channel (int64)."""
-    number = tl.minimum(rows - (tile // column_tiles).to(tl.int64) * BLOCK_ROWS, BLOCK_ROWS)
-    if not LAST:
-        number *= tl.minimum(width - (tile % column_tiles).to(tl.int64) * BLOCK_COLUMNS, BLOCK_COLUMNS)
-    return number
-
-
-@jit
-def channels_of(block: tl.tensor, LAST: tl.constexpr, BLOCK_COLUMNS: tl.constexpr) -> tl.tensor:
-    """A program's channels: one for each column of its tiles, or a single one, ``(1, 1)``."""
-    if LAST:
-        channel = block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :].to(tl.int64)
-    else:
-        channel = block + tl.zeros([1, 1], tl.int64)
-    return channel
-
-
-@jit
-def by_channel(x: tl.tensor, LAST: tl.constexpr) -> tl.tensor:
-    """The sums of a tile's elements for each of its channels."""
-    found = tl.sum(x, axis=0, keep_dims=True)
-    if not LAST:
-        found = tl.sum(found, axis=1, keep_dims=True)
-    return found
 
 
 @jit
@@ -86,31 +40,6 @@ def shift_of(x: tl.tensor, number: tl.tensor, LAST: tl.constexpr) -> tl.tensor:
     magnitude = by_channel(tl.abs(x), LAST) / number
     coarse = tl.minimum((magnitude - tl.abs(mean)) * 2048, 2.0**126)
     return (mean + coarse) - coarse
-
-
-@jit
-def statistics_of(
-    mean_ptr: tl.tensor,
-    rest_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    mean_step: tl.tensor,
-    scale_step: tl.tensor,
-    channel: tl.tensor,
-    channels: tl.tensor,
-    eps: tl.tensor,
-    TRAINING: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Mean, what its rounding left of it, and reciprocal root of the variance; ``scale_ptr`` has the variance itself in
-    evaluation."""
-    there = channel < channels
-    mean = tl.load(mean_ptr + channel * mean_step, mask=there, other=0.0).to(tl.float32)
-    scale = tl.load(scale_ptr + channel * scale_step, mask=there, other=1.0).to(tl.float32)
-    rest = tl.zeros(mean.shape, tl.float32)
-    if TRAINING:
-        rest = tl.load(rest_ptr + channel, mask=there, other=0.0)
-    else:
-        scale = tl.rsqrt(scale + eps)
-    return mean, rest, scale
 
 
 @jit
@@ -324,12 +253,6 @@ def _batch_norm_kernel(
         tl.store(y_ptr + at, y, mask=inside)
 
 
-def strides_of(plan: Plan) -> tuple[int, ...]:
-    """Channel strides and row strides of each of a plan's tensors, in the order of the kernels' arguments."""
-    pairs = zip(plan.channel_strides, plan.rows.strides, strict=True)
-    return tuple(number for channel, four in pairs for number in (channel, *four))
-
-
 @torch.library.custom_op("reference_kernels::batch_norm_statistics", mutates_args=("running_mean", "running_var"))
 def _statistics(
     x: torch.Tensor,
@@ -437,3 +360,77 @@ def _batch_norm(
 @_batch_norm.register_fake
 def _(x: torch.Tensor, *_: object) -> torch.Tensor:
     return like(x)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weight, bias, _, mean, rest, scale, ctx.eps, relu = inputs
+    ctx.dtypes = [None if each is None else each.dtype for each in (weight, bias)]
+    ctx.save_for_backward(x, output if relu else None, weight, mean, rest, scale)
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    of_x, of_weight, of_bias, of_residual = ctx.needs_input_grad[:4]
+    relu = ctx.saved_tensors[1] is not None
+    dx, sums, dresidual = batch_norm_backward(dy, *ctx.saved_tensors, ctx.eps, of_residual and relu)
+    dweight, dbias = (
+        each.to(dtype, copy=True) if needed else None
+        for each, dtype, needed in zip(sums, ctx.dtypes, (of_weight, of_bias), strict=True)
+    )
+    passed = (dresidual if relu else dy) if of_residual else None
+    return dx if of_x else None, dweight, dbias, passed, None, None, None, None, None
+
+
+_batch_norm.register_autograd(_differentiate, setup_context=_save)
+
+
+def batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    residual: torch.Tensor | None = None,
+    relu: bool = False,
+) -> torch.Tensor:
+    """``relu((x - mean) / sqrt(var + eps) * weight + bias + residual)`` by channel, of ``x``'s shape and dtype.
+
+    ``x`` is ``(batch, channels, *space)`` of 2 to 5 dimensions in float32, float16 or bfloat16, ``residual`` of its
+    shape and dtype; the vectors are ``(channels,)``, each in one of the floating dtypes. Any strides; the result is
+    dense, with its channels last if those of ``x`` are. In ``training`` the running statistics, where given, are
+    written: see `batch_norm_reference`. Differentiable once by ``x``, ``weight``, ``bias`` and ``residual``.
+
+    Raises `TypeError` for other or mixed dtypes; `ValueError` for shapes that do not fit, a single element a channel in
+    training, no running statistics in evaluation, numbers out of range, or mixed devices.
+    """
+    name = "batch_norm"
+    check_tensor(name, "x", x, x, FLOATS)
+    if not 2 <= x.ndim <= 5:
+        raise ValueError(f"{name}: x has {x.ndim} dimensions, supported: (batch, channels) and up to three of space")
+    vectors = {"weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
+    for label, each in vectors.items():
+        if each is None:
+            continue
+        check_tensor(name, label, each, x, FLOATS)
+        if each.shape != x.shape[1:2]:
+            raise ValueError(f"{name}: {label} has shape {tuple(each.shape)}, x needs ({x.shape[1]},)")
+    if residual is not None:
+        check_tensor(name, "residual", residual, x, (x.dtype,))
+        if residual.shape != x.shape:
+            raise ValueError(
+                f"{name}: x has shape {tuple(x.shape)}, residual {tuple(residual.shape)}; they must be equal, expand it"
+            )
+    if not (0 <= momentum <= 1 and eps >= 0):
+        raise ValueError(f"{name}: momentum={momentum}, eps={eps}; allowed: momentum from 0 to 1, eps from 0")
+    mean, rest, scale = running_mean, None, running_var
+    if training:
+        if x.shape[1] and x.numel() == x.shape[1]:
+            raise ValueError(f"{name}: x has shape {tuple(x.shape)}, one value a channel; training needs more than one")
+        statistics = _statistics(x.detach(), running_mean, running_var, float(momentum), float(eps))
+        mean, rest, scale = statistics.unbind(0)
+    if mean is None or scale is None:
+        raise ValueError(f"{name}: training=False takes running_mean and running_var; one of them is missing")
+    y: torch.Tensor = _batch_norm(x, weight, bias, residual, mean, rest, scale, float(eps), relu)
+    return y

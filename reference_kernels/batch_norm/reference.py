@@ -1,4 +1,4 @@
-"""What the batch_norm kernels have to compute, unfused."""
+"""The unfused reference of batch_norm."""
 
 from __future__ import annotations
 

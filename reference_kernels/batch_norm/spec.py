@@ -1,4 +1,4 @@
-"""How batch_norm is tested: training and evaluation, channels first and last, residual and relu, with gradients."""
+"""The specs of batch_norm: training and evaluation, channels first and last, residual and relu, with gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from pytest_fusion import FusionSpec, dim, optional, tensor, values
-from reference_kernels.batch_norm.call import batch_norm
+from reference_kernels.batch_norm.kernel import batch_norm
 from reference_kernels.batch_norm.reference import batch_norm_reference
 
 VECTOR = (torch.float32, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The kernels' tests, made from their specs: ``pytest reference_kernels/batch_norm``."""
+"""The tests of batch_norm, made from its specs: ``pytest reference_kernels/batch_norm``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused cross-entropy: one read of the logits forward, one read and one write backward, nothing of their size kept."""
+"""Fused cross-entropy: one read of the logits forward, one read and one write backward, nothing of their size saved."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def _gradient_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """One tile of the gradient, contiguous ``(rows, width)``, which may lie over the logits: those of ``width`` classes
-    of ``vocab``, from ``first`` on. Logits of ignored rows are not read."""
+    """One tile of the gradient, contiguous ``(rows, width)``, which may overwrite the logits: ``width`` classes of
+    ``vocab``, from ``first`` on. Logits of ignored rows are not read."""
     program = tl.program_id(0).to(tl.int64)
     # What there is once a row is a column only after it is loaded: else each thread loads it for each of its neighbours
     # in the row, 8 times in bfloat16.
@@ -268,7 +268,7 @@ def _cross_entropy(
     softcap: float,
     reduction: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss, the rows' statistics, and how many rows count (empty for "none", which does not ask)."""
+    """The loss, the rows' statistics, and how many rows count (empty for "none", which does not need it)."""
     losses, statistics = _losses(logits, target, ignore_index, smoothing, z_loss, softcap)
     if reduction == "none":
         return losses, statistics, losses.new_empty(0)

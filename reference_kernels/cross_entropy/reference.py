@@ -1,4 +1,4 @@
-"""What the cross_entropy kernel has to compute, unfused."""
+"""The unfused reference of cross_entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How cross_entropy is tested: any rank and layout, every option, labels that are ignored, with the gradient."""
+"""The specs of cross_entropy: any rank and layout, every option, labels that are ignored, with the gradient."""
 
 from __future__ import annotations
 

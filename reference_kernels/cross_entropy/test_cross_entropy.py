@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/cross_entropy``."""
+"""The tests of cross_entropy, made from its specs: ``pytest reference_kernels/cross_entropy``."""
 
 from __future__ import annotations
 

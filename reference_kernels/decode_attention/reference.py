@@ -1,4 +1,4 @@
-"""What the decode_attention kernel has to compute, unfused."""
+"""The unfused reference of decode_attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How decode_attention is tested: sequences of all lengths, chunks, grouped heads, pages in any order, float8."""
+"""The specs of decode_attention: sequences of all lengths, chunks, grouped heads, pages in any order, float8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference_kernels.decode_attention.kernel import decode_attention
 from reference_kernels.decode_attention.reference import decode_attention_reference
 
 # Finite: what is not read may be anything, but a weight of 0 times an infinity is NaN. Of many significant bits, by
-# which a product is told to be one of 16-bit values.
+# which a product is recognised as one of 16-bit values.
 FINITE = values.one_of(values.normal(), values.normal(std=30.0), values.normal(mean=100.0), values.constant(0.0))
 WINDOW = st.sampled_from((None, 1, 9, 40))
 INDICES = (torch.int32, torch.int64)

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/decode_attention``."""
+"""The tests of decode_attention, made from its specs: ``pytest reference_kernels/decode_attention``."""
 
 from __future__ import annotations
 

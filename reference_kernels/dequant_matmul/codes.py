@@ -57,7 +57,7 @@ def quantise_fp8(x: torch.Tensor, by_row: bool = True) -> tuple[torch.Tensor, to
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude along the last dimension, kept; never 0, which is no scale."""
+    """The largest magnitude along the last dimension, which stays; never 0, which is no scale."""
     if x.shape[-1] == 0:
         return x.new_full((*x.shape[:-1], 1), 1.0, dtype=torch.float32)
     return x.float().abs().amax(-1, keepdim=True).clamp_min(1e-10)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from reference_kernels._common import Rows, jit
 from reference_kernels.dequant_matmul.tiles import config_float8
-from reference_kernels.linear.described import block_of, by_rows, launched, matrix_of, result_of
+from reference_kernels.linear.descriptors import block_of, by_rows, launched, matrix_of, result_of
 from reference_kernels.linear.products import grouped, halves_of
 
 

@@ -229,7 +229,7 @@ def _result(x: torch.Tensor, codes: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def _in_words(codes: torch.Tensor) -> torch.Tensor | None:
-    """int8 codes ``(n, k)`` as int16 ``(n, k / 2)``, where neighbours lie next to each other and pairs aligned."""
+    """int8 codes ``(n, k)`` as int16 ``(n, k / 2)``, where neighbours are next to each other and pairs aligned."""
     if codes.numel() == 0 or codes.stride(1) != 1 or codes.data_ptr() % 2:
         return None
     if codes.shape[1] % 2 or codes.stride(0) % 2 or codes.storage_offset() % 2:
@@ -366,7 +366,7 @@ def _check(
 
 def _check_shapes(kernel: str, x: torch.Tensor, codes: torch.Tensor, wanted: int, name: str) -> None:
     if codes.ndim != 2 or codes.shape[1] != wanted:
-        raise ValueError(f"{kernel}: {name} has shape {tuple(codes.shape)}, x {tuple(x.shape)} asks for (n, {wanted})")
+        raise ValueError(f"{kernel}: {name} has shape {tuple(codes.shape)}, x {tuple(x.shape)} needs (n, {wanted})")
 
 
 def _check_scales(kernel: str, name: str, scales: torch.Tensor, *allowed: torch.Size) -> None:

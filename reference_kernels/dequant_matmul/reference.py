@@ -1,4 +1,4 @@
-"""What the dequant_matmul kernels have to compute, unfused: the weight in full, then the product."""
+"""The unfused reference of dequant_matmul: the weight in full, then the product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How dequant_matmul is tested: every code, any layout, tails of rows, columns and depth, sums in one part and more."""
+"""The specs of dequant_matmul: every code, any layout, tails of rows, columns and depth, sums in one part and more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = (1, 16, 512)
 # Interpreted tiles hold 32 rows of the weight, 8 to 32 of the input and 16 to 128 products.
 DIMS = {"rows": dim(0, 70), "k": dim(0, 500), "n": dim(0, 70)}
 
-INT8 = FusionSpec(
+SPEC = FusionSpec(
     name="int8_linear",
     fused=int8_linear,
     reference=int8_linear_reference,
@@ -86,7 +86,7 @@ DESCRIBED = FLOAT8.with_(
 )
 
 # On a GPU more than 64 rows take another tile, and sums past 1024 may be parts.
-WIDE_INT8 = INT8.with_(
+WIDE_INT8 = SPEC.with_(
     name="int8_linear_of_any_size",
     dims={},
     requires="cuda",
@@ -99,4 +99,4 @@ WIDE_FLOAT8 = FLOAT8.with_(
     bench=[{"rows": 8192, "k": 8192, "n": 8192, "dtype": torch.bfloat16}],
 )
 
-SPECS = [INT8, INT4, FLOAT8, DESCRIBED, WIDE_INT8, WIDE_INT4, WIDE_FLOAT8]
+SPECS = [SPEC, INT4, FLOAT8, DESCRIBED, WIDE_INT8, WIDE_INT4, WIDE_FLOAT8]

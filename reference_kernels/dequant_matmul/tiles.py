@@ -41,7 +41,7 @@ def config(
     ``mma.sync``, four by ``wgmma``, as int4 does from 9 rows on and int8, in words, from 17. Where the weight has too
     few rows to fill the GPU, its columns are shared out too.
 
-    Tiles for 1, 8, 16, 32, 64 and 512 rows and 8192 x 28672 codes were timed, on H200s (see the card). A weight of
+    Tiles for 1, 8, 16, 32, 64 and 512 rows and 8192 x 28672 codes were tuned, on H200s. A weight of
     other sizes has the same tiles, in parts until there are as many programs for each multiprocessor. Many rows of int4
     keep the sum of a group beside the whole sum, which takes as many registers again.
     """
@@ -74,8 +74,7 @@ def config(
 
 
 def config_float8(rows: int, depth: int, *, interpreted: bool = INTERPRETED) -> MatmulTile | None:
-    """The tile for many rows in float8 by descriptors, ``None`` for few. At 8192**3 on an H200 it took 1039 us,
-    `torch._scaled_mm` 837; 256 x 128 for 8 warps 1317 to 1329."""
+    """The tile for many rows in float8 by descriptors, ``None`` for few."""
     if interpreted:
         return MatmulTile(32, 32, 16 if depth <= 128 else 128, warps=4, stages=1, parts=2, resident=1)
     return MatmulTile(128, 128, 128, warps=4, stages=3, group=16, parts=2, resident=2) if rows > FEW else None

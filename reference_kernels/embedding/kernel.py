@@ -29,7 +29,7 @@ def config(features: int, dtype: torch.dtype, *, interpreted: bool = INTERPRETED
     """Tile for rows of ``features`` elements of ``dtype``.
 
     A warp reads 2 KiB at a time, four loads of 16 bytes a thread: the 32 programs that a multiprocessor holds keep
-    64 KiB under way, some three times what its share of the bandwidth times the latency asks for. Rows past 1 KiB take
+    64 KiB under way, some three times what its share of the bandwidth times the latency requires. Rows past 1 KiB take
     several programs. Interpreted, tiles are small, so that bags of a few rows already take several.
     """
     if interpreted:
@@ -294,7 +294,7 @@ def _embedding_bag_backward(
     of_weight: bool,
     of_samples: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients by weight and by sample weights; empty where they are not asked for."""
+    """Gradients by weight and by sample weights; empty where they are not needed."""
     dweight, dsamples = _gradients(weight, sample_weights, of_weight, of_samples)
     if dout.numel() == 0 or len(indices) == 0:
         return dweight.zero_(), dsamples.zero_()
@@ -378,9 +378,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # n
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-    asked = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
-    dweight, dsamples = _embedding_bag_backward(dout, *ctx.saved_tensors, ctx.mean, *asked)
-    return dweight if asked[0] else None, None, None, None, dsamples if asked[1] else None, None, None
+    needed = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
+    dweight, dsamples = _embedding_bag_backward(dout, *ctx.saved_tensors, ctx.mean, *needed)
+    return dweight if needed[0] else None, None, None, None, dsamples if needed[1] else None, None, None
 
 
 _embedding_bag.register_autograd(_differentiate, setup_context=_save)

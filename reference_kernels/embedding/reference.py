@@ -1,4 +1,4 @@
-"""What the embedding kernels have to compute, unfused. Each computes in ``compute`` and rounds once, at the end."""
+"""The unfused reference of embedding. Each computes in ``compute`` and rounds once, at the end."""
 
 from __future__ import annotations
 

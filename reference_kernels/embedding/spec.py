@@ -1,4 +1,4 @@
-"""How the embedding kernels are tested: bags of any length, tables of any size, repeated rows, with gradients."""
+"""The specs of embedding: bags of any length, tables of any size, repeated rows, with gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _cuts(tables: int, batch: int, samples: int, generator: torch.Generator) -> 
     return torch.cat(ends).to(torch.int32)
 
 
-# Tables of one size, so that indices come in every layout. Bags that share rows, rows that nobody asked for.
+# Tables of one size, so that indices come in every layout. Bags that share rows, rows that no bag has.
 SPEC = FusionSpec(
     name="embedding_bag",
     fused=embedding_bag,

@@ -1,4 +1,4 @@
-"""The kernels' tests, made from their specs: ``pytest reference_kernels/embedding``."""
+"""The tests of embedding, made from its specs: ``pytest reference_kernels/embedding``."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Call:
         return (*self.q.stride(), *self.k.stride(), *self.v.stride())
 
     def arguments(self) -> dict[str, Any]:
-        """What every kernel is told by name."""
+        """Arguments of every kernel by name."""
         absent = self.q  # stands in for what is not there, never dereferenced
         features = self.q.shape[3]
         wide = padded(features)

@@ -33,8 +33,8 @@ INDICES = (torch.int32, torch.int64)
 def config(
     features: int, dtype: torch.dtype, described: bool = True, *, interpreted: bool = INTERPRETED
 ) -> AttentionTile:
-    """Forward tile for heads of ``features``, padded to a power of two; of the head and how its rows lie alone, so that
-    a query's result does not depend on how many others there are.
+    """Forward tile for heads of ``features``, padded to a power of two; it follows from the head and the layout of its
+    rows alone, so that a query's result does not depend on how many others there are.
 
     One group of 4 warps, with 64 queries for wgmma, and two programs on a multiprocessor: while one is at its softmax
     the other multiplies. Without the copy engine threads have addresses to compute, which larger tiles have fewer of.
@@ -235,7 +235,7 @@ def _flash_attention_backward(
     queries: bool,
     keys: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients by ``q``, by ``k`` and by ``v``; the first, or the other two, are empty where not asked for."""
+    """Gradients by ``q``, by ``k`` and by ``v``; the first, or the other two, are empty where not needed."""
     found = _gradients(q, k, v, queries, keys)
     gradients(found, dout, dlse, (out, lse, rest), Call.of((q, k, v), offsets, k_offsets, causal, window, scale))
     return found
@@ -245,8 +245,8 @@ def _gradients(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: bool, keys: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dq, dk, dv = (
-        torch.empty(each.shape if asked else (0,), dtype=each.dtype, device=each.device)
-        for each, asked in ((q, queries), (k, keys), (v, keys))
+        torch.empty(each.shape if needed else (0,), dtype=each.dtype, device=each.device)
+        for each, needed in ((q, queries), (k, keys), (v, keys))
     )
     return dq, dk, dv
 
@@ -274,8 +274,8 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     by_q, by_k, by_v, *_ = ctx.needs_input_grad
     if dout is None and dlse is None:
         return (None,) * 10
-    asked = by_q, by_k or by_v
-    dq, dk, dv = _flash_attention_backward(dout, dlse, *ctx.saved_tensors, *ctx.options, *asked)
+    needed = by_q, by_k or by_v
+    dq, dk, dv = _flash_attention_backward(dout, dlse, *ctx.saved_tensors, *ctx.options, *needed)
     return dq if by_q else None, dk if by_k else None, dv if by_v else None, *[None] * 7
 
 

@@ -1,4 +1,4 @@
-"""What the flash_attention kernel has to compute, unfused."""
+"""The unfused reference of flash_attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How flash_attention is tested: grouped heads, fewer and more queries than keys, masks, packing, gradients."""
+"""The specs of flash_attention: grouped heads, fewer and more queries than keys, masks, packing, gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference_kernels.flash_attention.kernel import flash_attention
 from reference_kernels.flash_attention.reference import flash_attention_reference
 
 # Finite, since a weight of 0 times an infinity is NaN in the reference and in a tile that the mask cuts, and nothing in
-# a tile that it leaves out. Of many significant bits, by which a product is told to be one of 16-bit values.
+# a tile that it leaves out. Of many significant bits, by which a product is recognised as one of 16-bit values.
 FINITE = values.one_of(
     values.normal(), values.normal(std=0.01), values.normal(std=30.0), values.normal(mean=100.0), values.constant(0.0)
 )

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/flash_attention``."""
+"""The tests of flash_attention, made from its specs: ``pytest reference_kernels/flash_attention``."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import torch
 from reference_kernels._common import check_tensor
 from reference_kernels._elementwise import launch
 from reference_kernels.glu.kernel import Activation, _glu_backward_kernel
+from reference_kernels.linear.backward import as_matrix, input_gradient, weight_gradient
 from reference_kernels.linear.gated import check_gated, gated
-from reference_kernels.linear.gradients import as_matrix, input_gradient, weight_gradient
 from reference_kernels.linear.kernel import _linear
 from reference_kernels.linear.products import check_operands
 

@@ -1,4 +1,4 @@
-"""What the glu kernels have to compute, unfused."""
+"""The unfused reference of glu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How glu is tested: separate halves and packed ones of any rank and layout, every activation, and the feed-forward
+"""The specs of glu: separate halves and packed ones of any rank and layout, every activation, and the feed-forward
 block, all with gradients."""
 
 from __future__ import annotations

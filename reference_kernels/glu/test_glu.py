@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/glu``."""
+"""The tests of glu, made from its specs: ``pytest reference_kernels/glu``."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from reference_kernels._common import (
     row_tile,
     summed,
 )
-from reference_kernels._norm_gradients import input_gradient
+from reference_kernels._norm_backward import input_gradient
 from reference_kernels._powers import grouped
 from reference_kernels._sums import summed_parts
 
@@ -275,7 +275,7 @@ def _layer_norm_backward(
     sum_weight: bool,
     sum_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients by ``x``, by weight and by bias; the latter two are empty where their sums are not asked for."""
+    """Gradients by ``x``, by weight and by bias; the latter two are empty where their sums are not needed."""
     sums = (sum_weight, sum_bias)
     dx, dweight, dbias = _gradients(x, weight if sum_weight else None, bias if sum_bias else None)
     if x.numel() == 0:
@@ -330,7 +330,7 @@ def _differentiate(ctx: Any, dy: torch.Tensor | None, _: object) -> tuple[Any, .
         return (None,) * 4
     sums = ctx.needs_input_grad[1:3]
     dx, *dparameters = _layer_norm_backward(dy, None, *ctx.saved_tensors, *sums)
-    return dx, *(d if asked else None for d, asked in zip(dparameters, sums, strict=True)), None
+    return dx, *(d if needed else None for d, needed in zip(dparameters, sums, strict=True)), None
 
 
 def _differentiate_sum(ctx: Any, dy: torch.Tensor | None, dtotal: torch.Tensor | None, _: object) -> tuple[Any, ...]:
@@ -338,7 +338,7 @@ def _differentiate_sum(ctx: Any, dy: torch.Tensor | None, dtotal: torch.Tensor |
         return dtotal, dtotal, None, None, None
     sums = ctx.needs_input_grad[2:4]
     dx, *dparameters = _layer_norm_backward(dy, dtotal, *ctx.saved_tensors, *sums)
-    return dx, dx, *(d if asked else None for d, asked in zip(dparameters, sums, strict=True)), None
+    return dx, dx, *(d if needed else None for d, needed in zip(dparameters, sums, strict=True)), None
 
 
 _layer_norm.register_autograd(_differentiate, setup_context=_save)
@@ -392,5 +392,5 @@ def _check(kernel: str, x: torch.Tensor, weight: torch.Tensor | None, bias: torc
         check_tensor(kernel, name, tensor, x, FLOATS)
         if tensor.shape != x.shape[-1:]:
             raise ValueError(
-                f"{kernel}: {name} has shape {tuple(tensor.shape)}, the last dimension of x asks for ({x.shape[-1]},)"
+                f"{kernel}: {name} has shape {tuple(tensor.shape)}, the last dimension of x needs ({x.shape[-1]},)"
             )

@@ -1,4 +1,4 @@
-"""What the layer_norm kernels have to compute, unfused."""
+"""The unfused reference of layer_norm."""
 
 from __future__ import annotations
 

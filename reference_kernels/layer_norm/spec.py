@@ -1,4 +1,4 @@
-"""How layer_norm is tested: any rank and layout, with and without weight, bias and residual, with gradients."""
+"""The specs of layer_norm: any rank and layout, with and without weight, bias and residual, with gradients."""
 
 from __future__ import annotations
 

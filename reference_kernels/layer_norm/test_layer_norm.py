@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/layer_norm``."""
+"""The tests of layer_norm, made from its specs: ``pytest reference_kernels/layer_norm``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Fused SwiGLU up-projection: both halves of a feed-forward layer from one reading of its input, multiplied before the
-one store; and its gradients, for which nothing is kept."""
+one store; and its gradients, for which no result is saved."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from reference_kernels.linear.backward import as_matrix, input_gradient, weight_gradient
 from reference_kernels.linear.gated import check_gated, gated
-from reference_kernels.linear.gradients import as_matrix, input_gradient, weight_gradient
 from reference_kernels.linear.products import check_operands
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from reference_kernels._activations import activated, slope
 from reference_kernels._common import INTERPRETED, Rows, jit, placed, row_offset
-from reference_kernels.linear.described import gated_by_tiles
+from reference_kernels.linear.descriptors import gated_by_tiles
 from reference_kernels.linear.products import MatmulTile, by_pointers, config, grouped, two_products, wide
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from reference_kernels._activations import activated
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.described import linear_by_tiles
+from reference_kernels.linear.descriptors import linear_by_tiles
 from reference_kernels.linear.products import by_pointers, check_operands, config, grouped, product
 
 Activation = Literal["relu", "gelu", "silu"]
@@ -125,6 +125,6 @@ def linear(
     if bias is not None:
         check_tensor("linear", "bias", bias, x, (x.dtype,))
         if bias.shape != weight.shape[:1]:
-            raise ValueError(f"linear: bias has shape {tuple(bias.shape)}, weight asks for ({weight.shape[0]},)")
+            raise ValueError(f"linear: bias has shape {tuple(bias.shape)}, weight needs ({weight.shape[0]},)")
     y: torch.Tensor = _linear(x, weight, bias, activation)
     return y

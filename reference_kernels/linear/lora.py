@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import INTERPRETED, Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.described import matrix_of, summed_by_tiles
-from reference_kernels.linear.gradients import as_matrix, weight_gradient
+from reference_kernels.linear.backward import as_matrix, weight_gradient
+from reference_kernels.linear.descriptors import matrix_of, summed_by_tiles
 from reference_kernels.linear.products import MatmulTile, by_pointers, check_operands, config, grouped, two_products
 from reference_kernels.linear.thin import room_of, thin_rows, thin_sums
 
@@ -41,10 +41,8 @@ def config_lora(
 def config_described(rows: int, columns: int, depth: int, dtype: torch.dtype) -> MatmulTile | None:
     """The tile by descriptors, ``None`` where the result is small or of float32.
 
-    128 x 128 took 431 us at 8192 x 4096 x 4096 on an H200, 128 x 256 437. 19 of them are for what ``up`` is multiplied
-    by, in a launch that reads ``x`` once: beside every step of the large product, that narrow one, whose operands take
-    longer to read than to multiply, made it 518 us; the product with ``up`` after a persistent program's loop, 504;
-    one after the other, in two loops, 465.
+    What ``up`` is multiplied by has a launch of its own, 19 us of 431 us at 8192 x 4096 x 4096 on an H200: within the
+    steps of the large product the narrow operands take longer to read than to multiply, and it takes 518 us.
     """
     tile = config(rows, columns, depth, dtype)
     return tile if tile.resident else None
@@ -190,7 +188,7 @@ def _lora_linear_backward(
     of_down: bool,
     of_up: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients by ``x`` and by the factors, empty where nobody asks: that by ``x`` is a product with two thin
+    """The gradients by ``x`` and by the factors, empty where not needed: that by ``x`` is a product with two thin
     factors as well, on transposed views."""
     dx, ddown, dup = _gradients(x, down, up, of_x, of_down, of_up)
     low = thin_rows(dy, up.t(), scale) if of_down else None
@@ -214,8 +212,8 @@ def _gradients(
     x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, *wanted: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dx, ddown, dup = (
-        torch.empty(t.shape if asked else (0,), dtype=t.dtype, device=t.device)
-        for t, asked in zip((x, down, up), wanted, strict=True)
+        torch.empty(t.shape if needed else (0,), dtype=t.dtype, device=t.device)
+        for t, needed in zip((x, down, up), wanted, strict=True)
     )
     return dx, ddown, dup
 
@@ -231,7 +229,7 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     wanted, found = (of_x, of_down, of_up), (None, None, None)
     if any(wanted):
         found = _lora_linear_backward(dy, x, weight, down, up, ctx.scale, *wanted)
-    dx, ddown, dup = (each if asked else None for each, asked in zip(found, wanted, strict=True))
+    dx, ddown, dup = (each if needed else None for each, needed in zip(found, wanted, strict=True))
     dweight = weight_gradient(as_matrix(dy), as_matrix(x)) if of_weight else None
     return dx, dweight, ddown, dup, None
 

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
-from reference_kernels.linear.described import alike, block_of, by_rows, finish_linear, launched, matrix_of, result_of
-from reference_kernels.linear.gradients import as_matrix, bias_gradient, input_gradient, weight_gradient
+from reference_kernels.linear.backward import as_matrix, bias_gradient, input_gradient, weight_gradient
+from reference_kernels.linear.descriptors import alike, block_of, by_rows, finish_linear, launched, matrix_of, result_of
 from reference_kernels.linear.products import MatmulTile, by_pointers, check_operands, config, grouped, product, wide
 
 
@@ -70,7 +70,7 @@ def _qkv_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    """One tile of one of the three results, each contiguous ``(M, N)``: their blocks of columns lie side by side."""
+    """One tile of one of the three results, each contiguous ``(M, N)``: their blocks of columns are side by side."""
     query_blocks = tl.cdiv(query_N, BLOCK_N)
     key_blocks = tl.cdiv(key_N, BLOCK_N)
     blocks = query_blocks + key_blocks + tl.cdiv(value_N, BLOCK_N)
@@ -287,8 +287,6 @@ def qkv_linear(
             continue
         check_tensor("qkv_linear", name, bias, x, (x.dtype,))
         if bias.shape != weight.shape[:1]:
-            raise ValueError(
-                f"qkv_linear: {name} has shape {tuple(bias.shape)}, its weight asks for ({weight.shape[0]},)"
-            )
+            raise ValueError(f"qkv_linear: {name} has shape {tuple(bias.shape)}, its weight needs ({weight.shape[0]},)")
     query, key, value = _qkv_linear(x, *weights.values(), *biases.values())
     return query, key, value

@@ -1,4 +1,4 @@
-"""What the linear kernels have to compute, unfused."""
+"""The unfused reference of linear."""
 
 from __future__ import annotations
 

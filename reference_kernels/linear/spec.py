@@ -1,4 +1,4 @@
-"""How linear is tested: any rank, layout and tail, each activation, three projections, gates, low-rank factors."""
+"""The specs of linear: any rank, layout and tail, each activation, three projections, gates, low-rank factors."""
 
 from __future__ import annotations
 

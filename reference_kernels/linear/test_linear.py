@@ -1,4 +1,4 @@
-"""The kernels' tests, made from their specs: ``pytest reference_kernels/linear``."""
+"""The tests of linear, made from its specs: ``pytest reference_kernels/linear``."""
 
 from __future__ import annotations
 

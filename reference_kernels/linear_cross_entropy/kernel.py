@@ -16,7 +16,7 @@ from reference_kernels.cross_entropy.kernel import config as config_rows
 from reference_kernels.cross_entropy.rows import row_losses, slopes
 from reference_kernels.linear.products import check_operands
 from reference_kernels.linear_cross_entropy.chunks import config
-from reference_kernels.linear_cross_entropy.products import add_columns, float32_sums, multiply, write_logits
+from reference_kernels.linear_cross_entropy.cublas import add_columns, float32_sums, multiply, write_logits
 
 Gradients = Literal["forward", "backward"]
 Options = tuple[int, float, float, float]  # ignore_index, label smoothing, z-loss, softcap
@@ -170,8 +170,8 @@ def _gradients(
     kept = torch.float32 if wide else x.dtype
     shapes = (x.shape, kept), (weight.shape, x.dtype), (weight.shape[:1], kept)
     dx, dweight, dbias = (
-        torch.empty(shape if asked else (0,), dtype=dtype, device=x.device)
-        for (shape, dtype), asked in zip(shapes, wanted, strict=True)
+        torch.empty(shape if needed else (0,), dtype=dtype, device=x.device)
+        for (shape, dtype), needed in zip(shapes, wanted, strict=True)
     )
     return dx, dweight, dbias
 
@@ -246,7 +246,7 @@ def _late(
     chunk_rows: int | None,
     wanted: Wanted,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All gradients of what ``dloss`` asks for, by chunks of classes, whose logits are computed again: each row of the
+    """All gradients from ``dloss``, by chunks of classes, whose logits are computed again: each row of the
     weight's is one product over all rows, and rounded once."""
     rows, labels = _rows(x, target)
     dx, dweight, dbias = _gradients(x, weight, wanted, wide=False)
@@ -288,7 +288,7 @@ def _linear_cross_entropy(
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss; the rows' statistics and how many rows count (empty for "none"); and the gradients that are asked for
+    """The loss; the rows' statistics and how many rows count (empty for "none"); and the gradients that are needed
     already now, those by ``x`` and bias in float32."""
     options, wanted = (ignore_index, smoothing, z_loss, softcap), (for_x, for_weight, for_bias)
     if any(wanted):
@@ -391,7 +391,7 @@ def _differentiate(ctx: Any, dloss: torch.Tensor | None, *_: object) -> tuple[An
         found = dx, dweight, dbias
     else:
         found = _linear_cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options, any(ctx.early), *wanted)
-    dx, dweight, dbias = (d if asked else None for d, asked in zip(found, wanted, strict=True))
+    dx, dweight, dbias = (d if needed else None for d, needed in zip(found, wanted, strict=True))
     return dx, dweight, None, dbias, *[None] * 9
 
 
@@ -419,7 +419,7 @@ def linear_cross_entropy(
     ``chunk_rows`` rows at a time, or as many as 256 MiB hold, rounded to their dtype. Differentiable once by ``x``,
     ``weight`` and ``bias``.
 
-    ``gradients`` says when they are computed. ``"backward"``: when they are asked for, from logits computed again; each
+    ``gradients`` says when they are computed. ``"backward"``: when they are needed, from logits computed again; each
     is rounded once. ``"forward"``: along with the loss, a quarter less work; that of ``weight`` is rounded after each
     chunk of rows, and again by an upstream gradient other than 1. See `linear_cross_entropy_reference`.
 
@@ -442,7 +442,7 @@ def linear_cross_entropy(
     if bias is not None:
         check_tensor(name, "bias", bias, x, (x.dtype,))
         if bias.shape != weight.shape[:1]:
-            raise ValueError(f"{name}: bias has shape {tuple(bias.shape)}, weight asks for ({weight.shape[0]},)")
+            raise ValueError(f"{name}: bias has shape {tuple(bias.shape)}, weight needs ({weight.shape[0]},)")
     if gradients == "forward" and (reduction == "none" or x.dtype == torch.float16):
         found = "reduction='none'" if reduction == "none" else "float16"
         raise ValueError(
@@ -450,7 +450,7 @@ def linear_cross_entropy(
             "rounded and summed; use gradients='backward'"
         )
     now = gradients == "forward" and torch.is_grad_enabled()
-    asked = [now and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
+    needed = [now and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     options = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0), reduction, chunk_rows
-    loss: torch.Tensor = _linear_cross_entropy(x, weight, target, bias, *options, *asked)[0]
+    loss: torch.Tensor = _linear_cross_entropy(x, weight, target, bias, *options, *needed)[0]
     return loss

@@ -1,4 +1,4 @@
-"""What the linear_cross_entropy kernel has to compute, unfused."""
+"""The unfused reference of linear_cross_entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How linear_cross_entropy is tested: any rank and layout, every option, chunks, gradients at either time."""
+"""The specs of linear_cross_entropy: any rank and layout, every option, chunks, gradients at either time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SPEC = FusionSpec(
     grad=("x", "weight", "bias"),
 )
 
-# Not float16, whose range asks for the upstream gradient first.
+# Not float16, whose range needs the upstream gradient first.
 FORWARD = FusionSpec(
     name="linear_cross_entropy_forward",
     fused=linear_cross_entropy,

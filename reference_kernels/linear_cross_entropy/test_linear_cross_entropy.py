@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/linear_cross_entropy``."""
+"""The tests of linear_cross_entropy, made from its specs: ``pytest reference_kernels/linear_cross_entropy``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gating kernel has to compute, unfused."""
+"""The unfused reference of moe_gate."""
 
 from __future__ import annotations
 

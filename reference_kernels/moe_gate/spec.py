@@ -1,4 +1,4 @@
-"""How moe_gate is tested: any rank and layout, one expert up to hundreds, all of them chosen, with gradients."""
+"""The specs of moe_gate: any rank and layout, one expert up to hundreds, all of them chosen, with gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/moe_gate``."""
+"""The tests of moe_gate, made from its specs: ``pytest reference_kernels/moe_gate``."""
 
 from __future__ import annotations
 

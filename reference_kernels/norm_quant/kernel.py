@@ -86,7 +86,7 @@ def _scale(largest: tl.tensor, LIMIT: tl.constexpr) -> tl.tensor:
 
 @jit
 def _coded(y: tl.tensor, scale: tl.tensor, dtype: tl.constexpr, LIMIT: tl.constexpr) -> tl.tensor:
-    """The codes of ``y``. A product with the reciprocal: it moves no more than what lies within an ulp of a tie."""
+    """The codes of ``y``. A product with the reciprocal: it moves only what is within an ulp of a tie."""
     scaled = y * (1.0 / scale)
     # The casts of torch and of the hardware differ beyond the limit.
     scaled = tl.clamp(scaled, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)

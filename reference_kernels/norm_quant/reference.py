@@ -1,4 +1,4 @@
-"""What the norm_quant kernel has to compute, unfused: normalise, find each scale, quantise."""
+"""The unfused reference of norm_quant: normalise, find each scale, quantise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How norm_quant is tested: both norms, both kinds of codes, scales by row and by group, with and without residual."""
+"""The specs of norm_quant: both norms, both kinds of codes, scales by row and by group, with and without residual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/norm_quant``."""
+"""The tests of norm_quant, made from its specs: ``pytest reference_kernels/norm_quant``."""
 
 from __future__ import annotations
 

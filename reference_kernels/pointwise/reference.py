@@ -1,4 +1,4 @@
-"""What the pointwise kernels have to compute, unfused. Each computes in ``compute`` and rounds once, at the end."""
+"""The unfused reference of pointwise. Each computes in ``compute`` and rounds once, at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_mul_act_reference(
 
 def dropout_reference(
     x: torch.Tensor,
-    seed: int,  # noqa: ARG001 -- what it draws is told by mask
+    seed: int,  # noqa: ARG001 -- what it draws is in mask
     p: float,
     mask: torch.Tensor,
     compute: torch.dtype = torch.float32,

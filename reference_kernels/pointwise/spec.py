@@ -1,4 +1,4 @@
-"""How the pointwise kernels are tested: any rank and layout, every activation, masks by seed, with gradients."""
+"""The specs of pointwise: any rank and layout, every activation, masks by seed, with gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference_kernels.pointwise.seeded_dropout import dropout
 
 VECTOR = (torch.float32, torch.bfloat16)
 
-RELU_SCALE_BIAS = FusionSpec(
+SPEC = FusionSpec(
     name="relu_scale_bias",
     fused=relu_scale_bias,
     reference=relu_scale_bias_reference,
@@ -60,4 +60,4 @@ DROPOUT = FusionSpec(
     bench=[{"batch": (8192,), "n": 8192, "seed": 20261122, "p": 0.1}],
 )
 
-SPECS = [RELU_SCALE_BIAS, RANKS, ADD_MUL_ACT, DROPOUT]
+SPECS = [SPEC, RANKS, ADD_MUL_ACT, DROPOUT]

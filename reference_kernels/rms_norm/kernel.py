@@ -22,7 +22,7 @@ from reference_kernels._common import (
     row_tile,
     summed,
 )
-from reference_kernels._norm_gradients import input_gradient
+from reference_kernels._norm_backward import input_gradient
 from reference_kernels._sums import summed_parts
 
 Convention = Literal["llama", "gemma", "torch"]
@@ -210,7 +210,7 @@ def _rms_norm_backward(
     convention: str,
     of_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients by ``x`` and by the weight; the latter is empty where it is not asked for.
+    """Gradients by ``x`` and by the weight; the latter is empty where it is not needed.
 
     The same for all conventions but for Gemma's ``1 + weight``: roundings on the way are passed over.
     """

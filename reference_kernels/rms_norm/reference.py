@@ -1,4 +1,4 @@
-"""What the rms_norm kernels have to compute, unfused: one function for each casting convention in use.
+"""The unfused reference of rms_norm: one function for each casting convention in use.
 
 All take ``x`` of shape ``(*batch, n)`` and ``weight`` of ``(n,)`` or none, compute in ``compute`` and return ``x``'s
 shape and dtype. They differ only in where they round, which in bfloat16 changes about a third of the elements by one

@@ -1,4 +1,4 @@
-"""How rms_norm is tested: any rank and layout, every convention, with and without a residual; with gradients."""
+"""The specs of rms_norm: any rank and layout, every convention, with and without a residual; with gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/rms_norm``."""
+"""The tests of rms_norm, made from its specs: ``pytest reference_kernels/rms_norm``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rope kernels have to compute, unfused."""
+"""The unfused reference of rope."""
 
 from __future__ import annotations
 

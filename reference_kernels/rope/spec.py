@@ -1,4 +1,4 @@
-"""How rope is tested: any rank and layout, whole and partial heads, tables shared by a batch, with gradients; and
+"""The specs of rope: any rank and layout, whole and partial heads, tables shared by a batch, with gradients; and
 caches of any layout, slots in any order, padding, float8."""
 
 from __future__ import annotations

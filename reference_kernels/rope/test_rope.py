@@ -1,4 +1,4 @@
-"""The kernels' tests, made from their specs: ``pytest reference_kernels/rope``."""
+"""The tests of rope, made from its specs: ``pytest reference_kernels/rope``."""
 
 from __future__ import annotations
 

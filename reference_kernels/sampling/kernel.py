@@ -79,7 +79,7 @@ def _of_row(
     DTYPE: tl.constexpr,
     BY_ROW: tl.constexpr,
 ) -> tl.tensor:
-    """A number that is the same for all rows, or lies in memory for each."""
+    """A number that is the same for all rows, or is in memory for each."""
     if BY_ROW:
         value = tl.load(number + row_offset(row, size1, size2, stride0, stride1, stride2)).to(DTYPE)
     else:

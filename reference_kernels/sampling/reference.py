@@ -1,4 +1,4 @@
-"""What the sampling kernel has to draw from, unfused."""
+"""The unfused reference of sampling."""
 
 from __future__ import annotations
 

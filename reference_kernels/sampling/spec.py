@@ -1,4 +1,4 @@
-"""How sampling is tested: numbers for the whole batch and by row, both cuts, ties, and the draws' distribution."""
+"""The specs of sampling: numbers for the whole batch and by row, both cuts, ties, and the draws' distribution."""
 
 from __future__ import annotations
 

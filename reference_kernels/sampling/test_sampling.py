@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/sampling``."""
+"""The tests of sampling, made from its specs: ``pytest reference_kernels/sampling``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts by rank: the key down to which a number of candidates lies, found without sorting them, and whose ties stay."""
+"""Cuts by rank without a sort: the key down to which there is a number of candidates, and which of its ties stay."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def search(
 def edge_of(
     keys: tl.tensor, found: tl.tensor, low: tl.tensor, high: tl.tensor, SEARCH: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The one key in ``[low, high]``, how many candidates have it, and how many lie above it."""
+    """The one key in ``[low, high]``, how many candidates have it, and how many are above it."""
     lane = tl.arange(0, SEARCH)
     edge = tl.full([SEARCH], LOWEST, tl.int32)
     tied = tl.zeros([SEARCH], tl.int32)
@@ -72,7 +72,7 @@ def end_of_ties(
     width: tl.tensor,
     SEARCH: tl.constexpr,
 ) -> tl.tensor:
-    """The token below which ``wanted`` candidates of key ``edge`` lie, of which there are more."""
+    """The token below which ``wanted`` candidates of key ``edge`` come; there are more of them."""
     lane = tl.arange(0, SEARCH)
     low = found * 0
     high = found * 0 + width

@@ -127,7 +127,7 @@ def _input_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ) -> None:
-    """One tile of ``dx``, contiguous ``(rows, width)``, and if asked for the rows' ``statistics``, ``(3, rows)``: the
+    """One tile of ``dx``, contiguous ``(rows, width)``, and if needed the rows' ``statistics``, ``(3, rows)``: the
     maximum, the sum of powers, and the mean of the upstream gradient that softmax takes."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     row_inside = row < rows
@@ -401,7 +401,7 @@ def input_gradient(
     statistics: bool,
 ) -> torch.Tensor | None:
     """Write the gradient by ``x`` into the contiguous ``dx``, at least one element of them; return the rows'
-    statistics, float32 ``(3, rows)``, for `bias_gradient` if asked for."""
+    statistics, float32 ``(3, rows)``, for `bias_gradient` if needed."""
     rows = Rows.of(*masking.as_rows(x), dy)
     tile = config_backward(rows.width)
     found = torch.empty((3, rows.count), dtype=torch.float32, device=x.device) if statistics else None

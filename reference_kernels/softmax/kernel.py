@@ -222,7 +222,7 @@ def _softmax_backward(
     p: float,
     of_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients by ``x`` and by ``bias``; the latter is empty where it is not asked for."""
+    """Gradients by ``x`` and by ``bias``; the latter is empty where it is not needed."""
     dx, dbias = _gradients(x, bias if of_bias else None)
     if x.numel() == 0:
         return dx, dbias.zero_()

@@ -1,4 +1,4 @@
-"""What the softmax kernel has to compute, unfused."""
+"""The unfused reference of softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def softmax_reference(
     bias: torch.Tensor | None = None,
     diagonal: int | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,  # noqa: ARG001 -- what it draws is told by mask
+    seed: int = 0,  # noqa: ARG001 -- what it draws is in mask
     mask: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
 ) -> torch.Tensor:

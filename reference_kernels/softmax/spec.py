@@ -1,4 +1,4 @@
-"""How softmax is tested: any rank and layout, rows that keep nothing, a triangle, dropout; with gradients."""
+"""The specs of softmax: any rank and layout, rows that keep nothing, a triangle, dropout; with gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's tests, made from its specs: ``pytest reference_kernels/softmax``."""
+"""The tests of softmax, made from its specs: ``pytest reference_kernels/softmax``."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_a_find_is_a_test(tmp_path: Path, pytester: pytest.Pytester, wrong: str)
     lost = run_command(pytester, "replay", path)
     assert lost.ret == 2
     lost.stderr.fnmatch_lines(
-        ["*belongs to the spec 'doubling' and tells no test file; name it: pytest --fusion-replay *"]
+        ["*belongs to the spec 'doubling' and names no test file; name it: pytest --fusion-replay *"]
     )
     pinned = run_command(pytester, "pin", path)
     pinned.stdout.fnmatch_lines(["pinned: fusion_replays/doubling-*.json"])

@@ -12,7 +12,8 @@ import torch
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.choosing import search
 from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
-from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import pristine
@@ -44,7 +45,7 @@ def examine(tmp_path: Path) -> Examine:
 
         search.adopt(outer, outer)
         request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=cases)
-        return run(_spec(fused, reference, inputs, keywords), request, outer=outer, extra={})
+        return Judge().run(Job(_spec(fused, reference, inputs, keywords), request, outer, {}))
 
     return judge
 

@@ -9,7 +9,8 @@ import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.choosing import search
-from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.engine.request import Request
 from pytest_fusion.errors import SpecError
@@ -38,7 +39,7 @@ def examined(tmp_path: Any) -> Any:
         request = Request(
             nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=cases, profile=PROFILES[profile]
         )
-        return run(spec, request, outer=outer, extra={})
+        return Judge().run(Job(spec, request, outer, {}))
 
     return judge
 

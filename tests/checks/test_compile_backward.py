@@ -11,7 +11,8 @@ import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.choosing import search
-from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
@@ -37,7 +38,7 @@ def examined(tmp_path: Path) -> Callable[..., TestRecord]:
         given = {"inputs": MATRIX, "dtypes": "float32", "compile": True, "grad": True, **keywords}
         spec = FusionSpec(fused=fused, reference=reference, **given)
         request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=16, profile=PROFILES["dev"])
-        return run(spec, request, outer=outer, extra={})
+        return Judge().run(Job(spec, request, outer, {}))
 
     return judge
 

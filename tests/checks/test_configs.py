@@ -13,7 +13,8 @@ from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.choosing import search
 from pytest_fusion.checks.context import CaseResult
-from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Replay
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import autotuned as configs
@@ -361,8 +362,8 @@ def test_a_replayed_case_runs_all_configs(tmp_path: Path) -> None:
 
     search.adopt(outer, outer)
     spec = FusionSpec(fused=doubling(*many, plan(32, loaded=1)), reference=doubled, inputs=VECTOR, dtypes="float32")
-    request = Request(nodeid="test", isolate="off", root=tmp_path, replay=CASE)
-    record = run(spec, request, outer=outer, extra={})
+    request = Request(nodeid="test", isolate="off", root=tmp_path)
+    record = Replay(CASE).run(Job(spec, request, outer, {}))
     assert record.checks["configs"]["index"] == 29
 
 

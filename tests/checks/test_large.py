@@ -17,7 +17,8 @@ from pytest_fusion.case.layouts import FAR, far_axis, geometry, goes_far
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.plan import Limits, make_plan
 from pytest_fusion.checks.case_judge import Bench, judge_case
-from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
@@ -92,7 +93,7 @@ def examine(tmp_path: Path, fused: Any, reference: Any = doubled, inputs: Any = 
     search.adopt(outer, outer)
     spec = FusionSpec(fused=fused, reference=reference, inputs=inputs or MATRIX, **keywords)
     request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, profile=PROFILES["large"])
-    return run(spec, request, outer=outer, extra={})
+    return Judge().run(Job(spec, request, outer, {}))
 
 
 @pytest.mark.parametrize("wide", [0, 1], ids=["in 32 bits", "widened after the product"])

@@ -10,7 +10,7 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.case.plan import Plan, make_plan
 from pytest_fusion.checks.configs.past_blocks import Reach
-from pytest_fusion.engine.campaign import limits_of
+from pytest_fusion.engine.cases import limits_of
 from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim

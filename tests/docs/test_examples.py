@@ -14,6 +14,7 @@ from tests.forked import run_pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md", "docs/bench.md", "docs/canary.md")
+IDEAS = tuple(sorted(f"docs/internals/{page.name}" for page in (ROOT / "docs/internals").glob("[a-z]*.md")))
 # That an example is right takes few cases; that the search finds bugs is proved in tests/quality.
 _SHORT = """
 from hypothesis import settings
@@ -22,6 +23,8 @@ settings.load_profile("short")
 """
 _EXAMPLE = re.compile(r"<!-- example: (?P<verdict>\w+) -->\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
+# A file or folder of the package in backticks, and a name in it, as in `case/plan.py::build`.
+_PLACE = re.compile(r"`(?P<path>[\w/-]+(?:\.py|\.md|/))(?:::(?P<name>\w+))?`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -40,7 +43,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *IDEAS])
 def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytester) -> None:
     """Each block marked as an example is a test file on its own, and every test in it passes."""
     examples = _examples(page)
@@ -60,6 +63,8 @@ def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytes
     "page",
     [
         *PAGES,
+        *IDEAS,
+        "docs/internals/README.md",
         "docs/causes.md",
         "docs/baselines.md",
         "docs/canary-judge.md",
@@ -74,6 +79,26 @@ def test_every_link_leads_somewhere(page: str) -> None:
         target = ROOT / Path(page).parent / link["target"] if link["target"] else ROOT / page
         assert target.exists(), link[0]
         assert not link["anchor"] or link["anchor"] in _anchors(target), link[0]
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", *IDEAS])
+def test_every_place_in_the_code_exists(page: str) -> None:
+    """Files, folders and names that a page sends its reader to are there."""
+    for place in _PLACE.finditer((ROOT / page).read_text(encoding="utf-8")):
+        found = [path for root in (ROOT / "pytest_fusion", ROOT) if (path := root / place["path"]).exists()]
+        if place["path"].endswith("/"):
+            found += (ROOT / "pytest_fusion").rglob(place["path"])
+        assert found, place[0]
+        if place["name"]:
+            defined = rf"^(?:class |def |    def )?{place['name']}\b"
+            assert re.search(defined, found[0].read_text(encoding="utf-8"), re.MULTILINE), place[0]
+
+
+def test_the_map_is_short() -> None:
+    """A newcomer reads the map in minutes, and each idea is one page."""
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 150
+    for page in IDEAS:
+        assert 60 <= len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= 150, page
 
 
 def test_the_table_of_checks_is_complete() -> None:

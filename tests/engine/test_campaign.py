@@ -18,9 +18,10 @@ from pytest_fusion.case.choosing import search
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.checks.case_judge import CaseResult, judge_case
 from pytest_fusion.checks.registry import CHECKS
-from pytest_fusion.engine import campaign as campaigns
+from pytest_fusion.engine import judging
 from pytest_fusion.engine.campaign import Campaign
-from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.pace import CALL, Pace
 from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.engine.request import Request
@@ -96,7 +97,7 @@ def test_pinned_examples_run_first_in_the_sizes_they_name() -> None:
 
 def test_a_pinned_example_may_cost_more_than_a_generated_case() -> None:
     """Its sizes are not halved to fit the limits of a profile."""
-    case = stated_case(campaign().plan, {"rows": 3, "hidden": 1_000_000}, 0, where="@example")
+    case = stated_case(campaign().cases.plan, {"rows": 3, "hidden": 1_000_000}, 0, where="@example")
     assert dict(case.sizes) == {"rows": 3, "hidden": 1_000_000}
 
 
@@ -166,7 +167,9 @@ def test_checks_after_the_one_that_failed_are_not_run_while_shrinking() -> None:
     assert run.failing is not None
     assert run.failing.reached == ""
     case = run.failing.case.with_(sizes={"rows": 3, "hidden": 5})
-    reached = {until: judge_case(replace(run.bench, until=until), case).reached for until in (None, "", "invariance")}
+    reached = {
+        until: judge_case(replace(run.judging.bench, until=until), case).reached for until in (None, "", "invariance")
+    }
     assert reached == {None: CHECKS[-1].NAME, "": "", "invariance": "invariance"}
 
 
@@ -205,7 +208,7 @@ def record_of(fused: Any, root: Path, **keywords: Any) -> TestRecord:
 
     search.adopt(outer, outer)
     spec = FusionSpec(fused=fused, reference=double, inputs={"x": tensor("rows hidden")}, name="scale", **keywords)
-    return run(spec, Request("test_scale", isolate="off", root=root, max_cases=12), outer=outer, extra={})
+    return Judge().run(Job(spec, Request("test_scale", isolate="off", root=root, max_cases=12), outer, {}))
 
 
 def test_a_record_names_every_check_and_never_passes_what_was_not_run(tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     for worker in range(2):
         seen.clear()
         run = campaign(fused, inputs={"x": tensor("*batch hidden")}, cases=None)
-        run.dry = True
+        run.judging.dry = True
         run.compile_share(worker, 2)
         shares.append(seen[2:])  # the probe's two cases are every worker's
     seen.clear()
@@ -274,7 +277,7 @@ def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.Mon
             super().note(choice, 1e-3 * longest if what == CALL else 0.0, what)
 
     if slow:
-        monkeypatch.setattr("pytest_fusion.engine.campaign.Pace", Slow)
+        monkeypatch.setattr("pytest_fusion.engine.cases.Pace", Slow)
     tally = campaign(fused, inputs={"x": tensor("rows n")}, cases=None).run()
     assert tally.failure is None
     assert (max(widths) > 65000, tally.rejected.get("too-expensive", 0) > 0) == (not slow, slow)
@@ -295,7 +298,7 @@ def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
 
     dims = {"rows": dim(1, 3)}
     run = campaign(fused, reference=reference, inputs={"x": tensor("rows n")}, dims=dims, cases=None, grad=True)
-    run.bench.reference_s = 0.3
+    run.judging.bench.reference_s = 0.3
     tally = run.run()
     if wrong:
         assert tally.failure is not None
@@ -362,8 +365,8 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
         compiled.append(case.key())
         return CaseResult(case, rejected="dry run")
 
-    monkeypatch.setattr(campaigns, "judge_case", judge)
-    monkeypatch.setattr(campaigns, "dry_run", dry)
+    monkeypatch.setattr(judging, "judge_case", judge)
+    monkeypatch.setattr(judging, "dry_run", dry)
     keywords = {"seed": None, "cases": None, "dims": {"rows": dim(0, 9), "hidden": dim(0, 40)}}
     campaign(double, *decorators, drawn=7, **keywords).run()
     for worker in range(2):

@@ -67,8 +67,10 @@ def test_a_case_that_raises_where_it_died_hides_no_crash() -> None:
         raise RuntimeError("CUDA error: out of memory")
 
     spec = FusionSpec(name="f", fused=lambda x: x, reference=lambda x: x, inputs={"x": tensor("n")})
-    request = SimpleNamespace(profile=SimpleNamespace(seconds=1.0), replay=None)
-    job: Any = SimpleNamespace(alone=lambda case, explained: SimpleNamespace(in_child=full), request=request, spec=spec)
+    request = SimpleNamespace(profile=SimpleNamespace(seconds=1.0))
+    job: Any = SimpleNamespace(
+        alone=lambda case, explained: SimpleNamespace(in_child=full), request=request, only=None, spec=spec
+    )
     told = tally_of(job, Crash("signal", "SIGSEGV", {"case": CASE.as_json(), "cases": 7}, ""))
     assert told.failure is not None
     assert (told.failure.verdict.check, told.failure.case, told.failure.shrink_runs) == ("crash", CASE, 0)

@@ -15,7 +15,8 @@ from reference_kernels.dequant_matmul import kernel as dequant_matmul
 from reference_kernels.flash_attention import backward as flash_attention_backward
 from reference_kernels.flash_attention import kernel as flash_attention
 from reference_kernels.glu import block as feed_forward
-from reference_kernels.linear import described, gate_up, gated, gradients, lora, qkv, thin
+from reference_kernels.linear import backward as linear_backward
+from reference_kernels.linear import descriptors, gate_up, gated, lora, qkv, thin
 from reference_kernels.linear import kernel as linear
 
 KERNELS = (
@@ -23,14 +24,14 @@ KERNELS = (
     qkv._qkv_kernel,
     qkv._qkv_tiles_kernel,
     gated._gated_kernel,
-    gradients._summed_products_kernel,
+    linear_backward._summed_products_kernel,
     lora._lora_kernel,
     thin._thin_rows_kernel,
     thin._thin_sums_kernel,
     _sums._added_kernel,
-    described._linear_tiles_kernel,
-    described._gated_tiles_kernel,
-    described._summed_tiles_kernel,
+    descriptors._linear_tiles_kernel,
+    descriptors._gated_tiles_kernel,
+    descriptors._summed_tiles_kernel,
     flash_attention._attention_kernel,
     flash_attention_backward._rows_kernel,
     flash_attention_backward._queries_kernel,
@@ -97,10 +98,10 @@ def linear_gradients(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[
     for name, rows in ((" few rows", 16), (" medium", 256), ("", 8192)):
         upstreams, x, dy = [empty(rows, len(weight)) for weight in three], empty(rows, 4096), empty(rows, 14336)
         found |= {
-            f"linear qkv input{name}": functools.partial(gradients._summed_products, upstreams, three),
-            f"linear qkv weight{name}": functools.partial(gradients.weight_gradient, upstreams[0], x),
+            f"linear qkv input{name}": functools.partial(linear_backward._summed_products, upstreams, three),
+            f"linear qkv weight{name}": functools.partial(linear_backward.weight_gradient, upstreams[0], x),
             f"linear gate_up backward{name}": functools.partial(gate_up._gate_up_linear_backward, dy, x, *two),
-            f"linear gate_up input{name}": functools.partial(gradients._summed_products, [dy, dy], two),
+            f"linear gate_up input{name}": functools.partial(linear_backward._summed_products, [dy, dy], two),
         }
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reference_kernels import _norm_gradients, _sums
+from reference_kernels import _norm_backward, _sums
 from reference_kernels.adamw import kernel as adamw
 from reference_kernels.batch_norm import backward as batch_norm_backward
 from reference_kernels.batch_norm import kernel as batch_norm
@@ -39,9 +39,9 @@ KERNELS = (
     rope._rope_kernel,
     rope_cache._rope_cache_kernel,
     layer_norm._layer_norm_kernel,
-    _norm_gradients._rows_backward_kernel,
-    _norm_gradients._tilts_kernel,
-    _norm_gradients._columns_kernel,
+    _norm_backward._rows_backward_kernel,
+    _norm_backward._tilts_kernel,
+    _norm_backward._columns_kernel,
     _sums._parts_kernel,
     cross_entropy._losses_kernel,
     cross_entropy._total_kernel,
@@ -245,7 +245,7 @@ def rope_caches(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], An
 def layer_norms(empty: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
     """Launches of layer_norm: rows in registers and in a loop, forward, and backward with and without sums."""
     found: dict[str, Callable[[], Any]] = {}
-    bind, backward = functools.partial, _norm_gradients
+    bind, backward = functools.partial, _norm_backward
     sizes = ("", 64, 8192), (" narrow", 64, 1000), (" widest tile", 64, 16384), (" loop", 64, 50000), (" single", 1, 1)
     for name, rows, width in sizes:
         x, weight, moments = empty(rows, width), empty(width), empty(3, rows, kind=torch.float32)

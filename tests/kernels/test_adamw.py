@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from reference_kernels.adamw import adamw, adamw_reference
 from reference_kernels.adamw import kernel as kernel_of_adamw
-from reference_kernels.adamw.kernel import KEPT, _adamw, config
+from reference_kernels.adamw.kernel import MOST_TABLES, _adamw, config
 
 SHAPES = ((5, 70), (3,), (), (0, 4), (1,), (600,))
 OPTIONS = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.3}
@@ -119,10 +119,10 @@ def test_the_table_is_made_once() -> None:
         adamw(parameters, gradients, first, second, step)
     assert len(kernel_of_adamw._tables) == 1
 
-    others = [_clones(gradients) for _ in range(2 * KEPT)]
+    others = [_clones(gradients) for _ in range(2 * MOST_TABLES)]
     for fresh in others:
         adamw(parameters, fresh, first, second, 4)
-    assert len(kernel_of_adamw._tables) == KEPT
+    assert len(kernel_of_adamw._tables) == MOST_TABLES
 
 
 def test_a_tensor_of_several_programs() -> None:

@@ -233,7 +233,7 @@ def test_sizes_of_zero(shape: tuple[int, ...]) -> None:
         (TypeError, "residual is float16, allowed: float32", lambda x, w: batch_norm(x, residual=x.half())),
         (ValueError, "x has 1 dimensions", lambda x, w: batch_norm(w)),
         (ValueError, "x has 6 dimensions", lambda x, w: batch_norm(x[None, None, None])),
-        (ValueError, r"bias has shape \(2,\), x asks for \(3,\)", lambda x, w: batch_norm(x, w, w[:2])),
+        (ValueError, r"bias has shape \(2,\), x needs \(3,\)", lambda x, w: batch_norm(x, w, w[:2])),
         (ValueError, r"running_mean has shape \(3, 1\)", lambda x, w: batch_norm(x, running_mean=w[:, None])),
         (ValueError, r"residual \(3, 4\); they must be equal", lambda x, w: batch_norm(x, residual=x[0])),
         (ValueError, "one value a channel", lambda x, w: batch_norm(x[:1, :, :1])),

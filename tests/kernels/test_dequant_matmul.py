@@ -243,7 +243,7 @@ def test_sizes_of_zero_and_more_dimensions(shape: tuple[int, ...]) -> None:
         (TypeError, "scales is int8", lambda x, c: int8_linear(x, c, c[:, 0])),
         (
             ValueError,
-            r"codes has shape \(64, 3\), x \(3, 64\) asks for \(n, 64\)",
+            r"codes has shape \(64, 3\), x \(3, 64\) needs \(n, 64\)",
             lambda x, c: int8_linear(x, c.t(), x[0]),
         ),
         (ValueError, r"scales has shape \(64,\), allowed: \(3,\)", lambda x, c: int8_linear(x, c, x[0])),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from reference_kernels._common import Rows
-from reference_kernels._norm_gradients import config_backward, config_columns, config_stages
+from reference_kernels._norm_backward import config_backward, config_columns, config_stages
 from reference_kernels.layer_norm import (
     add_layer_norm,
     add_layer_norm_reference,

@@ -262,7 +262,7 @@ def test_sizes_of_zero(shape: tuple[int, ...]) -> None:
     [
         (TypeError, "linear: x is float64, allowed: float32", lambda x, w: linear(x.double(), w)),
         (ValueError, "known: None, relu, gelu, silu", lambda x, w: linear(x, w, None, "tanh")),  # type: ignore[arg-type]
-        (ValueError, r"bias has shape \(4,\), weight asks for \(3,\)", lambda x, w: linear(x, w, x[0])),
+        (ValueError, r"bias has shape \(4,\), weight needs \(3,\)", lambda x, w: linear(x, w, x[0])),
         (TypeError, "key_weight is float16, allowed: float32", lambda x, w: qkv_linear(x, w, w.half(), w)),
         (ValueError, r"value_weight \(4, 3\) do not fit", lambda x, w: qkv_linear(x, w, w, w.t())),
         (ValueError, "key_bias, value_bias is None", lambda x, w: qkv_linear(x, w, w, w, w[:, 0])),

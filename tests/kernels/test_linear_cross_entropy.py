@@ -327,7 +327,7 @@ def test_chunks_fit_the_buffer() -> None:
         (ValueError, r"target \(3,\)", lambda x, w, t: linear_cross_entropy(x, w, t[:3])),
         (
             ValueError,
-            r"bias has shape \(20,\), weight asks for \(40,\)",
+            r"bias has shape \(20,\), weight needs \(40,\)",
             lambda x, w, t: linear_cross_entropy(x, w, t, x[0]),
         ),
         (ValueError, "target is on meta", lambda x, w, t: linear_cross_entropy(x, w, t.to("meta"))),

@@ -12,7 +12,8 @@ import torch
 from pytest_fusion import FusionSpec, tensor
 from pytest_fusion.case.choosing import search
 from pytest_fusion.engine import minimum
-from pytest_fusion.engine.examine import run
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
 
@@ -25,7 +26,7 @@ def examine(fused: Any, tmp_path: Path, *, isolate: str) -> TestRecord:
     search.adopt(outer, outer)
     spec = FusionSpec(fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows hidden")}, dtypes="float32")
     request = Request(nodeid="test", isolate=isolate, root=tmp_path, seed=0, max_cases=30)  # type: ignore[arg-type]
-    return run(spec, request, outer=outer, extra={})
+    return Judge().run(Job(spec, request, outer, {}))
 
 
 def test_the_record_has_cause_evidence_and_what_was_ruled_out(tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.evidence.rollout_judge import judge as weigh
 from pytest_fusion.canary.live import background
 from pytest_fusion.canary.live.call_counts import Slot
-from pytest_fusion.canary.live.calls.arguments import devices_of, names_of, signature_of, tensors_in, versions_of
+from pytest_fusion.canary.live.calls.arguments import (
+    context_lost,
+    devices_of,
+    names_of,
+    signature_of,
+    tensors_in,
+    versions_of,
+)
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
 from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of
 from pytest_fusion.canary.live.calls.generators import Generators
@@ -37,7 +44,6 @@ from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.tensor_files import need_safetensors
 from pytest_fusion.errors import CanaryError
-from pytest_fusion.run.process.fork import cuda_is_poisoned
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
 
@@ -431,7 +437,7 @@ class Canary:
             except Exception as error:  # noqa: BLE001 - as in shadow
                 self._ledger.skip(said(error))
             return result
-        if failure is not None and _context_lost(args, kwargs):
+        if failure is not None and context_lost(args, kwargs):
             self.trip(f"error: the candidate destroyed the CUDA context: {said(failure)}")
             raise failure
         restored = {id(tensor) for tensor in tensors_in([self._restored(args, kwargs)])}
@@ -491,10 +497,6 @@ class Canary:
         arms = {"incumbent": _location(self._incumbent), "candidate": _location(self._candidate)}
         rollout, tripped = self._control.rollout, self._control.tripped
         self._log.add(event, rollout=rollout, state=self.state, tripped=tripped, **arms)
-
-
-def _context_lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(device.type == "cuda" for device in devices_of(args, kwargs)) and cuda_is_poisoned()
 
 
 def _location(kernel: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""`PairedCampaign`: runs all cases of a test with two kernels, and judges each case for both."""
+"""`TwoKernels`: runs all cases of a spec with two kernels, and judges each case for both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pytest_fusion.case.make import make_inputs
 from pytest_fusion.checks.context import CaseResult, reference_of
 from pytest_fusion.checks.outputs import Outputs
 from pytest_fusion.checks.values_check import judge_one
-from pytest_fusion.engine.campaign import Campaign
+from pytest_fusion.engine.cases import Cases, Chosen
+from pytest_fusion.engine.judging import Judging
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.oracle.reference import ReferenceRun
 from pytest_fusion.run.clock import Clock
@@ -79,18 +80,22 @@ class Extra:
     dead: Mapping[str, Dead] = field(default_factory=dict)
 
 
-class PairedCampaign(Campaign):
-    """A campaign that continues after failures, and also runs every case with the incumbent."""
+class TwoKernels:
+    """Judges the cases of one spec for two kernels; it continues after failures.
 
-    def set_up(self, opponent: Opponent, extra: Extra) -> None:
-        """Sets the incumbent and the additional cases; call it before :meth:`run_all`."""
+    ``judging`` and ``cases`` are the candidate's, as in a test of its own; ``extra`` has cases beyond those.
+    """
+
+    def __init__(self, judging: Judging, cases: Cases, outer: Any, opponent: Opponent, extra: Extra) -> None:
+        self.judging, self.cases, self.outer = judging, cases, outer
+        self.spec, self.bench, self.tally = judging.spec, judging.bench, judging.tally
         self.opponent, self.more = opponent, extra
         self.kernel = Kernel(self.bench)
         if isinstance(opponent, Kernel):
             # The time limit applies to each call.
-            opponent.bench.clock = Clock(lambda: self.note(self._last))
+            opponent.bench.clock = Clock(judging.repeat_note)
         elif isinstance(opponent, Remote):
-            opponent.pulse = lambda: self.note(self._last)
+            opponent.pulse = judging.repeat_note
         self.evidence = Evidence()
         self.source: Source = "fuzzed"
         # The judged result of the first case that only the candidate fails.
@@ -100,53 +105,46 @@ class PairedCampaign(Campaign):
         self.passed: list[str] = []
         self.old_reference = 0
 
-    def run_all(self) -> Found | Lost:
+    def run(self) -> Found | Lost:
         """Runs all cases, and shrinks the first that the candidate alone fails."""
         try:
             self._every_case()
-            self._note_old_reference()
+            self._note_reference()
             return Found(self.evidence, self._tally())
         except _IncumbentLost as error:
             return error.lost
 
     def _every_case(self) -> None:
-        sources: tuple[tuple[Source, Iterable[Case]], ...] = (
-            ("pinned", self.more.pinned),
-            ("known", self.more.known),
-            ("recorded", self.more.recorded),
-        )
-        self.source = "example"
-        if searching.wants_phase(self.outer, "explicit"):
-            self._pinned()
-        for source, cases in sources:
-            self.source = source
-            for case in cases:
-                self._run(case, again=True)
-        self.source = "fuzzed"
-        if not searching.wants_phase(self.outer, "generate"):
-            return
-        if self.profile.large:
-            self._far()
-            return
-        self._probe()
-        self._cover()
+        self._each("example", self.cases.examples(self.outer))
+        self._each("pinned", map(Chosen, self.more.pinned), again=True)
+        self._each("known", map(Chosen, self.more.known), again=True)
+        self._each("recorded", map(Chosen, self.more.recorded), again=True)
+        if searching.wants_phase(self.outer, "generate"):
+            self._each("fuzzed", self.cases.far() if self.judging.profile.large else self.cases.boundary())
 
-    def _run(self, case: Case, choice: Mapping[str, Any] | None = None, *, again: bool | None = None) -> CaseResult:
-        dead = self.more.dead.get(case.key())
-        if dead is not None and dead.candidate is not None:
+    def _each(self, source: Source, cases: Iterable[Chosen], *, again: bool | None = None) -> None:
+        """Runs these cases until enough of them are worse; cases that a user stated run in any case."""
+        self.source = source
+        for chosen in cases:
+            if self.worse >= _ENOUGH and source in ("example", "fuzzed"):
+                return
+            self._run(chosen, again=again)
+
+    def _run(self, chosen: Chosen, *, again: bool | None) -> None:
+        case = chosen.case
+        dead = self.more.dead.get(case.key()) if case is not None else None
+        if case is not None and dead is not None and dead.candidate is not None:
             self.tally.cases += 1
+            self.judging.budget.spent += 1
             ours = dead.candidate
             theirs = dead.incumbent or self._ask(case, again=True)
-            self._keep(case, ours, theirs, *classify(ours, theirs))
-            return CaseResult(case, rejected="crash")
+            self._add(case, ours, theirs, *classify(ours, theirs))
+            return
         if again is None:
-            again = self.asks_again()
-        result = super()._run(case, choice, again=again)
-        self.failing = None  # the campaign continues
-        self._compare(result, again=again)
-        if self.worse >= _ENOUGH:
-            self.failing = self.regression
-        return result
+            again = self.judging.costs_more()
+        result = self.judging.run(chosen, self.cases, again=again)
+        if result is not None:
+            self._compare(result, again=again)
 
     def _compare(self, result: CaseResult, *, again: bool) -> None:
         """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
@@ -163,15 +161,15 @@ class PairedCampaign(Campaign):
                     break
             standing, reason = classify(ours, theirs)
         if "rejected" in (ours.verdict, theirs.verdict) or theirs.check == "crash":
-            self._keep(case, ours, theirs, standing, reason, result)
+            self._add(case, ours, theirs, standing, reason, result)
             return
-        self.note({"case": case.as_json(), "cases": self.tally.cases})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.measure(case)
         other = self._measured(case)
         if mine.inputs != other.inputs:
             why = other.problem or "the incumbent's spec makes other inputs of it"
             standing, reason = classify(ours, Ran("rejected", FOREIGN, why))
-            self._keep(case, ours, theirs, standing, reason, result)
+            self._add(case, ours, theirs, standing, reason, result)
             return
         errors: dict[str, tuple[float, float]] = {}
         if mine.outputs and other.outputs:
@@ -181,14 +179,14 @@ class PairedCampaign(Campaign):
                 theirs = self._by_reference_of_today(theirs, other, reference, expected)
                 standing, reason = classify(ours, theirs)
             errors = self._errors(mine, other, reference, expected) if standing == "passes" else {}
-        pair = self._keep(case, ours, theirs, standing, reason, result)
+        pair = self._add(case, ours, theirs, standing, reason, result)
         if standing == "passes":
             self.passed.append(case.key())
             unmeasured = mine.problem or other.problem
             pair = replace(pair, errors=errors, memory=_both(mine.memory, other.memory), unmeasured=unmeasured)
             self.evidence.pairs[-1] = self._counted(case, pair)
 
-    def _keep(
+    def _add(
         self, case: Case, ours: Ran, theirs: Ran, standing: Standing, reason: str, result: CaseResult | None = None
     ) -> Pair:
         described = describe(self.spec, case)
@@ -235,7 +233,7 @@ class PairedCampaign(Campaign):
         if self.counted >= (_COUNTED if ours.work == theirs.work else _MOST_COUNTED):
             return pair
         self.counted += 1
-        self.note({"case": case.as_json(), "cases": self.tally.cases})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.count(case)
         self._note_incumbent(case)
         try:
@@ -259,12 +257,12 @@ class PairedCampaign(Campaign):
 
     def compiling(self, case: Case) -> None:
         """Notes, for the process that watches this one, that something is compiled or timed."""
-        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
     def _note_incumbent(self, case: Case) -> None:
         """Notes, for the process that watches this one, that the incumbent runs and may compile."""
         compiling = {COMPILING: "the incumbent"} if self.bench.device.type == "cuda" else {}
-        self.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
+        self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
 
     def _measured(self, case: Case) -> Measured:
         self._note_incumbent(case)
@@ -274,7 +272,7 @@ class PairedCampaign(Campaign):
         except Gone as gone:
             raise _IncumbentLost(case, gone) from None
 
-    def _note_old_reference(self) -> None:
+    def _note_reference(self) -> None:
         if self.old_reference:
             self.evidence.notes.append(
                 f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "
@@ -283,8 +281,7 @@ class PairedCampaign(Campaign):
 
     def _tally(self) -> Tally:
         """The tally of the candidate's cases, with the smallest case that only the candidate fails."""
-        self.failing = self.regression
-        tally = self.finish()
+        tally = self.judging.conclude(self.cases, self.outer, self.regression)
         failure = tally.failure
         if self.regression is None:
             if failure is not None and failure.verdict.check == "vacuity":
@@ -294,7 +291,7 @@ class PairedCampaign(Campaign):
         if failure is not None and failure.case is not None and failure.case != self.regression.case:
             theirs = self._ask(failure.case, again=True, alone=True)
             if theirs.verdict == "fail":
-                tally.failure = self._minimum(self.regression, shrink=False)
+                tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, shrink=False)
         return tally
 
 

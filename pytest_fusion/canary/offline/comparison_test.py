@@ -1,16 +1,16 @@
-"""One test with two kernels, from spec to record: the duel in a child, what ends a process, and the verdict."""
+"""One test with two kernels, from spec to record: the comparison in a child, what ends a process, and the verdict."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from pytest_fusion.canary.offline.case_pairs import Pair, classify
-from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, Lost, PairedCampaign
+from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, Lost, TwoKernels
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
@@ -19,15 +19,19 @@ from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
 from pytest_fusion.canary.offline.ran import Ran, died
 from pytest_fusion.canary.offline.taken import Spills
-from pytest_fusion.canary.recording.recordings import Cases, recorded
+from pytest_fusion.canary.recording.recordings import Cases as RecordedCases
+from pytest_fusion.canary.recording.recordings import recorded
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing.known_failures import Known
 from pytest_fusion.case.describe import describe
 from pytest_fusion.checks.context import Bench
 from pytest_fusion.engine import crash
-from pytest_fusion.engine.examine import record_of, why_not_isolated
+from pytest_fusion.engine.campaign import budget_of, seed_of
+from pytest_fusion.engine.cases import Cases
+from pytest_fusion.engine.isolated import PATIENCE, why_not_isolated
 from pytest_fusion.engine.job import Job
-from pytest_fusion.engine.request import Request
+from pytest_fusion.engine.judging import Judging, programs_of
+from pytest_fusion.engine.outcome import record_of
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.report.record import TestRecord
@@ -35,41 +39,46 @@ from pytest_fusion.run.compiled import around_compilations
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.process import preload
 from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, run_isolated, unwrap
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Each death starts all cases anew, in a fresh process.
 _MOST_DEATHS = 4
-# How much longer a case may take after one that was only slow.
-_PATIENCE = 10
 CHECK = "canary"
 # Sizes at which both kernels are compiled to see what they spill: a minute at the most, of all cores.
 _MOST_COMPILED = 8
 
 
-def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
-    """The record of a test under ``--fusion-canary``. Only a rollback and an error fail it."""
-    begun = time.perf_counter()
-    rival = request.canary
-    assert rival is not None
-    job = Job(spec, replace(request, canary=None, known=Known(spec, outer, request.nodeid).cases), outer, extra)
-    device = torch.device(request.device)
-    profile = request.profile
-    programs = profile.programs if device.type == "cpu" else 2**62
-    bench = Bench(spec, device, extra, programs=programs, deep=profile.name == "deep")
-    tally: Tally | None = None
-    try:
-        opponent = rival.open(request.nodeid, spec, bench, profile.seconds)
-        seen, tally = _Fight(job, rival, opponent).run()
-        seen.notes += rival.close()
-        comparison = conclude(seen, rival.about, rival.without)
-    except NoOpponentError as error:
-        comparison = without_evidence("nodata", f"it has no incumbent: {error}", rival.about)
-    except CanaryError as error:
-        comparison = without_evidence("error", str(error), rival.about)
-    finally:
-        rival.let_go()
-    record = record_with(job, comparison, tally, rival)
-    return replace(record, seconds=round(time.perf_counter() - begun, 3))
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """The mode of ``--fusion-canary``: the test's kernel and the incumbent on the same cases.
+
+    Only a rollback and an error fail the test.
+    """
+
+    incumbent: Incumbent
+
+    def run(self, job: Job) -> TestRecord:
+        """The record of the comparison, with the verdict in ``canary``."""
+        begun = time.perf_counter()
+        spec, request, rival = job.spec, job.request, self.incumbent
+        profile = request.profile
+        job = replace(job, known=Known(spec, job.outer, request.nodeid).cases)
+        device = torch.device(request.device)
+        programs = programs_of(profile, device)
+        bench = Bench(spec, device, job.extra, programs=programs, deep=profile.name == "deep")
+        tally: Tally | None = None
+        try:
+            opponent = rival.open(request.nodeid, spec, bench, profile.seconds)
+            seen, tally = _InChildren(job, rival, opponent).run()
+            seen.notes += rival.close()
+            comparison = conclude(seen, rival.about, rival.without)
+        except NoOpponentError as error:
+            comparison = without_evidence("nodata", f"it has no incumbent: {error}", rival.about)
+        except CanaryError as error:
+            comparison = without_evidence("error", str(error), rival.about)
+        finally:
+            rival.let_go()
+        record = record_with(job, comparison, tally, rival)
+        return replace(record, seconds=round(time.perf_counter() - begun, 3))
 
 
 def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Incumbent) -> TestRecord:
@@ -79,12 +88,12 @@ def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: In
     reasons = "\n".join(f"  {reason}" for reason in comparison.reasons)
     message = f"{name}: canary {decision}, against {rival.named}\n{reasons}"
     if decision == "rollback" and tally is not None and tally.failure is not None:
-        record = record_of(job, tally, "")
+        record = record_of(job, tally)
         return replace(record, message=f"{message}\n{record.message}", canary=told)
     verdicts = {"promote": "pass", "hold": "pass", "rollback": "fail", "error": "fail", "nodata": "unknown"}
     record = TestRecord(job.request.nodeid, verdicts[decision], canary=told)  # type: ignore[arg-type]
     if tally is not None:
-        record = replace(record_of(job, replace(tally, failure=None), ""), verdict=record.verdict, canary=told)
+        record = replace(record_of(job, replace(tally, failure=None)), verdict=record.verdict, canary=told)
     if decision == "nodata":
         # One line: it is why the test is skipped.
         message = f"canary nodata, against {rival.named}: {'; '.join(comparison.reasons)}"
@@ -92,8 +101,8 @@ def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: In
     return replace(record, failed_check=CHECK if failed else None, message="" if record.verdict == "pass" else message)
 
 
-class _Fight:
-    """The duel of one test, again and again without the cases in which a process ended."""
+class _InChildren:
+    """The comparison of one test in a child, begun anew without the cases in which a process ended."""
 
     def __init__(self, job: Job, rival: Incumbent, opponent: Opponent) -> None:
         self.job, self.rival, self.opponent = job, rival, opponent
@@ -123,7 +132,7 @@ class _Fight:
             if note.get("arm") == "incumbent":
                 self._bury(case, incumbent=died(outcome.detail, late=outcome.kind == "timeout"))
             elif outcome.kind == "timeout" and not crash.hangs(self.job, outcome):
-                self.seconds = _PATIENCE * request.profile.seconds
+                self.seconds = PATIENCE * request.profile.seconds
             else:
                 pair = self._after_crash(case, outcome)
                 if pair.standing == "worse":
@@ -192,64 +201,55 @@ class _Fight:
     def _here(self, note: Any) -> Found | Lost:
         job, request = self.job, self.job.request
         spec, device = job.spec, torch.device(request.device)
-        duel = PairedCampaign(
-            spec,
-            device=device,
-            profile=request.profile,
-            outer=job.outer,
-            nodeid=request.nodeid,
-            extra=job.extra,
-            seed=request.seed,
-            max_cases=request.max_cases,
-            note=note,
-        )
+        budget = budget_of(job.outer, request.max_cases)
+        judging = Judging(spec, device, request.profile, job.extra, budget=budget, note=note)
+        seed = seed_of(job.outer, request.seed)
+        cases = Cases(spec, request.profile, device, budget, nodeid=request.nodeid, seed=seed)
         recording = self.rival.recording
         traffic = recorded(recording, spec) if recording is not None else None
-        duel.set_up(
-            self.opponent,
-            Extra(
-                known=request.known,
-                pinned=[pin.case for pin in request.pinned],
-                recorded=[case for case, _ in traffic] if traffic is not None else (),
-                dead=self.dead,
-            ),
+        extra = Extra(
+            known=job.known,
+            pinned=[pin.case for pin in request.pinned],
+            recorded=[case for case, _ in traffic] if traffic is not None else (),
+            dead=self.dead,
         )
-        duel.evidence.notes += traffic.lines() if traffic is not None else []
-        found = duel.run_all()
+        both = TwoKernels(judging, cases, job.outer, self.opponent, extra)
+        both.evidence.notes += traffic.lines() if traffic is not None else []
+        found = both.run()
         if isinstance(found, Found):
-            self._costs(found, duel, traffic)
+            self._costs(found, both, traffic)
         return found
 
-    def _costs(self, found: Found, duel: PairedCampaign, traffic: Cases | None) -> None:
+    def _costs(self, found: Found, both: TwoKernels, traffic: RecordedCases | None) -> None:
         """Latency, recompilations and spills; of what is sent back anyway nobody asks."""
-        seen, without, keys = found.evidence, self.rival.without, duel.passed
-        if duel.regression is not None:
+        seen, without, keys = found.evidence, self.rival.without, both.passed
+        if both.regression is not None:
             seen.compiled = seen.spills = seen.untimed = "a case that the candidate alone fails decides already"
             return
         try:
             if "recompiles" not in without:
-                seen.compiled = duel.kernel.compiled(keys), self.opponent.compiled(keys)
+                seen.compiled = both.kernel.compiled(keys), self.opponent.compiled(keys)
             sized, lacking = sizes(self.job.spec, traffic)
             if "spills" not in without:
-                seen.spills = self._spills(seen, duel, sized, lacking)
-            self._time(seen, duel, sized, lacking)
+                seen.spills = self._spills(seen, both, sized, lacking)
+            self._time(seen, both, sized, lacking)
         except (Gone, CanaryError) as error:
             seen.notes.append(f"the incumbent's process ended, or refused, when its costs were measured: {error}")
 
     def _spills(
-        self, seen: Evidence, duel: PairedCampaign, sized: Sequence[Sized], lacking: str
+        self, seen: Evidence, both: TwoKernels, sized: Sequence[Sized], lacking: str
     ) -> tuple[Spills, Spills] | str:
         if not any(pair.candidate.triton or pair.incumbent.triton for pair in seen.pairs):
             return Spills({}, {}, ""), Spills({}, {}, "")
         if lacking:
             return lacking
         asked = [(one.text, one.case) for one in sized[:_MOST_COMPILED]]
-        duel.compiling(asked[0][1])
-        ours = duel.kernel.spills(asked)
-        duel.compiling(asked[0][1])
+        both.compiling(asked[0][1])
+        ours = both.kernel.spills(asked)
+        both.compiling(asked[0][1])
         return ours, self.opponent.spills(asked)
 
-    def _time(self, seen: Evidence, duel: PairedCampaign, sized: Sequence[Sized], lacking: str) -> None:
+    def _time(self, seen: Evidence, both: TwoKernels, sized: Sequence[Sized], lacking: str) -> None:
         if "latency" in self.rival.without:
             seen.untimed = "nobody asked for it"
         elif self.job.request.device == "cpu":
@@ -257,6 +257,6 @@ class _Fight:
         elif lacking:
             seen.untimed = lacking
         else:
-            found = timings(duel.bench, self.opponent, sized, duel.compiling)
+            found = timings(both.bench, self.opponent, sized, both.compiling)
             seen.timings, seen.untimed = found.timings, found.problem
             seen.notes += found.notes

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from pytest_fusion.canary.offline.comparison_test import compared
+from pytest_fusion.canary.offline.comparison_test import Compare
 from pytest_fusion.canary.offline.incumbent.incumbent_name import IncumbentName
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
 from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
 from tests.canary.offline import kernels
@@ -46,9 +47,8 @@ def duel(tmp_path: Path) -> Duels:
             root=tmp_path,
             start=tmp_path,
             max_cases=cases,
-            canary=rival,
             pinned=pinned,
         )
-        return compared(kernels.SPEC.with_(fused=candidate, **spec), request, outer=outer, extra={})
+        return Compare(rival).run(Job(kernels.SPEC.with_(fused=candidate, **spec), request, outer, {}))
 
     return run

@@ -243,7 +243,7 @@ def test_a_process_that_ends_while_costs_are_measured_blames_nobody(
         duel.compiling(Case({"rows": 1, "hidden": 1}, "float32", {"x": TensorCase("float32")}))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(comparison_test._Fight, "_spills", dies)
+    monkeypatch.setattr(comparison_test._InChildren, "_spills", dies)
     record = duel(kernels.right, kernels.another, isolate="on", cases=3)
     assert (record.canary["verdict"], record.verdict) == ("error", "fail"), record.canary["reasons"]
     assert "leave out latency,spills" in record.canary["reasons"][0]

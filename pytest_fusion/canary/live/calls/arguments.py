@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from pytest_fusion.run.process.fork import cuda_is_poisoned
+
 # More of a call's tensors would make more classes than can be counted by.
 _MOST_TENSORS = 4
 _MOST_SHAPES = 2 * _MOST_TENSORS
@@ -102,3 +104,8 @@ def devices_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.devic
 def versions_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
     """The tensors with their counters of in-place writes, without inference tensors, which have none."""
     return [(tensor, tensor._version) for tensor in tensors_in([args, kwargs]) if not tensor.is_inference()]
+
+
+def context_lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the CUDA context of a call's tensors is lost."""
+    return any(device.type == "cuda" for device in devices_of(args, kwargs)) and cuda_is_poisoned()

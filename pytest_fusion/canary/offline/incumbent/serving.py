@@ -8,7 +8,8 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from pytest_fusion.spec.wording import first_line
 
 if TYPE_CHECKING:
     from pytest_fusion.canary.offline.kernel import Kernel
-    from pytest_fusion.engine.request import Request
+    from pytest_fusion.engine.job import Job
     from pytest_fusion.report.record import TestRecord
     from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -133,12 +134,16 @@ class _Serving:
         return f"{file} could not be collected there: {said}" if said else "there is no such test there"
 
 
-def serve(spec: FusionSpec, request: Request, extra: Mapping[str, Any]) -> TestRecord:
-    """Inside of a test: answer what is asked of its kernel. Raises ``Gone`` when nobody asks any more."""
-    from pytest_fusion.report.record import TestRecord
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The mode inside the incumbent's process: answer what the other process asks of the test's kernel."""
 
-    _answer_all(_links[0], spec, request.device, extra)
-    return TestRecord(request.nodeid, "pass")
+    def run(self, job: Job) -> TestRecord:
+        """Answers until the other process is gone; raises ``Gone`` then."""
+        from pytest_fusion.report.record import TestRecord
+
+        _answer_all(_links[0], job.spec, job.request.device, job.extra)
+        return TestRecord(job.request.nodeid, "pass")
 
 
 def _serve_specs(link: _Link) -> None:
@@ -282,5 +287,5 @@ def _shared(settings: Mapping[str, Any]) -> list[str]:
 def _imported(settings: Mapping[str, Any], *without: Path) -> list[str]:
     from pytest_fusion.canary.offline.incumbent.import_paths import caches, imported_from
 
-    ours = Path(import_module("pytest_fusion").__path__[0])
+    ours = Path(__file__).parents[3]
     return imported_from(Path(settings["top"]), (ours, *caches(), *without))

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from reference_kernels._common import jit, placed
-from reference_kernels.linear.described import summed_by_tiles
+from reference_kernels.linear.descriptors import summed_by_tiles
 from reference_kernels.linear.kernel import _linear
 from reference_kernels.linear.products import by_pointers, config, grouped, product
 

@@ -381,7 +381,7 @@ def input_gradient(
     ``one_more`` than the weight is what the input was multiplied by.
 
     Returns the partial sums for weight and bias, float32 ``(2, parts, width)``, without the bias's ``(1, parts,
-    width)``, of which those asked for by ``sums`` are written; nothing in them where none is.
+    width)``, of which those needed by ``sums`` are written; nothing in them where none is.
     """
     rows = Rows.of(dy, x, dy if dtotal is None else dtotal)
     stages = config_stages(rows, x.element_size())

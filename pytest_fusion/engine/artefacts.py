@@ -1,0 +1,83 @@
+"""Files that a failure leaves: its replay file and its stand-alone script."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pytest_fusion.case.make import ImpossibleCase, InputFailed
+from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.diagnosis.repro import replay_file as replays
+from pytest_fusion.diagnosis.repro import script as scripts
+from pytest_fusion.engine.isolated import why_not_isolated
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.tally import Failure
+from pytest_fusion.errors import FusionError
+from pytest_fusion.report import environment
+from pytest_fusion.run.process.atomic_file import replace_whole
+from pytest_fusion.run.process.fork import Channel, ChildError, Crash, run_isolated
+from pytest_fusion.spec.wording import first_line
+
+# Making the inputs again, for the script: an interpreted reference may take minutes.
+_SCRIPT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Paths of what was written for a failure, as seen from pytest's own folder.
+
+    ``script_line`` is how to run the script, ``unwritten`` why there is no replay file.
+    """
+
+    replay: str | None = None
+    script: str | None = None
+    script_line: str = ""
+    unwritten: str | None = None
+
+
+def write_artefacts(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> Written:
+    """The replay file, unless the case comes from one that is pinned, and the stand-alone script."""
+    request = job.request
+    if failure.case is None or job.given is not None:
+        return Written()
+    made = replays.made_here(environment.describe(request.device))
+    replay = replays.Replay(request.nodeid, job.spec.name, failure.verdict.check, cause, failure.case, made)
+    try:
+        path = None if pinned else os.path.relpath(replays.write(replay, request.root), request.start)
+        file = replays.folder(request.root) / Path(replays.file_name(replay)).with_suffix(".py")
+        shown = os.path.relpath(file, request.start)
+        script = _script(job, replay, failure.verdict, shown)
+        if isinstance(script, str):
+            return Written(pinned or path, None, f"none could be written: {script}")
+        replace_whole(file, script.text.encode())
+    except OSError as error:  # a read-only checkout must not hide the failure itself
+        return Written(
+            pinned, unwritten=f"none could be written ({first_line(error)}); run the test again for this case"
+        )
+    lacks = "; ".join(f"{what}: {why}" for what, why in script.missing.items())
+    return Written(pinned or path, shown, f"python {shlex.quote(shown)}{f' (not complete, {lacks})' if lacks else ''}")
+
+
+def _script(job: Job, replay: replays.Replay, verdict: Verdict, shown: str) -> scripts.Script | str:
+    """The script, or why there is none. Makes the inputs again, in a child where there was one."""
+    request = job.request
+
+    def work(_: Channel | None) -> scripts.Script:
+        device = torch.device(request.device)
+        return scripts.compose(
+            job.spec, replay, verdict, device=device, extra=job.extra, root=request.root, shown=shown
+        )
+
+    if why_not_isolated(request) is None:
+        outcome = run_isolated(work, time_limit_s=_SCRIPT_SECONDS, forward=False)
+        if isinstance(outcome, Crash):
+            return f"making the inputs again ended the process ({outcome.detail})"
+        return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
+    try:
+        return work(None)
+    except (FusionError, InputFailed, ImpossibleCase, RuntimeError, OSError) as error:
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,167 @@
+"""`Cases`: which cases of a spec are tried, in which order, as iterators over a plan and a budget.
+
+A test of one kernel and a comparison of two run the same cases. Whoever runs them reports back what each launched and
+how long it took: block sizes found in the first two cases become sizes of later ones, and rows that would take longer
+than a case may are left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import covering, large_offsets
+from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.plan import Limits, Plan, build, make_plan
+from pytest_fusion.case.stated import stated_case
+from pytest_fusion.checks.rejections import IMPOSSIBLE, TOO_EXPENSIVE
+from pytest_fusion.engine.pace import REFERENCE, Pace
+from pytest_fusion.engine.profiles import Profile
+from pytest_fusion.interpreter.launch import Launch, likely_blocks
+from pytest_fusion.run.clock import Clock
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+_PROBE_SIZES = (5, 40)
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many cases may run, and how many have."""
+
+    limit: float = math.inf
+    spent: int = 0
+
+    @property
+    def left(self) -> float:
+        return self.limit - self.spent
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A case to run, with the levels that were chosen for it; or why these levels give none (``refused``).
+
+    ``refused`` is a kind of rejection and its reason.
+    """
+
+    case: Case | None
+    choice: Mapping[str, Any] | None = None
+    refused: tuple[str, str] = ("", "")
+
+
+class Cases:
+    """The cases of one test. ``pairs`` counts pairs of levels that were judged; ``blocks`` are likely block sizes."""
+
+    def __init__(
+        self, spec: FusionSpec, profile: Profile, device: torch.device, budget: Budget, *, nodeid: str, seed: int | None
+    ) -> None:
+        self.spec, self.profile, self.budget = spec, profile, budget
+        self.limits = limits_of(profile, device)
+        self.base = counter_random.mix("campaign", nodeid, seed or 0)
+        self._pools = searching.pools(spec, self.base)
+        self.blocks: list[int] = []
+        self.plan: Plan = make_plan(spec, pools=self._pools, limits=self.limits)
+        self.pairs = covering.PairCount(self.plan)
+        self._pace = Pace(profile.seconds)
+        # Launches of the cases that look for block sizes; ``None`` once they are known, or cannot be.
+        self._probed: list[list[Launch]] | None = None
+        self._device = device
+
+    def examples(self, outer: Any) -> Iterator[Chosen]:
+        """The cases that the test pins with ``@example``."""
+        if not searching.wants_phase(outer, "explicit"):
+            return
+        for position, example in enumerate(searching.explicit_examples(outer)):
+            if self.budget.left <= 0:
+                return
+            seed = counter_random.mix(self.base, "pin", position) >> 33
+            yield Chosen(stated_case(self.plan, example, seed, where="@example"))
+
+    def boundary(self) -> Iterator[Chosen]:
+        """Two plain cases that show block sizes, then every pair of levels, long rows among them."""
+        yield from self.probes()
+        for position, choice in self.covering():
+            if self.budget.left <= 0:
+                return
+            forbidden = self._pace.forbids(choice)
+            chosen = Chosen(None, choice, (TOO_EXPENSIVE, forbidden)) if forbidden else self.build(choice, position)
+            if chosen.case is None and not forbidden:
+                self._pace.note(choice, 0.0, REFERENCE)
+            yield chosen
+
+    def probes(self) -> Iterator[Chosen]:
+        """Two plain cases of different size: launch constants equal in both are block sizes worth going around."""
+        self._probed = []
+        for size in _PROBE_SIZES:
+            if self.budget.left <= 0:
+                break
+            chosen = self.build({f"dim {name}": size for name in self.spec.sized}, size)
+            yield chosen
+            if chosen.case is None:
+                break
+        self._probed = None
+
+    def covering(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The choices of the covering phase with their positions, from which their seeds follow."""
+        pairs = enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering), 1000)
+        if not self.profile.long:
+            yield from pairs
+            return
+        long = [
+            *enumerate(covering.long_rows(self.plan), 100_000),
+            *enumerate(covering.broad_rows(self.plan), 200_000),
+        ]
+        yield from covering.within(self.budget.left, pairs, long)
+
+    def far(self) -> Iterator[Chosen]:
+        """Cases whose offsets do not fit 32 bits, and no others."""
+        for case in large_offsets.cases(self.plan, self.base, self.profile.covering):
+            if self.budget.left <= 0:
+                return
+            yield Chosen(case)
+
+    def build(self, choice: Mapping[str, Any], position: int) -> Chosen:
+        """The case that a choice of levels gives at this position of the plan."""
+        try:
+            case = build(self.plan, choice, counter_random.mix(self.base, "cover", position) >> 33)
+        except ImpossibleCase as error:
+            return Chosen(None, choice, (IMPOSSIBLE, str(error)))
+        return Chosen(case, choice)
+
+    def judged(self, choice: Mapping[str, Any]) -> None:
+        """Count the pairs of levels of a case that was judged."""
+        self.pairs.add({**{name: levels[0] for name, levels in self.plan.factors.items()}, **choice})
+
+    def ran(self, chosen: Chosen, launches: list[Launch], clock: Clock) -> None:
+        """What running ``chosen`` launched, and in ``clock.calls`` how long calls took since ``clock.forget()``."""
+        if self._probed is not None:
+            self._probed.append(launches)
+            if len(self._probed) == len(_PROBE_SIZES):
+                self._learn_blocks(self._probed)
+        elif chosen.choice is not None:
+            if calls := clock.calls["fused"]:
+                # On a GPU a first call shows what compiling takes, and tuning.
+                took = sum(calls) / len(calls) if self._device.type == "cpu" else min(calls)
+                self._pace.note(chosen.choice, took)
+            # Runs of the reference without rounding take next to nothing.
+            self._pace.note(chosen.choice, max(clock.calls["reference"], default=0.0), REFERENCE)
+
+    def _learn_blocks(self, seen: list[list[Launch]]) -> None:
+        self.blocks = likely_blocks(seen)
+        if self.blocks:
+            self.plan = make_plan(self.spec, blocks=tuple(self.blocks), pools=self._pools, limits=self.limits)
+            self.pairs = covering.PairCount(self.plan)
+
+
+def limits_of(profile: Profile, device: torch.device) -> Limits:
+    """What a case may cost; a GPU takes float64 reference runs of 2^23 elements and products of 2^32 terms."""
+    if device.type == "cpu":
+        return Limits(profile.elements, profile.work, profile.programs)
+    return Limits(max(profile.elements, 1 << 23), max(profile.work, 1 << 32), profile.programs)

@@ -1,0 +1,216 @@
+"""`Judging`: the cases of one kernel in one process, judged and added up, and what they come to in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks import deterministic, multiprocessors, registry
+from pytest_fusion.checks.case_judge import Bench, CaseResult, dry_run, judge_case
+from pytest_fusion.checks.rejections import NOT_MODELLED
+from pytest_fusion.engine import unjudged
+from pytest_fusion.engine.cases import Budget, Cases, Chosen
+from pytest_fusion.engine.minimum import Minimum
+from pytest_fusion.engine.pace import REFERENCE, SHARES
+from pytest_fusion.engine.profiles import Profile
+from pytest_fusion.engine.tally import Failure, Tally
+from pytest_fusion.interpreter.bridge import observers
+from pytest_fusion.interpreter.bridge.named_device import standing_in
+from pytest_fusion.interpreter.control import executor
+from pytest_fusion.run import compilers, pristine
+from pytest_fusion.run.clock import Clock
+from pytest_fusion.run.process import preload
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.promises import Tolerance
+
+# Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
+_AGAIN_FIRST, _AGAIN_EVERY = 4, 12
+
+_Noted = TypeVar("_Noted", str, tuple[str, str])
+Note = Callable[[dict[str, Any]], None]
+
+
+class Judging:
+    """Judges cases of ``spec`` one by one. ``note`` gets each case before it runs, so that a crash has a name.
+
+    ``dry``: nothing is judged, kernels are compiled and not launched. ``budget`` counts the cases.
+    """
+
+    def __init__(
+        self,
+        spec: FusionSpec,
+        device: torch.device,
+        profile: Profile,
+        extra: Mapping[str, Any],
+        *,
+        budget: Budget,
+        note: Note,
+        dry: bool = False,
+    ) -> None:
+        self.spec, self.profile, self.budget, self.dry = spec, profile, budget, dry
+        self._note, self._last = note, dict[str, Any]()
+        clock = Clock(lambda: note(self._last))
+        deep = profile.name == "deep"
+        self.bench = Bench(
+            spec, device, extra, programs=programs_of(profile, device), deep=deep, clock=clock, began=self._began
+        )
+        self.bench.reference_s = SHARES[REFERENCE] * profile.seconds
+        # What earlier tests of this process left is theirs.
+        pristine.take()
+        self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
+        self._uncompiled = compilers.given_up()
+        self.tally = Tally()
+        # A judged case had an element to compare.
+        self._compared = False
+
+    def _began(self, check: str) -> None:
+        self.note({**self._last, "reached": check})
+
+    def note(self, data: dict[str, Any]) -> None:
+        """Report what runs now; reported again while its calls come to an end."""
+        self._last = data
+        self._note(data)
+
+    def repeat_note(self) -> None:
+        """Report again what runs."""
+        self.note(self._last)
+
+    def costs_more(self) -> bool:
+        """Whether the costlier checks run on the next case."""
+        return self.tally.judged < _AGAIN_FIRST or self.tally.judged % _AGAIN_EVERY == 0
+
+    def run(self, chosen: Chosen, cases: Cases, *, again: bool | None = None) -> CaseResult | None:
+        """Judge a chosen case and report it to ``cases``; ``None`` where there is no case to judge."""
+        if chosen.case is None:
+            self.reject(*chosen.refused)
+            return None
+        clock = self.bench.clock
+        clock.forget()
+        result = self.judge(multiprocessors.told(chosen.case), again=again)
+        if result.rejected is None and chosen.choice is not None:
+            cases.judged(chosen.choice)
+        cases.ran(chosen, result.launches, clock)
+        return result
+
+    def judge(self, case: Case, *, again: bool | None) -> CaseResult:
+        """Judge one case as it stands and add it up."""
+        tally = self.tally
+        tally.cases += 1
+        self.budget.spent += 1
+        self.note({"case": case.as_json(), "cases": tally.cases})
+        if again is None:
+            again = self.costs_more()
+        with self.bench.clock.phase("plugin"):
+            result = judge_case(self.bench, case, again=again) if not self.dry else dry_run(self.bench, case)
+        if self.profile.large:
+            unjudged.unless_far(self.bench, result)
+        if result.rejected is not None:
+            tally.reject(result.rejected)
+        else:
+            tally.judge(self.spec, case, result.verdicts)
+            self._compared = self._compared or result.compared
+        return result
+
+    def reject(self, kind: str, reason: str) -> None:
+        """Count a case that could not be built, or was left out."""
+        self.bench.refusals.setdefault(kind, reason)
+        self.tally.reject(kind)
+
+    def conclude(
+        self, cases: Cases, outer: Any, failing: CaseResult | None, *, shrink: bool = True, explained: bool = True
+    ) -> Tally:
+        """The tally of all cases; of ``failing`` the smallest case, and unless not ``explained`` its likely cause.
+
+        Not ``shrink``: one case was replayed, which says nothing of the whole test.
+        """
+        tally = self.tally
+        tally.blocks = list(cases.blocks)
+        tally.coverage = cases.pairs.as_json()
+        tally.notes = self._notes()
+        self._conclude_checks(failing)
+        if shrink:
+            tally.notes += deterministic.notes(self.bench, 0 if failing is not None else tally.judged)
+        if failing is not None:
+            tally.failure = self.minimum(cases, outer, failing, shrink=shrink) if explained else _bare(failing)
+        elif tally.judged == 0:
+            self._nothing_judged(whole=shrink)
+        elif shrink:
+            self._sufficient()
+        tally.imported = preload.needed()
+        tally.phases = {name: round(seconds, 4) for name, seconds in self.bench.clock.seconds.items()}
+        return tally
+
+    def minimum(self, cases: Cases, outer: Any, found: CaseResult, *, shrink: bool) -> Failure:
+        """The failure that ``found`` shows, on the smallest case."""
+        return Minimum(self.bench, cases.plan, outer, cases.blocks, self.tally.cases, self.note).of(
+            found, shrink=shrink
+        )
+
+    def _notes(self) -> list[str]:
+        """What a reader should know of how the cases were run."""
+        notes = [f"the lanes do not know {name}; it was priced in float32" for name in sorted(self.bench.fallbacks)]
+        noted = _new(self._noted, observers.counted_notes())
+        notes += [f"on a GPU this differs: {note}" for note in noted]
+        for stopped in _new(self._uncompiled, compilers.given_up()):
+            notes.append(f"{stopped}; calls that fit none of them ran uncompiled")
+        if standing_in():
+            notes.append("the kernel names a CUDA device; on this one without, the CPU stood in for it")
+        reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
+        notes += [f"{kernel} ran one program after the other: {reason}" for kernel, reason in reasons.items()]
+        if self.bench.unrepeated:
+            notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
+        return notes + registry.notes(self.bench)
+
+    def _conclude_checks(self, failing: CaseResult | None) -> None:
+        """Enter the checks that could not run here, and those that conclude from all cases together."""
+        tally = self.tally
+        for name, reason in registry.missing(self.spec, self.bench.device).items():
+            tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
+        if failing is not None:
+            return
+        if tally.judged and NOT_MODELLED in tally.rejected:
+            reason = unjudged.not_modelled(tally.cases, tally.rejected, self.bench.refusals)
+            tally.checks["error"] = {"verdict": "unknown", "reason": reason, "cases": tally.judged}
+        for verdict in registry.summaries(self.bench):
+            entry = tally.checks.setdefault(verdict.check, {"cases": 0})
+            entry.update(verdict=verdict.status, reason=verdict.reason)
+
+    def _nothing_judged(self, *, whole: bool) -> None:
+        tally, refusals = self.tally, self.bench.refusals
+        if self.profile.large:
+            tally.notes.append(unjudged.no_far_case(tally.cases, tally.rejected, refusals))
+            return
+        if whole:
+            unjudged.must_be_made(self.spec, tally.rejected, refusals)
+        tally.failure = Failure(unjudged.nothing_judged(tally.rejected, refusals), None)
+
+    def _sufficient(self) -> None:
+        """Fail the test, or leave it open, where its cases could not have shown a wrong kernel."""
+        tally, refusals = self.tally, self.bench.refusals
+        if not self._compared and tally.rejected:
+            tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, refusals), None)
+        elif not self._compared:
+            tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
+        elif self.bench.on("vacuity"):
+            verdict = self.bench.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
+            tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
+            if verdict.failed:
+                tally.failure = Failure(verdict, None)
+
+
+def _bare(found: CaseResult) -> Failure:
+    assert found.failure is not None
+    return Failure(found.failure, found.case)
+
+
+def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted]:
+    """What was counted since."""
+    return [key for key, count in now.items() if count > before.get(key, 0)]
+
+
+def programs_of(profile: Profile, device: torch.device) -> int:
+    """How many programs a launch may have: interpreted ones cost time."""
+    return profile.programs if device.type == "cpu" else 2**62

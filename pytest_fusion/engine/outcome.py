@@ -1,0 +1,154 @@
+"""From the tally of a job to the record of its test: verdict, checks, the failure's message and its files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pytest_fusion.checks.verdict import CHECKS
+from pytest_fusion.diagnosis.text.heat import drawing
+from pytest_fusion.diagnosis.text.message import compose, replay_command
+from pytest_fusion.engine.artefacts import write_artefacts
+from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.request import Request
+from pytest_fusion.engine.tally import Failure, Tally
+from pytest_fusion.engine.unjudged import NOTHING_JUDGED, lacking
+from pytest_fusion.errors import FusionFailure
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import plural
+
+_CACHED_ANSWER = (
+    "a cached answer may show only after other calls in one process: run the whole test to see whether it is gone"
+)
+
+
+def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None = None) -> TestRecord:
+    """The record of a test; writes the replay file and the script of a failure.
+
+    Of a replay: ``elsewhere`` says on which other versions the case was found, ``cause`` why it failed there.
+    """
+    record = _without_failure(job, tally)
+    failure = tally.failure
+    if failure is None:
+        if tally.empty:
+            message = f"{job.spec.name}: {tally.empty}; let dims= have sizes of 1 and more"
+            return _unknown(record, "values", tally.empty, message)
+        if job.only is not None and cause == "cached-answer":
+            record.notes.append(_CACHED_ANSWER)
+        return record
+    if failure.verdict.identity == NOTHING_JUDGED:
+        kinds = failure.verdict.evidence["kinds"]
+        if (want := lacking(tally.rejected)) is not None:
+            message = f"{job.spec.name}: no case can be judged {want}: {kinds}"
+            return _unknown(record, "error", message, message)
+        if job.only is not None and job.given is None:
+            message = f"the case cannot be judged here: {kinds}" + (f" ({elsewhere})" if elsewhere else "")
+            return _unknown(record, "error", failure.verdict.reason, message)
+    return _with_failure(job, tally, failure, record, elsewhere)
+
+
+def _without_failure(job: Job, tally: Tally) -> TestRecord:
+    """What a tally says besides its failure."""
+    return TestRecord(
+        nodeid=job.request.nodeid,
+        verdict="pass" if tally.judged else "unknown",
+        cases=tally.cases,
+        judged=tally.judged,
+        rejected=dict(tally.rejected),
+        checks=_all_checks(job.spec, tally),
+        coverage=tally.coverage,
+        worst=tally.worst,
+        grade=tally.grade,
+        off=dict(job.spec.without),
+        phases=tally.phases,
+        notes=list(tally.notes),
+    )
+
+
+def _unknown(record: TestRecord, check: str, reason: str, message: str) -> TestRecord:
+    """The record of a test that could not be judged, for the reason that ``check`` has."""
+    checks = {**record.checks, check: {"verdict": "unknown", "reason": reason, "cases": 0}}
+    return replace(record, verdict="unknown", message=message, checks=checks)
+
+
+def _with_failure(job: Job, tally: Tally, failure: Failure, record: TestRecord, elsewhere: str) -> TestRecord:
+    verdict, diagnosis = failure.verdict, failure.explained
+    written = write_artefacts(job, failure, diagnosis.cause, pinned=tally.pinned)
+    path = written.replay
+    described = failure.described if job.given is None else dict(job.given)
+    searched = failure.case is not None and job.only is None
+    message = compose(
+        job.spec.name,
+        verdict,
+        described,
+        diagnosis=diagnosis if verdict.identity != NOTHING_JUDGED else None,
+        where=failure.map["where"] if failure.map else None,
+        drawn=drawing(failure.map) if failure.map else (),
+        command=replay_command(job.request.shown or job.request.nodeid, path) if path else written.unwritten,
+        script=written.script_line,
+        trace=failure.trace.rstrip() if verdict.check in ("error", "crash") else "",
+        found_after=_found(job, tally, failure) if searched else elsewhere,
+    )
+    count = record.checks.get(verdict.check, {}).get("cases", 0)
+    entry = {"verdict": "fail", "reason": verdict.reason, "cases": count, **verdict.evidence}
+    if failure.map:
+        entry["error_map"] = failure.map
+    return replace(
+        record,
+        verdict="fail",
+        failed_check=verdict.check,
+        cause=diagnosis.cause,
+        # That of the cases before it would praise a kernel that is wrong.
+        grade="C" if verdict.check == "values" else None,
+        diagnosis=diagnosis.as_json(),
+        case=described,
+        replay=path,
+        script=written.script,
+        checks={**record.checks, verdict.check: entry},
+        message=message,
+    )
+
+
+def _found(job: Job, tally: Tally, failure: Failure) -> str:
+    """Where the failing case comes from."""
+    if tally.pinned is not None:
+        return _of_pinned(tally.pinned, job.request)
+    if failure.case in job.known and not failure.shrink_runs:
+        return "failed in an earlier run too, and was tried first"
+    return f"found in case {tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}"
+
+
+def _of_pinned(path: str, request: Request) -> str:
+    """What a failure of the pinned case in that file says."""
+    if any(pin.path == path and pin.recorded for pin in request.pinned):
+        return f"a recorded call fails, pinned in {path}"
+    return f"pinned replay {path} fails again: a bug that was fixed is back"
+
+
+def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
+    """Every check by name: what was seen, what was switched off, what this version cannot do."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in CHECKS:
+        if name in spec.without:
+            found[name] = {"verdict": "unknown", "reason": f"switched off: {spec.without[name]}", "cases": 0}
+        elif name in tally.checks:
+            found[name] = tally.checks[name]
+        else:
+            ended = tally.failure is not None or not tally.judged
+            reason = (
+                "not reached: an earlier failure ended the run" if ended else "no case met this check's preconditions"
+            )
+            found[name] = {"verdict": "unknown", "reason": reason, "cases": 0}
+    return found
+
+
+def failure_of(record: TestRecord) -> FusionFailure:
+    """The exception that a failing record stands for."""
+    return FusionFailure(
+        record.message,
+        check=record.failed_check or "",
+        case=record.case,
+        cause=record.cause,
+        replay=record.replay,
+    )

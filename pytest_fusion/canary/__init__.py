@@ -1,6 +1,6 @@
-"""May a new kernel replace the one in production: ``canary("rms_norm", incumbent=old, candidate=new)``.
+"""Compares a new kernel with the one in production: ``canary("rms_norm", incumbent=old, candidate=new)``.
 
-And what is it called with there: ``canary.record("rms_norm", old, "recordings")``.
+``canary.record("rms_norm", old, "recordings")`` records what the kernel is called with there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a type checker is told of ``pytest_fusion.canary``, which is a folder and is called like a function."""
+"""The type of ``pytest_fusion.canary`` for type checkers: it is a folder, and it is called like a function."""
 
 from __future__ import annotations
 

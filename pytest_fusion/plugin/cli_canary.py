@@ -68,7 +68,7 @@ def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
     device = device_choice.choose(given.device)
     device_choice.prepare(device)  # before the modules of kernels are imported
     from pytest_fusion.canary.offline.comparison_test import Compare
-    from pytest_fusion.canary.offline.incumbent.incumbents import Rival, Setting
+    from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
     from pytest_fusion.case.choosing import search as searching
     from pytest_fusion.engine.job import Job
     from pytest_fusion.engine.request import Request
@@ -76,7 +76,7 @@ def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
 
     here = Path.cwd()
     named = parse(given.incumbent, here)
-    rival = Rival(named, Setting(here, here, device, spec=True), without=without, recording=given.recording)
+    rival = Incumbent(named, Setting(here, here, device, spec=True), without=without, recording=given.recording)
     try:
         spec = named_spec(given.spec, folders=(str(here),))
         if given.candidate is not None:

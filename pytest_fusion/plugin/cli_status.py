@@ -33,13 +33,13 @@ def add(views: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """The exit status. Raises ``CanaryError``."""
-    from pytest_fusion.canary.evidence.fleet import chosen, gather, verdict
+    from pytest_fusion.canary.evidence.fleet import gather, select, verdict
     from pytest_fusion.canary.evidence.promotion_rules import RULES, without
     from pytest_fusion.canary.evidence.status import as_json, lines
 
     rules = without(RULES, [name.strip() for name in given.without.split(",") if name.strip()])
     rollouts, left = gather(given.folder)
-    found = chosen(rollouts, given.name, given.rollout)
+    found = select(rollouts, given.name, given.rollout)
     judgements = {(one.name, one.rollout): verdict(one, rules) for one in found} if given.judge else {}
     if given.json:
         sys.stdout.write(json.dumps(as_json(found, judgements, left), indent=1) + "\n")

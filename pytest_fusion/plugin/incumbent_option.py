@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_fusion.canary.offline.incumbent.incumbent_name import parse
-from pytest_fusion.canary.offline.incumbent.incumbents import Rival, Setting
+from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin.options import Options
 
@@ -17,7 +17,7 @@ _PASSED_ON = ("-p", "-o", "-W", "--override-ini", "--import-mode", "--pythonwarn
 _WHOLE = tuple(f"{name}=" for name in _PASSED_ON if name.startswith("--"))
 
 
-def rival(config: pytest.Config, options: Options, device: str) -> Rival:
+def rival(config: pytest.Config, options: Options, device: str) -> Incumbent:
     """The incumbent, not yet started. Raises ``CanaryError`` for a name that leads nowhere."""
     start = config.invocation_params.dir
     setting = Setting(
@@ -27,10 +27,10 @@ def rival(config: pytest.Config, options: Options, device: str) -> Rival:
         arguments=tuple(_passed_on(config.invocation_params.args)),
         inifile=config.inipath,
     )
-    return Rival(parse(options.canary, start), setting, without=options.canary_without)
+    return Incumbent(parse(options.canary, start), setting, without=options.canary_without)
 
 
-def meet(rival: Rival, nodeids: Sequence[str]) -> None:
+def meet(rival: Incumbent, nodeids: Sequence[str]) -> None:
     """Once the tests are known: the files that the incumbent's process collects, and its function. ``UsageError``."""
     files = tuple(dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids))
     rival.setting = replace(rival.setting, files=files)

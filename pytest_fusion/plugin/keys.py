@@ -11,7 +11,7 @@ from pytest_fusion.plugin.options import Options
 from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.offline.incumbent.incumbents import Rival
+    from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
     from pytest_fusion.diagnosis.repro.replay_file import Replay
     from pytest_fusion.plugin.pinned import Pin
 
@@ -31,4 +31,4 @@ baselines: pytest.StashKey[list[Path]] = pytest.StashKey()
 # Why a report could not be written at the end.
 unwritten = pytest.StashKey[str]()
 # The incumbent of --fusion-canary.
-rival: pytest.StashKey[Rival] = pytest.StashKey()
+rival: pytest.StashKey[Incumbent] = pytest.StashKey()

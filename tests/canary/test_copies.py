@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, copies_of, names_of
+from pytest_fusion.canary.live.calls.arguments import names_of
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, copies_of
 from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare
 from pytest_fusion.spec.promises import Tolerance
 
@@ -58,7 +59,7 @@ def test_what_may_not_be_copied_is_refused_before_any_copy() -> None:
     """Too many bytes, and layouts without strides."""
     with pytest.raises(CannotCopyError, match=r"would need 0\.00381 MiB"):
         copies_of((torch.zeros(1000),), {}, _NAMES, most_bytes=3999)
-    with pytest.raises(CannotCopyError, match="x is no plain strided tensor"):
+    with pytest.raises(CannotCopyError, match="x is not a plain strided tensor"):
         copies_of((torch.eye(3).to_sparse(),), {}, _NAMES, most_bytes=1e6)
 
 

@@ -62,7 +62,7 @@ def test_processes_together_saw_what_one_would_have(seen: list[tuple[str, float,
 
 def test_another_rollout_is_not_added() -> None:
     """Evidence about another candidate is refused."""
-    with pytest.raises(ValueError, match="'r1' and of 'r2'"):
+    with pytest.raises(ValueError, match="'r1' and 'r2'"):
         Evidence("r1") + Evidence("r2")
 
 

@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_written_costs_no_call(tmp_path: Path) -> None:
 
     assert kernel.status()["counts"]["compared: violation"] == 1
     assert kernel.status()["finds"] == 0
-    assert kernel._finds.lost == 1
+    assert kernel._disagreements.lost == 1
 
 
 def test_wrong_keywords_are_told() -> None:

@@ -21,7 +21,7 @@ from pytest_fusion.canary import Canary
 from pytest_fusion.canary.evidence.chain import Chain
 from pytest_fusion.canary.evidence.events import read
 from pytest_fusion.canary.evidence.evidence_counts import Evidence
-from pytest_fusion.canary.evidence.fleet import bounded, chosen, gather, verdict
+from pytest_fusion.canary.evidence.fleet import bounded, gather, select, verdict
 from pytest_fusion.canary.evidence.ledger import BLOCKS_PER_TOTAL
 from pytest_fusion.canary.evidence.promotion_rules import RULES, without
 from pytest_fusion.errors import CanaryError
@@ -220,11 +220,11 @@ def test_rollouts_and_canaries_do_not_mix(tmp_path: Path) -> None:
         ("1", False, 3),
         ("2", True, 1),
     ]
-    assert [one.rollout for one in chosen(rollouts, None, None)] == ["2"]
-    assert [one.rollout for one in chosen(rollouts, "k", "1")] == ["1"]
+    assert [one.rollout for one in select(rollouts, None, None)] == ["2"]
+    assert [one.rollout for one in select(rollouts, "k", "1")] == ["1"]
     for name, rollout, message in (("l", None, "known: k"), ("k", "3", "known: 1, 2")):
         with pytest.raises(CanaryError, match=message):
-            chosen(rollouts, name, rollout)
+            select(rollouts, name, rollout)
 
 
 def test_a_trip_anywhere_sends_the_rollout_back(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_an_empty_folder_is_no_data_and_a_missing_one_an_error(
     """Nobody has written yet: nothing to judge. No folder, no such metric: wrong use."""
     assert _status(capsys, tmp_path, "--judge")[0] == 5
     code, text = _status(capsys, tmp_path / "nowhere")
-    assert (code, "is no folder" in text) == (4, True)
+    assert (code, "is not a folder" in text) == (4, True)
     code, text = _status(capsys, tmp_path, "--without", "latency")
     assert (code, "did you mean 'latency_ratio'" in text) == (4, True)
     code, text = _status(capsys, tmp_path, "--without", ",".join(metric.name for metric in RULES.metrics))

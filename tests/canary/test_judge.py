@@ -238,7 +238,11 @@ def test_broken_observations_are_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "bucket", "reason"),
-    [("latencies", "small", "the rules do not know it"), ("violation", "new", "and no calls"), ("fault", "", "scale")],
+    [
+        ("latencies", "small", "the rules do not have"),
+        ("violation", "new", "and no calls"),
+        ("fault", "", "scale"),
+    ],
 )
 def test_counts_that_contradict_each_other_are_an_error(metric: str, bucket: str, reason: str) -> None:
     """A metric nobody knows, comparisons of calls that were not made, values off the scale: nothing is promoted."""
@@ -329,5 +333,5 @@ def test_a_metric_that_contradicts_itself_is_refused(change: dict[str, float], r
 )
 def test_rules_that_contradict_themselves_are_refused(change: dict[str, object]) -> None:
     """Levels are probabilities, and some metric must have a say."""
-    with pytest.raises(ValueError, match=r"between 0 and 1|metrics need names|most_buckets"):
+    with pytest.raises(ValueError, match=r"between 0 and 1|metrics need different names|most_buckets"):
         replace(RULES, **change)  # type: ignore[arg-type]

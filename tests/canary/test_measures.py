@@ -17,9 +17,9 @@ from pytest_fusion.canary import Canary, Policy, canary
 from pytest_fusion.canary.evidence.evidence_counts import Evidence
 from pytest_fusion.canary.evidence.promotion_rules import LATENCY, RULES
 from pytest_fusion.canary.evidence.sequential import mean
-from pytest_fusion.canary.live.budget import Budget
 from pytest_fusion.canary.live.comparing import measures, stopwatch
 from pytest_fusion.canary.live.comparing.call_pairs import HALF, Pairs, Plan
+from pytest_fusion.canary.live.comparing.measures import Budget
 from pytest_fusion.canary.live.comparing.referee import Referee
 from pytest_fusion.canary.live.comparing.stopwatch import clock_of
 from tests.canary.kernels import Kernel, Patient, double, made, observed

@@ -104,10 +104,10 @@ def test_every_call_is_counted_and_few_are_kept(tmp_path: Path) -> None:
 
     assert calls.total == 707
     weights: Counter[str] = Counter()
-    for call in calls.kept:
+    for call in calls.sampled:
         weights[call.bucket] += call.weight  # type: ignore[assignment]
     assert weights == {BIG: pytest.approx(700), "float32[2^2]": pytest.approx(7)}
-    kept = [call.event["arguments"]["x"]["values"]["mean"] for call in calls.kept if call.bucket == BIG]
+    kept = [call.event["arguments"]["x"]["values"]["mean"] for call in calls.sampled if call.bucket == BIG]
     assert len(kept) == len(set(kept)) == PER_BUCKET
     assert sum(value >= 350 for value in kept) in range(16, 49), "late calls have the chance that early ones have"
 
@@ -343,7 +343,7 @@ def test_tensors_of_calls_that_gave_way_are_deleted(tmp_path: Path) -> None:
             recorder.flush()
     recorder.close()
 
-    named = {call.event["tensors"] for call in read(tmp_path).kept}
+    named = {call.event["tensors"] for call in read(tmp_path).sampled}
     assert len(named) == PER_BUCKET
     assert {path.name for path in recorded_file.tensors_of(recorder.path).iterdir()} == named
 
@@ -383,7 +383,7 @@ def test_a_forked_process_writes_a_file_of_its_own(tmp_path: Path) -> None:
     recorder.flush()
 
     calls = read(tmp_path)
-    assert (calls.files, calls.total, len(calls.kept)) == (2, 4, 4)
+    assert (calls.files, calls.total, len(calls.sampled)) == (2, 4, 4)
 
 
 def test_what_is_old_is_forgotten(tmp_path: Path) -> None:
@@ -401,12 +401,12 @@ def test_what_is_old_is_forgotten(tmp_path: Path) -> None:
     recorder.flush()
     assert not dead.exists()
     now[0] += 3 * 86400
-    assert read(tmp_path, now=now[0]).kept == []
+    assert read(tmp_path, now=now[0]).sampled == []
     recorder(torch.ones(8, 8))
     recorder.flush()
 
     calls = read(tmp_path, now=now[0])
-    assert (calls.total, len(calls.kept), calls.expired) == (2, 1, 0)
+    assert (calls.total, len(calls.sampled), calls.expired) == (2, 1, 0)
     assert len(lines(recorder, "call")) == 1
     assert len(list(recorded_file.tensors_of(recorder.path).iterdir())) == 1
 
@@ -422,7 +422,7 @@ def test_a_long_file_is_shortened_to_what_counts(tmp_path: Path) -> None:
 
     assert recorder.path.stat().st_size < 128 * 2**10
     calls = read(tmp_path)
-    assert (calls.total, len(calls.kept)) == (3000, PER_BUCKET)
+    assert (calls.total, len(calls.sampled)) == (3000, PER_BUCKET)
     assert [json.loads(line)["event"] for line in recorder.path.read_text().splitlines()].count("recording") == 1
 
 

@@ -147,8 +147,8 @@ def test_sizes_are_solved(
     ("shapes", "dims", "why"),
     [
         (["a a", ""], [(3, 4), ()], "size of 4 where 'a' is 3"),
-        (["2*half", ""], [(7,), ()], "size of 7 where the spec says '2 * half'"),
-        (["a b", ""], [(3,), ()], "1 dimensions where the spec says 'a b'"),
+        (["2*half", ""], [(7,), ()], "size of 7 where the spec has '2 * half'"),
+        (["a b", ""], [(3,), ()], "1 dimensions where the spec has 'a b'"),
         (["*b n", "*b"], [(2, 3, 4), (3, 2)], "'*b' is (2, 3)"),
         (["a*b", ""], [(12,), ()], "follows from no argument"),
         (["a//2", ""], [(4,), ()], "follows from no argument"),
@@ -186,7 +186,7 @@ X = torch.randn(3, 8)
             "weight is a tensor [8], and the spec has no such",
         ),
         ((X.t(), {}), spec_of(inputs={"x": tensor("a b", layouts="contiguous")}), "the spec draws contiguous only"),
-        ((X.as_strided((3, 4), (1, 1)), {}), spec_of(inputs={"x": tensor("a b")}), "elements share a place"),
+        ((X.as_strided((3, 4), (1, 1)), {}), spec_of(inputs={"x": tensor("a b")}), "elements overlap"),
         ((X.expand(2, 3, 8), {}), spec_of(inputs={"x": tensor("a b c")}, mutates="x"), "is written, and its strides"),
         ((X / 0, {}), spec_of(inputs={"x": tensor("a b", values=values.finite())}), "NaN or infinities, which values="),
         (
@@ -194,7 +194,7 @@ X = torch.randn(3, 8)
             spec_of(inputs={"x": tensor("n", dtype=torch.int64, values=values.integers(0, 8))}),
             "'x' held 5 to 9, where values=integers(low=0, high=8) is 0 to 8",
         ),
-        ((object(), {}), spec_of(), "'x' is object where the spec says a tensor"),
+        ((object(), {}), spec_of(), "'x' is object where the spec has a tensor"),
         (([X, X], {}), spec_of(), "'x' is a container with tensors where"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
@@ -294,7 +294,7 @@ def test_traffic_of_which_nothing_is_kept_is_not_forgotten(tmp_path: Path) -> No
     found = recordings.cases(tmp_path, spec_of())
 
     assert (found.total, found.covered, found.uncovered) == (5, 0.0, {"float32[2^2,2^3]": 5})
-    assert "none of them is kept" in found.lines()[-1]
+    assert "none of them is in the sample" in found.lines()[-1]
 
 
 def test_parameters_of_other_names_are_matched_by_hand(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_several_functions_in_a_folder_are_told_apart(tmp_path: Path) -> None:
     other.close()
 
     assert recordings.cases(tmp_path, spec_of()).total == 1
-    with pytest.raises(CanaryError, match=r"recordings of norm, softmax lie here; say which one: name='norm'"):
+    with pytest.raises(CanaryError, match=r"recordings of norm, softmax; choose one, as in name='norm'"):
         recordings.cases(tmp_path, spec_of().with_(name="other"))
     with pytest.raises(CanaryError, match="'sofmax' was not recorded; did you mean 'softmax'"):
         recordings.cases(tmp_path, spec_of(), name="sofmax")
@@ -428,8 +428,8 @@ def test_a_layout_that_no_case_affords_takes_the_nearest() -> None:
     matched = match(spec_of(inputs={"x": tensor("a b")}), event)
 
     assert matched.case.tensors["x"].layout.kind == "padded"
-    assert "further apart than a case affords" in matched.notes[0]
-    with pytest.raises(UnmatchedError, match="not one of a recording"):
+    assert "too far apart for a case" in matched.notes[0]
+    with pytest.raises(UnmatchedError, match="not that of a recording"):
         match(spec_of(), {})
 
 

@@ -126,7 +126,7 @@ def test_faults_trip_and_the_trip_is_latched() -> None:
     assert kernel.state == "tripped"
     assert torch.equal(kernel(torch.ones(4)), torch.full((4,), 2.0))
     assert len(calls) == 3
-    with pytest.raises(CanaryError, match="'1' is the one that runs"):
+    with pytest.raises(CanaryError, match="'1' is running already"):
         kernel.rearm("1")
     kernel.rearm("2")
     assert kernel.state == "full"

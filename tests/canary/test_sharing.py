@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pytest_fusion.canary import Policy
-from pytest_fusion.canary.live.sharing import Lots, elements, threshold
+from pytest_fusion.canary.live.sharing import CallSampler, elements, threshold
 from pytest_fusion.case import counter_random
 
 
 @pytest.mark.parametrize("share", [0.0, 1e-9, 0.01, 0.5, 1.0])
 def test_a_call_is_sampled_where_its_number_is_below_the_threshold(share: float) -> None:
     """Many are drawn at once; each is as if drawn alone, in whatever order threads ask, for this share or another."""
-    lots = Lots("k", "1", Policy())
+    lots = CallSampler("k", "1", Policy())
     for ticket in (*range(3000), 10**9, 5, 1023, 1024):
         assert lots.sampled(ticket, share) == (counter_random.element(lots.sample, ticket) < threshold(share))
     assert not lots.sampled(3, 0.0)

@@ -42,7 +42,7 @@ def test_states_are_read(text: str, mode: str) -> None:
 @pytest.mark.parametrize("text", ["offf", "", "route 2", "route -0.1", "route nan", "route x", "full 0.5"])
 def test_wrong_states_are_named(text: str) -> None:
     """What is no state is refused with what is one."""
-    with pytest.raises(CanaryError, match="of a canary"):
+    with pytest.raises(CanaryError, match="canary state"):
         Mode.parse(text, 0.2)
 
 

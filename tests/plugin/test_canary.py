@@ -279,7 +279,7 @@ def test_a_function(project: Project, temporary: Path) -> None:
     ("name", "words"),
     [
         ("release-2", "has no such commit; did you mean 'release-1'?"),
-        ("git:", "names nothing"),
+        ("git:", "has no name"),
         ("python:/nowhere/python", "there is no program /nowhere/python"),
         ("python:.", "is a folder"),
         ("kern/relu", "has no such commit"),
@@ -302,7 +302,7 @@ def test_wrong_use(project: Project) -> None:
     for options, words in (
         (("kern:x", "--fusion-canary-without", "latancy"), "did you mean 'latency'?"),
         (("kern:x", "--fusion-replay", "x.json"), "give one of them"),
-        (("HEAD",), "is in no work tree of git"),
+        (("HEAD",), "is not in a git work tree"),
     ):
         result = project.run("--fusion-canary", *options)
         assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -1,1 +1,1 @@
-"""What many calls and processes showed of a candidate, and the verdict on it."""
+"""Evidence about a candidate from many calls and processes, and the verdict on it."""

@@ -1,4 +1,4 @@
-"""`Chain`: the evidence of one process, put together from the blocks and totals that are left of its log."""
+"""`Chain`: the evidence of one process, from the blocks and totals in what remains of its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_fusion.canary.evidence.evidence_counts import Evidence
 
 
 class Chain:
-    """Pieces may come in any order and more than once; each counts once."""
+    """Adds up pieces of evidence, which may come in any order; a repeated piece counts once."""
 
     def __init__(self, rollout: str) -> None:
         self._rollout = rollout
@@ -18,7 +18,7 @@ class Chain:
         self._last = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """A ``block`` or ``total`` event. One that cannot be read is missing from :meth:`evidence`, which says so."""
+        """Adds a ``block`` or ``total`` event; :meth:`evidence` reports an unreadable one as missing."""
         block = event.get("block")
         if type(block) is not int:
             return
@@ -32,7 +32,7 @@ class Chain:
             self._pieces.setdefault((since, block), (parts, {}))[1][part] = evidence
 
     def evidence(self) -> tuple[Evidence, list[tuple[int, int]]]:
-        """All of it, and which blocks, first and last, are missing."""
+        """The sum of all pieces, and the ranges (first, last) of missing blocks."""
         whole = {span: list(found.values()) for span, (parts, found) in self._pieces.items() if len(found) == parts}
         total, at = Evidence(self._rollout), 0
         missing: list[tuple[int, int]] = []

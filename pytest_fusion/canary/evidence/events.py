@@ -1,4 +1,4 @@
-"""The event log: one JSON line for each event, appended by one process, readable whenever the process is killed."""
+"""`Log`: one JSON line per event, appended by one process and readable even if the process is killed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-# Events that wait for the writer; when it cannot write, the oldest go and their number is kept.
+# Events that wait for the writer; beyond these the oldest are dropped and counted.
 _WAITING = 4096
-# A line is written with one call, so that a reader or a second writer never sees half of one before another.
+# A line is written with one call, so that a reader or a second writer never sees parts of lines mixed.
 _LONGEST = 1 << 16
 
 
 class Log:
-    """Events of one canary in one process. ``add`` never raises and touches no file; ``flush`` never raises.
+    """Logs the events of one canary in one process. ``add`` touches no file; neither ``add`` nor ``flush`` raises.
 
     Without a ``folder`` the events go to the ``publishers`` alone. A file of more than half of ``most_bytes`` is
-    renamed to ``*.1.jsonl`` in place of the one before; where ``shorten`` is given, it is asked to make the file
-    shorter instead. ``publish_errors`` and ``lost`` are counts. Files end in ``suffix`` and are made with ``mode``.
+    renamed to ``*.1.jsonl`` and replaces the one before; if ``shorten`` is given, it shortens the file instead.
+    ``publish_errors`` and ``lost`` are counts. Files end in ``suffix`` and are created with ``mode``.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Log:
         self.begin()
 
     def begin(self) -> None:
-        """A log of this process: empty, with a lock that nobody holds. Called again in a forked child."""
+        """Starts an empty log of this process, with a free lock; a forked child calls it again."""
         self._lock = threading.Lock()
-        # Held from taking what waits until it is in the file: two threads that flush must not write past each other.
+        # Held from taking the events until they are in the file: two flushing threads must not change their order.
         # A publisher may flush.
         self._writing = threading.RLock()
         self._waiting: deque[Event] = deque()
@@ -62,7 +62,7 @@ class Log:
         self.publish_errors = 0
         self.path: Path | None = None
         host = re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname())[:40]
-        # No other process and no later one has it, so evidence that was copied to two places is told from new evidence.
+        # Unique, so that evidence copied to two places is not counted as new.
         self.process = f"{host}.{os.getpid()}.{time.time_ns()}"
         if self._folder is not None:
             slug = re.sub(r"[^A-Za-z0-9_]+", "-", self._name)[:60]
@@ -78,7 +78,7 @@ class Log:
                 self.lost += 1
 
     def flush(self) -> None:
-        """Writes what waits, in order, and tells the publishers. What cannot be written is lost and counted."""
+        """Writes the waiting events, in order, and passes them to the publishers. Counts lost ones."""
         with self._writing:
             with self._lock:
                 events = list(self._waiting)
@@ -94,7 +94,7 @@ class Log:
                 for event in events:
                     try:
                         publisher(event)
-                    except Exception:  # noqa: BLE001 - a publisher's trouble must not become the caller's
+                    except Exception:  # noqa: BLE001 - a publisher's error must not fail the caller
                         self.publish_errors += 1
 
     def _write(self, path: Path, lines: Iterable[bytes]) -> None:
@@ -118,7 +118,7 @@ class Log:
                 written = os.write(handle, line)
                 size += written
                 if written < len(line):
-                    # A full disk took a part: end it, so that the next line is one of its own.
+                    # The disk is full and took a part: end it, so that the next line stays separate.
                     os.write(handle, b"\n")
                     self.lost += 1
         finally:
@@ -138,7 +138,7 @@ def _line(event: Event) -> bytes:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a file, in order; a line cut short by a kill or a full disk is passed over. Raises ``OSError``."""
+    """The events of a file, in order, without lines cut short by a kill or a full disk. Raises ``OSError``."""
     with path.open("rb") as file:
         for line in file:
             try:

@@ -1,4 +1,4 @@
-"""`Evidence`: what one or many processes saw of a rollout, as counts that add up in any order; JSON both ways."""
+"""`Evidence`: observations of a rollout in one or many processes, as counts that add up; JSON both ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCHEMA = 1
 
 
 class Cell(NamedTuple):
-    """Where an observation is counted. ``bucket`` is a class of shapes, few and bounded in number."""
+    """The key under which observations are counted. ``bucket`` is a class of shapes, bounded in number."""
 
     metric: str
     bucket: str
@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often each index of a metric's scale occurred; ``broken`` counts observations that were no number."""
+    """How often each index of a metric's scale occurred; ``broken`` counts observations that were NaN."""
 
     counts: Mapping[int, int] = field(default_factory=dict)
     broken: int = 0
@@ -49,11 +49,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was seen of the rollout ``rollout``.
+    """All observations of a rollout.
 
-    ``calls`` counts, per bucket, every call that the callers made, whichever kernel served it and compared or not: the
-    weight of the bucket. ``tallies`` counts observations. All are whole numbers, so adding is exact: associative and
-    commutative. Evidence is of disjoint observations; the same evidence added twice counts twice.
+    ``calls`` counts all calls of each bucket, whichever kernel served them and compared or not: the weight of the
+    bucket. ``tallies`` counts observations. All are whole numbers, so adding is exact: associative and commutative.
+    Added evidence must be of disjoint observations; the same evidence added twice counts twice.
     """
 
     rollout: str
@@ -61,11 +61,9 @@ class Evidence:
     tallies: Mapping[Cell, Tally] = field(default_factory=dict)
 
     def __add__(self, other: Evidence) -> Evidence:
-        """Raises ``ValueError`` for evidence of another rollout: another candidate, another salt, other rules."""
+        """The sum. Raises ``ValueError`` for evidence of another rollout: another candidate, salt or rules."""
         if self.rollout != other.rollout:
-            raise ValueError(
-                f"evidence of rollout {self.rollout!r} and of {other.rollout!r} is not about one candidate"
-            )
+            raise ValueError(f"evidence of rollouts {self.rollout!r} and {other.rollout!r} cannot be added")
         calls = Counter(self.calls)
         calls.update(other.calls)
         tallies = dict(self.tallies)
@@ -74,7 +72,7 @@ class Evidence:
         return Evidence(self.rollout, dict(sorted(calls.items())), dict(sorted(tallies.items())))
 
     def since(self, earlier: Evidence) -> Evidence:
-        """What was seen after ``earlier``, which this one contains: ``earlier + later.since(earlier) == later``."""
+        """The evidence after ``earlier``, which this one contains: ``earlier + later.since(earlier) == later``."""
         calls = {bucket: count - earlier.calls.get(bucket, 0) for bucket, count in self.calls.items()}
         tallies: dict[Cell, Tally] = {}
         for cell, tally in self.tallies.items():
@@ -86,10 +84,11 @@ class Evidence:
         return Evidence(self.rollout, {bucket: count for bucket, count in calls.items() if count}, tallies)
 
     def buckets(self) -> list[str]:
+        """All buckets with calls or observations, sorted."""
         return sorted({*self.calls, *(cell.bucket for cell in self.tallies)})
 
     def pooled(self, metric: str, arm: Arm = "candidate") -> Tally:
-        """All buckets of a metric together."""
+        """The tally of a metric over all buckets."""
         counts: Counter[int] = Counter()
         broken = 0
         for cell, tally in self.tallies.items():
@@ -115,7 +114,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Unknown keys are left out. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is not evidence."""
+        """Reads what `as_json` made. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for other data."""
         if data["schema"] != _SCHEMA:
             raise ValueError(f"evidence of schema {data['schema']!r}, and {_SCHEMA} is known")
         tallies: dict[Cell, Tally] = {}
@@ -132,7 +131,7 @@ class Evidence:
 class Collector:
     """Counts observations of one process; any number of threads may add.
 
-    ``scales`` has one for each metric that is known. Raises ``KeyError`` for an observation of another one.
+    ``scales`` has the known metrics; an observation of another one raises ``KeyError``.
     """
 
     def __init__(self, rollout: str, scales: Mapping[str, Scale]) -> None:
@@ -144,12 +143,12 @@ class Collector:
         self._broken: Counter[Cell] = Counter()
 
     def call(self, bucket: str, many: int = 1) -> None:
-        """Calls were made, compared or not."""
+        """Counts calls, compared or not."""
         with self._lock:
             self._calls[bucket] += many
 
     def add(self, metric: str, bucket: str, value: float, arm: Arm = "candidate", many: int = 1) -> None:
-        """One observation, or ``many`` alike. NaN is counted as broken; infinities are the end of the scale."""
+        """Counts an observation, or ``many`` equal ones. NaN counts as broken, infinity as the end of the scale."""
         cell = Cell(metric, bucket, arm)
         scale = self._scales[metric]
         with self._lock:
@@ -160,7 +159,7 @@ class Collector:
                 counts[scale.index(value)] += many
 
     def evidence(self) -> Evidence:
-        """All that was counted so far."""
+        """The evidence so far."""
         with self._lock:
             tallies = {
                 cell: Tally(dict(sorted(counts.items())), self._broken[cell])

@@ -1,4 +1,4 @@
-"""`Rollout`: what all processes, of all machines whose logs lie in a folder, saw of one rollout of one canary."""
+"""`Rollout`: the evidence of all processes, on all machines with logs in a folder, about one rollout."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pytest_fusion.canary.live.state import mark_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean, said
 
-# Of what went wrong, so many are shown; all of them are in the logs.
+# Failures that are shown; all of them are in the logs.
 _FAILURES = 5
 
 
 @dataclass(slots=True)
 class Process:
-    """One process: where its canary stands, and when it was heard of last (seconds since the epoch)."""
+    """The state of a canary in one process; ``last`` is the time of its last event (seconds since the epoch)."""
 
     process: str
     pid: int
@@ -37,8 +37,11 @@ class Process:
 
 @dataclass(slots=True)
 class Rollout:
-    """``gaps`` says which evidence is missing; ``served`` counts calls by state and kernel, ``counts`` what was counted
-    in blocks that were read."""
+    """A rollout of one canary in all processes.
+
+    ``gaps`` says which evidence is missing, ``served`` counts calls by state and kernel, ``counts`` has the other
+    counts of the blocks that were read.
+    """
 
     name: str
     rollout: str
@@ -56,8 +59,8 @@ class Rollout:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-class _Making:
-    """One rollout while its events are read."""
+class _RolloutBuilder:
+    """Builds a `Rollout` from its events."""
 
     def __init__(self, name: str, rollout: str) -> None:
         self.rollout = Rollout(name, rollout)
@@ -68,7 +71,7 @@ class _Making:
         self.counts: Counter[str] = Counter()
         self._counted: set[tuple[str, int]] = set()
 
-    def take(self, event: Mapping[str, Any], process: str) -> None:
+    def add(self, event: Mapping[str, Any], process: str) -> None:
         kind, time, found = event["event"], float(event["time"]), self.rollout
         if kind in ("start", "rearm"):
             found.began = min(found.began or time, time)
@@ -89,12 +92,12 @@ class _Making:
             self.chains.setdefault(process, Chain(found.rollout)).add(event)
         if kind == "block" and event.get("part") == 1 and (process, event.get("block")) not in self._counted:
             self._counted.add((process, event["block"]))
-            # What another version wrote may be of another form: then it is shown as nothing, and evidence goes on.
+            # Another version may write other forms of these, which are left out; the evidence still counts.
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 self.served.update({(str(state), str(arm)): int(many) for state, arm, many in event["served"]})
                 self.counts.update({str(what): int(many) for what, many in event["new"].items()})
 
-    def made(self, folder: Path) -> Rollout:
+    def build(self, folder: Path) -> Rollout:
         total, gaps = Evidence(self.rollout.rollout), []
         for process, chain in sorted(self.chains.items()):
             evidence, missing = chain.evidence()
@@ -122,13 +125,13 @@ class _Making:
 
 
 def gather(folder: Path) -> tuple[list[Rollout], list[str]]:
-    """The rollouts in the logs below ``folder``, by name and time, and what files were left out and why.
+    """The rollouts in the logs below ``folder``, by name and time, and a sentence for each file left out.
 
     The last one of each name is ``current``. Raises ``CanaryError`` where there is no such folder.
     """
     if not folder.is_dir():
-        raise CanaryError(f"{folder} is no folder; give the one that Policy(directory=...) names")
-    making: dict[tuple[str, str], _Making] = {}
+        raise CanaryError(f"{folder} is not a folder; give the one that Policy(directory=...) names")
+    making: dict[tuple[str, str], _RolloutBuilder] = {}
     left: list[str] = []
     for path in sorted(folder.rglob("*.jsonl")):
         try:
@@ -138,13 +141,13 @@ def gather(folder: Path) -> tuple[list[Rollout], list[str]]:
             continue
         if not ours:
             left.append(f"{path}: no event of a canary is in it")
-    rollouts = sorted((one.made(folder) for one in making.values()), key=lambda one: (one.name, one.last))
+    rollouts = sorted((one.build(folder) for one in making.values()), key=lambda one: (one.name, one.last))
     last = {one.name: one for one in rollouts}
     return [replace(one, current=last[one.name] is one) for one in rollouts], left
 
 
-def _read(path: Path, making: dict[tuple[str, str], _Making]) -> int:
-    """How many events of canaries the file has."""
+def _read(path: Path, making: dict[tuple[str, str], _RolloutBuilder]) -> int:
+    """Adds the events of a file and returns the number of them that are of canaries."""
     stem = path.name.removesuffix(".jsonl").removesuffix(".1")
     rollouts: dict[str, str] = {}
     many = 0
@@ -153,12 +156,12 @@ def _read(path: Path, making: dict[tuple[str, str], _Making]) -> int:
             continue
         many += 1
         name = event["name"]
-        # Events that do not say their rollout belong to the one that was begun last; before any, to that of the next.
+        # Events without a rollout belong to the one that began last; before the first, they are left out.
         rollout = rollouts[name] = str(event.get("rollout", rollouts.get(name, "")))
         if not rollout:
             continue
         process = str(event.get("process", stem))
-        making.setdefault((name, rollout), _Making(name, rollout)).take(event, process)
+        making.setdefault((name, rollout), _RolloutBuilder(name, rollout)).add(event, process)
     return many
 
 
@@ -167,8 +170,8 @@ def _is_ours(event: Mapping[str, Any]) -> bool:
     return texts and type(event.get("pid")) is int and type(event.get("time")) in (int, float)
 
 
-def chosen(rollouts: list[Rollout], name: str | None, rollout: str | None) -> list[Rollout]:
-    """Those that are asked for: the current ones, or all with this ``rollout``. Raises ``CanaryError`` for none."""
+def select(rollouts: list[Rollout], name: str | None, rollout: str | None) -> list[Rollout]:
+    """The current rollouts, or all with the id ``rollout``, of one or all canaries. Raises ``CanaryError`` for none."""
     if name is not None and name not in {one.name for one in rollouts}:
         raise CanaryError(f"no canary {name!r} has a log here{did_you_mean(name, {one.name for one in rollouts})}")
     named = [one for one in rollouts if name in (None, one.name)]
@@ -181,25 +184,25 @@ def chosen(rollouts: list[Rollout], name: str | None, rollout: str | None) -> li
 
 
 def bounded(evidence: Evidence, most: int) -> Evidence:
-    """The same evidence with at most ``most`` buckets; those of the fewest calls become one.
+    """The same evidence with at most ``most`` buckets; those with the fewest calls are merged.
 
-    Each process keeps within the bound by itself; processes that see other shapes do not do so together.
+    Each process respects the bound by itself, but processes with different shapes may exceed it together.
     """
     if len(evidence.buckets()) <= most:
         return evidence
     by_calls = sorted(evidence.buckets(), key=lambda bucket: (-evidence.calls.get(bucket, 0), bucket))
-    kept = {*[bucket for bucket in by_calls if bucket != OTHERS][: most - 1]}
+    separate = {*[bucket for bucket in by_calls if bucket != OTHERS][: most - 1]}
     total = Evidence(evidence.rollout)
     for bucket, many in evidence.calls.items():
-        total += Evidence(evidence.rollout, {bucket if bucket in kept else OTHERS: many})
+        total += Evidence(evidence.rollout, {bucket if bucket in separate else OTHERS: many})
     for cell, tally in evidence.tallies.items():
-        where = cell if cell.bucket in kept else cell._replace(bucket=OTHERS)
+        where = cell if cell.bucket in separate else cell._replace(bucket=OTHERS)
         total += Evidence(evidence.rollout, {}, {where: tally})
     return total
 
 
 def verdict(rollout: Rollout, rules: Rules = RULES) -> Judgement:
-    """The judge's verdict on all that was seen. A trip is *rollback*; evidence that is missing is an *error*."""
+    """The judge's verdict on a rollout. A trip means *rollback*, missing evidence means *error*."""
     found = judge(bounded(rollout.evidence, rules.most_buckets), rules)
     if rollout.trips:
         return replace(found, decision="rollback", reasons=rollout.trips)

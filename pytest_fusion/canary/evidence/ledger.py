@@ -1,4 +1,4 @@
-"""`Ledger`: what one canary saw in one process, counted without loss, and written to the log as what was new."""
+"""`Ledger`: counts the observations of one canary in one process, and writes new ones to the log."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pytest_fusion.canary.evidence.observation import Observation, metrics_of
 from pytest_fusion.canary.evidence.promotion_rules import Rules
 from pytest_fusion.canary.live.call_counts import Traffic
 
-# Names of counts come with reasons in them, which may be any text.
+# Names of counts contain reasons, which may be any text.
 _MOST_NAMES = 100
 _SUMS = ("comparisons", "failures", "elements", "squared_difference", "squared_incumbent")
-# After so many blocks all of them are written once more as one sum: what a full disk or the rotation of the log took is
-# missing until then, and not for ever.
+# After so many blocks their sum is written too: blocks lost to a full disk or to log rotation are missing only until
+# then.
 BLOCKS_PER_TOTAL = 64
 # Bytes of evidence in a line of the log, which holds 64 KiB.
 _MOST_BYTES = 24_000
 
 
 class Ledger:
-    """Counts of any number of threads, for the rollout that runs.
+    """Counts for the current rollout; any number of threads may add.
 
-    ``traffic`` counts the calls. ``write`` puts what is new into the log: a ``block``, numbered from 1 in each rollout,
-    and now and then a ``total`` of all blocks since 1. Metrics that ``rules`` do not know are not counted.
+    ``traffic`` counts the calls. ``write`` logs what is new as a ``block``, numbered from 1 in each rollout, and now
+    and then a ``total`` of all blocks since 1. Metrics that ``rules`` do not have are not counted.
     """
 
     def __init__(self, log: Log, rollout: str, rules: Rules) -> None:
@@ -36,10 +36,10 @@ class Ledger:
         self.begin(rollout)
 
     def begin(self, rollout: str) -> None:
-        """Nothing was seen: what a forked child begins with."""
+        """Starts empty, as in a new or a forked process."""
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
+        self._logged: Counter[str] = Counter()
         self._publish_errors = 0
         self._restart(rollout)
 
@@ -54,26 +54,28 @@ class Ledger:
         self._served: Counter[tuple[str, str]] = Counter()
 
     def rearm(self, rollout: str) -> None:
-        """Evidence of another rollout from now on; the counts go on."""
+        """Starts the evidence of another rollout; the counts continue."""
         self.write()
         with self._lock:
             self._restart(rollout)
 
     def counts(self) -> dict[str, int]:
+        """All counts of this process, by name."""
         with self._lock:
             return dict(sorted(self._counts.items()))
 
     def evidence(self) -> Evidence:
-        """All that this process saw of the rollout so far."""
+        """The evidence of this process about the rollout so far."""
         with self._lock:
             return self._evidence()[0]
 
     def unverified(self) -> int:
-        """Calls of the rollout that the candidate served and nobody compared."""
+        """The number of the rollout's calls that the candidate served and that were not compared."""
         with self._lock:
             return sum(found.unverified for found in self.traffic.read().values())
 
     def count(self, what: str) -> None:
+        """Adds one to the count of this name."""
         with self._lock:
             self._count(what)
 
@@ -81,24 +83,24 @@ class Ledger:
         self._counts[what if what in self._counts or len(self._counts) < _MOST_NAMES else "others"] += 1
 
     def pass_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> None:
-        """A call in shadow that is not looked at; ``why`` where it should have been."""
+        """Counts a call in shadow that is not compared; ``why`` if it was sampled but skipped."""
         self.traffic.slot("shadow", args, kwargs)
         if why:
             self.count(f"skipped: {why}")
 
     def skip(self, reason: str) -> None:
-        """A call that should have been looked at and was not."""
-        # Numbers in reasons (MiB) would make a count of each.
+        """Counts a call that was sampled but not compared."""
+        # A reason with numbers (MiB) would make a new count for each.
         self.count(f"skipped: {'too large to copy' if reason.startswith('the copies would') else reason[:80]}")
 
     def fell_back(self, reason: str) -> None:
-        """A call that was the candidate's, and that the incumbent served."""
+        """Counts a call that was routed to the candidate and served by the incumbent."""
         with self._lock:
             self._count("fallbacks")
             self._count(f"fallbacks: {reason}")
 
     def observe(self, seen: Observation) -> None:
-        """One run of the candidate, or of the incumbent in its place. Raises ``KeyError`` for an unknown result."""
+        """Counts a run of the candidate, or of the incumbent in its place. ``KeyError`` for an unknown result."""
         metrics = metrics_of(seen.result)
         with self._lock:
             self._count(f"{'compared' if seen.arm == 'candidate' else 'itself'}: {seen.result}")
@@ -115,17 +117,17 @@ class Ledger:
             self._log.add("failure", result=seen.result, bucket=seen.bucket, reason=seen.reason, worst=seen.worst)
 
     def ratio(self, metric: str, bucket: str, value: float, arm: Arm = "candidate") -> None:
-        """A log ratio of candidate to incumbent, or of the incumbent to itself."""
+        """Counts a log ratio of candidate to incumbent, or of the incumbent to itself."""
         if metric in self._rules.scales():
             self._collector.add(metric, bucket, value, arm)
 
     def spend(self, gpu_s: float) -> None:
-        """Seconds of a GPU that went into looking at the candidate."""
+        """Adds GPU seconds that were spent on comparing."""
         with self._lock:
             self._gpu_s += gpu_s
 
     def _evidence(self) -> tuple[Evidence, Counter[tuple[str, str]]]:
-        """Evidence, and calls by state and by the kernel that served them."""
+        """The evidence, and the calls by state and by the kernel that served them."""
         seen = self._collector.evidence()
         calls: Counter[str] = Counter()
         unverified: Counter[str] = Counter()
@@ -137,7 +139,8 @@ class Ledger:
             served[state, "incumbent"] += max(0, found.calls - found.candidate)
         tallies = dict(seen.tallies)
         if "exception" in self._rules.scales():
-            # Nobody looked at their values, but they did not raise: without them the rate would be of those compared.
+            # Their values were not compared, but they did not raise: without them the rate would be of compared calls
+            # only.
             for bucket, many in unverified.items():
                 if many:
                     cell = Cell("exception", bucket)
@@ -145,12 +148,12 @@ class Ledger:
         return Evidence(seen.rollout, dict(sorted(calls.items())), dict(sorted(tallies.items()))), served
 
     def write(self) -> None:
-        """Puts what is new into the log; nothing where nothing is."""
+        """Logs what is new, if anything is."""
         with self._lock:
             evidence, served = self._evidence()
             fresh = evidence.since(self._written)
-            counted = self._counts - self._told
-            # A call under way is the incumbent's until the candidate has served it: what was told is not taken back.
+            counted = self._counts - self._logged
+            # A call under way counts as the incumbent's until the candidate has served it: logged counts never fall.
             arms = served - self._served
             if not (fresh.calls or fresh.tallies or counted):
                 return
@@ -163,7 +166,7 @@ class Ledger:
                 "gpu_s": self._gpu_s,
                 "publish_errors": self._log.publish_errors - self._publish_errors,
             }
-            self._written, self._told, self._sums = evidence, Counter(self._counts), {}
+            self._written, self._logged, self._sums = evidence, Counter(self._counts), {}
             self._served += arms
             self._gpu_s, self._publish_errors = 0.0, self._log.publish_errors
             self._add("block", self._blocks, fresh, facts)
@@ -179,7 +182,7 @@ class Ledger:
 
 
 def _pieces(evidence: Evidence) -> Iterator[Evidence]:
-    """The same evidence in parts of which each fits into a line; one part at least."""
+    """The evidence in one or more parts that each fit into a line of the log."""
     calls, tallies, size = dict(evidence.calls), dict[Cell, Tally](), 0
     for cell, tally in evidence.tallies.items():
         bytes_ = 80 + len(cell.bucket) + 14 * len(tally.counts)

@@ -1,4 +1,4 @@
-"""`Sitting`: the judge told of a candidate's runs one at a time, in a serving process."""
+"""`LiveJudge`: judges a candidate run by run, in a serving process."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.evidence.rollout_judge import judge
 
 
-class Sitting:
-    """Counts runs and asks the judge: at each one that is not ``"ok"``, and at every ``every``-th that is.
+class LiveJudge:
+    """Counts runs, and judges after each one that is not ``"ok"`` and after every ``every``-th that is.
 
-    A skipped run counts as a call that was not compared. Ratios come by ``ratio``; without them the metrics of rules
-    that are ratios have no data, and nothing is promoted. Any number of threads may call: no run is lost, and the judge
-    may be asked one run late. Raises ``ValueError`` for ``every`` under 1.
+    A skipped run counts as a call that was not compared. Ratios are added by ``ratio``; without them the rules' ratio
+    metrics have no data, and nothing is promoted. Any number of threads may call: no run is lost, and the judge may run
+    one observation late. Raises ``ValueError`` for ``every`` under 1.
     """
 
     def __init__(self, rollout: str, rules: Rules = RULES, *, every: int = 500) -> None:
         if every < 1:
-            raise ValueError(f"every is {every}; the judge is asked at every run, every=1, or less often")
+            raise ValueError(
+                f"every is {every}, and must be 1 or more: the judge runs at each observation, every=1, or less often"
+            )
         self._collector = Collector(rollout, rules.scales())
         self._rules = rules
         self._every = every
@@ -27,15 +29,15 @@ class Sitting:
 
     @property
     def evidence(self) -> Evidence:
-        """All that was counted so far."""
+        """The evidence so far."""
         return self._collector.evidence()
 
     def ratio(self, metric: str, bucket: str, value: float, arm: Arm = "candidate") -> None:
-        """A log ratio of candidate to incumbent, or of the incumbent to itself, of one block of calls."""
+        """Adds the log ratio of candidate to incumbent, or of the incumbent to itself, of one block of calls."""
         self._collector.add(metric, bucket, value, arm)
 
     def update(self, observation: Observation) -> Decision:
-        """What the runs so far, this one included, say. Raises ``KeyError`` for a result that nobody knows."""
+        """The decision after all runs, this one included. Raises ``KeyError`` for an unknown result."""
         result, bucket = observation.result, observation.bucket
         found = metrics_of(result)
         self._collector.call(bucket)

@@ -1,4 +1,4 @@
-"""What is seen of a candidate, run by run, and who decides about it."""
+"""`Observation`: the result of one run of a candidate; judges decide by them, run by run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# What needs no second time: no honest kernel does any of it even once.
+# Once is enough for a rollback: no correct kernel does any of these.
 HARD = ("nonfinite", "structure", "inputs", "hang")
 RESULTS = ("ok", "violation", "nonfinite", "structure", "inputs", "error", "hang", "skipped")
-# Results by the metric that they count for: a wrong structure, a changed input and a hang are as little to be seen as a
-# non-finite value.
+# The metric that a result counts for.
 _METRIC = {"violation": "violation", "error": "exception", **dict.fromkeys(HARD, "fault")}
-# A run without result shows nothing of the metrics behind it: what raised has no values that could be compared.
+# The metrics that a run is an observation of: one that raised has no values to compare.
 _REACHED = {
     "exception": ("exception",),
     "fault": ("exception", "fault"),
@@ -22,7 +21,7 @@ _REACHED = {
 
 
 def metrics_of(result: str) -> dict[str, bool]:
-    """The metrics that a run is an observation of, and whether it happened. Raises ``KeyError``: unknown result."""
+    """The metrics that a run is an observation of, and whether each happened. Raises ``KeyError``: unknown result."""
     if result == "skipped":
         return {}
     worse = "" if result == "ok" else _METRIC[result]
@@ -33,11 +32,11 @@ def metrics_of(result: str) -> dict[str, bool]:
 class Observation:
     """One run of the candidate: ``result`` is one of ``RESULTS``, ``bucket`` the class of its shapes.
 
-    ``arm`` is ``"itself"`` where it was the incumbent that ran again, in the candidate's place.
+    ``arm`` is ``"itself"`` where the incumbent ran again in the candidate's place.
 
     ``squared_difference`` and ``squared_incumbent`` are sums over the ``elements`` of the outputs, ``worst`` the
     largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that. ``call``
-    is what was noted of the call, for who keeps disagreements; a judge has no use for it.
+    is the noted call, for writing disagreements; judges do not use it.
     """
 
     result: str
@@ -54,26 +53,26 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``verdict`` is that of ``judge``: ``"rollback"`` trips at once, ``"promote"`` is an advice, all others go on."""
+    """A judge's decision: the verdict ``"rollback"`` trips at once, ``"promote"`` is advice, others continue."""
 
     verdict: str
     reason: str = ""
 
 
 class Judge(Protocol):
-    """Told of every run, one at a time; what it says last counts."""
+    """Sees every run, one at a time; its last decision counts."""
 
     def update(self, observation: Observation) -> Decision:
-        """What the observations so far, this one included, say."""
+        """The decision after all observations, this one included."""
         ...
 
 
 class FirstFaults:
     """Rolls back at the first hard fault, or at ``after`` failures in the last ``window`` runs; never promotes.
 
-    It is told of every run that raised, but of a routed call that did not only where that was verified: ``unseen`` says
-    how many served calls nobody told it of. An error is one in ``window`` runs of all; a violation, which shows in
-    compared runs alone, one in as many of these.
+    It sees every run that raised, but routed calls that did not raise only where they were verified: ``unseen`` gives
+    the number of others. Errors are counted among all runs, and violations, which show in compared runs only, among
+    these.
     """
 
     def __init__(self, after: int, window: int, unseen: Callable[[], int] = lambda: 0) -> None:
@@ -81,32 +80,33 @@ class FirstFaults:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing was seen: another rollout, or a forked child."""
-        self._told = 0
-        # Where among all runs it was an error, among those that it was told of a violation.
+        """Forgets all runs, for another rollout or in a forked child."""
+        self._seen = 0
+        # Positions of errors among all runs, and of violations among those seen.
         self._errors: deque[int] = deque(maxlen=self._after)
         self._violations: deque[int] = deque(maxlen=self._after)
 
     def update(self, observation: Observation) -> Decision:
+        """The decision after all observations, this one included."""
         if observation.result == "skipped":
             return Decision("hold", "not run")
         if observation.result in HARD:
             return Decision("rollback", f"{observation.result}: {observation.reason}")
-        self._told += 1
+        self._seen += 1
         if observation.result == "ok":
             return Decision("hold")
-        ran = self._told + self._unseen()
+        ran = self._seen + self._unseen()
         if observation.result == "violation":
-            self._violations.append(self._told)
+            self._violations.append(self._seen)
         else:
             self._errors.append(ran)
         errors = sum(ran - at < self._window for at in self._errors)
-        violations = sum(self._told - at < self._window for at in self._violations)
+        violations = sum(self._seen - at < self._window for at in self._violations)
         if errors + violations < self._after:
             return Decision("hold")
-        told = min(self._window, ran if errors else self._told)
+        runs = min(self._window, ran if errors else self._seen)
         return Decision(
             "rollback",
-            f"{errors + violations} failures in the last {told} runs of the candidate, where fewer than "
+            f"{errors + violations} failures in the last {runs} runs of the candidate, where fewer than "
             f"{self._after} are allowed; the last: {observation.result}: {observation.reason}",
         )

@@ -1,4 +1,4 @@
-"""`Prometheus`: the canaries of a process as metrics for Prometheus, by ``prometheus_client``."""
+"""`Prometheus`: exports the canaries of a process as metrics, by ``prometheus_client``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.live.mode import STATES, Mode
 from pytest_fusion.errors import CanaryError
 
-# What is exported: name, kind, labels. No label has more values than there are canaries, states, or words here.
+# Name, kind and labels of each exported metric. The values of labels are bounded: canaries, states, words here.
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "fusion_canary_calls_total": ("counter", ("op", "arm", "mode")),
     "fusion_canary_comparisons_total": ("counter", ("op", "result")),
@@ -29,21 +29,21 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 _HELP = {
     "fusion_canary_calls_total": "Calls by the kernel that served them and the state of the canary.",
-    "fusion_canary_comparisons_total": "Runs of the candidate by what came of them.",
-    "fusion_canary_fallbacks_total": "Calls that were the candidate's and that the incumbent served.",
+    "fusion_canary_comparisons_total": "Runs of the candidate by result.",
+    "fusion_canary_fallbacks_total": "Calls routed to the candidate that the incumbent served instead.",
     "fusion_canary_error_ratio": "Error of the candidate as a multiple of the incumbent's, of one call.",
     "fusion_canary_latency_ratio": "Latency of the candidate as a multiple of the incumbent's, of a block of pairs.",
-    "fusion_canary_shadow_gpu_seconds_total": "GPU time that went into looking at the candidate.",
+    "fusion_canary_shadow_gpu_seconds_total": "GPU time that was spent on comparing the kernels.",
     "fusion_canary_weight_ratio": "Share of the requests that go to the candidate.",
     "fusion_canary_state": "1 for the state that the canary is in.",
-    "fusion_canary_info": "1 for the rollout that runs.",
-    "fusion_canary_publish_errors_total": "Events that a publisher did not take.",
+    "fusion_canary_info": "1 for the current rollout.",
+    "fusion_canary_publish_errors_total": "Events that a publisher raised an error for.",
 }
 _BOUNDS = {
     "fusion_canary_error_ratio": (0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0),
     "fusion_canary_latency_ratio": (0.8, 0.9, 0.95, 0.97, 0.99, 1.0, 1.01, 1.03, 1.05, 1.1, 1.25),
 }
-# A result of another form, and an argument that was changed, are results that are wrong.
+# Results of another form and changed arguments count as wrong results.
 _RESULTS = {
     "ok": "ok",
     "violation": "violation",
@@ -77,22 +77,22 @@ class Prometheus:
             ) from error
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Takes an event of a canary's log. Raises what is wrong with it, which the canary counts."""
+        """Takes an event of a canary's log. Raises for an invalid one, which the canary counts."""
         op, kind = event["name"], event["event"]
         if kind in ("start", "rearm"):
-            self._begin(op)
-            self._inform(op, (event["rollout"], event["incumbent"], event["candidate"]))
-            self._stand(op, event["state"])
+            self._create_series(op)
+            self._set_info(op, (event["rollout"], event["incumbent"], event["candidate"]))
+            self._set_state(op, event["state"])
         elif kind == "state":
-            self._stand(op, event["now"])
+            self._set_state(op, event["now"])
         elif kind == "trip":
-            self._stand(op, "tripped")
+            self._set_state(op, "tripped")
         elif kind == "block":
             self._count(op, event)
             self._observe(op, event)
 
-    def _begin(self, op: str) -> None:
-        """Series that are there from the start: the first event of a kind is an increase, and no data is a fault."""
+    def _create_series(self, op: str) -> None:
+        """Creates all series at 0, so that the first event shows as an increase and missing data as a fault."""
         series: dict[str, Iterable[tuple[str, ...]]] = {
             "calls_total": itertools.product(("incumbent", "candidate"), ("shadow", "route", "full")),
             "comparisons_total": ((result,) for result in sorted({*_RESULTS.values()})),
@@ -104,18 +104,18 @@ class Prometheus:
             for labels in many:
                 self._metrics[f"fusion_canary_{name}"].labels(op, *labels)
 
-    def _inform(self, op: str, labels: tuple[str, ...]) -> None:
+    def _set_info(self, op: str, labels: tuple[str, ...]) -> None:
         before = self._infos.get(op)
         if before is not None and before != labels:
             self._metrics["fusion_canary_info"].labels(op, *before).set(0)
         self._infos[op] = labels
         self._metrics["fusion_canary_info"].labels(op, *labels).set(1)
 
-    def _stand(self, op: str, state: str) -> None:
+    def _set_state(self, op: str, state: str) -> None:
         mode = Mode("off") if state == "tripped" else Mode.parse(state, 0.0)
-        standing = "tripped" if state == "tripped" else mode.state
+        current = "tripped" if state == "tripped" else mode.state
         for name in _STATES:
-            self._metrics["fusion_canary_state"].labels(op, name).set(name == standing)
+            self._metrics["fusion_canary_state"].labels(op, name).set(name == current)
         self._metrics["fusion_canary_weight_ratio"].labels(op).set(mode.share)
 
     def _count(self, op: str, event: Mapping[str, Any]) -> None:
@@ -149,5 +149,5 @@ def _metric(name: str, registry: CollectorRegistry) -> Any:
         return Counter(name.removesuffix("_total"), _HELP[name], labels, registry=registry)
     if kind == "histogram":
         return Histogram(name, _HELP[name], labels, buckets=_BOUNDS[name], registry=registry)
-    # Of several processes behind one port: a state is shown that any of those alive is in.
+    # With several processes behind one port, every state of a live process is shown.
     return Gauge(name, _HELP[name], labels, registry=registry, multiprocess_mode="livemax")

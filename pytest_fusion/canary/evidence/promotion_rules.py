@@ -1,4 +1,4 @@
-"""`Metric` and `Rules`: what a candidate must show before it is promoted, and what sends it back."""
+"""`Metric` and `Rules`: what a candidate must show to be promoted, and what rolls it back."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pytest_fusion.canary.evidence.sequential import RATE, Scale
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
 
-# What it means that a metric is worse: back at once; not promoted; nothing (a dry run).
+# What a worse metric means: rollback at once; no promotion; nothing (a dry run).
 Role = Literal["critical", "ordinary", "muted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One thing that is observed of calls, where more is worse, as a mean.
+    """A quantity of calls whose mean is judged; more is worse.
 
     ``scale`` is ``RATE`` for events per call, else that of log ratios of candidate to incumbent, one a block of calls.
 
-    Worse: the mean is shown to be above ``acceptable``; that may be after few observations. Good enough: shown to be
-    below ``limit`` over all calls, and below ``bucket_limit`` in each bucket of some traffic, where there is less to
-    show it with; not asked before ``fewest`` observations, ``fewest_in_bucket`` in a bucket. ``itself``: how far from 0
-    the incumbent beside itself may be, 0 for no such test; to promote takes ``fewest_itself`` observations of it.
+    Worse: the mean is shown to be above ``acceptable``, possibly after few observations. Good enough: shown to be below
+    ``limit`` over all calls, and below ``bucket_limit`` in each bucket of some traffic, which has fewer observations;
+    not judged before ``fewest`` observations, ``fewest_in_bucket`` in a bucket. ``itself``: how far from 0 the
+    incumbent compared with itself may be, 0 for no test; promotion takes ``fewest_itself`` observations of it.
     """
 
     name: str
@@ -55,14 +55,15 @@ class Metric:
         return self.scale == RATE
 
 
-# A latency beyond 25 % either way counts as 25 %: evidence comes the faster the shorter the scale, and one interrupt
-# may not decide. Blocks have some 20 calls; 50 of them are Kayenta's least number of points.
+# A latency beyond 25 % either way counts as 25 %: a shorter scale gives evidence faster, and one interrupt must not
+# decide. Blocks have some 20 calls; 50 of them are Kayenta's least number of points.
 LATENCY = Scale(-0.25, 0.25, 0.001)
 ERROR = Scale(-math.log(4), math.log(4), math.log(4) / 200)
 METRICS = (
-    # Never to be seen: non-finite where the incumbent is finite, writes outside, other results at each call.
+    # No correct kernel has any: non-finite where the incumbent is finite, another structure, changed inputs, hangs.
     Metric("fault", RATE, "critical", 0.0, 1e-4, 0.02, 300, 300),
-    # Beyond the tolerance that was calibrated offline. One in 10,000 is not promoted; one in 100,000 is not sent back.
+    # Beyond the tolerance that was calibrated offline. One in 10,000 is not promoted; one in 100,000 is not rolled
+    # back.
     Metric("violation", RATE, "critical", 1e-5, 1e-4, 0.02, 300, 300, itself=1e-5),
     Metric("exception", RATE, "critical", 1e-4, 1e-3, 0.02, 300, 300),
     Metric("error_ratio", ERROR, "ordinary", math.log(1.25), math.log(1.25), math.log(1.5), 50, 10),
@@ -72,14 +73,13 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How much may go wrong, over a whole rollout and however often one looks.
+    """Metrics and error probabilities, which hold for a whole rollout, however often it is judged.
 
-    ``back`` is the probability that a candidate with nothing wrong is sent back; it is shared by all metrics and
-    buckets. ``promoted`` bounds the probability that one is promoted of which any one metric is not below its limit:
-    all of them must be shown to be, so none needs a share (Berger, Technometrics 24, 1982). ``wrong_machine`` is the
-    probability that a sound measurement fails its A/A test. ``most_buckets`` is the size of the family, fixed before
-    anything is seen. ``traffic`` is the share of calls from which on a bucket must pass by itself; ``broken`` the share
-    of observations that may be no number.
+    ``back`` is the probability that a correct candidate is rolled back, shared by all metrics and buckets.
+    ``promoted`` bounds the probability that a candidate is promoted with a metric above its limit: every metric must be
+    shown to be below, so none needs a share (Berger, Technometrics 24, 1982). ``wrong_machine`` is the probability that
+    a sound measurement fails its A/A test. ``most_buckets`` is the size of the family, fixed in advance. ``traffic`` is
+    the share of calls from which on a bucket must pass by itself; ``broken`` the share of observations that may be NaN.
     """
 
     metrics: tuple[Metric, ...] = METRICS
@@ -92,8 +92,8 @@ class Rules:
 
     def __post_init__(self) -> None:
         names = [metric.name for metric in self.metrics]
-        if not self.asked or len(set(names)) < len(names):
-            raise ValueError(f"metrics need names of their own, and one must not be muted: {names}")
+        if not self.active or len(set(names)) < len(names):
+            raise ValueError(f"metrics need different names, and at least one must not be muted: {names}")
         for name in ("back", "promoted", "wrong_machine", "traffic", "broken"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, and it is a share between 0 and 1")
@@ -101,8 +101,8 @@ class Rules:
             raise ValueError(f"most_buckets is {self.most_buckets}; every call is in a bucket")
 
     @property
-    def asked(self) -> tuple[Metric, ...]:
-        """The metrics that have a say."""
+    def active(self) -> tuple[Metric, ...]:
+        """The metrics that count for the verdict."""
         return tuple(metric for metric in self.metrics if metric.role != "muted")
 
     def scales(self) -> dict[str, Scale]:
@@ -114,7 +114,7 @@ RULES = Rules()
 
 
 def without(rules: Rules, names: Sequence[str]) -> Rules:
-    """The same rules with these metrics muted: reported, and asked about no more. Raises ``CanaryError``."""
+    """The same rules with these metrics muted: reported, but not judged. Raises ``CanaryError``."""
     known = [metric.name for metric in rules.metrics]
     for name in names:
         if name not in known:

@@ -1,6 +1,6 @@
-"""The verdict on a candidate from what was seen so far: promote, hold, rollback, error or nodata, with its reasons.
+"""`judge`: the verdict on a candidate from its evidence: promote, hold, rollback, error or nodata, with reasons.
 
-May be asked at any time, and as often as one likes: `sequential` is valid at every look.
+It may be called at any time and any number of times: the statistics of `sequential` hold at every look.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pytest_fusion.canary.evidence.promotion_rules import RULES, Metric, Role, R
 from pytest_fusion.canary.evidence.sequential import above, below, clean_calls, in_percent, interval, mean, percent
 
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
-# pass: good enough, and as much was shown. open: not yet known. nodata: fewer observations than are needed.
+# pass: shown to be good enough. open: not yet known. nodata: fewer observations than needed.
 Status = Literal["pass", "better", "worse", "open", "nodata", "error"]
-# An observed share of a bucket under this part of its traffic makes the mean over all calls one over other calls.
+# A bucket whose share of observations is below this part of its share of traffic distorts the mean over all calls.
 _FAIR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known of one metric, in one bucket or, with ``bucket`` ``None``, over all calls.
+    """The judgement of one metric, in one bucket or, with ``bucket=None``, over all calls.
 
-    ``estimate`` is the mean of what was ``seen``, NaN for nothing; ``low`` and ``high`` are the ends of its interval,
-    valid at every look, or NaN where they were not asked for. ``share`` is the bucket's part of all calls.
+    ``estimate`` is the mean of the ``seen`` observations, NaN for none; ``low`` and ``high`` are the ends of its
+    interval, valid at every look, or NaN if not requested. ``share`` is the bucket's part of all calls.
     """
 
     metric: str
@@ -41,7 +41,7 @@ class Finding:
     reason: str
 
     def as_json(self) -> dict[str, Any]:
-        """NaN is ``None``: JSON has none."""
+        """The finding in JSON types, with ``None`` for NaN."""
         data = {name: getattr(self, name) for name in self.__slots__}
         for name in ("estimate", "low", "high"):
             data[name] = None if math.isnan(data[name]) else float(data[name])
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict on rollout ``rollout``; ``reasons`` are those findings in words that made it."""
+    """The verdict on a rollout; ``reasons`` are the sentences of the findings that decided it."""
 
     rollout: str
     decision: Decision
@@ -67,28 +67,28 @@ class Judgement:
 
 
 def judge(evidence: Evidence, rules: Rules = RULES, *, intervals: bool = True) -> Judgement:
-    """What to do with the candidate now.
+    """The verdict on the candidate now.
 
-    *rollback*: a critical metric is worse, over all calls or in one bucket alone. *error*: the measurement or the
-    counts cannot be trusted, so nothing is promoted. *nodata*: no calls, or most metrics have fewer observations than
-    they need. *hold*: an ordinary metric is worse, or something that must be shown is not yet. *promote*: every metric
-    is good enough over all calls and in each bucket of some traffic. ``intervals=False`` leaves those of the findings
-    out; they are most of the work and no decision rests on them.
+    *rollback*: a critical metric is worse, over all calls or in one bucket. *error*: the measurement or the counts
+    cannot be trusted, so nothing is promoted. *nodata*: no calls, or most metrics have fewer observations than needed.
+    *hold*: an ordinary metric is worse, or something is not yet shown. *promote*: every metric is good enough over all
+    calls and in each bucket of some traffic. ``intervals=False`` leaves out the intervals of the findings, which take
+    most of the time and decide nothing.
     """
     total = sum(evidence.calls.values())
     findings = list(_findings(evidence, rules, total, intervals))
-    asked = [finding for finding in findings if finding.role != "muted"]
-    worse = [one for one in asked if one.status == "worse"]
+    active = [finding for finding in findings if finding.role != "muted"]
+    worse = [one for one in active if one.status == "worse"]
     back = [one for one in worse if one.role == "critical"]
-    wrong = [*_inconsistent(evidence, rules), *(one.reason for one in asked if one.status == "error")]
-    empty = [one for one in asked if one.bucket is None and one.status == "nodata"]
+    wrong = [*_inconsistent(evidence, rules), *(one.reason for one in active if one.status == "error")]
+    empty = [one for one in active if one.bucket is None and one.status == "nodata"]
     if back:
         return _answer(evidence, "rollback", [one.reason for one in back], findings)
     if wrong:
         return _answer(evidence, "error", wrong, findings)
-    if not total or 2 * len(empty) > len(rules.asked):
+    if not total or 2 * len(empty) > len(rules.active):
         return _answer(evidence, "nodata", [one.reason for one in empty] or ["no calls were counted"], findings)
-    needed = [one for one in asked if one.bucket is None or one.share >= rules.traffic]
+    needed = [one for one in active if one.bucket is None or one.share >= rules.traffic]
     waiting = [*worse, *(one for one in needed if one.status in ("open", "nodata"))]
     if waiting:
         return _answer(evidence, "hold", [one.reason for one in waiting], findings)
@@ -110,7 +110,7 @@ def _inconsistent(evidence: Evidence, rules: Rules) -> Iterator[str]:
         )
     for cell, tally in sorted(evidence.tallies.items()):
         if cell.metric not in known:
-            yield f"{cell.metric!r} was observed, and the rules do not know it; they know {', '.join(sorted(known))}"
+            yield f"{cell.metric!r} is a metric that the rules do not have; they have {', '.join(sorted(known))}"
         elif max(tally.counts, default=0) >= known[cell.metric].size:
             yield f"{cell.metric}: counts are not on its scale; were they made under other rules?"
         if cell.arm == "candidate" and tally.seen and not evidence.calls.get(cell.bucket):
@@ -144,9 +144,9 @@ def _findings(evidence: Evidence, rules: Rules, total: int, intervals: bool) -> 
 
 
 def _distrusted(metric: Metric, pooled: Tally, evidence: Evidence, rules: Rules) -> str:
-    """Why no observation of the metric counts, if so."""
+    """Why the metric's observations cannot be trusted; empty if they can."""
     if pooled.broken > rules.broken * (pooled.broken + pooled.seen):
-        return f"{pooled.broken} of {pooled.broken + pooled.seen} observations are no number; is the comparison broken?"
+        return f"{pooled.broken} of {pooled.broken + pooled.seen} observations are NaN; is the comparison broken?"
     itself = evidence.pooled(metric.name, "itself")
     if not metric.itself or any(index >= metric.scale.size for index in itself.counts):
         return ""
@@ -173,7 +173,7 @@ def _untested(metric: Metric, evidence: Evidence) -> str:
 
 
 def _lopsided(metric: Metric, evidence: Evidence, rules: Rules, total: int) -> str:
-    """Which bucket has too small a part of the observations for the mean over all of them to be that of the traffic."""
+    """A bucket with too few of the observations for their mean to be that of the traffic, as a sentence."""
     seen = evidence.pooled(metric.name).seen
     for bucket, calls in sorted(evidence.calls.items()):
         share = calls / total
@@ -197,7 +197,7 @@ def _finding(
     held: str,
     untested: str,
 ) -> Finding:
-    """``held`` is why nothing is shown to be good enough yet, ``untested`` why nobody can be blamed either."""
+    """``held`` is why nothing can be shown to be good enough yet, ``untested`` why not to be worse either."""
     limit, fewest = (metric.limit, metric.fewest) if bucket is None else (metric.bucket_limit, metric.fewest_in_bucket)
     counts, scale, seen = tally.counts, metric.scale, tally.seen
     enough = math.log(1 / rules.promoted)

@@ -1,4 +1,4 @@
-"""Evidence about a mean that may be looked at after every observation: betting on binned, bounded values.
+"""Tests and intervals for a mean that hold after every observation: betting on binned, bounded values.
 
 A gambler who starts with 1 and bets that the mean is above ``m`` gets, for an observation ``x`` of at least ``low``,
 ``(x - low) / (m - low)`` for each coin that he stakes and keeps the rest. Where the mean is at most ``m``, whatever
@@ -28,13 +28,13 @@ _STAKES = 2.0 ** -np.arange(21)
 # Half of the coins are on the highest stake. For a rate below a limit that is the rule of three, looked at all the
 # time: with no event, log(2 / alpha) / limit observations are enough. The others share the rest equally.
 _SHARES = np.array([0.5] + [0.5 / 20] * 20)
-# One value in so many that lies at an end of the scale makes the mean a bound; single ones are interrupts.
+# If one value in so many is at an end of the scale, the mean is only a bound; single ones are interrupts.
 _CLIPPED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The values that are counted: ``low``, ``low + step``, ... up to ``high``.
+    """The grid of counted values: ``low``, ``low + step``, ... up to ``high``.
 
     A mean of rounded values is off by half a step at most. Raises ``ValueError`` where steps do not end at ``high``.
     """
@@ -53,9 +53,9 @@ class Scale:
         return round((self.high - self.low) / self.step) + 1
 
     def index(self, value: float) -> int:
-        """Which value stands for this one; infinities are clipped. Raises ``ValueError`` for NaN."""
+        """The index of the nearest value of the grid; infinities are clipped. Raises ``ValueError`` for NaN."""
         if math.isnan(value):
-            raise ValueError("NaN is no value")
+            raise ValueError("NaN is not on a scale")
         return round((min(max(value, self.low), self.high) - self.low) / self.step)
 
     def value(self, index: int) -> float:
@@ -78,14 +78,14 @@ def in_percent(ratio: float) -> str:
 
 
 def percent(counts: Mapping[int, int], scale: Scale) -> str:
-    """The mean of log ratios in per cent, and on which side of it the true one lies where many were clipped.
+    """The mean of log ratios in per cent, with "at least" or "at most" where many were clipped.
 
-    A candidate thirty times slower was told as +28.4 %, which is where the scale ends and nothing that was measured.
+    Without these words a candidate thirty times slower would show as +28.4 %, the end of the scale.
     """
     low, high, total = counts.get(0, 0), counts.get(scale.size - 1, 0), sum(counts.values())
     bound = "at least " if high > low else "at most " if low > high else ""
-    told = in_percent(mean(counts, scale))
-    return bound + told if _CLIPPED * abs(high - low) >= total else told
+    shown = in_percent(mean(counts, scale))
+    return bound + shown if _CLIPPED * abs(high - low) >= total else shown
 
 
 def above(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
@@ -101,7 +101,7 @@ def above(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
 
 
 def below(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
-    """As :func:`above`, that the mean is below ``bound``."""
+    """The same as :func:`above`, for a mean below ``bound``."""
     if bound >= scale.high:
         top = scale.size - 1
         return math.inf if any(index < top and count for index, count in counts.items()) else 0.0
@@ -109,12 +109,12 @@ def below(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
 
 
 def interval(counts: Mapping[int, int], scale: Scale, alpha: float) -> tuple[float, float]:
-    """The means that are not refuted: it ever excludes the true one in at most ``alpha`` of all streams.
+    """A confidence interval of the mean: it ever excludes the true one in at most ``alpha`` of all streams.
 
     Raises ``ValueError`` for an ``alpha`` that is no probability.
     """
     if not 0 < alpha < 1:
-        raise ValueError(f"alpha is {alpha}, and it is a probability between 0 and 1")
+        raise ValueError(f"alpha is {alpha}, and must be a probability between 0 and 1")
     needed = math.log(2 / alpha)
     centre = mean(counts, scale)
     if math.isnan(centre):
@@ -126,24 +126,24 @@ def interval(counts: Mapping[int, int], scale: Scale, alpha: float) -> tuple[flo
 
 
 def clean_calls(limit: float, alpha: float) -> int:
-    """How many observations without an event show that its rate is below ``limit``."""
+    """The number of observations without an event that shows its rate to be below ``limit``."""
     return math.ceil(math.log(2 / alpha) / -math.log1p(-limit))
 
 
 def _refuted(refutes: Callable[[float], bool], outer: float, inner: float) -> float:
-    """The end of what is refuted between ``outer`` and ``inner``; ``outer`` where nothing is."""
+    """The end of the refuted range between ``outer`` and ``inner``; ``outer`` where nothing is refuted."""
     unit = inner - outer
-    # In shares of the way on a logarithmic grid: a rate of 10^-6 is as well resolved as one of one half.
-    refuted, kept = 0.0, 1.0
+    # Bisects on a logarithmic grid, which resolves a rate of 10^-6 as well as one of one half.
+    refuted, open_ = 0.0, 1.0
     if unit == 0 or not refutes(outer + unit * 1e-12):
         return outer
     refuted = 1e-12
     for _ in range(60):
-        middle = math.sqrt(refuted * kept)
+        middle = math.sqrt(refuted * open_)
         if refutes(outer + unit * middle):
             refuted = middle
         else:
-            kept = middle
+            open_ = middle
     return outer + unit * refuted
 
 
@@ -159,7 +159,7 @@ def _log_payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]
         return np.asarray(np.log((1 - _STAKES[:, None]) + _STAKES[:, None] * np.maximum(gain, 0.0)[None, :]))
 
 
-# A judge asks about the same few bounds at every look.
+# A judge needs the same few bounds at every look.
 @functools.lru_cache(maxsize=64)
 def _payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]:
     return _log_payoffs(scale, bound, up=up)

@@ -1,4 +1,4 @@
-"""Where rollouts stand, for people and for programs: states, counts, a row for each bucket, and the judge's verdict."""
+"""The status of rollouts as text and JSON: states, counts, a row for each bucket, and the judge's verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_fusion.canary.evidence.rollout_judge import Judgement
 from pytest_fusion.canary.evidence.sequential import percent
 
 _SCHEMA = 1
-# Of processes and of buckets; the rest is summed up in a line.
+# Rows of processes and of buckets; the rest is summed up in a line.
 _ROWS = 20
 _REASONS = 12
 _HEADER = ("bucket", "calls", "share", "compared", "violations", "exceptions", "faults", "error", "latency", "itself")
@@ -54,13 +54,13 @@ def _rollout_json(one: Rollout, judgement: Judgement | None) -> dict[str, Any]:
 def lines(one: Rollout, judgement: Judgement | None, rules: Rules, now: float) -> Iterator[str]:
     """A rollout as text; ``now`` is in seconds since the epoch."""
     states = Counter(process.state for process in one.processes.values())
-    standing = ", ".join(f"{state} in {many}" for state, many in sorted(states.items()))
+    listed = ", ".join(f"{state} in {many}" for state, many in sorted(states.items()))
     yield f"{one.name}, rollout {one.rollout}: {one.incumbent} -> {one.candidate}"
-    yield f"  processes: {standing}"
+    yield f"  processes: {listed}"
     newest = sorted(one.processes.values(), key=lambda process: -process.last)
     yield from (f"    {_process(process, now)}" for process in newest[:_ROWS])
     if len(newest) > _ROWS:
-        yield f"    and {len(newest) - _ROWS} that were heard of before"
+        yield f"    and {len(newest) - _ROWS} processes with older events"
     served = ", ".join(f"{arm} {many:,} in {state}" for (state, arm), many in one.served.items() if many)
     yield f"  calls: {served or 'none'}"
     if one.counts:
@@ -77,7 +77,7 @@ def lines(one: Rollout, judgement: Judgement | None, rules: Rules, now: float) -
 
 
 def _process(process: Process, now: float) -> str:
-    return f"{process.process}  {process.state}  heard of {max(0.0, now - process.last):,.0f} s ago"
+    return f"{process.process}  {process.state}  last event {max(0.0, now - process.last):,.0f} s ago"
 
 
 def _table(evidence: Evidence, rules: Rules) -> Iterator[str]:

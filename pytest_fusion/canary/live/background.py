@@ -1,4 +1,4 @@
-"""The one thread of a process that looks after its canaries: files, clocks and results, off the hot path."""
+"""The one background thread of a process, for files, clocks and results of its canaries, off the hot path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Tended(Protocol):
-    """What is looked after. ``tend`` must not block for long; what it raises is dropped."""
+    """An object with background work. ``tend`` must not block for long; what it raises is dropped."""
 
     @property
     def interval_s(self) -> float: ...
@@ -31,7 +31,7 @@ _Refs = list["weakref.ref[Tended]"]
 
 
 def add(one: Tended) -> None:
-    """Looks after ``one`` until it is removed or forgotten."""
+    """Calls ``one.tend`` every ``interval_s``, until it is removed or garbage collected."""
     global _thread
     with _lock:
         _tended.add(one)
@@ -58,7 +58,7 @@ def _loop() -> None:
             one = ref()
             if one is not None:
                 shortest = min(shortest, one.interval_s)
-                # A fault of ours must not end the thread that could still roll back.
+                # An error here must not end the thread that can still roll back.
                 with contextlib.suppress(Exception):
                     one.tend()
             del one
@@ -67,7 +67,7 @@ def _loop() -> None:
 
 
 def _after_fork() -> None:
-    """A child has no thread of ours, and locks as they stood: it begins anew."""
+    """Restarts the thread with new locks: a forked child has no thread, and its locks may be held."""
     global _lock, _wake, _thread
     _lock, _wake, _thread = threading.Lock(), threading.Event(), None
     for one in list(_tended):
@@ -77,7 +77,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """What waits to be written is written by a process that ends in peace."""
+    """Writes what is pending when a process ends normally."""
     for ref in _refs():
         one = ref()
         if one is not None:

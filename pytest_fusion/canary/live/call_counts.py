@@ -1,4 +1,4 @@
-"""`Traffic`: how many calls of which shapes were made, and which kernel served them; counted without a lock."""
+"""`Traffic`: counts calls by class of shapes and by the kernel that served them, without a lock."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
-from torch.nn import Parameter
+from pytest_fusion.canary.live.calls.arguments import bucket_of, shapes_of
 
-from pytest_fusion.canary.live.calls.copies import tensors_in
-from pytest_fusion.canary.live.calls.signature import MOST_TENSORS, bucket_of
-
-# The bucket of calls whose class came after the last one that has a bucket of its own.
+# The bucket for calls of all classes that came after the bound was reached.
 OTHERS = "others"
-# Exact shapes whose bucket is remembered; where sequences have any length there is no end of them.
+# Exact shapes whose bucket is cached; sequences of any length would make them endless.
 _MOST_KEYS = 4096
-_PLAIN = frozenset((int, float, bool, str, type(None)))
-_LONGEST = 1 + 2 * MOST_TENSORS
 
 
 class Ticker:
-    """A count that any number of threads raise by ``up()``: one step of the interpreter, which loses none.
-
-    ``read`` is for one reader at a time.
-    """
+    """A counter that any number of threads raise by ``up()``, one atomic step; ``read`` is for one thread at a time."""
 
     __slots__ = ("_count", "_peeks", "up")
 
@@ -41,7 +32,7 @@ class Ticker:
 
 
 class Slot:
-    """Where a call is counted. ``unverified``: served by the candidate, and nobody compared what it returned."""
+    """The counters of one bucket in one state. ``unverified`` calls were served by the candidate and not compared."""
 
     __slots__ = ("bucket", "calls", "candidate", "unverified")
 
@@ -51,7 +42,7 @@ class Slot:
 
 
 class Calls(NamedTuple):
-    """Calls of one bucket in one state; the candidate served ``candidate`` of them, ``unverified`` of those unseen."""
+    """Numbers of one bucket in one state: all calls, those the candidate served, and of these those not compared."""
 
     calls: int
     candidate: int
@@ -59,7 +50,7 @@ class Calls(NamedTuple):
 
 
 class Traffic:
-    """At most ``most`` buckets, the last of them for all others. ``slot`` is called by any thread, ``read`` by one."""
+    """Counts in at most ``most`` buckets, the last for all others. Any thread may call ``slot``, one ``read``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -69,13 +60,13 @@ class Traffic:
         self._buckets: set[str] = set()
 
     def slot(self, state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slot:
-        """Where this call, made in ``state``, is counted; it is counted as a call by this."""
+        """Counts this call, made in ``state``, and returns its counters."""
         try:
-            key = _key(state, args, kwargs)
+            key = state, shapes_of(args, kwargs)
             found = self._known.get(key)
             if found is None:
                 found = self._new(key, state, bucket_of(args, kwargs))
-        except Exception:  # noqa: BLE001 - tensors whose sizes are no numbers (nested ones): no call may fail for it
+        except Exception:  # noqa: BLE001 - counting must not fail a call, e.g. for nested tensors without sizes
             found = self._new(state, state, OTHERS)
         found.calls.up()
         return found
@@ -93,30 +84,10 @@ class Traffic:
             return slot
 
     def read(self) -> dict[tuple[str, str], Calls]:
-        """By state and bucket, so far."""
+        """The counts so far, by state and bucket."""
         with self._lock:
             slots = dict(self._slots)
         return {
             where: Calls(slot.calls.read(), slot.candidate.read(), slot.unverified.read())
             for where, slot in sorted(slots.items())
         }
-
-
-def _key(state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
-    """What ``bucket_of`` looks at, as it is: cheaper to compare than to round up and to write as text.
-
-    Asked of every call, so types are compared: ``isinstance`` asks torch's metaclass, 70 ns for what is no tensor. Of
-    the 0.8 us that a call of two tensors takes to be counted, shapes and dtypes are 0.35.
-    """
-    parts: list[object] = [state]
-    append = parts.append
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        kind = type(value)
-        if kind is Tensor or kind is Parameter:
-            append(value.shape)
-            append(value.dtype)
-        elif kind not in _PLAIN:
-            for tensor in tensors_in(value):
-                append(tensor.shape)
-                append(tensor.dtype)
-    return tuple(parts) if len(parts) <= _LONGEST else tuple(parts[:_LONGEST])

@@ -1,4 +1,4 @@
-"""What a disagreement in production leaves behind: a replay file for the spec's test, or a recorded call."""
+"""`Disagreements`: writes calls on which the kernels disagreed as replay files or recorded calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 
 from pytest_fusion.canary.evidence.events import Log
 from pytest_fusion.canary.evidence.observation import Observation
-from pytest_fusion.canary.live.calls.signature import bucket_of
+from pytest_fusion.canary.live.calls.arguments import bucket_of
 from pytest_fusion.canary.recording import recorded_file
-from pytest_fusion.canary.recording.call_json import Binding, Described
+from pytest_fusion.canary.recording.call_json import Binding, DescribedCall
 from pytest_fusion.canary.recording.matching import UnmatchedError, match
 from pytest_fusion.canary.recording.recordings import write_replay
 from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles
@@ -26,29 +26,28 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import said
 
 FOLDER = "finds"
-# A bug shows in a few inputs; the twenty-first says nothing new. Of all buckets together, files for one look.
+# A bug shows in a few inputs; more of them add nothing. `_MOST` is for all buckets together.
 MOST_PER_BUCKET = 20
 _MOST = 500
 _WAITING = 64
 _MOST_BYTES = 16 << 20
 _MOST_TENSOR_BYTES = 256 << 20
-# The check that says in a test what was seen here.
+# The check of a test that would report the same.
 _CHECKS = {"structure": "structure", "inputs": "inputs", "error": "error", "hang": "crash"}
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Look:
+class NotedCall:
     """The inputs of a comparison, before the kernels ran on them."""
 
     bucket: str
-    call: Described
+    call: DescribedCall
 
 
-class Finds:
-    """The disagreements of one canary in one process, in the folder ``finds`` below
-    ``folder``; without one nothing is looked at.
+class Disagreements:
+    """Writes the disagreements of one canary in one process to ``folder / "finds"``; without a folder, nothing.
 
-    Nothing here raises. ``written`` and ``lost`` are counts, ``troubles`` say why something was lost.
+    No method raises. ``written`` and ``lost`` are counts, ``troubles`` has the reasons for losses.
     """
 
     def __init__(
@@ -59,22 +58,22 @@ class Finds:
         spec: FusionSpec | None,
         *,
         keep_bytes: float = 0.0,
-        tell: Callable[..., None] = lambda kind, **facts: None,
+        log: Callable[..., None] = lambda kind, **facts: None,
     ) -> None:
         self._name = name
         self._binding = Binding(function)
         self._folder = None if folder is None else folder / FOLDER
         self._spec = spec
         self._keep_bytes = keep_bytes
-        self._tell = tell
+        self._report = log
         self._log = Log(name, self._folder, _MOST_BYTES, suffix=recorded_file.SUFFIX, mode=PRIVATE)
         self.begin()
 
     def begin(self) -> None:
-        """Nothing was found yet: what a forked child begins with."""
+        """Starts empty, as in a new or a forked process."""
         self._log.begin()
-        self._waiting: deque[tuple[Observation, Look]] = deque()
-        self._looks: weakref.WeakSet[Look] = weakref.WeakSet()
+        self._waiting: deque[tuple[Observation, NotedCall]] = deque()
+        self._looks: weakref.WeakSet[NotedCall] = weakref.WeakSet()
         self._found: Counter[str] = Counter()
         self._tending = threading.RLock()
         self._holding = threading.RLock()
@@ -84,8 +83,8 @@ class Finds:
         self.written = self.lost = 0
         self.troubles: Counter[str] = Counter()
 
-    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look | None:
-        """What is noted of a call before it is known whether the kernels agree on it; waits for no device."""
+    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NotedCall | None:
+        """Notes a call before it is known whether the kernels agree on it; waits for no device."""
         if self._folder is None:
             return None
         try:
@@ -94,13 +93,13 @@ class Finds:
                 return None
             # Comparisons wait by the hundred; the copies that wait with them are bounded as those on disk.
             room = _MOST_TENSOR_BYTES - self._held() if self._keep_bytes else 0
-            found = Described(self._binding(args, kwargs), keep_bytes=max(min(self._keep_bytes, room), 0.0))
-            look = Look(bucket, found)
+            found = DescribedCall(self._binding(args, kwargs), keep_bytes=max(min(self._keep_bytes, room), 0.0))
+            look = NotedCall(bucket, found)
             if found.held_bytes:
                 with self._holding:
                     self._looks.add(look)
             return look
-        except Exception as error:  # noqa: BLE001 - what cannot be described is compared all the same
+        except Exception as error:  # noqa: BLE001 - a call that cannot be described is still compared
             self._trouble(error)
             return None
 
@@ -109,9 +108,9 @@ class Finds:
             return sum(look.call.held_bytes for look in self._looks)
 
     def add(self, seen: Observation) -> None:
-        """Takes note of a comparison that came to its end."""
+        """Queues a finished comparison, if the kernels disagreed."""
         look = seen.call
-        if seen.result in ("ok", "skipped") or not isinstance(look, Look):
+        if seen.result in ("ok", "skipped") or not isinstance(look, NotedCall):
             return
         if len(self._waiting) >= _WAITING:
             self.lost += 1
@@ -119,7 +118,7 @@ class Finds:
         self._waiting.append((seen, look))
 
     def tend(self) -> None:
-        """Writes what has arrived from the devices: what one of them never ends is left behind."""
+        """Writes the disagreements whose numbers have arrived from the device."""
         with self._tending:
             for _ in range(len(self._waiting)):
                 seen, look = self._waiting.popleft()
@@ -128,7 +127,7 @@ class Finds:
                         self._waiting.append((seen, look))
                     elif self._found[look.bucket] < MOST_PER_BUCKET:
                         self._write(seen, look)
-                except Exception as error:  # noqa: BLE001 - a find that cannot be kept must not end the thread
+                except Exception as error:  # noqa: BLE001 - a write that fails must not end the thread
                     self.lost += 1
                     self._trouble(error)
             lost = self._log.lost
@@ -139,7 +138,7 @@ class Finds:
         if len(self.troubles) < 20:
             self.troubles[said(error)[:80]] += 1
 
-    def _write(self, seen: Observation, look: Look) -> None:
+    def _write(self, seen: Observation, look: NotedCall) -> None:
         assert self._folder is not None
         number = self._found[look.bucket]
         self._found[look.bucket] += 1
@@ -153,9 +152,9 @@ class Finds:
         }
         if self._tensors is not None and (held := look.call.tensors):
             try:
-                kept = self._tensors.keep(held)
-                event |= {} if kept is None else {"tensors": kept}
-            except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the rest is kept
+                file = self._tensors.keep(held)
+                event |= {} if file is None else {"tensors": file}
+            except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the rest is written
                 self._trouble(error)
         if self._spec is not None:
             try:
@@ -168,7 +167,7 @@ class Finds:
                 path = write_replay(
                     matched.case, self._spec, self._folder, check=check, mode=PRIVATE, made=_made(event)
                 )
-                self._tell("find", bucket=look.bucket, result=seen.result, replay=str(path), notes=matched.notes)
+                self._report("find", bucket=look.bucket, result=seen.result, replay=str(path), notes=matched.notes)
                 self.written += 1
                 return
         self._log.add("find", **event)
@@ -176,7 +175,7 @@ class Finds:
 
 
 def _made(event: dict[str, Any]) -> dict[str, Any]:
-    """Where the kernels disagreed, as replay files tell it; of a CPU nothing that would matter."""
+    """The device and versions for a replay file; empty for calls on a CPU."""
     if all(node.get("device") != "cuda" for node in event["arguments"].values()):
         return {}
     return {"lane": "cuda", "device_name": torch.cuda.get_device_name(), "torch": torch.__version__}

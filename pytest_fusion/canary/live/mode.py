@@ -19,16 +19,16 @@ class Mode:
 
     @classmethod
     def parse(cls, text: str, share: float) -> Mode:
-        """``"off"``, ``"shadow"``, ``"route"``, ``"route 0.05"`` or ``"full"``; ``share`` where none is said.
+        """``"off"``, ``"shadow"``, ``"route"``, ``"route 0.05"`` or ``"full"``; ``share`` where the text has none.
 
         Raises ``CanaryError``.
         """
         word, _, rest = str(text).strip().lower().replace(":", " ").replace("=", " ").partition(" ")
         rest = rest.strip()
         if word not in STATES:
-            raise CanaryError(f"state {str(text)!r} of a canary is not known{did_you_mean(word, STATES)}")
+            raise CanaryError(f"unknown canary state {str(text)!r}{did_you_mean(word, STATES)}")
         if rest and word != "route":
-            raise CanaryError(f"state {str(text)!r} of a canary: only route takes a share, as in 'route 0.05'")
+            raise CanaryError(f"canary state {str(text)!r}: only route takes a share, as in 'route 0.05'")
         if word != "route":
             return cls(word, 1.0 if word == "full" else 0.0)
         try:
@@ -36,7 +36,7 @@ class Mode:
         except ValueError:
             part = -1.0
         if not 0 <= part <= 1:
-            raise CanaryError(f"state {str(text)!r} of a canary: the share must be from 0 to 1, as in 'route 0.05'")
+            raise CanaryError(f"canary state {str(text)!r}: the share must be from 0 to 1, as in 'route 0.05'")
         return cls(word, part)
 
     @property
@@ -44,7 +44,7 @@ class Mode:
         return STATES.index(self.state), self.share
 
     def held_by(self, other: Mode) -> Mode:
-        """The more careful of the two."""
+        """The more cautious of the two modes."""
         return min(self, other, key=lambda mode: mode._reach)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""`PatientFile`: a small text file, read by a thread of its own, for a disk on a network may never answer."""
+"""`PatientFile`: a small text file, read in its own thread because a network disk may never answer."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class _Reading(threading.Thread):
 
 
 class PatientFile:
-    """For one thread at a time. ``patience_s`` is how long ``read`` waits for the disk."""
+    """A file that is read with a time limit, ``patience_s``; for one thread at a time."""
 
     def __init__(self, path: Path, patience_s: float = 1.0) -> None:
         self._path, self._patience_s = path, patience_s
         self._reading: _Reading | None = None
 
     def read(self) -> str:
-        """The text. Raises ``OSError``, ``TimeoutError`` among them where the disk does not answer, and ``ValueError``.
+        """The text. Raises ``ValueError`` and ``OSError``, as ``TimeoutError`` where the disk does not answer.
 
-        While one reading waits no other is begun; once it has ended the next call has what it read.
+        A reading that takes longer goes on, and the next call returns what it read.
         """
         if self._reading is None:
             self._reading = _Reading(self._path)

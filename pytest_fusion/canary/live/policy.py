@@ -1,4 +1,4 @@
-"""`Policy`: how far a candidate may go, what may be spent on looking at it, and when it is sent back."""
+"""`Policy`: how far a candidate may go, what comparing it may cost, and when it is rolled back."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ _WAYS = ("request", "process")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a canary may do. Raises :class:`~pytest_fusion.errors.CanaryError` for values that cannot be meant.
+    """What a canary may do. Raises :class:`~pytest_fusion.errors.CanaryError` for impossible values.
 
     ``state`` is where it starts: ``"off"``, ``"shadow"``, ``"route"`` or ``"full"``. Shares are of calls, 0 to 1:
     ``share`` goes to the candidate in ``route``, ``shadow`` is compared in ``shadow``, ``verify`` of what the candidate
     served is compared afterwards. ``timed`` of the calls that are compared in shadow are timed: both kernels run once
-    more, on copies. On average all of it takes ``gpu_share`` of a GPU's time at most; 1 is no limit.
+    more, on copies. On average this takes at most ``gpu_share`` of a GPU's time; 1 is no limit.
 
-    ``by`` says what is routed: each request, or the whole process (``replica`` names it; without, host and process id
-    do). ``rollout`` and ``salt`` are part of the hash: equal in all processes, so is the share. A trip holds for its
-    ``rollout``.
+    ``by`` says what is routed: each request, or the whole process (named by ``replica``, by default by host and process
+    id). ``rollout`` and ``salt`` are part of the hash: use the same in all processes, or the shares differ. A trip
+    holds for its ``rollout``.
 
-    ``writes`` names the arguments that either kernel writes, ``()`` for none; ``None`` for not known: then every routed
-    call keeps a copy of all its tensors to fall back on. ``scratch`` names those whose contents mean nothing later.
-    ``tolerance`` is the difference allowed between the two kernels; ``None`` takes four or so roundings of the dtype.
+    ``writes`` names the arguments that either kernel writes, ``()`` for none. ``None`` means unknown: every routed call
+    then copies all its tensors, so that it can fall back on the incumbent. ``scratch`` names arguments whose contents
+    do not matter afterwards. ``tolerance`` is the allowed difference between the two kernels; ``None`` allows about
+    four roundings of the dtype.
 
-    ``trip_after`` failures in ``trip_window`` runs of the candidate send it back. ``timeout_s`` is how long one run may
-    take, compilation included. ``memory_mib`` bounds the copies of a call. ``file`` is read each ``interval_s``; one
-    that can no longer be read means off after ``stale_s``. ``directory`` gets the event log (at most twice ``log_mib``)
-    and the mark of a trip; and, in ``finds``, what it takes to make such inputs again as the kernels disagree on: up to
-    20 calls of each class of shapes, with ``keep_tensors`` the tensors themselves.
+    ``trip_after`` failures in ``trip_window`` runs of the candidate roll it back. ``timeout_s`` limits one run,
+    compilation included. ``memory_mib`` limits the copies of a call. ``file`` is read every ``interval_s``; when it can
+    no longer be read, the canary is off after ``stale_s``. ``directory`` gets the event log (at most twice
+    ``log_mib``), the mark of a trip and, in ``finds``, the calls on which the kernels disagreed: up to 20 of each class
+    of shapes, as files that reproduce them; with ``keep_tensors``, the tensors themselves.
     """
 
     state: str = "shadow"
@@ -90,7 +91,7 @@ class Policy:
 
     @property
     def mode(self) -> Mode:
-        """The mode it starts in."""
+        """The mode in which a canary starts."""
         return Mode.parse(self.state, self.share)
 
     def _wrong(self, name: str, expected: str) -> CanaryError:

@@ -1,4 +1,4 @@
-"""`canary`: one callable in front of two kernels, used like the one that is there today."""
+"""`canary`: one callable in front of two kernels, called like the one in production."""
 
 from __future__ import annotations
 
@@ -22,19 +22,24 @@ from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.evidence.rollout_judge import judge as weigh
 from pytest_fusion.canary.live import background
 from pytest_fusion.canary.live.call_counts import Slot
-from pytest_fusion.canary.live.calls.call import devices_of, poisoned, recorded, versions_of
-from pytest_fusion.canary.live.calls.captures import beside_captures
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
-from pytest_fusion.canary.live.calls.forms import VARYING, Forms
+from pytest_fusion.canary.live.calls.arguments import (
+    context_lost,
+    devices_of,
+    names_of,
+    signature_of,
+    tensors_in,
+    versions_of,
+)
+from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of
 from pytest_fusion.canary.live.calls.generators import Generators
-from pytest_fusion.canary.live.calls.signature import named, signature_of
 from pytest_fusion.canary.live.comparing.measures import Measures
 from pytest_fusion.canary.live.comparing.pending import Comparisons
-from pytest_fusion.canary.live.comparing.result_compare import form, structure
-from pytest_fusion.canary.live.disagreements import Finds
+from pytest_fusion.canary.live.comparing.result_compare import VARYING, Forms, form, structure
+from pytest_fusion.canary.live.disagreements import Disagreements
 from pytest_fusion.canary.live.mode import OFF
 from pytest_fusion.canary.live.policy import Policy
-from pytest_fusion.canary.live.sharing import Lots, current
+from pytest_fusion.canary.live.sharing import CallSampler, current
 from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.tensor_files import need_safetensors
@@ -43,9 +48,9 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
 
 ARMS = ("incumbent", "candidate")
-# After the candidate found no memory in shadow, it is left alone for so many seconds.
+# Seconds without comparisons after the candidate ran out of memory in shadow.
 _PAUSE_S = 600.0
-# In place of a result: the other kernel returned none.
+# The other kernel returned no result.
 _NOTHING = object()
 _ONLY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_only", default=None)
 
@@ -61,13 +66,13 @@ def canary(
     spec: FusionSpec | None = None,
     publishers: Sequence[Callable[[Mapping[str, Any]], object]] = (),
 ) -> Canary:
-    """A callable to put where ``incumbent`` stands; ``candidate`` takes the same arguments.
+    """A callable that replaces ``incumbent`` and routes calls between it and ``candidate``.
 
-    ``judge`` is told of every run of the candidate and may send it back; by default it looks for faults alone. With
-    ``rules`` what this process has seen is judged at each interval as well. With ``spec`` the errors of both kernels
-    are measured, now and then, by the spec's reference, and calls that the kernels disagree on are kept in
-    ``policy.directory`` as replay files for its test. ``publishers`` are called with each event, in the background.
-    Raises ``CanaryError``.
+    ``candidate`` takes the same arguments. ``judge`` sees every run of the candidate and may roll it back; the default
+    one looks for faults only. With ``rules`` the evidence of this process is also judged at each interval. With
+    ``spec`` the errors of both kernels are measured, now and then, against the spec's reference, and calls on which
+    the kernels disagree are written to ``policy.directory`` as replay files for its test. ``publishers`` are called
+    with each event, in the background. Raises ``CanaryError``.
     """
     if not isinstance(name, str) or not name.strip() or any(sign in name for sign in ":#*\n"):
         raise CanaryError(f"canary({name!r}): expected a name without ':', '#', '*' or line ends, as 'rms_norm'")
@@ -111,8 +116,8 @@ class Canary:
         self._most_bytes = policy.memory_mib * 2**20
         folder = None if policy.directory is None else Path(policy.directory)
         self._log = Log(name, folder, int(policy.log_mib * 2**20), publishers)
-        kept = self._most_bytes if policy.keep_tensors else 0.0
-        self._finds = Finds(name, incumbent, folder, spec, keep_bytes=kept, tell=self._log.add)
+        tensor_bytes = self._most_bytes if policy.keep_tensors else 0.0
+        self._disagreements = Disagreements(name, incumbent, folder, spec, keep_bytes=tensor_bytes, log=self._log.add)
         self._control = Control(name, policy, lambda message: self._log.add("config", reason=message))
         self._watchdog = Watchdog(policy.timeout_s)
         self._comparisons = Comparisons(policy.tolerance, policy.writes, policy.scratch, policy.timeout_s)
@@ -143,7 +148,7 @@ class Canary:
         return active(args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bound like a function, where it stands for a method."""
+        """Binds like a function, so that a canary can replace a method."""
         return self if instance is None else functools.partial(self, instance)
 
     @property
@@ -156,7 +161,7 @@ class Canary:
         return "tripped" if self._control.tripped is not None else str(self._mode)
 
     def status(self) -> dict[str, Any]:
-        """What happened so far, in JSON types. ``calls`` are those while the canary was not off."""
+        """Counts so far, in JSON types. ``calls`` are those while the canary was not off."""
         with self._lock:
             calls = next(self._tickets) - self._peeks
             self._peeks += 1
@@ -168,26 +173,26 @@ class Canary:
                 "calls": calls,
                 "counts": self._ledger.counts(),
                 "waiting": len(self._comparisons),
-                "finds": self._finds.written,
+                "finds": self._disagreements.written,
                 "log": None if self._log.path is None else str(self._log.path),
                 "lost_events": self._log.lost,
                 "publish_errors": self._log.publish_errors,
             }
 
     def evidence(self) -> Evidence:
-        """What this process saw of the rollout so far, as the judge takes it."""
+        """The evidence of this process for the current rollout, as the judge takes it."""
         return self._ledger.evidence()
 
     def set_state(self, state: str | None) -> None:
-        """``"off"``, ``"shadow"``, ``"route 0.05"``, ``"full"``; ``None`` takes back what was said. Holds at once.
+        """Sets ``"off"``, ``"shadow"``, ``"route 0.05"`` or ``"full"`` at once; ``None`` removes the setting.
 
-        What the environment or the file says still holds it back, and so does a trip. Raises ``CanaryError``.
+        The environment, the file and a trip can still be more restrictive. Raises ``CanaryError``.
         """
         self._control.call(state)
         self._apply()
 
     def trip(self, reason: str) -> None:
-        """Back to the incumbent at once, until :meth:`rearm`."""
+        """Switches back to the incumbent at once, until :meth:`rearm`."""
         if self._control.trip(reason):
             self._log.add("trip", rollout=self._control.rollout, reason=reason)
             self._apply()
@@ -195,7 +200,7 @@ class Canary:
             self._log.flush()
 
     def rearm(self, rollout: str) -> None:
-        """Begins another rollout: a trip is forgotten, the counts and the log go on. Raises ``CanaryError``."""
+        """Starts another rollout: clears a trip and continues the counts and the log. Raises ``CanaryError``."""
         self._control.rearm(rollout)
         self._ledger.rearm(rollout)
         self._measures.clear()
@@ -206,7 +211,7 @@ class Canary:
 
     @beside_captures()
     def refresh(self) -> None:
-        """Reads environment, file and finished comparisons now; a thread does so every ``interval_s``."""
+        """Reads environment, file and finished comparisons; a thread does this every ``interval_s``."""
         hung = self._watchdog.look()
         if hung:
             self.trip(f"hang: {hung} calls of the candidate ran for more than {self.policy.timeout_s:g} s")
@@ -215,7 +220,7 @@ class Canary:
         self._control.look()
         self._apply()
         self._measures.look()
-        self._finds.tend()
+        self._disagreements.tend()
         self._ledger.write()
         self._log.flush()
         if self._rules is not None and self._control.tripped is None:
@@ -226,17 +231,17 @@ class Canary:
     tend = refresh
 
     def at_exit(self) -> None:
-        """Writes what waits; no state is read any more, for a file that does not answer would hold up the exit."""
-        self._finds.tend()
+        """Writes what is pending. Reads no state, because a file that does not answer would delay the exit."""
+        self._disagreements.tend()
         self._ledger.write()
         self._log.flush()
 
     def after_fork(self) -> None:
-        """In a forked child: locks that nobody holds, counts and a log of its own."""
+        """Gives a forked child free locks, and counts and a log of its own."""
         self._lock = threading.RLock()
         self._control.after_fork()
         self._log.begin()
-        self._finds.begin()
+        self._disagreements.begin()
         self._comparisons.clear()
         self._watchdog.clear()
         self._ledger.begin(self._control.rollout)
@@ -247,16 +252,16 @@ class Canary:
         self._draw()
 
     def close(self) -> None:
-        """The incumbent from now on, and nobody looks after it any more."""
+        """Calls only the incumbent from now on, and stops the background work."""
         background.remove(self)
         self._control.call("off")
         self.refresh()
 
     @contextmanager
     def only(self, arm: str) -> Iterator[None]:
-        """Calls inside go to one kernel as it is, uncompared: to capture one CUDA graph for each.
+        """Sends the calls inside to one kernel, without comparing: to capture one CUDA graph for each.
 
-        Off and tripped still mean the incumbent. Raises ``CanaryError`` for what is neither kernel.
+        Off and tripped still mean the incumbent. Raises ``CanaryError`` for any other name.
         """
         if arm not in ARMS:
             raise CanaryError(f"only({arm!r}): expected 'incumbent' or 'candidate'")
@@ -267,12 +272,14 @@ class Canary:
             _ONLY.reset(token)
 
     def decide(self, key: object) -> str:
-        """Which kernel serves the request ``key``, ``"incumbent"`` or ``"candidate"``: to choose among two graphs."""
-        return "candidate" if self._active is not None and self._lots.serves(self._mode, str(key), 0) else "incumbent"
+        """Which kernel serves the request ``key``, ``"incumbent"`` or ``"candidate"``: to choose between two graphs."""
+        return (
+            "candidate" if self._active is not None and self._sampler.serves(self._mode, str(key), 0) else "incumbent"
+        )
 
     def _draw(self) -> None:
-        self._lots = Lots(self.name, self._control.rollout, self.policy)
-        self._measures.seed(self._lots.sample)
+        self._sampler = CallSampler(self.name, self._control.rollout, self.policy)
+        self._measures.seed(self._sampler.sample)
 
     def _apply(self) -> None:
         with self._lock:
@@ -289,14 +296,14 @@ class Canary:
         only = _ONLY.get()
         if only is not None or torch.compiler.is_compiling():
             return self._arm(only)(*args, **kwargs)
-        looked = self._lots.sampled(ticket, self.policy.shadow)
-        why = self._measures.barred(args, kwargs) if looked else ""
+        looked = self._sampler.sampled(ticket, self.policy.shadow)
+        why = self._measures.why_not(args, kwargs) if looked else ""
         if looked and not why:
             return self._shadowed(args, kwargs, self._ledger.traffic.slot("shadow", args, kwargs), ticket)
         try:
             return self._incumbent(*args, **kwargs)
         finally:
-            # When the call is under way: the device need not wait for it (5 us on an H200's host).
+            # After the launch, so that the device does not wait for the counting (5 us on an H200's host).
             self._ledger.pass_by(args, kwargs, why)
 
     def _arm(self, arm: str | None) -> Callable[..., Any]:
@@ -310,7 +317,7 @@ class Canary:
         if recorded():
             return self._recorded(args, kwargs, ticket)
         slot = self._ledger.traffic.slot(self._mode.state, args, kwargs)
-        if not self._lots.serves(self._mode, current(), ticket):
+        if not self._sampler.serves(self._mode, current(), ticket):
             return self._incumbent(*args, **kwargs)
         signature = signature_of(args, kwargs)
         known = self._forms.get(signature)
@@ -318,9 +325,9 @@ class Canary:
             if self._forms.full:
                 self._ledger.count("not routed")
                 return self._incumbent(*args, **kwargs)
-            # Nobody knows yet what such a call returns: the incumbent says it.
+            # The first call of its kind: the incumbent shows what it returns.
             return self._shadowed(args, kwargs, slot, ticket)
-        verify = self._lots.sampled(ticket, self.policy.verify) and self._measures.budget.open
+        verify = self._sampler.sampled(ticket, self.policy.verify) and self._measures.budget.open
         return self._routed(args, kwargs, slot, known, verify)
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any], ticket: int) -> Any:
@@ -331,7 +338,7 @@ class Canary:
                 "process, Policy(by='process'), or record both, under kernel.only('incumbent') and under "
                 "kernel.only('candidate'), and replay the one that kernel.decide(request_id) names"
             )
-        return self._arm("candidate" if self._lots.serves(self._mode, None, ticket) else None)(*args, **kwargs)
+        return self._arm("candidate" if self._sampler.serves(self._mode, None, ticket) else None)(*args, **kwargs)
 
     def _shadowed(self, args: tuple[Any, ...], kwargs: dict[str, Any], slot: Slot, ticket: int) -> Any:
         """The incumbent's result; the candidate runs after it, on copies."""
@@ -347,7 +354,7 @@ class Canary:
                         failed = self._measures.take(chosen, slot.bucket, (result, other), copies, before)
                         if failed is not None:
                             self._observe(failed)
-        except Exception as error:  # noqa: BLE001 - the caller has its result; ours is to be noted, not to be raised
+        except Exception as error:  # noqa: BLE001 - the caller has its result; our error is counted, not raised
             self._ledger.skip(said(error))
         return result
 
@@ -355,7 +362,7 @@ class Canary:
     def _prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], only: Sequence[str] | None
     ) -> tuple[Copies | None, Generators | None]:
-        """Copies and generators to run another kernel with; ``None`` where that is not possible now, which is noted."""
+        """Copies and generators for running the other kernel; ``None`` (and counted) where that is not possible now."""
         if only is None and (self._comparisons.full or self._clock() < self._paused_until):
             self._ledger.skip("the device is behind" if self._comparisons.full else "paused after it found no memory")
             return None, None
@@ -364,15 +371,15 @@ class Canary:
             return copies, Generators(devices_of(args, kwargs))
         except CannotCopyError as error:
             self._ledger.skip(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever keeps us from looking keeps nobody from being served
+        except Exception as error:  # noqa: BLE001 - a comparison that fails must not fail the call
             self._ledger.skip(said(error))
         return None, None
 
     @beside_captures()
     def _beside(self, result: Any, copies: Copies, before: Generators, bucket: str, *, copied: str) -> Any:
-        """Runs the other kernel on the copies, as if it had been called instead, and compares; what it returned."""
+        """Runs the other kernel on the copies, as if it had been called instead; compares and returns its result."""
         after = Generators(devices_of(copies.args, copies.kwargs))
-        call = self._finds.look(copies.args, copies.kwargs)
+        call = self._disagreements.note(copies.args, copies.kwargs)
         try:
             before.put_back()
             with torch.no_grad():
@@ -383,7 +390,7 @@ class Canary:
         except CandidateHungError:
             self._observe(Observation("hang", bucket, f"ran for over {self.policy.timeout_s:g} s in shadow", call=call))
             return _NOTHING
-        except Exception as error:  # noqa: BLE001 - what the candidate raises is what we are here to see
+        except Exception as error:  # noqa: BLE001 - what the candidate raises is an observation
             if out_of_memory(error):
                 self._paused_until = self._clock() + _PAUSE_S
                 self._ledger.skip("no memory for it")
@@ -402,7 +409,7 @@ class Canary:
         return other
 
     def _routed(self, args: tuple[Any, ...], kwargs: dict[str, Any], slot: Slot, known: object, verify: bool) -> Any:
-        """The candidate's result, or the incumbent's on the inputs as they came."""
+        """The candidate's result, or where it fails the incumbent's on the original inputs."""
         writes = self.policy.writes
         copies, before = self._prepared(args, kwargs, None if verify else writes)
         if copies is None and verify:
@@ -416,7 +423,7 @@ class Canary:
         result: Any = None
         try:
             result = self._watchdog.run(self._candidate, args, kwargs)
-        except (CandidateHungError, Exception) as error:  # noqa: BLE001 - whatever it is, there is the incumbent
+        except (CandidateHungError, Exception) as error:  # noqa: BLE001 - the incumbent serves the call instead
             failure = error
         if failure is None and (known is VARYING or form(result) == known):
             self._ledger.count("served by the candidate")
@@ -430,24 +437,11 @@ class Canary:
             except Exception as error:  # noqa: BLE001 - as in shadow
                 self._ledger.skip(said(error))
             return result
-        if failure is not None and poisoned(args, kwargs):
+        if failure is not None and context_lost(args, kwargs):
             self.trip(f"error: the candidate destroyed the CUDA context: {said(failure)}")
             raise failure
-        return self._fallen_back(args, kwargs, slot.bucket, copies, before, versions, failure, result)
-
-    def _fallen_back(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        bucket: str,
-        copies: Copies,
-        before: Generators,
-        versions: list[tuple[torch.Tensor, int]],
-        failure: BaseException | None,
-        result: Any,
-    ) -> Any:
-        kept = {id(tensor) for tensor in tensors_in([self._kept(args, kwargs)])}
-        changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in kept]
+        restored = {id(tensor) for tensor in tensors_in([self._restored(args, kwargs)])}
+        changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in restored]
         if changed:
             what = said(failure) if failure is not None else f"it returned {structure(result)}"
             reason = (
@@ -455,11 +449,17 @@ class Canary:
                 f"that writes={self.policy.writes!r} does not name, so the incumbent cannot run on what came in. Name "
                 "them, or leave writes=None"
             )
-            self._observe(Observation("inputs", bucket, reason))
+            self._observe(Observation("inputs", slot.bucket, reason))
             raise CanaryError(reason) from failure
         copies.restore()
         before.put_back()
-        call = self._finds.look(args, kwargs)
+        return self._fall_back(args, kwargs, slot.bucket, failure, result)
+
+    def _fall_back(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bucket: str, failure: BaseException | None, result: Any
+    ) -> Any:
+        """The incumbent's result, after the candidate failed or returned ``result`` in another form."""
+        call = self._disagreements.note(args, kwargs)
         served = self._incumbent(*args, **kwargs)
         hung = isinstance(failure, CandidateHungError)
         self._ledger.fell_back("hang" if hung else "error" if failure is not None else "structure")
@@ -474,7 +474,7 @@ class Canary:
             self._observe(Observation("structure", bucket, reason, call=call))
         return served
 
-    def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _restored(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         writes = self.policy.writes
         return [value for name, value in self._names(args, kwargs).items() if writes is None or name in writes]
 
@@ -483,10 +483,10 @@ class Canary:
         if seen.arm == "itself":
             return
         with self._lock:
-            self._finds.add(seen)
+            self._disagreements.add(seen)
             try:
                 decision = self._judge.update(seen)
-            except Exception as error:  # noqa: BLE001 - a judge that breaks decides nothing, and is heard
+            except Exception as error:  # noqa: BLE001 - a judge that raises decides nothing; the log has it
                 self._ledger.count("judge errors")
                 self._log.add("judge-error", reason=said(error))
                 return
@@ -494,6 +494,12 @@ class Canary:
             self.trip(decision.reason)
 
     def _begun(self, event: str) -> None:
-        arms = {"incumbent": named(self._incumbent), "candidate": named(self._candidate)}
+        arms = {"incumbent": _location(self._incumbent), "candidate": _location(self._candidate)}
         rollout, tripped = self._control.rollout, self._control.tripped
         self._log.add(event, rollout=rollout, state=self.state, tripped=tripped, **arms)
+
+
+def _location(kernel: Callable[..., Any]) -> str:
+    """Where a kernel is defined, as ``"package.module:function"``, for the log."""
+    name = getattr(kernel, "__qualname__", type(kernel).__qualname__)
+    return f"{getattr(kernel, '__module__', '?')}:{name}"

@@ -1,4 +1,4 @@
-"""Which request a call belongs to, which share of all it falls into, and which kernel it is bound to."""
+"""Which request a call belongs to, and so which kernel serves it and whether it is compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fusion.canary.live.mode import Mode
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.case import counter_random
 
-# Calls that are drawn for at once: 0.5 us a call when each was drawn alone, a third of what a canary in shadow took.
+# Random numbers are made for so many calls at once: one by one they took 0.5 us a call, a third of a canary in shadow.
 _AT_ONCE_BITS = 10
 
 _KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
@@ -24,7 +24,7 @@ _KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", defaul
 
 @contextmanager
 def request(key: object) -> Iterator[None]:
-    """Calls inside belong to the request ``key``: all of them are served by the same kernel while the share holds.
+    """Assigns the calls inside to the request ``key``: the same kernel serves all of them while the share holds.
 
     Use the request's own id, the same on every rank of a tensor-parallel group: ranks that decide differently diverge.
     """
@@ -36,22 +36,22 @@ def request(key: object) -> Iterator[None]:
 
 
 def current() -> str | None:
-    """The key of the request that runs here, ``None`` outside of any."""
+    """The key of the request that is running, ``None`` outside of any."""
     return _KEY.get()
 
 
 def position(seed: str, key: str) -> int:
-    """Where a key stands among all, 0 to 2^64-1: the same in every process, and for every share that contains it."""
+    """A hash of the key, 0 to 2^64-1, the same in every process: keys below `threshold` belong to the share."""
     return int.from_bytes(hashlib.blake2b(f"{seed}\0{key}".encode("utf-8", "replace"), digest_size=8).digest())
 
 
 def threshold(share: float) -> int:
-    """Positions, and numbers of ``case.numbers.element``, below it are ``share`` of all; all of them at 1."""
+    """The bound below which ``share`` of all positions and of all ``counter_random.element`` numbers are."""
     return round(share * (1 << 64))
 
 
-class Lots:
-    """What is drawn for each call of the canary ``name`` in this process: who serves it, who looks at it."""
+class CallSampler:
+    """Decides for each call of a canary in this process which kernel serves it and whether it is compared."""
 
     def __init__(self, name: str, rollout: str, policy: Policy) -> None:
         self._seed = f"{policy.salt}\0{name}\0{rollout}"
@@ -62,7 +62,7 @@ class Lots:
         self._drawn: tuple[int, float, frozenset[int]] = (-1, 0.0, frozenset())
 
     def serves(self, mode: Mode, key: str | None, ticket: int) -> bool:
-        """Whether the candidate's result is what the call of request ``key`` with this number returns."""
+        """Whether the candidate serves the call number ``ticket``, which belongs to request ``key``."""
         if mode.state == "full":
             return True
         if mode.state != "route":
@@ -72,6 +72,7 @@ class Lots:
         return where < threshold(mode.share)
 
     def sampled(self, ticket: int, share: float) -> bool:
+        """Whether the call number ``ticket`` is in a random sample of ``share`` of all calls."""
         block, of, chosen = self._drawn
         if block != ticket >> _AT_ONCE_BITS or of != share:
             block = ticket >> _AT_ONCE_BITS
@@ -89,10 +90,7 @@ def _chosen(seed: int, first: int, share: float) -> frozenset[int]:
 
 
 def elements(seed: int, first: int, count: int) -> NDArray[np.uint64]:
-    """The ``count`` numbers of stream ``seed`` from ``first`` on, each as ``numbers.element`` gives it.
-
-    Here, because scripts of failures come with ``case.numbers``, and need torch alone.
-    """
+    """The ``count`` numbers of stream ``seed`` from ``first`` on: ``counter_random.element``, vectorized by numpy."""
     number = np.arange(count, dtype=np.uint64)
     z = number * np.uint64(counter_random.GOLDEN) + np.uint64(
         seed + first * counter_random.GOLDEN & counter_random.MASK

@@ -1,4 +1,4 @@
-"""Where a canary's mode comes from: its policy, then whoever holds it back by environment, file, call, or a trip."""
+"""`Control`: a canary's mode, from its policy and from the environment, a file, a call, or a trip."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ENVIRONMENT = "PYTEST_FUSION_CANARY"
 
 
 def mark_of(folder: Path, name: str, rollout: str) -> Path:
-    """The file that says that the rollout of a canary was tripped, and why."""
+    """The file that marks a canary's rollout as tripped, with the reason in it."""
     digest = hashlib.sha256(f"{name}\0{rollout}".encode()).hexdigest()[:12]
     return folder / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:60]}.{digest}.tripped"
 
 
 class Control:
-    """The mode of one canary. Anyone may hold it back; nobody gets past who holds it.
+    """The mode of one canary: the most cautious of what environment, file and call set.
 
-    Of what environment, file and call say, the most careful counts; where none of them speaks, the policy's state does.
-    ``look`` reads environment and file; it is called at intervals off the hot path. ``report`` is told what went
-    wrong with them, once for each change. Safe to use from any thread.
+    Where none of them sets one, the policy's state counts. ``look`` reads environment and file; it is called at
+    intervals off the hot path. ``report`` gets a message about each problem with them, once per change. Safe to use
+    from any thread.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Control:
         self._environment: Mapping[str, str] = os.environ if environment is None else environment
         self._clock = clock
         self._lock = threading.RLock()
-        # Held while a file is read; nobody who trips waits for it.
+        # Held while a file is read; a trip does not wait for it.
         self._looking = threading.Lock()
         self._file = None if policy.file is None else PatientFile(Path(policy.file))
         self._sources: tuple[Mode | None, Mode | None] = (None, None)
         self._called: Mode | None = None
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._filed: Mode | None = None
         self._file_seen = False
         self._file_read_at = clock()
@@ -69,13 +69,13 @@ class Control:
         return self._tripped
 
     def after_fork(self) -> None:
-        """In a forked child: locks that nobody holds, and no thread that reads."""
+        """Gives a forked child free locks, and a file without a reading thread."""
         self._lock, self._looking = threading.RLock(), threading.Lock()
         self._file = None if self._policy.file is None else PatientFile(Path(self._policy.file))
 
     @property
     def mode(self) -> Mode:
-        """The mode that counts by what was seen last; no file is touched."""
+        """The mode by what `look` read last; touches no file."""
         with self._lock:
             held = [mode for mode in (*self._sources, self._called) if mode is not None]
             if self._tripped is not None:
@@ -93,13 +93,13 @@ class Control:
             self._sources = sources
 
     def call(self, state: str | None) -> None:
-        """What the process itself says; ``None`` takes it back. Raises ``CanaryError`` for what is no state."""
+        """Sets the state from within the process; ``None`` removes it. Raises ``CanaryError`` for an unknown state."""
         mode = None if state is None else Mode.parse(state, self._policy.share)
         with self._lock:
             self._called = mode
 
     def trip(self, reason: str) -> bool:
-        """Latches off until the next rollout; whether it was this call that did so."""
+        """Switches off until the next rollout. True if this call did so, False if it was tripped before."""
         with self._lock:
             if self._tripped is not None:
                 return False
@@ -107,7 +107,7 @@ class Control:
             return True
 
     def leave_mark(self) -> None:
-        """Writes down that this rollout was tripped, for processes that start later. Raises nothing."""
+        """Writes the mark of a trip, for processes that start later. Raises nothing."""
         path, reason = self._mark(), self._tripped
         if path is None or reason is None:
             return
@@ -115,15 +115,17 @@ class Control:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(reason + "\n", encoding="utf-8")
         except OSError as error:
-            self._tell("mark", f"the mark of a trip was not written, a restart will not know: {said(error)}")
+            self._report_once(
+                "mark", f"the mark of a trip was not written, so a restarted process will not know of it: {said(error)}"
+            )
 
     def rearm(self, rollout: str) -> None:
-        """Begins another rollout, free of the last one's trip. Raises ``CanaryError`` where it has the same id."""
+        """Starts another rollout, without the last one's trip. Raises ``CanaryError`` for the same id."""
         with self._lock:
             if rollout == self._rollout:
                 raise CanaryError(
-                    f"canary {self._name!r}: rollout {rollout!r} is the one that runs; a trip holds for all of it, so "
-                    "that nothing goes on by itself. Give a new id, and the same one in every process"
+                    f"canary {self._name!r}: rollout {rollout!r} is running already, and a trip holds until it ends. "
+                    "Give a new id, the same one in every process"
                 )
             self._rollout = rollout
             self._tripped = self._mark_of_a_trip()
@@ -136,15 +138,15 @@ class Control:
 
     def _parsed(self, source: str, text: str) -> Mode | None:
         if not text.strip():
-            self._said.pop(source, None)
+            self._reported.pop(source, None)
             return None
         try:
             mode = Mode.parse(text, self._policy.share)
         except CanaryError as error:
-            # Somebody wanted something and nobody knows what: the state that harms nobody.
-            self._tell(source, f"{source}: {error}; off until it is mended")
+            # The intention is unknown: off is the safe state.
+            self._report_once(source, f"{source}: {error}; off until it is corrected")
             return OFF
-        self._said.pop(source, None)
+        self._reported.pop(source, None)
         return mode
 
     def _from_file(self) -> Mode | None:
@@ -160,22 +162,26 @@ class Control:
             return self._last_known(error)
         self._file_seen = True
         self._file_read_at = self._clock()
-        self._said.pop("file", None)
+        self._reported.pop("file", None)
         return self._filed
 
     def _last_known(self, error: Exception) -> Mode | None:
         known = f"{self._filed or 'no state'} was read from it last"
         if not self._file_seen:
-            self._tell("file", f"{self._policy.file}: {said(error)}; off, for it was never read")
+            self._report_once("file", f"{self._policy.file}: {said(error)}; off, because it was never read")
             return OFF
         if self._clock() - self._file_read_at > self._policy.stale_s:
-            self._tell("file", f"{self._policy.file}: {said(error)} for {self._policy.stale_s:g} s; {known}, now off")
+            self._report_once(
+                "file", f"{self._policy.file}: {said(error)} for {self._policy.stale_s:g} s; {known}, now off"
+            )
             return OFF
-        self._tell("file", f"{self._policy.file}: {said(error)}; {known} and holds for {self._policy.stale_s:g} s")
+        self._report_once(
+            "file", f"{self._policy.file}: {said(error)}; {known} and holds for {self._policy.stale_s:g} s"
+        )
         return self._filed
 
     def _states(self, text: str) -> Mode | None:
-        """Lines ``name: state``; ``*`` is every canary, ``#`` starts a comment."""
+        """The mode in lines ``name: state``; ``*`` is every canary, ``#`` starts a comment."""
         found: Mode | None = None
         for number, line in enumerate(text.splitlines(), 1):
             line = line.partition("#")[0].strip()
@@ -189,9 +195,9 @@ class Control:
                 found = mode if found is None else found.held_by(mode)
         return found
 
-    def _tell(self, source: str, message: str) -> None:
-        if self._said.get(source) != message:
-            self._said[source] = message
+    def _report_once(self, source: str, message: str) -> None:
+        if self._reported.get(source) != message:
+            self._reported[source] = message
             self._report(message)
 
     def _mark(self) -> Path | None:
@@ -208,4 +214,4 @@ class Control:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            return f"{path} cannot be read ({said(error)}), so nobody knows that this rollout was not tripped"
+            return f"{path} cannot be read ({said(error)}), so it is unknown whether this rollout was tripped"

@@ -1,4 +1,4 @@
-"""The watchdog: which calls of the candidate run too long, and what can be done about it from outside."""
+"""`Watchdog`: interrupts calls of the candidate that run too long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Entry:
     def __init__(self, since: float) -> None:
         self.thread = threading.get_ident()
         self.since = since
-        # Whoever pops it decides how the run ends: popping is atomic, so it is one of the two.
+        # The call and the watchdog race to pop it, which is atomic: the winner decides how the run ends.
         self.token = [None]
         self.sent = False
 
@@ -34,8 +34,8 @@ class _Entry:
 class Watchdog:
     """Runs calls and notes when they began; ``look`` interrupts those that began too long ago.
 
-    Python code is interrupted where it stands and the caller of ``run`` gets ``CandidateHungError``. Code that never
-    returns to Python (a kernel, a lock in C) cannot be: its thread stays, the others are served by the incumbent.
+    Python code is interrupted, and the caller of ``run`` gets ``CandidateHungError``. Code that never returns to Python
+    (a kernel, a lock in C) cannot be: its thread hangs, and the incumbent serves the others.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,11 +44,11 @@ class Watchdog:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing runs: what a forked child begins with."""
+        """Forgets all running calls, as in a forked child."""
         self._running: dict[int, _Entry] = {}
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``call`` returns or raises; ``CandidateHungError`` where it was interrupted."""
+        """Returns what ``call`` returns. Raises what it raises, and ``CandidateHungError`` if it was interrupted."""
         entry = _Entry(self._clock())
         self._running[id(entry)] = entry
         try:
@@ -56,7 +56,7 @@ class Watchdog:
                 result = call(*args, **kwargs)
             finally:
                 if not entry.claim():
-                    # The interrupt is on its way, and must not reach whoever runs after this frame.
+                    # The interrupt is on its way, and must not reach code that runs after this frame.
                     while not entry.sent:
                         time.sleep(0.0005)
                     for _ in range(10):
@@ -66,7 +66,7 @@ class Watchdog:
             self._running.pop(id(entry), None)
 
     def look(self) -> int:
-        """Interrupts what runs for too long; how many calls that were."""
+        """Interrupts calls that run for too long and returns their number."""
         late = [entry for entry in list(self._running.values()) if self._clock() - entry.since > self._timeout_s]
         caught = [entry for entry in late if entry.claim()]
         for entry in caught:

@@ -1,1 +1,1 @@
-"""Two versions of a kernel on the same cases, both beside the reference, before any traffic meets the new one."""
+"""Comparing two versions of a kernel on the same cases and with the reference, before the new one gets traffic."""

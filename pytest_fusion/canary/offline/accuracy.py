@@ -1,4 +1,4 @@
-"""The error of results beside the reference's lanes, and what the errors of two kernels over many cases say."""
+"""The error of a result relative to the allowed one, and the ratio of two kernels' errors over many cases."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.tolerance import excess_by
 from pytest_fusion.spec.promises import Tolerance
 
-# Results rounded once from the exact value have 0.03 to 0.05 (float32, some 40 cases of exp): what is below depends on
-# the values drawn, and a kernel that is exact on a few small numbers would make every other look endless.
+# Results rounded once from the exact value have 0.03 to 0.05 (float32, some 40 cases of exp). Errors below depend on
+# the values drawn, and a kernel that is exact on a few small numbers would give infinite ratios.
 FLOOR = 0.05
 RESAMPLES = 2000
 LEVEL = 0.99
-# Non-inferiority: a quarter more error is what may be lost (the canary's judge has the same limit).
+# Non-inferiority: a quarter more error is allowed (the judge of a rollout has the same limit).
 MARGIN = math.log(1.25)
-# Under this many cases a bootstrap has too few values to draw from.
+# With fewer cases a bootstrap has too few values to draw from.
 FEWEST = 20
 
 
@@ -35,9 +35,9 @@ class Ratio:
 
 
 def error(output: torch.Tensor, right: OutputLanes | torch.Tensor, tolerance: str | Tolerance) -> float | None:
-    """The root mean square of each element's error over what is allowed of it.
+    """The root mean square of the elements' errors, each divided by its allowed error.
 
-    ``None`` where it says nothing: no elements, integers, another shape, or NaN and infinity in the wrong place.
+    ``None`` where it means nothing: no elements, integers, another shape, or NaN and infinity in the wrong place.
     """
     native = right.native if isinstance(right, OutputLanes) else right
     if not output.numel() or output.shape != native.shape or not output.dtype.is_floating_point:
@@ -49,15 +49,15 @@ def error(output: torch.Tensor, right: OutputLanes | torch.Tensor, tolerance: st
 
 
 def log_ratio(candidate: float, incumbent: float) -> float:
-    """Of two errors, neither below ``FLOOR``."""
+    """The log ratio of two errors, each raised to ``FLOOR`` if it is smaller."""
     return math.log(max(candidate, FLOOR) / max(incumbent, FLOOR))
 
 
 def ratios(errors: Sequence[Mapping[str, tuple[float, float]]]) -> list[Ratio]:
-    """For each output that has ``FEWEST`` cases or more: what its pairs of errors, case by case, add up to.
+    """The mean log ratio of errors, with its interval, for each output that has ``FEWEST`` cases or more.
 
-    The interval has the percentiles of ``RESAMPLES`` resamples of whole cases, at a level that ``LEVEL`` is shared
-    over the outputs. It is a function of its argument: a seed and no clock.
+    The interval is a bootstrap of ``RESAMPLES`` resamples of whole cases; ``LEVEL`` holds for all outputs together. The
+    seed is fixed, so equal arguments give equal results.
     """
     import numpy as np
 

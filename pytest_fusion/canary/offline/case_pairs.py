@@ -1,4 +1,4 @@
-"""Both kernels on one case: how each stands to the reference, and what that says of replacing the one by the other."""
+"""`Pair`: the results of both kernels on one case, and whether the candidate may replace the incumbent there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pytest_fusion.canary.offline.ran import FOREIGN, Ran
 
 # ``passes``: both do. ``worse``: the candidate fails where the incumbent does not. ``better``: the other way round.
 # ``known-bad``: both fail alike. ``both-fail``: by different checks, or the candidate by far more. ``refuses`` and
-# ``accepts``: what the candidate alone refuses, or takes. ``not-asked``: nobody was judged. ``foreign``: the two were
-# not given the same inputs. ``unexcused``: the candidate fails, and the incumbent could not be asked whether it does.
+# ``accepts``: the candidate alone refuses, or takes, the case. ``not-asked``: one or both could not be judged.
+# ``foreign``: the two got different inputs. ``unexcused``: the candidate fails, and the incumbent could not be judged.
 Standing = Literal[
     "passes", "worse", "better", "known-bad", "both-fail", "refuses", "accepts", "not-asked", "foreign", "unexcused"
 ]
@@ -26,10 +26,10 @@ _FAR_WORSE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One case. ``text`` says it in words, ``case`` has it as JSON where something is to be told of it.
+    """Both kernels on one case. ``text`` describes it, ``case`` has it as JSON where reports need it.
 
     ``errors`` has (candidate's, incumbent's) by output; ``launches`` and ``memory`` (bytes) are pairs in that order,
-    ``None`` where one is not known. ``more`` names the kernels that the candidate launches more often. ``unmeasured``
+    ``None`` if one is not known. ``more`` names the kernels that the candidate launches more often. ``unmeasured``
     says why there are no errors where results could have some.
     """
 
@@ -47,7 +47,7 @@ class Pair:
     unmeasured: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """``text``, ``source``, ``standing``, ``reason`` and both kernels; the rest where there is any."""
+        """The pair in JSON types: ``text``, ``source``, ``standing``, ``reason``, both kernels, and more."""
         more = {
             "errors": {name: list(pair) for name, pair in self.errors.items()},
             "launches": self.launches and list(self.launches),
@@ -67,12 +67,12 @@ class Pair:
         }
 
 
-def stands(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
-    """How a case counts, and why."""
+def classify(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
+    """The standing of a case, and the reason for it."""
     ours, theirs = candidate.verdict, incumbent.verdict
     if ours == "fail" and theirs == "rejected" and not incumbent.refused:
-        said = f"{candidate.check}: {candidate.reason}"
-        return "unexcused", f"{said}; the incumbent was not judged: {_rejected(incumbent)}"
+        failed = f"{candidate.check}: {candidate.reason}"
+        return "unexcused", f"{failed}; the incumbent was not judged: {_rejected(incumbent)}"
     if incumbent.check == FOREIGN:
         return "foreign", incumbent.reason
     if ours == theirs == "pass":
@@ -92,7 +92,7 @@ def stands(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
     if not incumbent.refused:
         return "not-asked", f"the incumbent was not judged: {_rejected(incumbent)}"
     if ours == "fail":
-        # What is refused can be served by something else; a wrong result is used.
+        # A refused call can be served by something else; a wrong result is used.
         return "worse", f"the incumbent refuses ({incumbent.check}); {candidate.check}: {candidate.reason}"
     return "accepts", f"the incumbent refuses ({incumbent.check})"
 
@@ -106,8 +106,8 @@ def _both_fail(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
     if candidate.check == "values":
         ours, theirs = candidate.ratio, incumbent.ratio
         if ours is not None and theirs is not None and ours > _FAR_WORSE * theirs:
-            said = f"both fail values, the candidate by {ours:.3g} times the allowed and the incumbent by {theirs:.3g}"
-            return "both-fail", said
+            by = f"the candidate by {ours:.3g} times the allowed and the incumbent by {theirs:.3g}"
+            return "both-fail", f"both fail values, {by}"
     return "known-bad", f"both fail {candidate.check}: {candidate.reason}"
 
 

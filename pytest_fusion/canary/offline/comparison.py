@@ -1,4 +1,4 @@
-"""`TwoKernels`: all cases of one spec with two kernels, in one process, each case judged for both."""
+"""`TwoKernels`: runs all cases of a spec with two kernels, and judges each case for both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.bench.baseline.facts import compare_names
 from pytest_fusion.canary.offline import accuracy
-from pytest_fusion.canary.offline.case_pairs import Pair, Source, Standing, stands
+from pytest_fusion.canary.offline.case_pairs import Pair, Source, Standing, classify
 from pytest_fusion.canary.offline.comparison_verdict import Evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote
 from pytest_fusion.canary.offline.incumbent.wire import Gone
@@ -29,20 +29,19 @@ from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.measure.launches import Counts
 from pytest_fusion.run.process.fork import COMPILING
 
-# Cases whose launches are counted though nothing differs, and all in all.
+# Cases whose launches are counted: where nothing seems to differ, and at most.
 _COUNTED, _MOST_COUNTED = 8, 60
-# Cases that the candidate alone fails and of which the incumbent is asked everything; and after which nothing is to be
-# learned from more.
+# Cases that the candidate alone fails: so many are confirmed by all checks of the incumbent; after so many it stops.
 _CONFIRMED, _ENOUGH = 3, 20
-# In place of a kernel: both are measured, and whose fault an end of the process is nobody knows.
+# Noted in place of a kernel while both are measured: if the process ends then, either may be the cause.
 COSTS = "costs"
-# Cases that are told in full, of each standing that a reader must look at.
-_TOLD: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
+# Cases that are reported in full: those with a standing that a reader must look at.
+_IN_FULL: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A case in which a kernel's process ended: what is known of each without asking it again."""
+    """A case in which a kernel's process ended, with the known results; the case is not run again for these."""
 
     candidate: Ran | None
     incumbent: Ran | None
@@ -50,16 +49,16 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The incumbent's process went while it was asked about a case."""
+    """The incumbent's process ended, or gave no answer in time (``late``), while it ran a case."""
 
     case: Mapping[str, Any]
-    said: str
+    reason: str
     late: bool
 
 
 @dataclass(slots=True)
 class Found:
-    """What comparing two kernels gives. ``tally``: the candidate's checks, and the smallest case of a rollback."""
+    """The result of a comparison. ``tally`` sums up the candidate's checks, with the smallest case of a rollback."""
 
     evidence: Evidence
     tally: Tally
@@ -73,7 +72,7 @@ class _IncumbentLost(Exception):
 
 @dataclass(slots=True)
 class Extra:
-    """Cases beyond those that are generated, and those that end a process."""
+    """Cases in addition to generated ones, and the known ``dead`` ones, which end a process."""
 
     known: Iterable[Case] = ()
     pinned: Iterable[Case] = ()
@@ -82,7 +81,7 @@ class Extra:
 
 
 class TwoKernels:
-    """The cases of one spec judged for two kernels: failures do not end it, and each case goes to the incumbent too.
+    """Judges the cases of one spec for two kernels; it continues after failures.
 
     ``judging`` and ``cases`` are the candidate's, as in a test of its own; ``extra`` has cases beyond those.
     """
@@ -93,21 +92,21 @@ class TwoKernels:
         self.opponent, self.more = opponent, extra
         self.kernel = Kernel(self.bench)
         if isinstance(opponent, Kernel):
-            # The time limit is one of each call.
+            # The time limit applies to each call.
             opponent.bench.clock = Clock(judging.repeat_note)
         elif isinstance(opponent, Remote):
             opponent.pulse = judging.repeat_note
         self.evidence = Evidence()
         self.source: Source = "fuzzed"
-        # The first case that only the candidate fails, as the judge left it.
+        # The judged result of the first case that only the candidate fails.
         self.regression: CaseResult | None = None
         self.counted = self.worse = 0
-        # Keys of the cases that both pass, which both were measured on.
+        # Keys of the cases that both pass and were measured on.
         self.passed: list[str] = []
         self.old_reference = 0
 
     def run(self) -> Found | Lost:
-        """All cases, and the smallest that the candidate alone fails."""
+        """Runs all cases, and shrinks the first that the candidate alone fails."""
         try:
             self._every_case()
             self._note_reference()
@@ -124,7 +123,7 @@ class TwoKernels:
             self._each("fuzzed", self.cases.far() if self.judging.profile.large else self.cases.boundary())
 
     def _each(self, source: Source, cases: Iterable[Chosen], *, again: bool | None = None) -> None:
-        """Run these cases until enough of them are worse; those that somebody stated run all the same."""
+        """Runs these cases until enough of them are worse; cases that a user stated run in any case."""
         self.source = source
         for chosen in cases:
             if self.worse >= _ENOUGH and source in ("example", "fuzzed"):
@@ -139,28 +138,28 @@ class TwoKernels:
             self.judging.budget.spent += 1
             ours = dead.candidate
             theirs = dead.incumbent or self._ask(case, again=True)
-            self._add(case, ours, theirs, *stands(ours, theirs))
+            self._add(case, ours, theirs, *classify(ours, theirs))
             return
         if again is None:
             again = self.judging.costs_more()
         result = self.judging.run(chosen, self.cases, again=again)
         if result is not None:
-            self._against(result, again=again)
+            self._compare(result, again=again)
 
-    def _against(self, result: CaseResult, *, again: bool) -> None:
-        """The incumbent on the case as the candidate met it: a failure may be one of other values than asked for."""
+    def _compare(self, result: CaseResult, *, again: bool) -> None:
+        """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
         case, ours = result.case, ran(result, self.bench.refusals)
         dead = self.more.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
-        standing, reason = stands(ours, theirs)
+        standing, reason = classify(ours, theirs)
         if standing == "worse" and theirs.verdict == "pass" and self.worse < _CONFIRMED:
-            # It may have been asked less of this case, having spent its costly checks on others; and chance, which only
-            # one of them had so far, gets three tries.
+            # The incumbent may not have run all costly checks on this case. A check that depends on chance gets three
+            # tries.
             for _ in range(3 if ours.check == "repeat" else 1):
                 theirs = self._ask(case, again=True, alone=True)
                 if theirs.verdict != "pass":
                     break
-            standing, reason = stands(ours, theirs)
+            standing, reason = classify(ours, theirs)
         if "rejected" in (ours.verdict, theirs.verdict) or theirs.check == "crash":
             self._add(case, ours, theirs, standing, reason, result)
             return
@@ -168,8 +167,8 @@ class TwoKernels:
         mine = self.kernel.measure(case)
         other = self._measured(case)
         if mine.inputs != other.inputs:
-            said = other.problem or "the incumbent's spec makes other inputs of it"
-            standing, reason = stands(ours, Ran("rejected", FOREIGN, said))
+            why = other.problem or "the incumbent's spec makes other inputs of it"
+            standing, reason = classify(ours, Ran("rejected", FOREIGN, why))
             self._add(case, ours, theirs, standing, reason, result)
             return
         errors: dict[str, tuple[float, float]] = {}
@@ -178,7 +177,7 @@ class TwoKernels:
             reference, expected = reference_of(self.bench, case, logical)
             if mine.reference != other.reference:
                 theirs = self._by_reference_of_today(theirs, other, reference, expected)
-                standing, reason = stands(ours, theirs)
+                standing, reason = classify(ours, theirs)
             errors = self._errors(mine, other, reference, expected) if standing == "passes" else {}
         pair = self._add(case, ours, theirs, standing, reason, result)
         if standing == "passes":
@@ -191,8 +190,8 @@ class TwoKernels:
         self, case: Case, ours: Ran, theirs: Ran, standing: Standing, reason: str, result: CaseResult | None = None
     ) -> Pair:
         described = describe(self.spec, case)
-        told = case.as_json() if standing in _TOLD else None
-        pair = Pair(str(described["text"]), self.source, ours, theirs, standing, reason, told)
+        full = case.as_json() if standing in _IN_FULL else None
+        pair = Pair(str(described["text"]), self.source, ours, theirs, standing, reason, full)
         self.evidence.pairs.append(pair)
         self.worse += standing == "worse"
         if standing == "worse" and result is not None and self.regression is None:
@@ -200,7 +199,7 @@ class TwoKernels:
         return pair
 
     def _by_reference_of_today(self, theirs: Ran, found: Measured, reference: ReferenceRun, expected: Outputs) -> Ran:
-        """The incumbent's verdict where it was judged by another reference: its results beside the one of today."""
+        """The incumbent's verdict by today's reference, where its own reference gave other results."""
         self.old_reference += 1
         if theirs.verdict == "fail" and theirs.check != "values":
             return theirs
@@ -227,7 +226,7 @@ class TwoKernels:
         return found
 
     def _counted(self, case: Case, pair: Pair) -> Pair:
-        """Launches of both, of a few cases and of those that look different; exactly, or not at all."""
+        """The pair with the launches of both, for a few cases and those that seem to differ, if they are exact."""
         ours, theirs = pair.candidate, pair.incumbent
         if self.bench.device.type != "cuda" and not (ours.triton and theirs.triton):
             return pair  # what runs may be a path for the CPU
@@ -257,11 +256,11 @@ class TwoKernels:
             raise _IncumbentLost(case, gone) from None
 
     def compiling(self, case: Case) -> None:
-        """Whoever watches this process is told that compilers are at work, or that something is timed."""
+        """Notes, for the process that watches this one, that something is compiled or timed."""
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
     def _note_incumbent(self, case: Case) -> None:
-        """Whoever watches this process is told who runs; on a GPU the incumbent may have kernels to compile."""
+        """Notes, for the process that watches this one, that the incumbent runs and may compile."""
         compiling = {COMPILING: "the incumbent"} if self.bench.device.type == "cuda" else {}
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
 
@@ -281,7 +280,7 @@ class TwoKernels:
             )
 
     def _tally(self) -> Tally:
-        """What the candidate's cases add up to; with the smallest case of a rollback, on which the incumbent passes."""
+        """The tally of the candidate's cases, with the smallest case that only the candidate fails."""
         tally = self.judging.conclude(self.cases, self.outer, self.regression)
         failure = tally.failure
         if self.regression is None:

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.canary.offline.case_pairs import Pair, stands
+from pytest_fusion.canary.offline.case_pairs import Pair, classify
 from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, Lost, TwoKernels
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError
-from pytest_fusion.canary.offline.incumbent.incumbents import Rival
+from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
 from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
 from pytest_fusion.canary.offline.ran import Ran, died
-from pytest_fusion.canary.offline.recorded_cases import recorded
 from pytest_fusion.canary.offline.taken import Spills
 from pytest_fusion.canary.recording.recordings import Cases as RecordedCases
+from pytest_fusion.canary.recording.recordings import recorded
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing.known_failures import Known
 from pytest_fusion.case.describe import describe
@@ -54,7 +54,7 @@ class Compare:
     Only a rollback and an error fail the test.
     """
 
-    incumbent: Rival
+    incumbent: Incumbent
 
     def run(self, job: Job) -> TestRecord:
         """The record of the comparison, with the verdict in ``canary``."""
@@ -81,7 +81,7 @@ class Compare:
         return replace(record, seconds=round(time.perf_counter() - begun, 3))
 
 
-def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Rival) -> TestRecord:
+def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Incumbent) -> TestRecord:
     """The record of what two kernels came to; with the replay file and the diagnosis of a rollback's case."""
     name, decision = job.spec.name, comparison.decision
     told = comparison.as_json()
@@ -104,7 +104,7 @@ def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Ri
 class _InChildren:
     """The comparison of one test in a child, begun anew without the cases in which a process ended."""
 
-    def __init__(self, job: Job, rival: Rival, opponent: Opponent) -> None:
+    def __init__(self, job: Job, rival: Incumbent, opponent: Opponent) -> None:
         self.job, self.rival, self.opponent = job, rival, opponent
         self.dead: dict[str, Dead] = {}
         self.seconds = job.request.profile.seconds
@@ -116,7 +116,7 @@ class _InChildren:
             if isinstance(outcome, Found):
                 return outcome.evidence, outcome.tally
             if isinstance(outcome, Lost):
-                self._bury(Case.from_json(outcome.case), incumbent=died(outcome.said, late=outcome.late))
+                self._bury(Case.from_json(outcome.case), incumbent=died(outcome.reason, late=outcome.late))
                 self.rival.reopen()
                 continue
             self.rival.reopen()  # the question that it was asked last may be half answered
@@ -148,7 +148,7 @@ class _InChildren:
         """The incumbent, asked about the case in which the candidate's process ended."""
         ours = died(outcome.detail)
         theirs = self._alone(case)
-        standing, reason = stands(ours, theirs)
+        standing, reason = classify(ours, theirs)
         text = str(describe(self.job.spec, case)["text"])
         return Pair(text, "fuzzed", ours, theirs, standing, reason, case.as_json())
 

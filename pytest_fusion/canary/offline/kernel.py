@@ -1,4 +1,4 @@
-"""`Kernel`: one of the two kernels in this process, judged, measured and counted case by case."""
+"""`Kernel`: one of the two compared kernels, judged and measured case by case in this process."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from pytest_fusion.run.placing import place, rewrite
 from pytest_fusion.run.pristine import synchronize
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.wording import out_of_memory, said
 
 _KEPT = 2 << 30
+_AS_IT_IS = ("grad", "deterministic", "invariant", "mutates", "clobbers", "max_launches", "max_recompiles", "compile")
 
 
 @dataclass(slots=True)
 class Measured:
-    """Results of one call, and digests of what it was given and of what the reference makes of that.
+    """The outputs of one call, with digests of its inputs and of the reference's outputs.
 
-    ``problem`` says why there are no results. ``memory`` is the peak of bytes above the inputs, on a GPU.
+    ``problem`` says why there are no outputs. ``memory`` is the peak of bytes beyond the inputs, on a GPU.
     """
 
     inputs: str = ""
@@ -49,19 +51,19 @@ class Measured:
 
 
 class Opponent(Protocol):
-    """A kernel to be asked about cases, wherever it lives."""
+    """A kernel that can be judged and measured case by case, in this or another process."""
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        """The verdict of all checks; ``alone`` asks every check of this case, whatever others have spent."""
+        """The verdict of all checks; ``alone`` runs every check on this case, whatever others have cost."""
 
     def measure(self, case: Case) -> Measured:
-        """The results of one more call."""
+        """The outputs and costs of one more call."""
 
     def count(self, case: Case) -> Counts | Uncounted:
-        """How many kernels a call launches."""
+        """The number of kernels that a call launches."""
 
     def compiled(self, keys: Sequence[str]) -> Compiled:
-        """How often the cases of these keys, which were measured, made Triton compile again."""
+        """How often the measured cases with these keys made Triton compile again."""
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
         """What its Triton kernels spill at these sizes."""
@@ -72,7 +74,7 @@ class Kernel:
 
     def __init__(self, bench: Bench) -> None:
         self.bench, self.spec = bench, bench.spec
-        # What each measured case launched, by its key.
+        # The launches of each measured case, by its key.
         self._launches: dict[str, list[Specialisation]] = {}
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
@@ -82,11 +84,11 @@ class Kernel:
             new.complete, new.clock = True, bench.clock
             bench = new
         found = ran(judge_case(bench, case, again=again), bench.refusals)
-        spare(bench.device)
+        release_memory(bench.device)
         return found
 
     def measure(self, case: Case) -> Measured:
-        """One call on fresh inputs, after those of the judge. What raises here is told and accuses nobody."""
+        """Calls the kernel once more, on new inputs. An exception here becomes the ``problem``, not a verdict."""
         bench, spec = self.bench, self.spec
         try:
             logical = make_inputs(spec, case, bench.device)
@@ -105,7 +107,7 @@ class Kernel:
         launches: list[Noted] = []
         with noted(launches, strict=False):
             outcome, placed = call(bench, case, logical, FILLS[0])
-        self._launches[case.key()] = [stood for one in launches if (stood := _standing_for(one)) is not None]
+        self._launches[case.key()] = [stood for one in launches if (stood := _representative(one)) is not None]
         if outcome.error is not None:
             found.problem = f"called once more, it raised {said(outcome.error)[:200]}"
             return found
@@ -139,7 +141,7 @@ class Kernel:
             return found.counts if found.bounds else Uncounted("; ".join(found.counts.doubts))
         except ContextLost:
             raise
-        except Exception as error:  # noqa: BLE001 - the judge has its verdict; a count is no second one
+        except Exception as error:  # noqa: BLE001 - the checks have judged the kernel; here it is a number or none
             return Uncounted(f"called to be counted, it raised {said(error)[:200]}")
 
     def compiled(self, keys: Sequence[str]) -> Compiled:
@@ -159,25 +161,25 @@ class Kernel:
                 self.spec.fused(**placed.arguments, **self.bench.extra)
                 synchronize(device)
                 return torch.cuda.max_memory_allocated(device) - before
-        except Exception:  # noqa: BLE001 - no number is better than one of a call that failed
+        except Exception:  # noqa: BLE001 - no number for a call that failed
             return None
 
 
-def _standing_for(launch: Noted) -> Specialisation | None:
-    """The specialisation of a launch; of an autotuned one always the same config's, whichever won this time."""
+def _representative(launch: Noted) -> Specialisation | None:
+    """The specialisation of a launch; for an autotuned one that of a fixed config, whichever won this time."""
     if launch.specialisation is None:
         return None
     return min((launch.specialisation, *launch.others), key=Specialisation.key)
 
 
-def spare(device: torch.device) -> None:
-    """Give back what a GPU's allocator keeps, where that is much: another process may need it for the same case."""
+def release_memory(device: torch.device) -> None:
+    """Frees the cached memory of a GPU's allocator if it is large: the other process may need it for the same case."""
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > _KEPT:
         torch.cuda.empty_cache()
 
 
-def taking(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
-    """``fused`` without those of the fixtures ``extra`` that it does not take."""
+def without_fixtures(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
+    """``fused``, called without those of the fixtures ``extra`` that it does not take."""
     try:
         parameters = inspect.signature(fused).parameters
     except (TypeError, ValueError):
@@ -191,24 +193,46 @@ def taking(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., A
     def call(**given: Any) -> Any:
         return fused(**{name: value for name, value in given.items() if name not in dropped})
 
-    # A call by name, as all calls of a kernel are; `honesty` asks by code whether the kernel calls the reference.
-    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.kind is not p.VAR_POSITIONAL]
-    kept += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dropped]
-    call.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    # Keyword arguments only, like all calls of a kernel; the check `honesty` looks at the code of ``stands_for``.
+    keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    keywords += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dropped]
+    call.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     call.stands_for = fused  # type: ignore[attr-defined]
     return call
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Sixteen digits that are equal for equal names, dtypes, shapes and bits."""
+    """A digest of tensors: sixteen digits, equal for equal names, dtypes, shapes and bits."""
     found = hashlib.sha256()
     for name, tensor in tensors.items():
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + bytes_of(tensor))
     return found.hexdigest()[:16]
 
 
-def beside(spec: FusionSpec, bench: Bench, fused: Callable[..., Any]) -> Kernel:
-    """Another kernel of the same spec in this process. Raises ``SpecError`` where it does not take the inputs."""
-    other = spec.with_(fused=taking(fused, spec.fixtures), name=spec.name)
+def kernel_beside(spec: FusionSpec, bench: Bench, fused: Callable[..., Any]) -> Kernel:
+    """Another kernel for the same spec, in this process. Raises ``SpecError`` if it does not take the inputs."""
+    other = spec.with_(fused=without_fixtures(fused, spec.fixtures), name=spec.name)
     fresh = Bench(other, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
     return Kernel(fresh)
+
+
+def contract(spec: FusionSpec) -> dict[str, Any]:
+    """The promises of a spec in JSON types: both kernels are held to these, whatever the incumbent's spec says."""
+    found: dict[str, Any] = {name: getattr(spec, name) for name in _AS_IT_IS}
+    tolerance = spec.tolerance
+    found["tolerance"] = (
+        {"rtol": tolerance.rtol, "atol": tolerance.atol} if isinstance(tolerance, Tolerance) else tolerance
+    )
+    found["without"] = dict(spec.without)
+    return found
+
+
+def held_to(spec: FusionSpec, promises: Mapping[str, Any]) -> FusionSpec:
+    """``spec`` with the promises of another one. Raises ``SpecError`` if they do not fit it."""
+    changes = dict(promises)
+    if isinstance(changes["tolerance"], Mapping):
+        changes["tolerance"] = Tolerance(**changes["tolerance"])
+    for name in _AS_IT_IS:
+        if isinstance(changes[name], list):
+            changes[name] = tuple(changes[name])
+    return spec.with_(**changes)

@@ -1,18 +1,27 @@
-"""`Finding`: what is said of one metric, and the `Timing` of one size."""
+"""`Finding`: the candidate beside the incumbent in one metric: accuracy, launches, memory, latency and others."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_fusion.canary.offline.accuracy import FEWEST, MARGIN, ratios
+from pytest_fusion.canary.offline.case_pairs import Pair
+from pytest_fusion.canary.offline.taken import Compiled, Spills
+
 Status = Literal["pass", "worse", "better", "nodata", "error"]
 Role = Literal["critical", "ordinary", "muted"]
+# Less is not reported: blocks of an allocator, and a statistic or two of each row.
+_MEMORY_SHARE, _MEMORY_BYTES = 1.01, 1 << 20
+# Latency may be longer by so much: over all calls, and in one class of shapes (the judge of a rollout has both limits).
+LATENCY_MARGIN, CLASS_MARGIN = math.log(1.03), math.log(1.10)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One metric in words; ``value`` is a log ratio or a count, ``low`` to ``high`` its interval."""
+    """The status of one metric, in words; ``value`` is a log ratio or a count, ``low`` to ``high`` its interval."""
 
     metric: str
     status: Status
@@ -25,9 +34,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """log(candidate / incumbent) of a size's latency: the median over blocks of pairs and its 99 % interval.
+    """log(candidate / incumbent) of the latency at one size: the median over blocks of pairs and its 99 % interval.
 
-    ``share`` is the part of the recorded calls that the size stands for, 0 where nothing was recorded.
+    ``share`` is the share of the recorded calls that the size represents, 0 where nothing was recorded.
     """
 
     text: str
@@ -40,5 +49,197 @@ class Timing:
 
 
 def times(log: float) -> str:
-    """A log ratio in words."""
+    """A log ratio as text, as in ``"1.05 x"``."""
     return f"{math.exp(log):.3g} x"
+
+
+def errors(pairs: Sequence[Pair]) -> Finding:
+    """The finding on accuracy: the candidate's error relative to the incumbent's."""
+    measured = [pair for pair in pairs if pair.errors]
+    found = ratios([pair.errors for pair in measured])
+    if not found:
+        reason = next((pair.unmeasured for pair in pairs if pair.unmeasured), "")
+        if reason and not measured:
+            return Finding("error", "nodata", "ordinary", f"errors were not compared: {reason}")
+        if pairs and not measured:
+            # Integers, bools, copies: a result is right or it is not, and the verdicts say which.
+            return Finding("error", "pass", "ordinary", "no result has an error that could be larger or smaller")
+        words = f"errors of both are known in {len(measured)} case(s), and {FEWEST} are needed"
+        return Finding("error", "nodata", "ordinary", words)
+    worst = max(found, key=lambda ratio: ratio.low)
+    if worst.low <= MARGIN:
+        worst = max(found, key=lambda ratio: ratio.high)
+    change = f"the error of {worst.output} is {times(worst.mean)} the incumbent's"
+    interval = f"({times(worst.low)} to {times(worst.high)} at 99 %, {worst.cases} cases)"
+    status: Status = "pass"
+    if worst.low > MARGIN:
+        status = "worse"
+    elif worst.high > MARGIN:
+        words = f"{change} {interval}: more cases would decide whether it is within {times(MARGIN)}"
+        return Finding("error", "nodata", "ordinary", words, worst.mean, worst.low, worst.high)
+    elif max(ratio.high for ratio in found) < -MARGIN:
+        status = "better"
+    return Finding("error", status, "ordinary", f"{change} {interval}", worst.mean, worst.low, worst.high)
+
+
+def determinism(pairs: Sequence[Pair]) -> Finding:
+    """The finding on outputs that may vary from run to run; others are judged by the checks."""
+    new = [pair for pair in pairs if pair.candidate.varies and not pair.incumbent.varies and pair.standing == "passes"]
+    if new:
+        words = f"varies from run to run in {len(new)} case(s) where the incumbent does not, as {new[0].text}"
+        return Finding("determinism", "worse", "ordinary", words, value=len(new))
+    return Finding(
+        "determinism", "pass", "ordinary", "varies from run to run nowhere that the incumbent does not", value=0
+    )
+
+
+def refusals(pairs: Sequence[Pair]) -> Finding:
+    """The finding on cases that one of the kernels refuses."""
+    new = [pair for pair in pairs if pair.standing == "refuses"]
+    if new:
+        words = f"refuses {len(new)} case(s) that the incumbent takes, as {new[0].text}: {new[0].reason}"
+        return Finding("refusals", "worse", "ordinary", words, value=len(new))
+    more = sum(pair.standing == "accepts" for pair in pairs)
+    if more:
+        return Finding(
+            "refusals", "better", "ordinary", f"takes {more} case(s) that the incumbent refuses", value=-more
+        )
+    return Finding("refusals", "pass", "ordinary", "refuses nothing that the incumbent takes", value=0)
+
+
+def launches(pairs: Sequence[Pair]) -> Finding:
+    """The finding on the number of kernels that a call launches."""
+    known = [(pair, pair.launches) for pair in pairs if pair.launches is not None]
+    if not known:
+        return Finding("launches", "nodata", "critical", "launches could not be counted for both in any case")
+    more = [(pair, ours - theirs) for pair, (ours, theirs) in known if ours > theirs]
+    if more:
+        pair, by = max(more, key=lambda one: one[1])
+        assert pair.launches is not None
+        words = f"launches {pair.launches[0]} kernels where the incumbent launches {pair.launches[1]}, as {pair.text}"
+        words += f" ({pair.more})" if pair.more else ""
+        words += f"; more in {len(more)} of {len(known)} case(s) counted"
+        return Finding("launches", "worse", "critical", words, value=by)
+    fewer = sum(ours < theirs for _, (ours, theirs) in known)
+    if fewer:
+        return Finding(
+            "launches", "better", "critical", f"launches fewer kernels in {fewer} of {len(known)} case(s) counted"
+        )
+    return Finding("launches", "pass", "critical", f"as many kernels in {len(known)} case(s) counted", value=0)
+
+
+def memory(pairs: Sequence[Pair]) -> Finding:
+    """The finding on the peak of memory on a GPU."""
+    known = [(pair, pair.memory) for pair in pairs if pair.memory is not None]
+    if not known:
+        return Finding(
+            "memory", "nodata", "ordinary", "peak memory was not measured: that takes a GPU, in both processes"
+        )
+    more = [
+        (pair, ours - theirs)
+        for pair, (ours, theirs) in known
+        if ours > max(_MEMORY_SHARE * theirs, theirs + _MEMORY_BYTES)
+    ]
+    if more:
+        pair, by = max(more, key=lambda one: one[1])
+        words = f"needs {by:,} bytes more at its peak, as {pair.text}; more in {len(more)} of {len(known)} case(s)"
+        return Finding("memory", "worse", "ordinary", words, value=by)
+    return Finding("memory", "pass", "ordinary", f"no more memory at its peak in {len(known)} case(s)", value=0)
+
+
+def latency(timings: Sequence[Timing], untimed: str) -> Finding:
+    """The finding on latency: at the worst size of ``bench=``, or over recorded calls and at their worst class."""
+    if not timings:
+        return Finding("latency", "nodata", "critical", f"latency was not measured: {untimed}")
+    if any(timing.share for timing in timings):
+        return _weighted(timings)
+    worst = _worst(timings, LATENCY_MARGIN)
+    words = (
+        f"{times(worst.ratio)} the incumbent's latency at {worst.text} ({times(worst.low)} to {times(worst.high)} "
+        f"at 99 %), the worst of {len(timings)} size(s)"
+    )
+    status: Status = "pass"
+    if worst.low > LATENCY_MARGIN:
+        status = "worse"
+    elif worst.high > LATENCY_MARGIN:
+        status, words = "nodata", f"{words}: not decided whether it is within {times(LATENCY_MARGIN)}"
+    elif worst.high < 0:
+        status = "better"
+    return Finding("latency", status, "critical", words, worst.ratio, worst.low, worst.high)
+
+
+def _worst(timings: Sequence[Timing], margin: float) -> Timing:
+    """The timing that is surely above the margin by most, or else the one that may be."""
+    worst = max(timings, key=lambda timing: timing.low)
+    return worst if worst.low > margin else max(timings, key=lambda timing: timing.high)
+
+
+def _weighted(timings: Sequence[Timing]) -> Finding:
+    whole = sum(timing.share for timing in timings)
+    # The ends are means of ends: wide enough even if all classes deviate in one direction.
+    mean, low, high = (
+        sum(timing.share * value for timing, value in zip(timings, values, strict=True)) / whole
+        for values in zip(*((timing.ratio, timing.low, timing.high) for timing in timings), strict=True)
+    )
+    worst = _worst(timings, CLASS_MARGIN)
+    words = (
+        f"{times(mean)} the incumbent's latency over recorded calls ({times(low)} to {times(high)} at 99 %; "
+        f"{len(timings)} class(es) of shapes, {whole:.1%} of the calls); at its worst {times(worst.ratio)} at "
+        f"{worst.text}, {worst.share:.1%} of the calls ({times(worst.low)} to {times(worst.high)})"
+    )
+    status: Status = "pass"
+    if low > LATENCY_MARGIN or worst.low > CLASS_MARGIN:
+        status = "worse"
+    elif high > LATENCY_MARGIN or worst.high > CLASS_MARGIN:
+        allowed = f"{times(LATENCY_MARGIN)} over all calls and {times(CLASS_MARGIN)} in each class"
+        status, words = "nodata", f"{words}: not decided whether it is within {allowed}"
+    elif high < 0:
+        status = "better"
+    return Finding("latency", status, "critical", words, mean, low, high)
+
+
+def recompiled(seen: tuple[Compiled, Compiled] | str) -> Finding:
+    """The finding on recompilations: how often the same cases made Triton compile a kernel again."""
+    if isinstance(seen, str):
+        return Finding("recompiles", "nodata", "ordinary", f"recompilations were not counted: {seen}")
+    ours, theirs = seen
+    if not ours.kernels:
+        return Finding("recompiles", "pass", "ordinary", "it launches no Triton kernel", value=0)
+    words = f"compiled again {ours.again} time(s) over the sizes of the cases"
+    if not theirs.kernels:
+        return Finding("recompiles", "pass", "ordinary", f"{words}; the incumbent has no Triton kernel", ours.again)
+    words = f"{words}, the incumbent {theirs.again} time(s)"
+    if ours.again > theirs.again:
+        words += f": {'; '.join(ours.why)}" if ours.why else ""
+        return Finding("recompiles", "worse", "ordinary", words, ours.again - theirs.again)
+    status: Status = "better" if ours.again < theirs.again else "pass"
+    return Finding("recompiles", status, "ordinary", words, ours.again - theirs.again)
+
+
+def spilled(seen: tuple[Spills, Spills] | str) -> Finding:
+    """The finding on spills from registers to memory; the number of registers itself does not matter."""
+    if isinstance(seen, str):
+        return Finding("spills", "nodata", "ordinary", f"spills were not compared: {seen}")
+    ours, theirs = seen
+    for name, one in (("candidate", ours), ("incumbent", theirs)):
+        if one.problem:
+            words = f"spills were not compared: those of the {name} are not known: {one.problem}"
+            return Finding("spills", "nodata", "ordinary", words)
+    if ours.where != theirs.where:
+        words = (
+            f"spills were not compared: the candidate's are known for {ours.where}, the incumbent's for {theirs.where}"
+        )
+        return Finding("spills", "nodata", "ordinary", words)
+    more = {text: many - theirs.bytes.get(text, 0) for text, many in ours.bytes.items()}
+    text = max(more, key=lambda one: more[one], default="")
+    if not text:
+        return Finding("spills", "pass", "ordinary", "neither launches a Triton kernel", value=0)
+    where = f"({ours.where}, {len(more)} size(s))"
+    if more[text] > 0:
+        words = (
+            f"{ours.kernels[text]} spills {ours.bytes[text]} bytes a thread at {text}, and the incumbent "
+            f"{theirs.bytes.get(text, 0)} {where}"
+        )
+        return Finding("spills", "worse", "ordinary", words, value=more[text])
+    status: Status = "better" if min(more.values()) < 0 else "pass"
+    return Finding("spills", status, "ordinary", f"spills no more than the incumbent {where}", value=min(more.values()))

@@ -1,4 +1,4 @@
-"""The latency of two kernels on one GPU, in pairs that take turns, in one process or in two."""
+"""Times two kernels in pairs on one GPU, in one process or in two."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ from pytest_fusion.run.measure.timing.pairs import Timed as Timer
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import said
 
-# Classes of recorded shapes that are timed: of a hundredth of the calls or more each, and together of nearly all.
+# Classes of recorded shapes that are timed: each has a hundredth of the calls or more, and together nearly all.
 _LEAST_SHARE, _MOST_CLASSES, _ENOUGH = 0.01, 16, 0.9
-# What the same function may differ by from one process to the other, as a log ratio (the judge has the same limit).
+# How far the same function may differ between two processes, as a log ratio (the judge of a rollout has the same
+# limit).
 _BETWEEN = 0.01
 _NO_SIZES = (
-    "the spec has no bench= and there is no recording, and what fuzzed sizes cost is nobody's; name the sizes that "
-    "occur in bench=, or give canary compare a --recording"
+    "the spec has no bench= and there is no recording, and the latency at fuzzed sizes does not matter; name "
+    "sizes that occur in bench=, or give canary compare a --recording"
 )
 
 
 class Sized(NamedTuple):
-    """A case that stands for a size that occurs; ``share`` of all recorded calls, 0 where nothing was recorded."""
+    """A case for a size that occurs in production; ``share`` of the recorded calls, 0 where nothing was recorded."""
 
     text: str
     case: Case
@@ -55,7 +56,7 @@ class Sized(NamedTuple):
 
 @dataclass(slots=True)
 class Latencies:
-    """A ratio for each size, or in ``problem`` why there are none; ``notes`` say what the ratios rest on."""
+    """The timing of each size, or in ``problem`` why there are none; ``notes`` qualify them."""
 
     timings: list[Timing] = field(default_factory=list)
     problem: str = ""
@@ -63,7 +64,7 @@ class Latencies:
 
 
 def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
-    """What is asked about: the classes of shapes in ``traffic``, or the sizes of ``bench=``; and why there are none."""
+    """The sizes to time, which are classes of shapes in ``traffic`` or sizes of ``bench=``; and why there are none."""
     if traffic is None or not traffic.total:
         return [Sized(entry.text, entry.case) for entry in entries(spec)], "" if spec.bench else _NO_SIZES
     weights: Counter[str] = Counter()
@@ -78,7 +79,7 @@ def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
     if covered < _ENOUGH:
         return found, (
             f"the classes of shapes that are cases of the spec and of {_LEAST_SHARE:.0%} of the calls or more are "
-            f"{covered:.1%} of the recorded calls, and {_ENOUGH:.0%} are needed; the notes say what the others are"
+            f"{covered:.1%} of the recorded calls, and {_ENOUGH:.0%} are needed; the notes list the others"
         )
     return found, ""
 
@@ -86,9 +87,9 @@ def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
 def timings(
     candidate: Bench, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
 ) -> Latencies:
-    """log(candidate / incumbent) at each size; ``pulse`` hears which is next.
+    """log(candidate / incumbent) of the latency at each size; ``pulse`` is called with the next case.
 
-    A size that one of them does not bear is no size; where one is left out, there is none, and its reason is told.
+    If a size cannot be timed, there are no timings at all, and ``problem`` has the reason.
     """
     device = torch.device("cuda", candidate.device.index or 0)
     cache = opened(device).cache
@@ -110,7 +111,7 @@ def timings(
 
 
 def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
-    """The kernel of ``bench`` or its reference at one size, to be timed. Raises what the call raises."""
+    """A timer of the kernel of ``bench`` or of its reference at one size. Raises what the call raises."""
     spec = bench.spec
     logical = make_inputs(spec, case, device)
     call: Callable[..., Any] = partial(spec.fused, **bench.extra)
@@ -139,15 +140,17 @@ def _theirs(incumbent: Opponent, case: Case, device: torch.device, cache: int) -
 
 
 def _differ(candidate: Bench, incumbent: Remote, case: Case, device: torch.device, cache: int, notes: list[str]) -> str:
-    """Why two processes cannot be compared by their latencies, where one and the same reference says so."""
+    """Why latencies of two processes cannot be compared, by timing the same reference in both; or empty."""
     try:
         theirs = incumbent.timer(case, "reference")
         if theirs.source != latency.digest(candidate.spec.reference):
-            notes.append("the reference is another one there, so that nothing equal was timed in both processes")
+            notes.append(
+                "the incumbent's reference is another one, so that no equal function could be timed in both processes"
+            )
             return ""
         ratio = _ratio(latency.compared(timer(candidate, case, "reference", device, cache), theirs))
-    except Exception as error:  # noqa: BLE001 - a reference that cannot be timed says nothing of the kernels
-        notes.append(f"nothing equal was timed in both processes: the reference gives {said(error)[:200]}")
+    except Exception as error:  # noqa: BLE001 - a reference that cannot be timed is no fault of the kernels
+        notes.append(f"no equal function could be timed in both processes: the reference raises {said(error)[:200]}")
         return ""
     finally:
         _free(incumbent)
@@ -165,6 +168,6 @@ def _ratio(blocks: Blocks) -> Estimate:
 
 def _free(incumbent: Opponent) -> None:
     if isinstance(incumbent, Remote):
-        with contextlib.suppress(Gone, CanaryError):  # whoever asks next is told
+        with contextlib.suppress(Gone, CanaryError):  # the next question raises it
             incumbent.untime()
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""`Ran`: what one kernel did with one case, as plain data."""
+"""`Ran`: the result of one kernel on one case, as plain data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pytest_fusion.checks.rejections import (
     TOO_EXPENSIVE,
 )
 
-# Rejections that say something of the lane or of the reference, and nothing of the kernel.
-_NOT_ASKED = (IMPOSSIBLE, TOO_EXPENSIVE, OUT_OF_MEMORY, NO_ROOM_TO_JUDGE, NOT_MODELLED, DRY_RUN)
-# The rejection of a case that the incumbent's spec does not know.
+# Rejections that come from the device or the reference and not from the kernel.
+_NOT_JUDGED = (IMPOSSIBLE, TOO_EXPENSIVE, OUT_OF_MEMORY, NO_ROOM_TO_JUDGE, NOT_MODELLED, DRY_RUN)
+# The rejection of a case that the incumbent's spec does not have.
 FOREIGN = "foreign"
 
 
@@ -26,11 +26,11 @@ FOREIGN = "foreign"
 class Ran:
     """The verdict of the plugin's checks on one case.
 
-    ``check`` is the one that failed, or the kind of a rejection; ``refused`` tells a rejection by the kernel itself
-    (an exception in ``rejects=``) from a case that nobody could ask. ``varies``: outputs that differ from run to run,
-    as ``deterministic=`` allows. ``ratio`` is the worst error over what was allowed. ``work`` counts Triton launches
-    and operators of torch in the case's first call, ``triton`` tells whether there was one of the former. ``seed`` is
-    that of the case that shows the failure.
+    ``check`` is the one that failed, or the kind of a rejection; ``refused`` is True for a rejection by the kernel
+    itself (an exception in ``rejects=``) and False if the case could not be judged. ``varies``: outputs differ from run
+    to run, as ``deterministic=`` allows. ``ratio`` is the worst error over the allowed one. ``work`` counts Triton
+    launches and operators of torch in the case's first call, ``triton`` is True if there was a launch. ``seed`` is that
+    of the case that shows the failure.
     """
 
     verdict: Literal["pass", "fail", "rejected"]
@@ -44,7 +44,7 @@ class Ran:
     seed: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Without what is as it is in every passing case."""
+        """The result in JSON types, without default values."""
         return {"verdict": self.verdict, **{k: v for k, v in asdict(self).items() if v != _DEFAULTS.get(k)}}
 
     @classmethod
@@ -56,12 +56,12 @@ _DEFAULTS = asdict(Ran("pass"))
 
 
 def ran(result: CaseResult, refusals: Mapping[str, str]) -> Ran:
-    """What a judged case says; ``refusals`` has a sentence for each kind of rejection."""
+    """The result of a judged case; ``refusals`` has a sentence for each kind of rejection."""
     kind = result.rejected
     triton = any(launch.programs for launch in result.launches)
     if kind is not None:
-        asked_nothing = kind in _NOT_ASKED or kind.startswith(("reference ", "inputs "))
-        return Ran("rejected", kind, refusals.get(kind, ""), refused=not asked_nothing, work=result.work, triton=triton)
+        not_judged = kind in _NOT_JUDGED or kind.startswith(("reference ", "inputs "))
+        return Ran("rejected", kind, refusals.get(kind, ""), refused=not not_judged, work=result.work, triton=triton)
     failure = result.failure
     found = Ran(
         "pass",
@@ -76,10 +76,10 @@ def ran(result: CaseResult, refusals: Mapping[str, str]) -> Ran:
 
 
 def died(what: str, *, late: bool = False) -> Ran:
-    """A kernel whose process ended; or gave no answer in time, which a busy machine does too."""
+    """The result of a kernel whose process ended, or gave no answer in time, as may happen on a busy machine."""
     return Ran("rejected", "too-slow", what) if late else Ran("fail", "crash", what)
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no infinity; a ratio that large says no more than 1e300."""
+    """The value as JSON allows it: ``None`` for NaN, and 1e300 for infinity."""
     return None if value is None or value != value else min(value, 1e300)

@@ -1,4 +1,4 @@
-"""What two kernels take beside time: how often a sweep of sizes compiles them, and what spills from their registers."""
+"""What kernels cost besides time: recompilations over a sweep of sizes, and register spills."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pytest_fusion.run.measure.resources.targets import TARGETS
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import said
 
-# The GPU that kernels are compiled for where there is none.
+# The GPU for which kernels are compiled on a machine without one.
 TARGET = "sm_90"
 _SHOWN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """How often launches of so many cases made Triton compile a kernel that it had compiled before, and why.
+    """How often Triton compiled a kernel again over the launches of many cases, and why.
 
-    ``kernels`` is how many there are; with none of Triton's, nothing is compiled at its first launch.
+    ``kernels`` is the number of Triton kernels that were launched.
     """
 
     again: int
@@ -44,7 +44,7 @@ class Compiled:
 
 
 def compiled(launches: Mapping[str, Sequence[Specialisation]], keys: Collection[str]) -> Compiled:
-    """Of those cases in ``launches``, by their keys, that are asked about."""
+    """The recompilations over the cases with these ``keys`` in ``launches``."""
     found = [launch for key in keys for launch in launches.get(key, ())]
     again = recompilations(found)
     kernels = {(launch.place.file, launch.kernel, launch.place.line) for launch in found}
@@ -53,10 +53,9 @@ def compiled(launches: Mapping[str, Sequence[Specialisation]], keys: Collection[
 
 @dataclass(frozen=True, slots=True)
 class Spills:
-    """Bytes of a thread's local memory that a kernel spills, by size asked about: of its worst kernel, which is named.
+    """Bytes per thread that the worst kernel spills to local memory, and its name, by size.
 
-    ``where`` is the GPU that ran it, or the one that it was compiled for. ``problem`` says why nothing, or not all, is
-    known.
+    ``where`` is the GPU that ran it or for which it was compiled. ``problem`` says why sizes are missing.
     """
 
     bytes: Mapping[str, int]
@@ -77,7 +76,7 @@ class Spills:
 def spills(
     spec: FusionSpec, sized: Iterable[tuple[str, Case]], device: torch.device, extra: Mapping[str, Any]
 ) -> Spills:
-    """Of every Triton kernel that a call at these sizes launches: run on ``device``, or on a CPU compiled alone."""
+    """The spills of all Triton kernels that a call launches at these sizes: run on a GPU, else only compiled."""
     found = [(text, _ran(spec, case, device, extra)) for text, case in sized] if device.type == "cuda" else None
     try:
         if found is None:
@@ -117,13 +116,13 @@ def _ran(
 
 
 def _ahead(spec: FusionSpec, sized: Iterable[tuple[str, Case]]) -> list[tuple[str, tuple[Sequence[Resources], str]]]:
-    told = list(sized)
-    reports = resources_of(spec, [_sizes(case) for _, case in told], [TARGETS[TARGET]])
-    # That a call launches no kernel of Triton's is an answer: such a call spills nothing of one.
+    entries = list(sized)
+    reports = resources_of(spec, [_sizes(case) for _, case in entries], [TARGETS[TARGET]])
+    # A call without Triton kernels is no problem: it spills nothing.
     problems = ["" if one.problem == NO_KERNEL else one.problem for one in reports]
-    return [(text, (one.kernels, problem)) for (text, _), one, problem in zip(told, reports, problems, strict=True)]
+    return [(text, (one.kernels, problem)) for (text, _), one, problem in zip(entries, reports, problems, strict=True)]
 
 
 def _sizes(case: Case) -> dict[str, Any]:
-    """As an entry of ``bench=`` names it."""
+    """The sizes of a case as an entry of ``bench=`` has them."""
     return {**case.sizes, "dtype": case.dtype, **dict.fromkeys(case.absent), **case.drawn}

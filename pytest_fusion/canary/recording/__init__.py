@@ -1,1 +1,1 @@
-"""Samples of a function's calls in production: written, read back, and made into cases."""
+"""Recording a sample of a function's calls in production, and reading it back as cases."""

@@ -1,4 +1,4 @@
-"""A call in JSON: every argument by name, tensors by shape, strides, alignment, dtype and summary, never by value."""
+"""`DescribedCall`: a call as JSON: arguments by name, tensors as shape, strides, alignment, dtype and summary."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from pytest_fusion.canary.live.comparing.readback import Readback
 from pytest_fusion.canary.recording.summary import read, summary_of
 from pytest_fusion.case.value_json import encode
 
-# Addresses are told up to this: allocations of CUDA begin at multiples of it.
+# Addresses are recorded modulo this: allocations of CUDA begin at multiples of it.
 ALIGNED = 512
 _MOST_TENSORS = 64
 _MOST_ITEMS = 64
 _DEEPEST = 6
-# A mode of a kernel has a short name; what is longer is somebody's text.
+# The name of a kernel's mode is short; a longer string may be private text.
 _LONGEST_TEXT = 80
 
 
 class CannotDescribeError(Exception):
-    """A call with more tensors, or deeper ones, than a line of a file holds."""
+    """The call has too many or too deeply nested tensors for a line of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Arguments by parameter; those of ``defaults`` were left to the function."""
+    """Arguments by parameter; those in ``defaults`` were not passed and have the default value."""
 
     arguments: Mapping[str, Any]
     defaults: frozenset[str] = frozenset()
 
 
 class Binding:
-    """A function's arguments by parameter, defaults included; ``arg0``, ... where its signature is not known."""
+    """Maps a call's arguments to parameters, with defaults; ``arg0``, ... where the signature is not known."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         try:
@@ -45,7 +45,7 @@ class Binding:
             self._signature = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound:
-        """Raises ``CannotDescribeError`` for arguments that the function does not take."""
+        """The arguments by parameter. Raises ``CannotDescribeError`` for arguments that the function does not take."""
         if self._signature is None:
             return Bound({**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs})
         try:
@@ -64,11 +64,11 @@ class Binding:
         return Bound(found, frozenset(found.keys() - given - kwargs.keys()))
 
 
-class Described:
-    """A call as it came: its summaries, and its tensors where they are kept, are on their way to the host.
+class DescribedCall:
+    """The description of a call; summaries, and tensors within ``keep_bytes``, are copied to the host asynchronously.
 
-    ``tensors`` are contiguous copies by path (``"x"``, ``"caches[0]"``). Making one waits for no device and keeps no
-    argument alive. Raises ``CannotDescribeError``.
+    ``tensors`` are contiguous copies by path (``"x"``, ``"caches[0]"``). Creating one waits for no device and holds no
+    reference to an argument. Raises ``CannotDescribeError``.
     """
 
     def __init__(self, bound: Bound, *, keep_bytes: float = 0.0) -> None:
@@ -77,7 +77,7 @@ class Described:
         self._found: dict[str, Tensor] = {}
         self._storages: dict[int, int] = {}
         self._tensors = 0
-        # What a subclass makes of operations (weights of a serving engine have one) is not asked for.
+        # Subclasses (weights of a serving engine) may override operations; use those of Tensor.
         with torch._C.DisableTorchFunctionSubclass():
             self._arguments = {name: self._node(value, name, 0) for name, value in bound.arguments.items()}
         for name in bound.defaults:
@@ -85,11 +85,11 @@ class Described:
         size = sum(t.numel() * t.element_size() for t in self._found.values())
         self.too_large = keep_bytes > 0 and size > keep_bytes
         self.held_bytes = size if keep_bytes and not self.too_large else 0
-        kept = self._found if keep_bytes and not self.too_large else {}
+        copied = self._found if keep_bytes and not self.too_large else {}
         with torch.no_grad():
-            copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in kept.values()]
+            copies = [t.detach().clone(memory_format=torch.contiguous_format) for t in copied.values()]
         self._readback = Readback([*self._rows, *copies])
-        self._paths = tuple(kept)
+        self._paths = tuple(copied)
         self._found.clear()
         self._rows.clear()
 
@@ -102,7 +102,7 @@ class Described:
         return dict(zip(self._paths, self._readback.host[len(self._nodes) :], strict=True))
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments in JSON types; complete once ``ready``."""
+        """The arguments in JSON types; complete when ``ready``."""
         for node, row in zip(self._nodes, self._readback.host, strict=False):
             node["values"] = read(row)
         return self._arguments
@@ -129,7 +129,7 @@ class Described:
             "device": value.device.type,
             "grad": value.requires_grad,
         }
-        # What is computed on a subclass with a dispatch of its own may be asked of other processes (DTensor).
+        # Operations on a subclass with its own dispatch may involve other processes (DTensor).
         if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ or value.layout is not torch.strided:
             return {**node, "of": type(value).__name__}
         value = value.detach().as_subclass(Tensor)
@@ -158,7 +158,7 @@ def _holds_tensors(values: tuple[Any, ...] | list[Any]) -> bool:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """A value without tensors; what a case could not carry is named by its type alone, for it may be anything."""
+    """A value without tensors as JSON; only the type of one that a case could not hold, as it may be private."""
     if isinstance(value, str) and len(value) > _LONGEST_TEXT:
         return {"other": f"str of {len(value)}"}
     if isinstance(value, tuple | list | Mapping) and len(value) > _MOST_ITEMS:

@@ -1,4 +1,4 @@
-"""A recorded call as a case of a spec, or the reason why it is none."""
+"""`match`: converts a recorded call into a case of a spec, or says why it is not one."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, OptionalSpec, S
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import said
 
-# Storage of a tensor with gaps that a case still takes as it is: a view of a buffer this many times its size.
+# A case reproduces gaps up to a buffer of this many times the tensor's size.
 _GAPS = 16
 _MOST_STORAGE = 1 << 26
-# An allocation on the CPU begins at a multiple of this; of addresses, the rest says how a tensor is aligned.
+# An allocation on the CPU begins at a multiple of this; the remainder of an address is the tensor's alignment.
 _CPU_ALIGNED = 64
 _SUMS = ("low", "high", "mean", "rms", "absolute")
 _MISSING = object()
 
 
 class UnmatchedError(Exception):
-    """Why a call is no case of the spec, as a clause."""
+    """The reason why a call is not a case of the spec, as a clause."""
 
 
 @dataclass(slots=True)
 class Matched:
-    """A case, and what in it is not as it was recorded."""
+    """A case, with notes on what differs from the recording."""
 
     case: Case
     notes: list[str] = field(default_factory=list)
@@ -51,15 +51,15 @@ def match(
     tensors: Path | None = None,
     rename: Mapping[str, str | None] | None = None,
 ) -> Matched:
-    """The case of ``spec`` that a recorded call is.
+    """The case of ``spec`` that corresponds to a recorded call.
 
-    ``event`` is a line of a recording; ``tensors`` the folder of its tensor files, ``rename`` the spec's names of
-    parameters that are called otherwise, ``None`` for those that are to be left out. Raises ``UnmatchedError``.
+    ``event`` is a line of a recording, ``tensors`` the folder of its tensor files. ``rename`` maps recorded parameters
+    to the spec's names, or to ``None`` to leave them out. Raises ``UnmatchedError``.
     """
     try:
         return _Matching(spec, event, tensors, rename or {}).matched()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnmatchedError(f"its line is not one of a recording ({said(error)})") from None
+        raise UnmatchedError(f"its line is not that of a recording ({said(error)})") from None
 
 
 class _Matching:
@@ -119,13 +119,13 @@ class _Matching:
         elif not isinstance(inner, TensorSpec):
             self.drawn[name] = self._plain_value(name, node)
         elif "tensor" not in node:
-            raise UnmatchedError(f"{name!r} is {_shown(node)} where the spec says a tensor {inner.shape.text!r}")
+            raise UnmatchedError(f"{name!r} is {_shown(node)} where the spec has a tensor {inner.shape.text!r}")
         else:
             self.shapes[name] = inner, tuple(map(int, node["tensor"]))
 
     def _constant(self, name: str, inner: ConstantSpec, node: Mapping[str, Any] | None) -> None:
         if node is None:
-            self.notes.append(f"the call has no argument {name!r}; it is the spec's")
+            self.notes.append(f"the call has no argument {name!r}; the spec's value is used")
         elif "value" in node:
             value = self._plain_value(name, node)
             if type(value) is bool or not isinstance(value, int | float) or not _number(inner.value):
@@ -139,14 +139,14 @@ class _Matching:
 
     def _plain_value(self, name: str, node: Mapping[str, Any]) -> Any:
         if "value" not in node:
-            raise UnmatchedError(f"{name!r} is {_shown(node)}, which a case cannot carry")
+            raise UnmatchedError(f"{name!r} is {_shown(node)}, which a case cannot hold")
         try:
             return decode(node["value"])
         except ReplayError as error:
             raise UnmatchedError(f"{name!r}: {error}") from None
 
     def _others(self) -> None:
-        """Arguments that the spec does not have matter unless the caller left them, or gave the kernel's defaults."""
+        """Raises ``UnmatchedError`` for an argument that the spec lacks and whose value is not the kernel's default."""
         try:
             parameters = inspect.signature(self.spec.fused).parameters
         except (TypeError, ValueError):
@@ -160,7 +160,7 @@ class _Matching:
                 raise UnmatchedError(f"{name} is {_shown(node)}, and the spec has no such input")
 
     def _hints(self) -> dict[str, int]:
-        """Sizes by plain arguments of their name, and sizes that indices point into."""
+        """Sizes of dims from plain arguments of the same name, and from the largest index into them."""
         hints: dict[str, int] = {}
         for name, (inner, _) in self.shapes.items():
             profile, high = inner.values, (self.nodes[name].get("values") or {}).get("high")
@@ -175,7 +175,7 @@ class _Matching:
         return hints
 
     def _unused(self) -> frozenset[str]:
-        """Dims of absent inputs alone."""
+        """The dims that only absent inputs have."""
         used = {name for inner, _ in self.shapes.values() for name in inner.shape.names}
         absent = {n for name, inner in self._tensor_inputs() if name in self.absent for n in inner.shape.names}
         return frozenset(absent - used)
@@ -186,7 +186,7 @@ class _Matching:
         }
         if len(found) > 1:
             listed = " and ".join(f"{name!r} {dtype}" for dtype, name in found.items())
-            raise UnmatchedError(f"{listed}, where the spec has one dtype for both")
+            raise UnmatchedError(f"{listed}, but the spec has one dtype for both")
         return str(next(iter(found), self.spec.dtypes[0]))
 
     def _tensor(self, name: str, inner: TensorSpec, sizes: Mapping[str, Size]) -> TensorCase:
@@ -201,7 +201,7 @@ class _Matching:
         node, (_, shape) = self.nodes[name], self.shapes[name]
         strides = tuple(map(int, node.get("strides") or ()))
         if shape and not strides:
-            self.notes.append(f"nothing was noted of how {name!r} lay in memory; it is contiguous")
+            self.notes.append(f"the strides of {name!r} were not recorded; it is contiguous")
         offset = self._offset(name, inner, torch_dtype(dtype).itemsize)
         if len(strides) != len(shape) or not shape or geometry(shape, Layout()).strides == strides:
             return Layout("contiguous", offset)
@@ -212,20 +212,18 @@ class _Matching:
                 f"{name!r} has the strides {strides}, and the spec draws {', '.join(inner.layouts)} only"
             )
         if not strided.admits(shape, strides):
-            raise UnmatchedError(f"{name!r} has the strides {strides}, by which elements share a place")
+            raise UnmatchedError(f"{name!r} has the strides {strides}, by which elements overlap")
         if strided.expanded(shape, strides) and name in (*self.spec.mutates, *self.spec.clobbers):
             raise UnmatchedError(f"{name!r} is written, and its strides {strides} repeat elements")
         made = Layout(strided.stated(strides), offset)
         elements = geometry(shape, Layout()).storage
         if geometry(shape, made).storage > max(_GAPS * elements, _MOST_STORAGE):
-            self.notes.append(
-                f"{name!r} has the strides {strides}, further apart than a case affords: {nearest} instead"
-            )
+            self.notes.append(f"{name!r} has the strides {strides}, too far apart for a case: {nearest} instead")
             return Layout(nearest or "contiguous", offset)
         return made
 
     def _offset(self, name: str, inner: TensorSpec, itemsize: int) -> int:
-        """An offset by which the tensor is aligned as it was, and not 0 where it was not."""
+        """A storage offset that gives the tensor its recorded alignment, and is not 0 if the recorded one was not."""
         node = self.nodes[name]
         whole = ALIGNED if node.get("device") == "cuda" else _CPU_ALIGNED
         rest, given = int(node.get("pointer") or 0) % whole, int(node.get("offset") or 0)
@@ -251,7 +249,7 @@ class _Matching:
             path = str(self.tensors.absolute() / self.file)
             return str(recorded_values.Stored(path, self.keys[name], ordinary=not (extreme or _non_finite(seen))))
         if not seen and 0 not in self.shapes[name][1]:
-            self.notes.append(f"nothing was noted of the values of {name!r}; they are the spec's own")
+            self.notes.append(f"the values of {name!r} were not recorded; they are the spec's own")
             return _plain(inner)
         if not follows:
             self.notes.append(
@@ -272,8 +270,8 @@ class _Matching:
             raise UnmatchedError(f"{name!r} held NaN or infinities, which values={profile} excludes")
         bounds = bounds_of(profile, sizes)
         if bounds is not None and "low" in seen and not (bounds[0] <= seen["low"] and seen["high"] <= bounds[1]):
-            said = f"{name!r} held {seen['low']:g} to {seen['high']:g}"
-            raise UnmatchedError(f"{said}, where values={profile} is {bounds[0]:g} to {bounds[1]:g}")
+            held = f"{name!r} held {seen['low']:g} to {seen['high']:g}"
+            raise UnmatchedError(f"{held}, where values={profile} is {bounds[0]:g} to {bounds[1]:g}")
 
     def _sharing(self) -> None:
         places: dict[Any, list[str]] = {}
@@ -302,7 +300,7 @@ def _number(value: Any) -> bool:
 
 
 def _value(node: Mapping[str, Any]) -> Any:
-    """The plain value of a node; ``_MISSING`` where it has none."""
+    """The plain value of a node; ``_MISSING`` if it has none."""
     if "value" not in node:
         return _MISSING
     try:
@@ -314,7 +312,7 @@ def _value(node: Mapping[str, Any]) -> Any:
 def _equal(one: Any, other: Any) -> bool:
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # noqa: BLE001 - what cannot be compared is not known to be the same
+    except Exception:  # noqa: BLE001 - values that cannot be compared count as different
         return False
 
 

@@ -1,4 +1,4 @@
-"""The file of one recording process: lines that only ever are added, the latest of each place counts."""
+"""`RecordedFile`: the file of one recording process; lines are appended, and the latest of each place counts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TENSORS = ".tensors"
 
 @dataclass(slots=True)
 class RecordedFile:
-    """What a file says: the calls that are kept, by bucket and place, and how many calls each bucket had.
+    """The content of a file: the sampled calls, by bucket and place, and the number of calls of each bucket.
 
-    ``finds`` are calls that a canary's kernels disagreed on, with the reason; each of them stands for itself.
+    ``finds`` are calls on which a canary's kernels disagreed, with the reason; each counts as one call.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class RecordedFile:
 
     @property
     def per_bucket(self) -> dict[str, int]:
-        """Calls by bucket; a kept call whose count was not written any more proves as many as its number says."""
+        """Calls by bucket, at least as many as the number of the last sampled call shows."""
         found: dict[str, int] = {}
         for (bucket, _), event in self.calls.items():
             found[bucket] = max(found.get(bucket, 0), int(event["call"]) + 1)
@@ -46,22 +46,19 @@ class RecordedFile:
         return found
 
     def events(self) -> Iterator[Event]:
-        """What is worth keeping of it."""
+        """The events that still count."""
         yield from (event for event in (self.head, self.counts) if event is not None)
         yield from self.calls.values()
         yield from self.finds
 
 
 def tensors_of(path: Path) -> Path:
-    """The folder of the tensors that a file refers to."""
+    """The folder of the tensor files that belong to a recording."""
     return path.with_name(path.name.removesuffix(".jsonl") + _TENSORS)
 
 
 def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
-    """Reads a file; a line cut short or foreign is passed over, and a call older than the file keeps any is left out.
-
-    Raises ``OSError``.
-    """
+    """Reads a file, without broken and foreign lines and without calls older than it allows. Raises ``OSError``."""
     found = RecordedFile(path)
     for event in read(path):
         kind = event.get("event")
@@ -88,10 +85,7 @@ def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
 
 
 def shorten(path: Path, now: float, keep_s: float) -> RecordedFile:
-    """Leaves in a file what counts, and no call older than ``keep_s``; its name changes hands at once.
-
-    Raises ``OSError``.
-    """
+    """Rewrites a file atomically with the events that count, and no call older than ``keep_s``. Raises ``OSError``."""
     found = load(path, now, keep_s)
     lines = [json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n" for event in found.events()]
     replace_whole(path, b"".join(lines), PRIVATE)
@@ -99,7 +93,7 @@ def shorten(path: Path, now: float, keep_s: float) -> RecordedFile:
 
 
 def forget_old(folder: Path, slug: str, now: float, keep_s: float) -> None:
-    """Deletes the files of this name that nobody has written to for ``keep_s``, with their tensors. Raises nothing."""
+    """Deletes files of this name that were not written to for ``keep_s``, with their tensors. Raises nothing."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{slug}.*{SUFFIX}"):
             with contextlib.suppress(OSError):
@@ -109,6 +103,6 @@ def forget_old(folder: Path, slug: str, now: float, keep_s: float) -> None:
 
 
 def named_tensors(event: Mapping[str, Any]) -> str | None:
-    """The file of tensors that a call refers to, one of the folder beside its recording."""
+    """The name of the tensor file of a call, in the folder beside its recording; ``None`` if it has none."""
     name = event.get("tensors")
     return name if isinstance(name, str) and "/" not in name and name.endswith(".safetensors") else None

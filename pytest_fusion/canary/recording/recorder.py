@@ -1,4 +1,4 @@
-"""`record`: a function as it is, with a sample of the calls that a serving process makes of it written down."""
+"""`record`: wraps a function and writes a sample of its calls in a serving process to a file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pytest_fusion.canary.evidence.events import Log
 from pytest_fusion.canary.live import background
-from pytest_fusion.canary.live.calls.call import recorded as captured
-from pytest_fusion.canary.live.calls.copies import tensors_in
-from pytest_fusion.canary.live.calls.signature import bucket_of
+from pytest_fusion.canary.live.calls.arguments import bucket_of, shapes_of
+from pytest_fusion.canary.live.calls.captures import recorded as captured
 from pytest_fusion.canary.recording import recorded_file
-from pytest_fusion.canary.recording.call_json import Binding, Described
+from pytest_fusion.canary.recording.call_json import Binding, DescribedCall
 from pytest_fusion.canary.recording.reservoir import Bucket, Reservoir
 from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles, need_safetensors
 from pytest_fusion.case import counter_random
@@ -31,17 +29,16 @@ from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import said
 
 ENVIRONMENT = "PYTEST_FUSION_RECORD"
-# Calls of each bucket that are kept.
+# Calls of each bucket in the sample.
 PER_BUCKET = 64
 _DAY_S = 86400.0
-# Shapes whose bucket is known without making its name again.
+# Shapes whose bucket is cached.
 _MOST_SHAPES = 4096
-# Calls whose numbers are on their way from a device, or wait for the thread that writes.
+# Calls that wait for their device, or for the thread that writes.
 _MOST_WAITING = 512
-# A process that ends waits so long for the device.
+# Seconds that a process waits for the device at its end.
 _LAST_S = 1.0
 _CHECK_AGE_S = 3600.0
-_PLAIN = (type(None), bool, int, float, str, torch.dtype)
 
 
 def record(
@@ -57,13 +54,14 @@ def record(
     interval_s: float = 5.0,
     publishers: Sequence[Callable[[Mapping[str, Any]], object]] = (),
 ) -> Recorder:
-    """A callable to put where ``fn`` stands; a sample of its calls goes to a file in the folder ``path``.
+    """A callable that replaces ``fn`` and writes a sample of its calls to a file in the folder ``path``.
 
-    Every call is counted by the class of its shapes, and of each class at most 64 are written down, each call with the
-    same chance: shapes, strides, alignment, dtypes, devices, plain arguments, and a summary of each tensor. The tensors
-    themselves only with ``tensors=True``: of calls of at most ``call_mib``, together at most ``tensors_mib``. Files are
-    private to their user, and nothing older than ``keep_days`` is kept. ``publishers`` are told each line, in the
-    background. ``PYTEST_FUSION_RECORD=off`` records nothing. Raises ``CanaryError``; calls never fail of it.
+    Every call is counted by the class of its shapes. At most 64 calls of each class, all with the same probability, are
+    written: shapes, strides, alignment, dtypes, devices, plain arguments, and a summary of each tensor. Tensors
+    themselves are written only with ``tensors=True``, for calls of at most ``call_mib`` and together at most
+    ``tensors_mib``. Files are private to their user, and calls older than ``keep_days`` are deleted. ``publishers`` are
+    called with each line, in the background. ``PYTEST_FUSION_RECORD=off`` switches recording off. Raises
+    ``CanaryError``; errors while recording never fail a call.
     """
     if not isinstance(name, str) or not name.strip() or any(sign in name for sign in ":#*\n"):
         raise CanaryError(f"canary.record({name!r}): expected a name without ':', '#', '*' or line ends, as 'rms_norm'")
@@ -76,7 +74,7 @@ def record(
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CanaryError(
-            f"canary.record({name!r}): {folder} is a file; give a folder, where each process writes one of its own"
+            f"canary.record({name!r}): {folder} is a file; give a folder, in which each process writes its own file"
         )
     if tensors:
         need_safetensors(f"canary.record({name!r}, tensors=True)")
@@ -100,7 +98,7 @@ class _Seen:
     bucket: Bucket
     number: int
     place: int
-    found: Described
+    found: DescribedCall
 
 
 class Recorder:
@@ -163,22 +161,22 @@ class Recorder:
         if self._on and not captured():
             try:
                 self._see(args, kwargs)
-            except Exception as error:  # noqa: BLE001 - what keeps us from looking keeps nobody from being served
+            except Exception as error:  # noqa: BLE001 - an error while recording must not fail the call
                 self._skip(said(error))
         return self._function(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bound like a function, where it stands for a method."""
+        """Binds like a function, so that a recorder can replace a method."""
         return self if instance is None else functools.partial(self, instance)
 
     @property
     def path(self) -> Path:
-        """The file of this process; it is made when the first lines are written."""
+        """The file of this process, created when the first lines are written."""
         assert self._log.path is not None
         return self._log.path
 
     def status(self) -> dict[str, Any]:
-        """What happened so far, in JSON types: calls by bucket, why calls were not looked at, what was not written."""
+        """Counts so far, in JSON types: calls by bucket, skipped calls by reason, lines that were not written."""
         with self._lock:
             skipped = dict(sorted(self._counts.items()))
         return {
@@ -193,32 +191,32 @@ class Recorder:
         }
 
     def flush(self) -> None:
-        """Writes what has arrived from the devices; a thread does so every ``interval_s``. Raises nothing."""
+        """Writes calls whose numbers have arrived; a thread does this every ``interval_s``. Raises nothing."""
         with self._tending:
             self._tend()
 
     tend = flush
 
     def at_exit(self) -> None:
-        """Waits for the devices a moment, then writes."""
+        """Waits a moment for the devices, then writes."""
         until = time.monotonic() + _LAST_S
         while self._waiting and not all(seen.found.ready for seen in list(self._waiting)) and time.monotonic() < until:
             time.sleep(0.01)
         self.flush()
 
     def after_fork(self) -> None:
-        """In a forked child: counts and a file of its own."""
+        """Gives a forked child its own counts and file."""
         self._log.begin()
         self._begin()
 
     def close(self) -> None:
-        """The function alone from now on; what was seen is written."""
+        """Writes what is pending and stops recording; calls go to the function alone."""
         self._on = False
         background.remove(self)
         self.at_exit()
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shapes = _shapes(args, kwargs)
+        shapes = shapes_of(args, kwargs)
         bucket = self._shapes.get(shapes)
         if bucket is None:
             bucket = self._reservoir.bucket(bucket_of(args, kwargs))
@@ -231,9 +229,9 @@ class Recorder:
         if len(self._waiting) >= _MOST_WAITING:
             self._skip("too many wait to be written")
             return
-        # What waits to be written is bounded as what is written.
+        # Waiting tensors are bounded like written ones.
         room = self._tensor_bytes - sum(seen.found.held_bytes for seen in list(self._waiting))
-        found = Described(self._binding(args, kwargs), keep_bytes=min(self._call_bytes, max(room, 1.0)))
+        found = DescribedCall(self._binding(args, kwargs), keep_bytes=min(self._call_bytes, max(room, 1.0)))
         self._waiting.append(_Seen(bucket, number, place, found))
 
     def _skip(self, reason: str) -> None:
@@ -258,7 +256,7 @@ class Recorder:
         lost = self._log.lost
         self._log.flush()
         if self._log.lost > lost:
-            # A full disk took lines; what counts is said again.
+            # The disk was full and lines were lost: write the head and the counts again.
             self._headed, self._written = False, {}
         elif changed and self._tensors is not None:
             self._tensors.forget_all_but(set(self._files.values()))
@@ -272,10 +270,10 @@ class Recorder:
             if self._tensors is not None:
                 self._keep(self._tensors, found, facts)
             self._log.add("call", **facts, arguments=found.arguments())
-        except Exception as error:  # noqa: BLE001 - a call that cannot be written is one that was not kept
+        except Exception as error:  # noqa: BLE001 - a call that cannot be written is skipped and counted
             self._skip(said(error))
 
-    def _keep(self, files: TensorFiles, found: Described, facts: dict[str, Any]) -> None:
+    def _keep(self, files: TensorFiles, found: DescribedCall, facts: dict[str, Any]) -> None:
         place = facts["bucket"], facts["place"]
         self._files.pop(place, None)
         held: dict[str, Tensor] = found.tensors
@@ -285,7 +283,7 @@ class Recorder:
             return
         try:
             name = files.keep(held)
-        except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the summary is kept
+        except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the summary is written
             self._skip(f"tensors not kept: {said(error)}")
             return
         if name is None:
@@ -297,7 +295,7 @@ class Recorder:
         recorded_file.shorten(path, self._clock(), self._keep_s)
 
     def _mind_age(self) -> None:
-        """Forgets what is too old, here and in files that dead processes left."""
+        """Deletes old calls, here and in files of ended processes."""
         now = self._clock()
         if now - self._checked_age < min(_CHECK_AGE_S, self._keep_s / 4):
             return
@@ -313,14 +311,3 @@ class Recorder:
                     self._tensors.forget_all_but(set(self._files.values()))
         except OSError as error:
             self._skip(f"not shortened: {said(error)}")
-
-
-def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
-    """What decides the bucket of a call."""
-    found: list[object] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append((value.shape, value.dtype))
-        elif type(value) not in _PLAIN:
-            found += [(tensor.shape, tensor.dtype) for tensor in tensors_in(value)]
-    return tuple(found)

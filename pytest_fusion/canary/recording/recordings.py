@@ -1,4 +1,4 @@
-"""Recordings read back: the calls of all processes together, as cases of a spec, each with the calls it stands for."""
+"""`Cases`: the recorded calls of all processes as cases of a spec, each weighted by the calls it represents."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
 
 PathLike = str | os.PathLike[str]
-# What is said of one spec's recordings; the rest is counted as others.
+# Different reasons in a summary; the rest is counted as others.
 _MOST_REASONS = 50
 _OTHERS = "others"
+# A recording has up to 64 calls of each of up to 256 classes of shapes, and all checks judge each case for two kernels.
+# Cases of one class differ in strides and values, which the generated cases vary too.
+MOST, FEWEST_OF_A_CLASS = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A recorded call: its line, the file it stands in, and how many calls of its bucket it stands for."""
+    """A recorded call: its line, its file, and the number of calls of its bucket that it represents."""
 
     event: Mapping[str, Any]
     path: Path
@@ -38,13 +41,13 @@ class Call:
 
 @dataclass(slots=True)
 class Calls:
-    """The recorded calls of one function, of all processes. ``total`` counts all calls, kept or not.
+    """The recorded calls of one function in all processes. ``total`` counts all calls, sampled or not.
 
-    ``uncovered`` are calls, by bucket, of which none is kept any more.
+    ``uncovered`` counts calls of buckets without any sampled call left.
     """
 
     name: str
-    kept: list[Call] = field(default_factory=list)
+    sampled: list[Call] = field(default_factory=list)
     total: int = 0
     uncovered: dict[str, int] = field(default_factory=dict)
     expired: int = 0
@@ -53,7 +56,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCase:
-    """A case that stands for ``weight`` calls; ``notes`` say what in it is not as it was recorded."""
+    """A case that represents ``weight`` calls; ``notes`` say what differs from the recording."""
 
     case: Case
     weight: float
@@ -63,10 +66,10 @@ class RecordedCase:
 
 @dataclass(slots=True)
 class Cases:
-    """The cases of a spec in recorded traffic; iterates over pairs of a case and the calls that it stands for.
+    """The cases of a spec in recorded traffic; iterates over pairs of a case and the calls that it represents.
 
-    ``unmatched`` has the calls that are no case of the spec, by reason, in calls; with them and those of ``uncovered``
-    buckets the weights add up to ``total``.
+    ``unmatched`` counts calls that are not cases of the spec, by reason; with these and those of ``uncovered`` buckets
+    the weights add up to ``total``.
     """
 
     name: str
@@ -85,24 +88,25 @@ class Cases:
 
     @property
     def covered(self) -> float:
-        """The share of all calls that the cases stand for, 0 to 1."""
+        """The share of all calls that the cases represent, 0 to 1."""
         return sum(one.weight for one in self.found) / self.total if self.total else 0.0
 
     def lines(self) -> list[str]:
-        """What was found and what was not, for people."""
-        said = [
+        """A summary for people: calls, cases, calls without a case, and notes."""
+        found = [
             f"{self.name}: {self.total} calls in {self.files} files; {len(self)} cases stand for {self.covered:.1%}"
         ]
-        said += [f"no case for {weight:.0f} calls: {why}" for why, weight in _by_weight(self.unmatched)]
-        said += [
-            f"no case for {calls} calls of {bucket}: none of them is kept" for bucket, calls in self.uncovered.items()
+        found += [f"no case for {weight:.0f} calls: {why}" for why, weight in _by_weight(self.unmatched)]
+        found += [
+            f"no case for {calls} calls of {bucket}: none of them is in the sample"
+            for bucket, calls in self.uncovered.items()
         ]
         if self.expired:
-            said.append(f"{self.expired} kept calls were too old")
+            found.append(f"{self.expired} recorded calls were too old")
         notes: Counter[str] = Counter()
         for one in self.found:
             notes.update(dict.fromkeys(one.notes, 1))
-        return said + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
+        return found + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
 
 
 def _by_weight(reasons: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -110,14 +114,14 @@ def _by_weight(reasons: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def read(paths: PathLike | Iterable[PathLike], name: str | None = None, *, now: float | None = None) -> Calls:
-    """The calls in recordings: files, or folders of them. ``name`` chooses among the functions that were recorded.
+    """The calls in recordings, which are files or folders of them, of the function ``name``.
 
-    Raises ``CanaryError`` where nothing was recorded, of that name, or of several names.
+    Raises ``CanaryError`` if nothing was recorded, and without a ``name`` if several functions were.
     """
     files = [_load(path, time.time() if now is None else now) for path in _files(paths)]
     names = sorted({file.name for file in files if file.name})
     if name is None and len(names) > 1:
-        raise CanaryError(f"recordings of {', '.join(names)} lie here; say which one: name={names[0]!r}")
+        raise CanaryError(f"there are recordings of {', '.join(names)}; choose one, as in name={names[0]!r}")
     if not names or (name is not None and name not in names):
         listed = f"{name!r} was not recorded{did_you_mean(name, names)}" if name and names else "nothing was recorded"
         raise CanaryError(f"{listed} in {_shown(paths)}; record with canary.record(name, function, folder)")
@@ -136,13 +140,13 @@ def cases(
     """The cases of ``spec`` in recordings.
 
     ``name`` is that of the recording, by default the spec's or the only one. ``rename`` maps parameters of the recorded
-    function to inputs of the spec, ``None`` for those that do not matter (``self``). ``per_bucket`` bounds the cases of
-    each class of shapes; they stand for the calls of those left out. Raises ``CanaryError``.
+    function to inputs of the spec, or to ``None`` to ignore them (``self``). ``per_bucket`` bounds the cases of each
+    class of shapes; they then represent also the calls of those left out. Raises ``CanaryError``.
     """
     calls = read(paths, name if name is not None else _name(paths, spec), now=now)
     found: list[RecordedCase] = []
     unmatched: dict[str, float] = {}
-    for call in _at_most(calls.kept, per_bucket):
+    for call in _at_most(calls.sampled, per_bucket):
         try:
             matched = match(spec, call.event, recorded_file.tensors_of(call.path), rename)
         except UnmatchedError as error:
@@ -153,8 +157,23 @@ def cases(
     return Cases(calls.name, found, calls.total, unmatched, calls.uncovered, calls.expired, calls.files)
 
 
+def recorded(path: Path, spec: FusionSpec) -> Cases:
+    """At most `MOST` cases of a recording, a file or a folder, or a few of each class of shapes if that is more.
+
+    Raises ``CanaryError`` with the name of the option.
+    """
+    try:
+        found = cases(path, spec)
+        if len(found) <= MOST:
+            return found
+        classes = len({one.bucket for one in found.found})
+        return cases(path, spec, per_bucket=max(FEWEST_OF_A_CLASS, MOST // classes))
+    except CanaryError as error:
+        raise CanaryError(f"--recording {path}: {error}") from None
+
+
 def pin(recorded: Cases, spec: FusionSpec, folder: PathLike, *, most: int = 16) -> list[Path]:
-    """Writes the cases that stand for most calls as pinned replays, which the spec's test runs first from then on.
+    """Writes the cases that represent most calls as pinned replays, which the spec's test runs first from then on.
 
     ``folder`` is one named ``fusion_replays``, beside the test or above it. Raises ``CanaryError`` for another name,
     ``OSError`` where it cannot be written.
@@ -178,7 +197,7 @@ def write_replay(
     mode: int = 0o666,
     made: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A replay file that names the spec alone: it goes with the test whose spec has that name. Raises ``OSError``."""
+    """Writes a replay file for the test whose spec has this name. Raises ``OSError``."""
     replay = replays.Replay(spec.name, spec.name, check, None, case, made or {})
     path = folder / replays.file_name(replay)
     replace_whole(path, replays.text(replay), mode)
@@ -218,30 +237,32 @@ def _shown(paths: PathLike | Iterable[PathLike]) -> str:
 def _merged(name: str, files: list[RecordedFile]) -> Calls:
     found = Calls(name, files=len(files), expired=sum(file.expired for file in files))
     totals: Counter[str] = Counter()
-    kept: dict[str, list[tuple[Mapping[str, Any], Path, float]]] = {}
+    by_bucket: dict[str, list[tuple[Mapping[str, Any], Path, float]]] = {}
     for file in files:
         for bucket, count in file.per_bucket.items():
             totals[bucket] += count
             own = [event for (where, _), event in sorted(file.calls.items()) if where == bucket]
-            kept.setdefault(bucket, []).extend((event, file.path, count / len(own)) for event in own)
+            by_bucket.setdefault(bucket, []).extend((event, file.path, count / len(own)) for event in own)
         for event in file.finds:
             bucket = str(event.get("bucket"))
             totals[bucket] += 1
-            kept.setdefault(bucket, []).append((event, file.path, 1.0))
+            by_bucket.setdefault(bucket, []).append((event, file.path, 1.0))
     found.total = totals.total()
     for bucket, count in sorted(totals.items()):
-        known = sum(weight for *_, weight in kept[bucket])
+        known = sum(weight for *_, weight in by_bucket[bucket])
         if not known:
             if count:
                 found.uncovered[bucket] = count
             continue
-        # Calls of a process that kept none of this bucket count with those of the others.
-        found.kept += [Call(event, path, bucket, weight * count / known) for event, path, weight in kept[bucket]]
+        # Calls of a process without a sampled call of this bucket count with those of the others.
+        found.sampled += [
+            Call(event, path, bucket, weight * count / known) for event, path, weight in by_bucket[bucket]
+        ]
     return found
 
 
 def _at_most(calls: list[Call], most: int | None) -> list[Call]:
-    """As many calls of each bucket, chosen by their seeds, standing for all of it."""
+    """At most so many calls of each bucket, chosen by their seeds, weighted for all calls of it."""
     if most is None:
         return calls
     buckets: dict[str, list[Call]] = {}

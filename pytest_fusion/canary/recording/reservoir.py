@@ -1,4 +1,4 @@
-"""Which calls are kept: of each class of shapes a few, each call with the same chance; and the number of all calls."""
+"""`Reservoir`: a random sample of calls of each class of shapes, and the number of all calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 
 from pytest_fusion.case import counter_random
 
-# Classes that are counted; calls of further ones are counted together.
+# Classes that are counted separately; calls of further ones are counted together.
 MOST_BUCKETS = 256
 OTHERS = "others"
 
 
 class Bucket:
-    """The calls of one class of shapes."""
+    """The call counter and sampler of one class of shapes."""
 
     __slots__ = ("_drawn", "_largest", "_lock", "_most", "_next", "_seed", "calls", "name")
 
@@ -29,10 +29,10 @@ class Bucket:
         self._lock = threading.RLock()
 
     def admit(self) -> tuple[int, int | None]:
-        """Counts a call: its number, from 0, and the place it takes among those kept; ``None`` for none.
+        """Counts a call; returns its number, from 0, and its place in the sample, or ``None`` if it is not in it.
 
-        After n calls each of them holds one of the places with the same chance. A call that is not kept costs one
-        comparison: how many those will be is drawn at once (Li's algorithm L, ACM TOMS 20, 1994).
+        After n calls each of them has a place with the same probability. A call outside the sample costs one
+        comparison, as the number of calls to skip is drawn at once (Li's algorithm L, ACM TOMS 20, 1994).
         """
         with self._lock:
             number = self.calls
@@ -47,13 +47,13 @@ class Bucket:
             return number, place
 
     def _uniform(self) -> float:
-        """Above 0 and below 1."""
+        """A random number above 0 and below 1."""
         self._drawn += 1
         return ((counter_random.element(self._seed, self._drawn) >> 12) + 0.5) * 2.0**-52
 
 
 class Reservoir:
-    """Buckets by name, made when they are first asked for; at most ``MOST_BUCKETS`` and ``OTHERS``."""
+    """Buckets by name, created on first use; at most ``MOST_BUCKETS`` and ``OTHERS``."""
 
     def __init__(self, seed: int, most: int) -> None:
         self._seed = seed
@@ -62,6 +62,7 @@ class Reservoir:
         self._buckets: dict[str, Bucket] = {}
 
     def bucket(self, name: str) -> Bucket:
+        """The bucket of this name, or ``OTHERS`` where there are too many."""
         found = self._buckets.get(name)
         if found is not None:
             return found
@@ -73,6 +74,6 @@ class Reservoir:
             return self._buckets[name]
 
     def calls(self) -> dict[str, int]:
-        """How many calls each bucket had."""
+        """The number of calls of each bucket."""
         with self._lock:
             return {name: bucket.calls for name, bucket in self._buckets.items()}

@@ -1,4 +1,4 @@
-"""The sizes of a spec's dims, solved from the shapes of a call's tensors."""
+"""`solve`: the sizes of a spec's dims from the shapes of a call's tensors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pytest_fusion.spec.dims import Size, Term
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec
 
-# A quotient or remainder is inverted by trying; no dim of a kernel is a hundred times another by a ``//``.
+# Divisors that are tried to invert a quotient or remainder; dims of kernels have smaller ones.
 _TRIED = 128
 
 
 class UnsolvedError(Exception):
-    """The shapes of a call are not those of the spec, or leave a dim open. Says so in a clause."""
+    """The shapes of a call do not fit the spec, or leave a dim undetermined; the message is a clause."""
 
 
 def solve(
@@ -26,15 +26,15 @@ def solve(
 ) -> dict[str, Size]:
     """A size for every dim of the spec.
 
-    ``tensors`` are the inputs of the call with their shapes. A dim that none of them shows takes its ``hint`` (a plain
-    argument of its name, a bound of recorded indices), the one size that it may have, or, where only the ``unused``
-    dims of absent inputs are left, any that is allowed. Raises ``UnsolvedError``.
+    ``tensors`` are the inputs of the call with their shapes. A dim that they do not determine takes its ``hint`` (a
+    plain argument of its name, a bound of recorded indices), the only size that it may have, or, for the ``unused``
+    dims of absent inputs, any allowed one. Raises ``UnsolvedError``.
     """
     found: dict[str, Size] = {}
     equations: list[tuple[str, Term, int]] = []
     for name, (inner, shape) in tensors.items():
         equations += _equations(name, inner, shape, found)
-    # Plain names first: an expression has one unknown less then.
+    # Plain names first, so that expressions have fewer unknowns.
     equations.sort(key=lambda one: one[1].names != (one[1].text,))
     before = -1
     while equations and len(equations) != before:
@@ -65,11 +65,11 @@ def solve(
 def _equations(
     name: str, inner: TensorSpec, shape: tuple[int, ...], found: dict[str, Size]
 ) -> list[tuple[str, Term, int]]:
-    """One equation for each dimension; the sizes of a ``*batch`` are known at once."""
+    """One equation for each dimension; stores the sizes of a ``*batch`` at once."""
     terms = inner.shape.terms
     extra = len(shape) - sum(not term.batch for term in terms)
     if extra < 0 or (extra and not any(term.batch for term in terms)):
-        raise UnsolvedError(f"{name!r} has {len(shape)} dimensions where the spec says {inner.shape.text!r}")
+        raise UnsolvedError(f"{name!r} has {len(shape)} dimensions where the spec has {inner.shape.text!r}")
     equations, axis = [], 0
     for term in terms:
         if term.batch:
@@ -84,7 +84,7 @@ def _equations(
 
 
 def _solved(name: str, term: Term, size: int, found: dict[str, Size]) -> bool:
-    """Whether nothing of this equation is open any more. Raises ``UnsolvedError`` where it does not hold."""
+    """Whether the equation is solved. Raises ``UnsolvedError`` where it does not hold."""
     unknown = [one for one in term.names if one not in found]
     if len(unknown) > 1:
         return False
@@ -92,8 +92,8 @@ def _solved(name: str, term: Term, size: int, found: dict[str, Size]) -> bool:
         solutions = _solutions(term, unknown[0], size, found)
         if len(solutions) != 1:
             if solutions:
-                return False  # a quotient: another tensor may tell which
-            raise UnsolvedError(f"{name!r} has a size of {size} where the spec says {term.text!r}")
+                return False  # a quotient: another tensor may decide
+            raise UnsolvedError(f"{name!r} has a size of {size} where the spec has {term.text!r}")
         found[unknown[0]] = solutions[0]
     if _value(term, found) != size:
         raise UnsolvedError(f"{name!r} has a size of {size} where {term.text!r} is {_value(term, found)}")
@@ -108,14 +108,14 @@ def _value(term: Term, sizes: Mapping[str, Size]) -> int | None:
 
 
 def _solutions(term: Term, unknown: str, size: int, found: Mapping[str, Size]) -> list[int]:
-    """The values of one dim that give this size, the least few of them."""
+    """The smallest values of one dim that give this size, at most two."""
 
     def at(value: int) -> int | None:
         return _value(term, {**found, unknown: value})
 
     zero, one = at(0), at(1)
     candidates = [size] if zero is None or one is None or one == zero else [(size - zero) // (one - zero)]
-    # 2*half, seq+1 and heads*width are straight lines; what is left is looked for around what a divisor makes of it.
+    # 2*half, seq+1 and heads*width are linear; others are searched for around multiples of the size.
     if not any(value >= 0 and at(value) == size for value in candidates):
         divisors = [part for part in range(1, _TRIED + 1) if at(size * part) == size]
         candidates = [size * part + rest for part in divisors for rest in range(part)]

@@ -1,4 +1,4 @@
-"""What is noted of a tensor's values: eleven numbers, computed where it lies."""
+"""A summary of a tensor's values: eleven numbers, computed on its device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-# So many elements are looked at, evenly spaced: a few milliseconds on a CPU, and 20 MiB on a device for a moment.
+# Elements that are read, evenly spaced: a few milliseconds on a CPU, and 20 MiB on a device for a moment.
 MOST = 1 << 18
 FIELDS = ("seen", "finite", "zeros", "nan", "inf", "ninf", "low", "high", "mean", "rms", "absolute")
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -15,10 +15,10 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 @torch.no_grad()
 def summary_of(tensor: Tensor) -> Tensor | None:
-    """(11) float64 on the tensor's device, in the order of ``FIELDS``; ``None`` for a tensor without elements.
+    """A float64 row of ``FIELDS`` on the tensor's device; ``None`` for a tensor without elements.
 
     Counts are of the elements ``seen``; ``low`` to ``absolute`` (the mean magnitude) are of the finite ones among them.
-    The range of integers is that of all elements. Complex numbers count as two each. No device is waited for.
+    The range of integers is that of all elements. Complex numbers count as two each. Waits for no device.
     """
     values = tensor.detach()
     if values.is_complex():
@@ -29,7 +29,7 @@ def summary_of(tensor: Tensor) -> Tensor | None:
     x = (part.to(torch.float32) if part.dtype.itemsize == 1 else part).to(torch.float64)
     finite = torch.isfinite(x)
     count = finite.sum()
-    kept = torch.where(finite, x, 0.0)
+    finite_values = torch.where(finite, x, 0.0)
     divisor = count.clamp_min(1)
     if values.dtype in _SIGNED:
         low, high = values.amin(), values.amax()
@@ -44,15 +44,15 @@ def summary_of(tensor: Tensor) -> Tensor | None:
         (x == -math.inf).sum(),
         low,
         high,
-        kept.sum() / divisor,
-        (kept.square().sum() / divisor).sqrt(),
-        kept.abs().sum() / divisor,
+        finite_values.sum() / divisor,
+        (finite_values.square().sum() / divisor).sqrt(),
+        finite_values.abs().sum() / divisor,
     )
     return torch.stack([one.to(torch.float64) for one in found])
 
 
 def _spaced(values: Tensor) -> Tensor:
-    """At most about ``MOST`` elements, a view."""
+    """A view of at most about ``MOST`` elements, evenly spaced."""
     while values.numel() > MOST:
         axis = max(range(values.dim()), key=values.size)
         step = min(-(-values.numel() // MOST), values.size(axis))
@@ -63,7 +63,7 @@ def _spaced(values: Tensor) -> Tensor:
 
 
 def read(row: Tensor) -> dict[str, float]:
-    """The numbers by name, shares in place of counts; without a range where nothing is finite."""
+    """The numbers of a row by name, counts as shares; without a range where nothing is finite."""
     found = dict(zip(FIELDS, row.tolist(), strict=True))
     seen = found["seen"]
     shares = {name: found[name] / seen for name in ("zeros", "nan", "inf", "ninf")}

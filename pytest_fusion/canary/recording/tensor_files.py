@@ -1,4 +1,4 @@
-"""Files of recorded tensors: safetensors, named by their content, private, and bounded in bytes."""
+"""`TensorFiles`: recorded tensors as safetensors files, named by content, private, and bounded in bytes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PRIVATE = 0o600
 
 
 def need_safetensors(who: str) -> None:
-    """Raises ``CanaryError`` where tensors could not be written."""
+    """Raises ``CanaryError`` if safetensors, which writing tensors needs, is not installed."""
     if importlib.util.find_spec("safetensors") is None:
-        raise CanaryError(f"{who}: keeping tensors takes safetensors; pip install 'pytest-fusion[record]'")
+        raise CanaryError(f"{who}: writing tensors needs safetensors; pip install 'pytest-fusion[record]'")
 
 
 class TensorFiles:
-    """A folder of such files, of one process. ``most_bytes`` bounds their sum."""
+    """A folder of tensor files of one process, with at most ``most_bytes`` in all."""
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class TensorFiles:
         self._sizes: dict[str, int] = {}
 
     def keep(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """The name of the file that holds them, written if it is new; ``None`` where there is no room for it.
+        """Writes tensors to a file, if it is new, and returns its name; ``None`` where there is no room for it.
 
         Raises ``OSError``.
         """
@@ -49,7 +49,7 @@ class TensorFiles:
         return name
 
     def forget_all_but(self, names: Collection[str]) -> None:
-        """Deletes the files that nobody refers to any more. Raises nothing."""
+        """Deletes the files that are not among ``names``. Raises nothing."""
         for name in [name for name in self._sizes if name not in names]:
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink(missing_ok=True)

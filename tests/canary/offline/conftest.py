@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import pytest
 
 from pytest_fusion.canary.offline.comparison_test import Compare
-from pytest_fusion.canary.offline.incumbent.incumbent_name import Named
-from pytest_fusion.canary.offline.incumbent.incumbents import Rival, Setting
+from pytest_fusion.canary.offline.incumbent.incumbent_name import IncumbentName
+from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.request import Request
@@ -39,8 +39,8 @@ def duel(tmp_path: Path) -> Duels:
         def outer() -> None: ...
 
         searching.adopt(outer, outer)
-        named = Named("function", f"{kernels.__name__}:{incumbent.__name__}")
-        rival = Rival(named, Setting(tmp_path, tmp_path, "cpu"), without=without, recording=recording)
+        named = IncumbentName("function", f"{kernels.__name__}:{incumbent.__name__}")
+        rival = Incumbent(named, Setting(tmp_path, tmp_path, "cpu"), without=without, recording=recording)
         request = Request(
             "it.py::test_it",
             isolate=isolate,

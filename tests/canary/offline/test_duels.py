@@ -13,7 +13,7 @@ import torch
 
 from pytest_fusion import canary
 from pytest_fusion.canary.offline import comparison_test
-from pytest_fusion.canary.offline.incumbent.shared_promises import contract, held_to
+from pytest_fusion.canary.offline.kernel import contract, held_to
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.engine.request import Pinned

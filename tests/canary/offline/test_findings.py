@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_fusion.canary.offline.accuracy import ratios
-from pytest_fusion.canary.offline.case_pairs import Pair, stands
+from pytest_fusion.canary.offline.case_pairs import Pair, classify
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, check_without, conclude
 from pytest_fusion.canary.offline.metric_finding import Timing
 from pytest_fusion.canary.offline.ran import FOREIGN, Ran, died
@@ -23,7 +23,7 @@ ABOUT = {"text": "git:main", "kind": "revision"}
 
 
 def pair(candidate: Ran = PASS, incumbent: Ran = PASS, **more: Any) -> Pair:
-    return Pair("rows=1", "fuzzed", candidate, incumbent, *stands(candidate, incumbent), **more)
+    return Pair("rows=1", "fuzzed", candidate, incumbent, *classify(candidate, incumbent), **more)
 
 
 def timing(low: float, high: float, share: float = 0.0) -> Timing:
@@ -75,7 +75,7 @@ def judged(pairs: list[Pair] | None = None, *without: str, broken: str = "", **m
 )
 def test_how_a_case_stands(candidate: Ran, incumbent: Ran, standing: str) -> None:
     """Both against the reference; what one of them was not asked about accuses nobody."""
-    assert stands(candidate, incumbent)[0] == standing
+    assert classify(candidate, incumbent)[0] == standing
 
 
 def test_promote_needs_every_fact() -> None:
@@ -108,7 +108,7 @@ def test_failures_of_which_the_incumbent_could_not_be_asked() -> None:
     """They are not blamed, and not promoted either."""
     found = judged([*passing(), pair(FAIL, TOO_LARGE)])
     assert (found.decision, found.counts["unexcused"]) == ("hold", 1)
-    assert "could not be asked, as rows=1: values: off" in found.reasons[0]
+    assert "could not be judged, as rows=1: values: off" in found.reasons[0]
 
 
 def test_failures_cannot_be_left_out() -> None:

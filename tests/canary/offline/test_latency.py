@@ -133,7 +133,7 @@ class _Number(float):
     [
         (1e-6, "", [pytest.approx(0.6931, abs=1e-4)] * 2, ""),
         (1.2e-6, "", [], "the same reference takes 0.833 x as long here as in the incumbent's process"),
-        (1.2e-6, "another", [pytest.approx(0.6931, abs=1e-4)] * 2, "the reference is another one there"),
+        (1.2e-6, "another", [pytest.approx(0.6931, abs=1e-4)] * 2, "reference is another one, so"),
     ],
 )
 def test_two_processes_are_compared_where_they_time_the_same_alike(

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.canary.offline.incumbent.incumbent_name import Named, parse
+from pytest_fusion.canary.offline.incumbent.incumbent_name import IncumbentName, parse
 from pytest_fusion.errors import CanaryError
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("git:HEAD~1", Named("revision", "HEAD~1")),
-        ("HEAD~1", Named("revision", "HEAD~1")),
-        ("origin/main", Named("revision", "origin/main")),
-        ("v1.2.3", Named("revision", "v1.2.3")),
-        ("git:v1:odd", Named("revision", "v1:odd")),
-        ("a.b:c.d", Named("function", "a.b:c.d")),
-        (f"python:{sys.executable}", Named("python", sys.executable)),
+        ("git:HEAD~1", IncumbentName("revision", "HEAD~1")),
+        ("HEAD~1", IncumbentName("revision", "HEAD~1")),
+        ("origin/main", IncumbentName("revision", "origin/main")),
+        ("v1.2.3", IncumbentName("revision", "v1.2.3")),
+        ("git:v1:odd", IncumbentName("revision", "v1:odd")),
+        ("a.b:c.d", IncumbentName("function", "a.b:c.d")),
+        (f"python:{sys.executable}", IncumbentName("python", sys.executable)),
     ],
 )
-def test_names(text: str, named: Named, tmp_path: Path) -> None:
+def test_names(text: str, named: IncumbentName, tmp_path: Path) -> None:
     """A colon that no prefix explains is one of ``module:function``, since no revision has any."""
     assert parse(text, tmp_path) == named
 
@@ -38,8 +38,8 @@ def test_an_interpreter_is_named_from_where_one_stands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "names nothing"),
-        ("git:", "names nothing"),
+        ("", "has no name"),
+        ("git:", "has no name"),
         ("pyhton:/usr/bin/python", "did you mean 'python'?"),
         ("a-b:c", "cannot be read"),
         ("python:nowhere", "there is no program"),

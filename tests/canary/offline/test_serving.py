@@ -13,9 +13,8 @@ import pytest
 from pytest_fusion.canary.offline import paired_latency
 from pytest_fusion.canary.offline.incumbent import serving
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Process, Remote
-from pytest_fusion.canary.offline.incumbent.shared_promises import contract
 from pytest_fusion.canary.offline.incumbent.wire import Gone
-from pytest_fusion.canary.offline.kernel import Kernel
+from pytest_fusion.canary.offline.kernel import Kernel, contract
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.errors import CanaryError
 from tests.canary.offline import kernels

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.canary.offline import taken
-from pytest_fusion.canary.offline.kernel import _standing_for
+from pytest_fusion.canary.offline.kernel import _representative
 from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.measure.resources.kernel_resources import NO_KERNEL, Report
@@ -48,9 +48,9 @@ def test_an_autotuners_choice_is_no_recompilation() -> None:
     first = Noted("k", launch(8), others=(launch(16), launch(32)))
     second = Noted("k", launch(32), others=(launch(8), launch(16)))
 
-    assert _standing_for(first) == _standing_for(second)
-    assert _standing_for(Noted("k", launch(8))) == launch(8)
-    assert _standing_for(Noted("k", None, "it is made inside a function")) is None
+    assert _representative(first) == _representative(second)
+    assert _representative(Noted("k", launch(8))) == launch(8)
+    assert _representative(Noted("k", None, "it is made inside a function")) is None
 
 
 def resources(local: int, stores: int = 1, **more: Any) -> Resources:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_fusion import canary
-from pytest_fusion.canary.offline.recorded_cases import FEWEST_OF_A_CLASS, MOST, recorded
+from pytest_fusion.canary.recording.recordings import FEWEST_OF_A_CLASS, MOST, recorded
 from tests.canary.offline import kernels
 
 SPEC = kernels.SPEC.with_(dims={})

@@ -1,1 +1,1 @@
-"""The arguments of one call: copies, signatures, random generators."""
+"""The arguments of one call: tensors, copies, random generators, CUDA graph captures."""

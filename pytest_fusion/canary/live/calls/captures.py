@@ -1,4 +1,4 @@
-"""CUDA graphs that other threads capture: what this thread asks of a device in the meantime must not break them."""
+"""Device work of a canary while CUDA graphs are captured, which it must not break."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THREAD_LOCAL = 1
 
 @functools.cache
 def _driver() -> Any:
-    """The driver that this process has loaded, ``None`` where there is none of NVIDIA's."""
+    """The CUDA driver's function that sets a thread's capture mode, ``None`` without an NVIDIA driver."""
     try:
         return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):
@@ -24,7 +24,7 @@ def _driver() -> Any:
 
 
 def _exchange(mode: int) -> int | None:
-    """This thread's mode until now; ``None`` where it was not changed."""
+    """Sets this thread's mode and returns the one before; ``None`` if it was not changed."""
     exchange = _driver()
     now = ctypes.c_int(mode)
     return None if exchange is None or exchange(ctypes.byref(now)) != 0 else now.value
@@ -32,10 +32,10 @@ def _exchange(mode: int) -> int | None:
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """For work of a canary's own on a device: whether an event has happened, pinned memory, copies, the other kernel.
+    """Lets a canary use the device (events, pinned memory, copies, kernels) while other threads capture graphs.
 
-    torch captures in the mode "global" (``capture_error_mode``), in which such a call by *any* thread, ``Event.query``
-    too, is refused and makes the capture invalid (pytorch/pytorch#104487). A thread in its own mode is left out.
+    torch captures in the mode "global" (``capture_error_mode``): a call of these by *any* thread, also ``Event.query``,
+    is refused and makes the capture invalid (pytorch/pytorch#104487). A thread in its own mode is left out.
     Nothing is changed before CUDA was started.
     """
     started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -45,3 +45,11 @@ def beside_captures() -> Iterator[None]:
     finally:
         if before is not None:
             _exchange(before)
+
+
+def recorded() -> bool:
+    """Whether this call is captured or traced, so that one decision holds for many replays."""
+    if torch.compiler.is_compiling():
+        return True
+    started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return started and torch.cuda.is_current_stream_capturing()

@@ -1,15 +1,15 @@
-"""Copies of a call's tensors: what the other kernel is given, or what a call falls back on."""
+"""Copies of a call's tensors, for the other kernel or to restore the originals."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_fusion.canary.live.calls.arguments import Names, tensors_in
 from pytest_fusion.run.placing import write
 
 # Allocations of CUDA start on 512 bytes: a copy that starts there too has pointers that divide by what the originals'
@@ -18,12 +18,12 @@ _ALIGNED = 512
 
 
 class CannotCopyError(Exception):
-    """These tensors are not copied: too large, or of a kind without plain strides."""
+    """The tensors cannot be copied: too large, or without plain strides."""
 
 
 @dataclass(slots=True)
 class Pair:
-    """An argument's tensor and its copy, both plain strided views without history."""
+    """An argument's tensor and its copy, both plain strided views without autograd history."""
 
     name: str
     original: Tensor
@@ -39,42 +39,9 @@ class Copies:
     pairs: list[Pair]
 
     def restore(self) -> None:
-        """Writes the copies back, element by element: what lies between them may belong to another thread by now."""
+        """Writes the copies back, element by element: memory between elements may belong to another thread by now."""
         for pair in self.pairs:
             write(pair.original, pair.copy)
-
-
-Names = Callable[[tuple[Any, ...], Mapping[str, Any]], Mapping[str, Any]]
-
-
-def names_of(function: Callable[..., Any]) -> Names:
-    """A function from a call's arguments to ``name -> value``; ``arg0``, ... where the signature is not known."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        signature = None
-
-    def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        if signature is not None:
-            try:
-                return signature.bind(*args, **kwargs).arguments
-            except TypeError:
-                pass
-        return {**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs}
-
-    return named
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
 
 
 def copies_of(
@@ -85,7 +52,7 @@ def copies_of(
     only: Collection[str] | None = None,
     most_bytes: float,
 ) -> Copies:
-    """Copies of all tensors, or of those in the arguments ``only``. No device is waited for.
+    """Copies of all tensors, or of those in the arguments ``only``; waits for no device.
 
     Raises ``CannotCopyError`` before anything is copied.
     """
@@ -96,7 +63,7 @@ def copies_of(
             continue
         for tensor in tensors_in(value):
             if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-                raise CannotCopyError(f"{name} is no plain strided tensor")
+                raise CannotCopyError(f"{name} is not a plain strided tensor")
             if tensor.device.type not in ("cpu", "cuda"):
                 raise CannotCopyError(f"{name} is on {tensor.device}")
             chosen.setdefault(id(tensor), (name, tensor))
@@ -127,7 +94,7 @@ def copies_of(
 
 
 def copied_bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """What copies of all tensors of a call would need; 0 where some cannot be copied."""
+    """Bytes that copies of all tensors of a call would need; 0 where some cannot be copied."""
     try:
         return _bytes(_spans(tensors_in([args, kwargs])))
     except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no plain storage
@@ -139,7 +106,7 @@ def _bytes(spans: Mapping[int, tuple[int, int]]) -> int:
 
 
 def _spans(tensors: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
-    """Of each storage, the first and one past the last byte that any of the tensors reaches."""
+    """For each storage, the first and one past the last byte that any of the tensors reaches."""
     spans: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         if tensor.numel():

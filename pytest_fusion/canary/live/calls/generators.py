@@ -1,4 +1,4 @@
-"""The state of the random generators that a kernel may draw from, taken and put back without waiting for a device."""
+"""`Generators`: saves and restores the random generators that a kernel may use, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 class Generators:
     """The states of torch's generators (CPU and ``devices``), of ``random``, and of numpy where it is loaded.
 
-    ``put_back`` touches only those that are in another state by then: another thread may have drawn meanwhile, and
-    what it drew would come again.
+    ``put_back`` touches only generators whose state has changed: another thread may have drawn meanwhile, and would
+    draw the same numbers again.
     """
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:

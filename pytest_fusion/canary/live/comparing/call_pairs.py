@@ -1,4 +1,4 @@
-"""`Pairs`: both kernels timed on equal copies of a call's arguments, in random order; blocks of pairs become ratios."""
+"""`Pairs`: timings of both kernels on equal copies of a call's arguments, in random order, as ratios of blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_fusion.canary.live.comparing.stopwatch import Span
 from pytest_fusion.canary.live.sharing import threshold
 from pytest_fusion.case import counter_random
 
-# Of the timed calls, so many pair the incumbent with itself: to promote, the judge wants 50 such blocks, and the
-# candidate has to have more than that in buckets of little traffic.
+# Share of timed calls that pair the incumbent with itself: to promote, the judge wants 50 blocks of these, and the
+# candidate needs more than that in buckets of little traffic.
 ITSELF = 0.2
-# Pairs in either order in a block: its ratio is the mean of the two medians, so that going first, or second, is worth
-# nothing, and one interrupt neither.
+# Pairs of each order in a block. Its ratio is the mean of the two medians, so that neither the order nor a single
+# interrupt matters.
 HALF = 10
-# Pairs whose device has not come to their end; a device further behind has no time for more.
+# Pairs that are not finished on their device; with more waiting, no further call is timed.
 _MOST_WAITING = 256
 
 
@@ -47,7 +47,7 @@ class _Pair(NamedTuple):
 
 
 class Pairs:
-    """``plan`` and ``add`` are for any thread and wait for no device; ``ready`` is for the one thread that reads."""
+    """Collects timed pairs. ``plan`` and ``add`` are for any thread and wait for no device; ``ready`` is for one."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -55,7 +55,7 @@ class Pairs:
         self.clear()
 
     def seed(self, seed: int) -> None:
-        """What the draws depend on beside the number of a call: equal seeds time equal calls."""
+        """Sets the seed of the random choices: equal seeds time equal calls."""
         self._seeds = (
             counter_random.mix(seed, "timed"),
             counter_random.mix(seed, "itself"),
@@ -63,13 +63,13 @@ class Pairs:
         )
 
     def clear(self) -> None:
-        """Nothing is under way: what a forked child begins with."""
+        """Forgets all pairs, as in a forked child."""
         self._waiting: deque[_Pair] = deque()
         self._found: dict[tuple[str, Arm], tuple[list[float], list[float]]] = {}
         self._reading = threading.Lock()
 
     def plan(self, ticket: int) -> Plan | None:
-        """Whether and how the call with this number is timed."""
+        """How the call number ``ticket`` is timed; ``None`` if it is not."""
         timed, itself, first = self._seeds
         if len(self._waiting) >= _MOST_WAITING or counter_random.element(timed, ticket) >= threshold(self._share):
             return None
@@ -81,7 +81,7 @@ class Pairs:
         self._waiting.append(_Pair(bucket, plan, incumbent, other))
 
     def ready(self) -> Iterator[Block]:
-        """The blocks that were completed since."""
+        """The blocks that were completed since the last call."""
         with self._reading:
             while self._waiting:
                 pair = self._waiting[0]
@@ -89,7 +89,7 @@ class Pairs:
                 if ours is None or theirs is None:
                     return
                 self._waiting.popleft()
-                # A clock that did not move says nothing: not that one is infinitely faster.
+                # A clock that did not advance shows nothing, and not an infinite ratio.
                 if ours <= 0 or theirs <= 0:
                     continue
                 where = pair.bucket, pair.plan.arm

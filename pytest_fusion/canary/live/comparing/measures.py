@@ -1,9 +1,10 @@
-"""`Measures`: latency and accuracy of both kernels, on a part of the calls that are compared anyway."""
+"""`Measures`: latency and accuracy of both kernels, on some of the calls that are compared."""
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,16 +14,14 @@ import torch
 
 from pytest_fusion.canary.evidence.ledger import Ledger
 from pytest_fusion.canary.evidence.observation import Observation
-from pytest_fusion.canary.live.budget import Budget
-from pytest_fusion.canary.live.calls.call import recorded
-from pytest_fusion.canary.live.calls.captures import beside_captures
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Names, copied_bytes, copies_of, tensors_in
-from pytest_fusion.canary.live.calls.forms import Forms
+from pytest_fusion.canary.live.calls.arguments import Names, signature_of, tensors_in
+from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copied_bytes, copies_of
 from pytest_fusion.canary.live.calls.generators import Generators
-from pytest_fusion.canary.live.calls.signature import signature_of
 from pytest_fusion.canary.live.comparing.call_pairs import Pairs, Plan
 from pytest_fusion.canary.live.comparing.pending import Comparisons
 from pytest_fusion.canary.live.comparing.referee import Referee
+from pytest_fusion.canary.live.comparing.result_compare import Forms
 from pytest_fusion.canary.live.comparing.stopwatch import Span, clock_of
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
@@ -30,9 +29,36 @@ from pytest_fusion.run.placing import write
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
 
+# Seconds of budget that may be spent in advance, so that bursts of calls are compared too.
+_AHEAD_S = 1.0
 Kernel = Callable[..., Any]
 # How a kernel is run: called with it, its arguments and keywords.
 Runner = Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Budget:
+    """Allows spending ``share`` of the time that passes; overspending is paid back by waiting.
+
+    ``open`` is for any thread, ``spend`` for one. A share of 1 is no limit. What a call costs is known only after it,
+    so an interval may be overspent, and the next ones are shut until that is paid back.
+    """
+
+    def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._clock = clock
+        self._left = share * _AHEAD_S
+        self._at = clock()
+
+    @property
+    def open(self) -> bool:
+        """Whether another call may be compared now."""
+        return self._share >= 1 or self._left > 0
+
+    def spend(self, seconds: float) -> None:
+        """Adds the GPU seconds spent since the last call."""
+        now = self._clock()
+        self._left = min(self._share * _AHEAD_S, self._left + self._share * (now - self._at)) - seconds
+        self._at = now
 
 
 class Chosen(NamedTuple):
@@ -43,10 +69,11 @@ class Chosen(NamedTuple):
 
 
 class Measures:
-    """``choose`` and ``take`` are for any thread and wait for no device; ``look`` is for threads that may wait.
+    """Times both kernels and measures their errors, within ``budget``.
 
-    ``kernels`` are the incumbent and the candidate, which is run by ``watched``. With a ``spec`` whose reference has
-    one right answer their errors are measured too. ``budget`` is what all of it may take of a GPU.
+    ``choose`` and ``take`` are for any thread and wait for no device; ``look`` is for threads that may wait.
+    ``kernels`` are the incumbent and the candidate, which ``watched`` runs. Errors are measured with a ``spec`` whose
+    reference has one right answer.
     """
 
     def __init__(
@@ -78,21 +105,20 @@ class Measures:
         self.clear()
 
     def seed(self, seed: int) -> None:
-        """What the draws depend on beside the number of a call."""
+        """Sets the seed of the random choices."""
         self._pairs.seed(seed)
 
     def clear(self) -> None:
-        """Nothing is under way: another rollout, or a forked child."""
+        """Forgets all measurements, for another rollout or in a forked child."""
         self._reading = threading.Lock()
-        # Spans that nobody reads, of a device that hangs, are not kept for ever.
+        # Bounded, because spans of a device that hangs are never read.
         self._spent: deque[Span] = deque(maxlen=4096)
         self._pairs.clear()
         if self._referee is not None:
             self._referee.clear()
 
-    def barred(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why a call whose turn it is cannot be looked at; empty where it can. Asked while its caller waits: of the
-        likely reasons, the cheapest first."""
+    def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The reason why a sampled call cannot be compared, or "". The caller waits, so cheap tests come first."""
         if not self.budget.open:
             return "over its share of GPU time"
         if recorded():
@@ -100,8 +126,7 @@ class Measures:
         return "too large to copy" if copied_bytes(args, kwargs) > self._most_bytes else ""
 
     def choose(self, ticket: int, args: tuple[Any, ...], kwargs: dict[str, Any], copies: Copies) -> Chosen | None:
-        """Whether and how this call is measured: never where its signature is new, for both kernels compile and tune
-        then. Raises nothing."""
+        """How this call is measured, or ``None``: never with a new signature, where kernels compile. Raises nothing."""
         try:
             plan = self._pairs.plan(ticket)
             wanted = plan is not None or (self._referee is not None and self._referee.wants)
@@ -110,7 +135,7 @@ class Measures:
             if self._pure:
                 return Chosen(plan, copies)
             return Chosen(plan, copies_of(args, kwargs, self._names, most_bytes=self._most_bytes))
-        except Exception as error:  # noqa: BLE001 - whatever keeps us from measuring keeps nobody from being served
+        except Exception as error:  # noqa: BLE001 - a measurement that fails must not fail the call
             small = not isinstance(error, CannotCopyError)
             self._ledger.count(f"not timed: {said(error) if small else 'too large to copy twice'}"[:100])
             return None
@@ -118,9 +143,9 @@ class Measures:
     def take(
         self, chosen: Chosen, bucket: str, results: tuple[object, object], copies: Copies, before: Generators
     ) -> Observation | None:
-        """Runs and times the pair, and shows both ``results``, the incumbent's and the candidate's, to the referee.
+        """Times the pair and gives both ``results``, the incumbent's and the candidate's, to the referee.
 
-        An observation where the candidate, run again, failed.
+        Returns an observation where the candidate, run again, failed.
         """
         if self._referee is not None:
             why = self._referee.offer(bucket, chosen.spare, *results)
@@ -148,7 +173,7 @@ class Measures:
                     else:
                         timed = spans[second].around(self._incumbent)
                         again = self._alike(timed, copies.args, copies.kwargs)
-        except Exception as error:  # noqa: BLE001 - the caller has its result; ours is to be noted, not to be raised
+        except Exception as error:  # noqa: BLE001 - the caller has its result; our error is counted, not raised
             self._ledger.count(f"not timed: {'no memory for it' if out_of_memory(error) else said(error)}"[:100])
             return None
         finally:
@@ -159,10 +184,10 @@ class Measures:
         return self._comparisons.submit(results[0], again, copies, bucket, copied="candidate", arm="itself")
 
     def _equal(self, copies: Copies, spare: Copies) -> None:
-        """Both kernels find the same bytes, where the other found them, just written: no cache is warmer for one."""
-        for pair, kept in zip(copies.pairs, spare.pairs, strict=True):
-            if pair.copy is not kept.copy:
-                write(pair.copy, kept.copy)
+        """Rewrites the inputs, so that both kernels find the same bytes at the same place and no warmer cache."""
+        for pair, original in zip(copies.pairs, spare.pairs, strict=True):
+            if pair.copy is not original.copy:
+                write(pair.copy, original.copy)
 
     def _run_candidate(self, span: Span, bucket: str, copies: Copies) -> Observation | None:
         try:
@@ -170,7 +195,7 @@ class Measures:
         except CandidateHungError:
             return Observation("hang", bucket, "it ran for too long when it was run again to be timed")
         except Exception as error:
-            # Of whatever else the candidate raises: that is what we are here to see.
+            # Anything but exhausted memory is an observation of the candidate.
             if out_of_memory(error):
                 raise
             return Observation("error", bucket, f"{said(error)}, when it was run again to be timed")
@@ -178,7 +203,7 @@ class Measures:
 
     @contextmanager
     def spending(self, tensors: object) -> Iterator[None]:
-        """What is inside is work that would not be there without the canary."""
+        """Measures the GPU time inside as the canary's own and charges it to the budget."""
         devices = {tensor.device for tensor in tensors_in(tensors) if tensor.device.type == "cuda"}
         with beside_captures():
             if len(devices) != 1:
@@ -193,7 +218,7 @@ class Measures:
                 self._spent.append(span)
 
     def look(self) -> None:
-        """Hands what is known by now to the ledger, once: `refresh` and the canaries' thread may both be here."""
+        """Moves finished measurements to the ledger; safe for two threads at once."""
         with self._reading:
             total = 0.0
             while self._spent:

@@ -1,4 +1,4 @@
-"""Comparisons under way: their sums stay on the device until it has them, then become observations."""
+"""`Comparisons`: a queue of comparisons that the device has not finished; finished ones become observations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_fusion.canary.live.comparing.readback import Readback
 from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare, exact, sums_of
 from pytest_fusion.spec.promises import Tolerance
 
-# A device that is further behind than this many comparisons has no time for another one.
+# With so many comparisons unfinished, the device gets no further ones.
 MOST_WAITING = 256
 
 
@@ -35,7 +35,7 @@ class _Waiting:
 
 
 class Comparisons:
-    """A bounded queue. ``submit`` waits for no device; ``ready`` is for the one thread that reads."""
+    """A bounded queue of comparisons. ``submit`` waits for no device; ``ready`` is for one thread."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Comparisons:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is under way: what a forked child begins with."""
+        """Empties the queue, as in a forked child."""
         self._waiting: deque[_Waiting] = deque()
         self._reading = threading.Lock()
 
@@ -75,7 +75,7 @@ class Comparisons:
         arm: Arm = "candidate",
         call: Any = None,
     ) -> Observation | None:
-        """Compares two results and what both kernels left in the arguments; an observation where no device is needed.
+        """Compares two results and the arguments afterwards; returns an observation where no device is needed.
 
         ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``; where ``arm`` is
         ``"itself"``, the incumbent ran there in the candidate's place. ``call`` goes with the observation.
@@ -90,15 +90,15 @@ class Comparisons:
             if pair.name in self._scratch:
                 continue
             one, other = (pair.original, pair.copy) if copied == "candidate" else (pair.copy, pair.original)
-            kept = self._writes is not None and pair.name not in self._writes
+            undeclared = self._writes is not None and pair.name not in self._writes
             labels.append(f"argument {pair.name!r}")
-            held.append(kept)
-            rows.append(_exactly(one, other) if kept else sums_of(one, other, self._tolerance))
+            held.append(undeclared)
+            rows.append(_exactly(one, other) if undeclared else sums_of(one, other, self._tolerance))
         self._waiting.append(_Waiting(bucket, arm, self._clock(), labels, held, Readback(rows), call))
         return None
 
     def ready(self) -> list[Observation]:
-        """The comparisons that are done, oldest first; one that a device did not end in time is a hang."""
+        """The finished comparisons, oldest first; one that the device did not finish in time is a hang."""
         found: list[Observation] = []
         with self._reading:
             while self._waiting:
@@ -107,7 +107,7 @@ class Comparisons:
                     if self._clock() - first.since <= self._timeout_s:
                         break
                     self._waiting.clear()
-                    reason = f"its device did not come to the end of the call in {self._timeout_s:g} s"
+                    reason = f"its device did not finish the call in {self._timeout_s:g} s"
                     found.append(Observation("hang", first.bucket, reason))
                     break
                 self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Results on a device that are read on the host later, by somebody who may wait, never by who asks for them."""
+"""`Readback`: copies tensors from a device to the host without waiting for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_fusion.canary.live.calls.captures import beside_captures
 
 
 class Readback:
-    """Copies of tensors on their way to the host. Making one waits for no device.
+    """Asynchronous copies of tensors to the host.
 
-    ``host`` holds them in order, those of the CPU as they are; their contents mean nothing before ``done``.
+    ``host`` holds them in order, those of the CPU as they are; their contents are valid once ``done``.
     """
 
     __slots__ = ("_events", "host")
@@ -27,7 +27,7 @@ class Readback:
             if tensor.device.type != "cuda":
                 self.host.append(tensor)
                 continue
-            # A default device that somebody set must not become that of pinned memory.
+            # Explicit, because pinned memory must not follow torch's default device.
             host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             host.copy_(tensor, non_blocking=True)
             with torch.cuda.device(tensor.device):
@@ -38,6 +38,6 @@ class Readback:
 
     @property
     def done(self) -> bool:
-        """Whether all of them have arrived."""
+        """Whether all copies have arrived."""
         with beside_captures():
             return all(event.query() for event in self._events)

@@ -1,4 +1,4 @@
-"""`Referee`: which kernel is nearer to the truth; now and then a call beside the spec's reference in float64."""
+"""`Referee`: compares the errors of both kernels, now and then, with the spec's reference in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.canary.live.calls.copies import Copies, Names, tensors_in
+from pytest_fusion.canary.live.calls.arguments import Names, tensors_in
+from pytest_fusion.canary.live.calls.copies import Copies
 from pytest_fusion.canary.live.comparing.stopwatch import clock_of
 from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.oracle.lane_mode import LaneMode
@@ -24,7 +25,7 @@ from pytest_fusion.spec.wording import said
 
 # Bytes of a call's arguments: 2^21 elements of float16 become 16 MiB of float64 for each step of the reference.
 _MOST_BYTES = 4 * 2**20
-# Of one host thread's time.
+# Share of one host thread's time.
 _BUDGET = 0.02
 
 
@@ -38,13 +39,13 @@ class _Taken:
 
 
 class DrawsError(ValueError):
-    """The reference draws random numbers: it has no one truth, and draws what the process would have drawn."""
+    """The reference draws random numbers: it has no one result, and consumes the numbers of the process."""
 
 
 class Referee:
-    """Holds one call at a time. ``offer`` is for the thread that calls and waits for no device; ``look`` for another.
+    """Measures one call at a time. ``offer`` is for the calling thread and waits for no device; ``look`` for another.
 
-    The reference runs on the host, of a GPU's tensors too, for ``budget`` of one thread's time.
+    The reference runs on the host, also for tensors of a GPU, in a share ``budget`` of one thread's time.
     """
 
     def __init__(
@@ -58,17 +59,17 @@ class Referee:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is under way: what a forked child begins with."""
+        """Forgets the call, as in a forked child."""
         self._taken: _Taken | None = None
         self._lock = threading.Lock()
 
     @property
     def wants(self) -> bool:
-        """Whether it would look at a call now."""
+        """Whether it would take a call now."""
         return self._taken is None and self._clock() >= self._due
 
     def offer(self, bucket: str, inputs: Copies, incumbent: object, candidate: object) -> str:
-        """Takes a call whose ``inputs`` are as they came and stay so; why not, where it does not."""
+        """Takes a call with its unmodified ``inputs``; returns the reason where it does not."""
         if sum(pair.copy.numel() * pair.copy.element_size() for pair in inputs.pairs) > _MOST_BYTES:
             return "too large to judge by the reference"
         ours, theirs = _outputs(incumbent), _outputs(candidate)
@@ -94,14 +95,14 @@ class Referee:
         return ""
 
     def look(self) -> tuple[str, float] | str | None:
-        """Bucket and log ratio of the errors of the call that was taken, or why there is none; ``None``: not yet."""
+        """The bucket and the log ratio of errors of the call, or the reason for none; ``None`` if not finished."""
         taken = self._taken
         if taken is None or (taken.event is not None and not taken.event.query()):
             return None
         began = self._clock()
         try:
             return taken.bucket, self._judged(taken)
-        except Exception as error:  # noqa: BLE001 - a reference that raises is nobody's fault here, and is counted
+        except Exception as error:  # noqa: BLE001 - a reference that raises is counted, and neither kernel is to blame
             began = -math.inf if isinstance(error, DrawsError) else began  # which must not happen again
             return f"not judged by the reference: {said(error)}"
         finally:
@@ -129,7 +130,7 @@ def _outputs(result: object) -> list[Tensor]:
 def _on_the_host(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cuda":
         return tensor
-    # On a stream of its own, or the copy would wait for, and hold up, whatever else the default stream does.
+    # On its own stream, or the copy would wait for the default stream and delay it.
     stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
     with torch.cuda.device(tensor.device), torch.cuda.stream(stream):
         return tensor.cpu()
@@ -137,7 +138,7 @@ def _on_the_host(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _exactly(reference: Callable[..., Any], arguments: dict[str, Any]) -> list[Tensor]:
-    """The floating results of the reference in float64, without any of its roundings."""
+    """The floating-point results of the reference in float64, without intermediate rounding."""
     mode = LaneMode(Noise(0, "E", 0))
     with mode:
         result = reference(**arguments)
@@ -147,10 +148,10 @@ def _exactly(reference: Callable[..., Any], arguments: dict[str, Any]) -> list[T
 
 
 def _errors(exact: Tensor, ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Mean squares of the errors relative to the output's size.
+    """Mean squared errors of both results, relative to the mean square of the output.
 
-    None is below that of a correctly rounded result, one twelfth of a step squared: which of two results happens to
-    hold more exact values says nothing.
+    Neither is below that of a correctly rounded result, one twelfth of a step squared: which of two results happens to
+    hold more exact values means nothing.
     """
     finite = torch.isfinite(exact) & torch.isfinite(ours) & torch.isfinite(theirs)
     exact = exact[finite].double()

@@ -1,4 +1,4 @@
-"""Two results of one call, compared on their device: a handful of sums, and nobody waits for them."""
+"""Compares two results of one call on their device, as a few sums, without waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_fusion.run.tree import Leaf, leaves, nesting
 from pytest_fusion.spec.promises import Tolerance
 
 # Relative to the element and to the root mean square of the output: some four roundings of the dtype, and for float32
-# what sums in another order come to. Coarse on purpose: no kernel is sent back for rounding differently.
+# what another order of summation makes. Coarse on purpose: rounding differently must not roll a kernel back.
 _ALLOWED = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -21,21 +21,24 @@ _ALLOWED = {
     torch.float8_e4m3fn: 2.0**-2,
     torch.float8_e5m2: 2.0**-1,
 }
-# Elements compared at a time: what bounds the memory of the comparison, some 40 bytes for each.
+# Elements compared at a time, which bounds the memory of a comparison to some 40 bytes each.
 _CHUNK = 1 << 20
 FIELDS = ("beyond", "nonfinite", "worst", "squared_difference", "squared_incumbent", "elements")
+# The shapes of these results depend on values and cannot be predicted.
+VARYING = object()
+_MOST_SIGNATURES = 4096
 
 
 @dataclass(slots=True)
 class Compared:
-    """``sums`` (float64, one row of ``FIELDS`` for each output on a device) on the devices of the outputs."""
+    """Differences of two results: ``sums`` has a float64 row of ``FIELDS`` for each output, on its device."""
 
     sums: list[Tensor]
     reason: str = ""
 
 
 def structure(value: object) -> str:
-    """What a result is without its values: nesting, shapes, dtypes, devices. Equal texts are equal structures."""
+    """A result's nesting, shapes, dtypes and devices as text; equal texts are equal structures."""
     parts = [
         f"{tuple(leaf.value.shape)} {leaf.value.dtype} {leaf.value.device}" if leaf.is_tensor else ""
         for leaf in leaves(value)
@@ -44,14 +47,38 @@ def structure(value: object) -> str:
 
 
 def form(value: object) -> object:
-    """As :func:`structure`, hashed sooner: it is asked of every routed call."""
+    """The same as :func:`structure`, but faster for one tensor: every routed call needs it."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     return structure(value)
 
 
+class Forms:
+    """The `form` of results by the signature of calls, ``VARYING`` where there were several; bounded."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, object] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether the bound is reached, so that no further signature is learned."""
+        return len(self._known) >= _MOST_SIGNATURES
+
+    def get(self, signature: object) -> object | None:
+        """The form of results of calls with this signature; ``None`` for a new one."""
+        return self._known.get(signature)
+
+    def learn(self, signature: object, found: object) -> None:
+        known = self._known.get(signature)
+        if known is None:
+            if not self.full:
+                self._known[signature] = found
+        elif known != found:
+            self._known[signature] = VARYING
+
+
 def compare(incumbent: object, candidate: object, tolerance: Tolerance | None) -> Compared:
-    """What the candidate's result differs by. ``reason`` says why where their structures or plain values differ."""
+    """The differences of the results; ``reason`` is set where structures or plain values differ."""
     ours, theirs = structure(incumbent), structure(candidate)
     if ours != theirs:
         return Compared([], f"the incumbent returns {ours}, the candidate {theirs}")
@@ -68,18 +95,18 @@ def _same(one: Leaf, other: Leaf) -> bool:
     a, b = one.value, other.value
     if isinstance(a, float) and isinstance(b, float):
         return a == b or (a != a and b != b) or abs(a - b) <= 1e-4 * abs(a)
-    # Objects of other kinds have no equality that means anything here.
+    # Equality of other objects means nothing here.
     return not isinstance(a, int | str | bool) or bool(a == b)
 
 
 def exact(one: Tensor, other: Tensor) -> Tensor:
-    """As ``compare`` for two tensors that must hold the same bits: () bool, whether they do not."""
+    """A () bool tensor: whether two tensors that must be equal differ."""
     return ~((one == other) | ((one != one) & (other != other))).all()
 
 
 @torch.no_grad()
 def sums_of(incumbent: Tensor, candidate: Tensor, tolerance: Tolerance | None) -> Tensor:
-    """(6) float64 on the tensors' device, in the order of ``FIELDS``."""
+    """The differences of two tensors as a float64 row of ``FIELDS``, on their device."""
     if incumbent.is_complex():
         incumbent, candidate = torch.view_as_real(incumbent), torch.view_as_real(candidate)
     device = incumbent.device
@@ -105,7 +132,7 @@ def sums_of(incumbent: Tensor, candidate: Tensor, tolerance: Tolerance | None) -
         difference = torch.where(used, (a - b).abs(), 0.0)
         allowed = atol + rtol * torch.where(finite, a.abs(), 0.0)
         over = (difference > allowed) | (used & (allowed == 0))
-        # Where nothing is allowed, any difference is as bad as a large one.
+        # With no difference allowed, any is as bad as a large one.
         ratio = torch.where(used, difference / allowed.clamp_min(1e-300 if wide == torch.float64 else 1e-37), 0.0)
         total[0] += over.sum()
         total[1] += odd.sum()

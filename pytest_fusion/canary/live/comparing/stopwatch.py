@@ -1,4 +1,4 @@
-"""`Span`: how long one call took, on the host or between two events of a CUDA stream; read when it is known."""
+"""`Span`: the duration of one call, by the host's clock or by two events of a CUDA stream."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 def clock_of(devices: Iterable[torch.device]) -> torch.device | None:
     """The CUDA device whose stream times a call on ``devices``; ``None`` for the host's clock.
 
-    Raises ``ValueError`` for several of them: no one stream has seen the whole call.
+    Raises ``ValueError`` for several of them: no single stream covers the whole call.
     """
     found = {device for device in devices if device.type == "cuda"}
     if len(found) > 1:
-        raise ValueError(f"the call is on {len(found)} devices, and no one clock has seen all of it")
+        raise ValueError(f"the call is on {len(found)} devices, and no single clock covers it")
     return found.pop() if found else None
 
 
 class Span:
-    """``begin`` and ``end`` wait for no device; ``seconds`` is for another thread.
+    """A time measurement. ``begin`` and ``end`` wait for no device; ``seconds`` is for another thread.
 
-    On a device it is the time between two events of the stream that is current: of the GPU where work is queued up,
-    with the launch where the GPU waits for it. On the host it is wall-clock time.
+    On a device it is the time between two events of the current stream: GPU time where work is queued, and with the
+    launch where the GPU is idle. On the host it is wall-clock time.
     """
 
     __slots__ = ("_device", "_start", "_stop")
@@ -49,7 +49,7 @@ class Span:
         return event
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call``, timed: nothing that the caller does around it counts."""
+        """``call`` with timing; time that the caller spends around it does not count."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             self.begin()
@@ -61,7 +61,7 @@ class Span:
         return timed
 
     def seconds(self) -> float | None:
-        """``None`` until the device has come to the end of it, and for what never began."""
+        """The duration; ``None`` until the device has finished, or if it never began."""
         if self._start is None or self._stop is None:
             return None
         if self._device is None:

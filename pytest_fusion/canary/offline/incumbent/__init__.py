@@ -1,1 +1,1 @@
-"""The kernel that a candidate is compared with: its name, its files, and its process."""
+"""The incumbent, with which a candidate is compared: its name, its files, and its process."""

@@ -1,4 +1,4 @@
-"""Which files a process imports: those of a checkout in place of the work tree's, and what slipped through."""
+"""Makes a process import from a checkout instead of the work tree, and finds imports that were not redirected."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Folders that hold installed packages, which lie inside of a work tree where its environment does.
+# Folders of installed packages, which may be inside a work tree.
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def moved(path: str, top: Path, checkout: Path) -> str:
-    """``path``, where it lies in the work tree ``top`` and holds no installed packages, as it lies in ``checkout``."""
+    """``path`` moved from the work tree ``top`` to ``checkout``; unchanged outside it and for installed packages."""
     real = Path(os.path.realpath(path))
     if not real.is_relative_to(top) or real.is_relative_to(checkout) or _INSTALLED & set(real.parts):
         return path
@@ -21,7 +21,7 @@ def moved(path: str, top: Path, checkout: Path) -> str:
 
 
 def redirect(top: Path, checkout: Path) -> None:
-    """Make this process import from ``checkout`` what it would import from ``top``.
+    """Makes this process import from ``checkout`` what it would import from ``top``.
 
     ``sys.path`` has the folders of ``PYTHONPATH`` and of editable installs; the finders of setuptools' editable
     installs keep a mapping of their own.
@@ -39,14 +39,14 @@ def redirect(top: Path, checkout: Path) -> None:
 
 
 def caches() -> list[Path]:
-    """Folders in which Triton and Inductor keep what they compiled, by the hash of its source, whoever's that was."""
+    """The folders of compiled code of Triton and Inductor, which all processes share by the hash of the source."""
     given = [os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
     own = Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton")
     return [own.resolve(), *(Path(path).resolve() for path in given if path)]
 
 
 def imported_from(top: Path, without: Iterable[Path]) -> list[str]:
-    """Files below ``top`` that this process has imported modules from, but for installed ones and those ``without``."""
+    """Files below ``top`` from which this process imported modules, except installed ones and those ``without``."""
     others = tuple(without)
     found = set()
     for module in list(sys.modules.values()):

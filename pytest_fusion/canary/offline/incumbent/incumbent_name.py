@@ -1,4 +1,4 @@
-"""What an incumbent is called: a git revision, another environment's interpreter, or a function."""
+"""`IncumbentName`: names a git revision, another environment's interpreter, or a function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A name, taken apart: ``target`` is the revision, the interpreter's absolute path, or ``module:function``."""
+class IncumbentName:
+    """A parsed name: ``target`` is the revision, the interpreter's absolute path, or ``module:function``."""
 
     kind: Kind
     target: str
@@ -29,22 +29,22 @@ class Named:
         return f"{prefix}{self.target}"
 
 
-def parse(text: str, start: Path) -> Named:
-    """Take a name apart; a path is as seen from ``start``. Raises ``CanaryError`` for what is no name of a kernel."""
+def parse(text: str, start: Path) -> IncumbentName:
+    """Parses a name, with paths relative to ``start``. Raises ``CanaryError`` for an invalid one."""
     text = text.strip()
     prefix, colon, rest = text.partition(":")
     if not text or (colon and not rest):
-        raise CanaryError(f"the incumbent {text!r} names nothing; expected {_FORMS}")
+        raise CanaryError(f"the incumbent {text!r} has no name; expected {_FORMS}")
     if prefix == "git" and colon:
-        return Named("revision", rest)
+        return IncumbentName("revision", rest)
     if prefix == "python" and colon:
-        return Named("python", _interpreter(rest, start))
+        return IncumbentName("python", _interpreter(rest, start))
     if not colon:
         if os.sep in text and os.access(start / Path(text).expanduser(), os.X_OK):
             raise CanaryError(f"the incumbent {text!r} is a program; for an environment's interpreter: python:{text}")
-        return Named("revision", text)
+        return IncumbentName("revision", text)
     if _FUNCTION.fullmatch(text):
-        return Named("function", text)
+        return IncumbentName("function", text)
     hint = did_you_mean(prefix, ("git", "python"))
     raise CanaryError(f"the incumbent {text!r} cannot be read; expected {_FORMS}{hint if '?' in hint else ''}")
 

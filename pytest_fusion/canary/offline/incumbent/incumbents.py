@@ -1,4 +1,4 @@
-"""`Rival`: the incumbent of a whole run, found once, asked by each test, and gone at the end."""
+"""`Incumbent`: the incumbent of a whole run, found once, opened for each test, and closed at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fusion.canary.offline.incumbent.incumbent_name import Named
+from pytest_fusion.canary.offline.incumbent.incumbent_name import IncumbentName
 from pytest_fusion.errors import CanaryError, SpecError
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from pytest_fusion.checks.context import Bench
     from pytest_fusion.spec.fusion_spec import FusionSpec
 
-# A judged case may be asked further: configs, gradients, invariance, each with calls of its own.
+# Times the limit of a call: configs, gradients and invariance make more calls for one case.
 _PATIENCE = 3.0
-# Of one kernel that is compiled for a GPU.
+# For a kernel that is compiled for a GPU.
 _COMPILING_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How the incumbent's process runs the project: folders, test files by node id, and pytest's own arguments.
+    """How the incumbent's process runs the project: folders, test files, and arguments of pytest.
 
-    ``spec`` asks for specs by name instead of tests.
+    With ``spec`` it serves specs by name instead of tests.
     """
 
     root: Path
@@ -41,11 +41,11 @@ class Setting:
     spec: bool = False
 
 
-class Rival:
-    """An incumbent. ``without`` are the metrics that nobody asks for; ``recording`` is a file of recorded traffic."""
+class Incumbent:
+    """The incumbent of a run. ``without`` are metrics to leave out; ``recording`` is a file of recorded traffic."""
 
     def __init__(
-        self, named: Named, setting: Setting, *, without: Sequence[str] = (), recording: Path | None = None
+        self, named: IncumbentName, setting: Setting, *, without: Sequence[str] = (), recording: Path | None = None
     ) -> None:
         self.named, self.setting = named, setting
         self.without, self.recording = tuple(without), recording
@@ -63,7 +63,7 @@ class Rival:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the incumbent is, as reports tell it."""
+        """A description of the incumbent for reports."""
         found: dict[str, Any] = {"text": str(self.named), "kind": self.named.kind}
         if self._revision is not None:
             found["commit"] = self._revision.sha
@@ -71,11 +71,11 @@ class Rival:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it lives in a process of its own."""
+        """Whether it runs in its own process."""
         return self.named.kind != "function"
 
     def find(self) -> None:
-        """Import a function that is to be compared. Raises ``CanaryError``."""
+        """Imports the incumbent if it is a function. Raises ``CanaryError``."""
         if self.named.kind == "function" and self._function is None:
             from pytest_fusion.spec.importable import named_kernel
 
@@ -83,15 +83,14 @@ class Rival:
             self._function = named_kernel(self.named.target, folders=folders)
 
     def open(self, nodeid: str, spec: FusionSpec, bench: Bench, seconds: float) -> Opponent:
-        """The incumbent of one test. Raises ``NoOpponentError`` where it has none, ``CanaryError`` where it broke."""
+        """Opens the incumbent of one test. Raises ``NoOpponentError`` if there is none, ``CanaryError`` if it fails."""
         from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Remote
-        from pytest_fusion.canary.offline.incumbent.shared_promises import contract
-        from pytest_fusion.canary.offline.kernel import beside
+        from pytest_fusion.canary.offline.kernel import contract, kernel_beside
 
         if not self.elsewhere:
             self.find()
             try:
-                return beside(spec, bench, self._function)
+                return kernel_beside(spec, bench, self._function)
             except SpecError as error:
                 raise NoOpponentError(f"{self.named} does not take the inputs of this test: {error}") from None
         self._opened = {
@@ -106,7 +105,7 @@ class Rival:
         return Remote(process, bench.device, patience if bench.device.type == "cpu" else max(patience, _COMPILING_S))
 
     def reopen(self) -> None:
-        """Start the process anew, with the same test open; nothing of its state is left."""
+        """Restarts the process and opens the same test again."""
         if not self.elsewhere:
             return
         if self._process is not None:
@@ -114,7 +113,7 @@ class Rival:
         self._ask_to_open(self._running())
 
     def close(self) -> list[str]:
-        """Let go of the test that is open; sentences on what it was. Raises ``CanaryError`` if it is no incumbent."""
+        """Closes the open test and returns notes on it. ``CanaryError`` if it imported files of the work tree."""
         from pytest_fusion.canary.offline.incumbent.wire import Gone
 
         process = self._process
@@ -133,16 +132,16 @@ class Rival:
                 f"{self.named} alone: install the package from the revision into another environment, and compare "
                 "with python:/path/to/its/python"
             )
-        return [*self.notes, *_said_of_shared(answer.get("shared", []), self.setting)]
+        return [*self.notes, *_shared_files(answer.get("shared", []), self.setting)]
 
     def let_go(self) -> None:
-        """After a test that ended in the middle of a question: a process that waits for its next one is no good."""
+        """Stops the process if a test ended in the middle of a question."""
         if self._is_open and self._process is not None:
             self._process.stop()
         self._is_open = False
 
     def end(self) -> None:
-        """Leave no process and no folder."""
+        """Removes the process and its folder."""
         process, self._process = self._process, None
         if process is not None:
             process.end()
@@ -182,7 +181,7 @@ class Rival:
             words = process.last_words()
             process.stop()
             raise CanaryError(
-                f"the incumbent {self.named} could not be started ({gone}); the last that it printed:\n{words}"
+                f"the incumbent {self.named} could not be started ({gone}); its last output:\n{words}"
             ) from None
 
     def _settings(self) -> dict[str, Any]:
@@ -210,7 +209,7 @@ class Rival:
         return self._process.folder / "tree"
 
     def _there(self, path: Path) -> Path:
-        """A path of the project as the incumbent has it."""
+        """A path of the project, moved to the incumbent's checkout."""
         if self._revision is None:
             return path
         return self._checkout() / Path(os.path.realpath(path)).relative_to(os.path.realpath(self._revision.top))
@@ -220,12 +219,12 @@ class Rival:
         for path in (self.setting.root, self.setting.start):
             if not Path(os.path.realpath(path)).is_relative_to(top):
                 raise CanaryError(
-                    f"the incumbent {self.named} is a revision of {top}, and {path} lies outside of it; run this inside"
+                    f"the incumbent {self.named} is a revision of {top}, and {path} is outside of it; run this inside"
                 )
 
 
-def _said_of_shared(files: Sequence[str], setting: Setting) -> list[str]:
-    """What an environment took from the work tree besides the tests themselves: perhaps what was to be compared."""
+def _shared_files(files: Sequence[str], setting: Setting) -> list[str]:
+    """A note if the incumbent's environment imports files of the work tree besides tests: they are not compared."""
     tests = {os.path.realpath(setting.root / file) for file in setting.files}
     rest = [file for file in files if file not in tests and Path(file).name != "conftest.py"]
     if not rest:

@@ -1,7 +1,7 @@
-"""A git revision, found and written into a folder of its own: objects are read, nothing of the repository is written.
+"""`check_out`: writes the files of a git revision to a new folder, without writing to the repository.
 
-Neither ``git archive`` (it leaves out what ``export-ignore`` names, tests most often) nor ``git worktree`` (it writes
-into ``.git``): the tree is listed, and its blobs are written as they are stored.
+Neither ``git archive`` (it leaves out what ``export-ignore`` names, often tests) nor ``git worktree`` (it writes to
+``.git``) does this: the tree is listed, and its blobs are written as they are stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A commit: its full hash, what it was called, and the top folder of the work tree that it belongs to."""
+    """A commit: its full hash, the name it was given by, and the top folder of its work tree."""
 
     sha: str
     called: str
@@ -41,18 +41,18 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Left:
-    """What a revision has that its objects do not hold."""
+    """Files of a revision that could not be written."""
 
     submodules: list[str] = field(default_factory=list)
     pointers: list[str] = field(default_factory=list)
 
     def notes(self) -> tuple[str, ...]:
-        said = []
+        found = []
         if self.submodules:
-            said.append(f"submodules of the revision are empty folders: {_listed(self.submodules)}")
+            found.append(f"submodules of the revision are empty folders: {_listed(self.submodules)}")
         if self.pointers:
-            said.append(f"files of the revision are Git LFS pointers, not their contents: {_listed(self.pointers)}")
-        return tuple(said)
+            found.append(f"files of the revision are Git LFS pointers, not their contents: {_listed(self.pointers)}")
+        return tuple(found)
 
 
 def resolve(called: str, start: Path) -> Revision:
@@ -63,11 +63,11 @@ def resolve(called: str, start: Path) -> Revision:
     found = _git(start, "rev-parse", "--show-toplevel")
     if found.returncode:
         raise CanaryError(
-            f"the incumbent git:{called}: {start} is in no work tree of git ({_said(found)}); run this inside of one, "
+            f"the incumbent git:{called}: {start} is not in a git work tree ({_stderr(found)}); run this in one, "
             "or name the incumbent as python:/path/to/python or module:function"
         )
     top = Path(os.fsdecode(found.stdout).rstrip("\n"))
-    # A name that begins with a dash would be an option: --end-of-options is older than any git that is still mended.
+    # A name that begins with a dash would be an option; every maintained version of git has --end-of-options.
     commit = _git(start, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{called}^{{commit}}")
     if commit.returncode:
         names = _git(start, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes")
@@ -78,7 +78,7 @@ def resolve(called: str, start: Path) -> Revision:
 
 
 def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
-    """Write the revision's files into the empty ``folder``; what of it is missing there, a sentence each.
+    """Writes the revision's files to the empty ``folder``, and returns a sentence for each kind of missing file.
 
     Filters and line endings of ``.gitattributes`` are not applied. Raises ``CanaryError`` where an object is missing,
     ``OSError`` where the folder cannot be written.
@@ -100,7 +100,7 @@ def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
 def _tree(revision: Revision) -> Iterator[_Entry]:
     found = _git(revision.top, "ls-tree", "-r", "-z", "--full-tree", revision.sha)
     if found.returncode:
-        raise CanaryError(f"the incumbent {revision}: its tree cannot be read ({_said(found)})")
+        raise CanaryError(f"the incumbent {revision}: its tree cannot be read ({_stderr(found)})")
     for line in filter(None, found.stdout.split(b"\0")):
         about, _, path = line.partition(b"\t")
         mode, _, blob = about.decode().split()[:3]
@@ -108,15 +108,15 @@ def _tree(revision: Revision) -> Iterator[_Entry]:
 
 
 def _blobs(revision: Revision, files: list[_Entry]) -> Iterator[tuple[_Entry, bytes]]:
-    asked = b"".join(entry.blob.encode() + b"\n" for entry in files)
-    found = _git(revision.top, "cat-file", "--batch", feed=asked)
+    blobs = b"".join(entry.blob.encode() + b"\n" for entry in files)
+    found = _git(revision.top, "cat-file", "--batch", feed=blobs)
     data, at = found.stdout, 0
     for entry in files:
         end = data.find(b"\n", at)
         words = data[at:end].split() if end >= 0 else []
         if len(words) != 3:
             raise CanaryError(
-                f"the incumbent {revision}: the object of {entry.path} is not here ({_said(found) or 'missing'}); "
+                f"the incumbent {revision}: the object of {entry.path} is not here ({_stderr(found) or 'missing'}); "
                 "in a partial clone, check the revision out once so that git fetches it"
             )
         size = int(words[2])
@@ -150,13 +150,13 @@ def _git(folder: Path, *words: str, feed: bytes = b"") -> subprocess.CompletedPr
 
 def _environment() -> Mapping[str, str]:
     # Refreshing the index or fetching a missing object would write into .git; a hook's GIT_DIR is another repository's.
-    kept = {
+    inherited = {
         key: value for key, value in os.environ.items() if key not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
     }
-    return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return {**inherited, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
-def _said(found: subprocess.CompletedProcess[bytes]) -> str:
+def _stderr(found: subprocess.CompletedProcess[bytes]) -> str:
     return found.stderr.decode(errors="replace").strip().partition("\n")[0]
 
 

@@ -168,8 +168,7 @@ def _serve_specs(link: _Link) -> None:
 def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, Any]) -> None:
     import torch
 
-    from pytest_fusion.canary.offline.incumbent.shared_promises import held_to
-    from pytest_fusion.canary.offline.kernel import Kernel
+    from pytest_fusion.canary.offline.kernel import Kernel, held_to
     from pytest_fusion.checks.context import Bench
     from pytest_fusion.run.clock import Clock
     from pytest_fusion.run.fused import ContextLost

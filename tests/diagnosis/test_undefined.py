@@ -78,7 +78,7 @@ def test_undefined_lanes_that_are_dropped_harm_nobody(tmp_path: Path) -> None:
 
 def test_one_can_look_past_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With zeros there, as --fusion-undefined zero asks for, the kernel passes and a note says why."""
-    monkeypatch.setattr(undefined_lanes, "asked_fill", lambda: "zero")
+    monkeypatch.setattr(undefined_lanes, "environment_fill", lambda: "zero")
     record: Any = examine(spec("undefined"), seed=0, root=tmp_path)
     assert record.verdict == "pass", record.message
     assert any("--fusion-undefined zero" in note for note in record.notes)

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion import FusionSpec, interpreter, tensor
 from pytest_fusion.errors import NotModelledError, TooManyProgramsError
-from pytest_fusion.interpreter.bridge.observers import counted_notes
+from pytest_fusion.interpreter.bridge.lane_state import counted_notes
 from pytest_fusion.interpreter.control.executor import most_alone
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.plugin.testing import examine

@@ -41,7 +41,7 @@ pytestmark = [
 def twice(run: Callable[[Any], Any]) -> list[tuple[Session, Any, list[torch.Tensor]]]:
     """Sessions, memories and results of two runs in memory of their own, of which the second may be replayed."""
     found = []
-    with launch_replay.kept():
+    with launch_replay.allowed():
         for _ in range(2):
             memory = planted.Memory(1 << 19)
             with interpreted(findings="collect") as session:
@@ -95,7 +95,7 @@ def scaled_kernel(x, out, n, BLOCK: tl.constexpr):
 
 def launches(*calls: Callable[[], object]) -> list[bool]:
     """Whether each of the calls, one launch each, was replayed."""
-    with launch_replay.kept(), interpreted() as session:
+    with launch_replay.allowed(), interpreted() as session:
         for call in calls:
             call()
     return replayed(session)
@@ -233,7 +233,7 @@ def copy_kernel(x, out, BLOCK: tl.constexpr):
 
 def test_memory_that_holds_nothing_is_found() -> None:
     """Fresh memory has the bits that a kernel wrote into other such memory, and nobody wrote them."""
-    with launch_replay.kept(), interpreted(findings="collect") as session:
+    with launch_replay.allowed(), interpreted(findings="collect") as session:
         written, blank = torch.empty(16), torch.empty(16)
         copy_kernel[(1,)](blank.clone(), written, BLOCK=16)
         doubled(written)

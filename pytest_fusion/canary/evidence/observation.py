@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol
 
 # What needs no second time: no honest kernel does any of it even once.
 HARD = ("nonfinite", "structure", "inputs", "hang")
-RESULTS = ("ok", "violation", "nonfinite", "structure", "inputs", "error", "hang", "skipped")
 # Results by the metric that they count for: a wrong structure, a changed input and a hang are as little to be seen as a
 # non-finite value.
 _METRIC = {"violation": "violation", "error": "exception", **dict.fromkeys(HARD, "fault")}
@@ -31,7 +30,7 @@ def metrics_of(result: str) -> dict[str, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One run of the candidate: ``result`` is one of ``RESULTS``, ``bucket`` the class of its shapes.
+    """One run of the candidate: ``result`` is ``ok``, ``skipped`` or what was wrong, ``bucket`` its class of shapes.
 
     ``arm`` is ``"itself"`` where it was the incumbent that ran again, in the candidate's place.
 

@@ -16,8 +16,6 @@ from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
 
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
-# What decides for all of several specs: the first of these that any of them has.
-DECISIONS: tuple[Decision, ...] = ("rollback", "error", "nodata", "hold", "promote")
 
 # What `--without` may name. Verdicts of the checks cannot be left out: without=, in the spec, is for these.
 METRICS = ("error", "determinism", "refusals", "launches", "recompiles", "spills", "memory", "latency")

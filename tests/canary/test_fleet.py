@@ -180,6 +180,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_wrote_counts(tmp_path: Path) -> None:
     """SIGKILL while blocks are written: what was written is evidence, and nothing is missing in between."""
     with subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:

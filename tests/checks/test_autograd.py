@@ -15,6 +15,7 @@ from pytest_fusion.checks.case_judge import Bench, CaseResult
 from pytest_fusion.checks.gradients import autograd
 from pytest_fusion.run import saved_tensors
 from tests.checks.judged import concluded
+from tests.sweeps import sweep
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -111,7 +112,7 @@ def stopped(x: T) -> T:
     return x * torch.sigmoid(x).detach() + x.detach() * torch.sigmoid(x) - (x * torch.sigmoid(x)).detach()
 
 
-@pytest.mark.parametrize(("fused", "told"), [(of_x(Nowhere), "is off by nan"), (stopped, "as by detach")])
+@sweep(("fused", "told"), [(of_x(Nowhere), "is off by nan"), (stopped, "as by detach")])
 def test_a_second_derivative_is_no_number_or_torchs_own(judge_one: Any, fused: Any, told: str) -> None:
     """NaN is no small error, and who wrote no autograd.Function saved nothing."""
     failures = [judge_one(fused, silu, grad=True, again=True, case=case).failure for case in CASES]
@@ -120,7 +121,7 @@ def test_a_second_derivative_is_no_number_or_torchs_own(judge_one: Any, fused: A
     assert told in found[0].reason
 
 
-@pytest.mark.parametrize(("function", "second"), [(Silu, "right"), (Refusing, "refused"), (Detached, "missing")])
+@sweep(("function", "second"), [(Silu, "right"), (Refusing, "refused"), (Detached, "missing")])
 def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, second: str) -> None:
     """All terms, an error, and a gradient without a graph, for which torch itself raises, are answers."""
     seen = {
@@ -311,6 +312,7 @@ class Shift(torch.autograd.Function):
         return gradients[0].clone(), db
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_gradient_by_atomics_of_one_program_fails_unless_declared(examine: Any) -> None:
     """The lanes of one program come in no order either."""

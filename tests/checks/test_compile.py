@@ -18,6 +18,7 @@ from pytest_fusion.run.operators import logged
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it imports its compiler
 interpreter.enable()
@@ -196,6 +197,7 @@ def test_another_answer_under_torch_compile_is_found(examined: Any) -> None:
     assert (record.failed_check, record.cause) == ("compile", "compile-differs"), record.message
 
 
+@pytest.mark.slow
 def test_a_size_that_only_a_compiled_call_gets_wrong_is_found(examined: Any) -> None:
     """The sweep judges the results at its sizes too."""
 
@@ -214,6 +216,7 @@ def unrolled(x: T) -> T:
     return x * 2 + total
 
 
+@pytest.mark.slow
 def test_recompilations_are_bounded(examined: Any) -> None:
     """A function whose graph follows the size passes its bound; one of dynamic sizes stays below it."""
     record = examined(unrolled, doubled, compile=False, max_recompiles=3)
@@ -281,7 +284,7 @@ def test_an_interpreted_launch_is_unknown(examined: Any) -> None:
     assert "outside of a custom operator" in record.checks["compile"]["reason"]
 
 
-@pytest.mark.parametrize("by_a_view", [False, True])
+@sweep("by_a_view", [False, True])
 def test_an_interpreted_operator_is_compiled(examined: Any, by_a_view: bool) -> None:
     """Inside a custom operator an interpreted kernel runs under torch.compile, and the check passes; it may store to
     all of a buffer that the operator made and tells it a view of."""

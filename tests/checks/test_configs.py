@@ -20,6 +20,7 @@ from pytest_fusion.run import autotuned as configs
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0:
     pytest.skip("the plants are judged by what an interpreted access shows", allow_module_level=True)
@@ -293,7 +294,7 @@ def refusing(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
 
 
-@pytest.mark.parametrize("backward", [False, True])
+@sweep("backward", [False, True])
 def test_a_config_that_a_static_assert_refuses_is_no_finding(examine: Any, backward: bool) -> None:
     """Triton's tuner passes over it, so nobody ever runs it."""
     kernel = triton.autotune([Config({"BLOCK": 16}), Config({"BLOCK": 32})], key=[])(refusing)

@@ -12,6 +12,7 @@ from pytest_fusion import dim, values
 from pytest_fusion.errors import NotModelledError, SpecError
 from pytest_fusion.spec.inputs import derived, tensor
 from pytest_fusion.spec.promises import Tolerance
+from tests.sweeps import sweep
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -226,7 +227,7 @@ def projected(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x @ torch.randn(x.shape[1], 4, generator=generator)
 
 
-@pytest.mark.parametrize("grad", [False, True])
+@sweep("grad", [False, True])
 def test_a_reference_that_seeds_its_generator_has_one_right_answer(examine: Any, grad: bool) -> None:
     """It was refused as random, told to use a seed, which it does; a kernel with another seed is wrong."""
 

@@ -16,6 +16,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from tests.checks.judged import concluded
+from tests.sweeps import sweep
 
 T = torch.Tensor
 INPUTS = {"x": tensor("rows columns"), "w": tensor("columns")}
@@ -82,7 +83,7 @@ WRONG: dict[str, tuple[Callable[[T, T, T], tuple[Any, ...]], str, str | None]] =
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sweep("name", WRONG, fast=set(WRONG) - {"a term forgotten", "the last row left out"})
 def test_a_wrong_backward_fails(examine: Any, name: str) -> None:
     """Each is caught, most by ``gradients``, with the cause where an experiment shows one."""
     backward, check, cause = WRONG[name]
@@ -92,7 +93,7 @@ def test_a_wrong_backward_fails(examine: Any, name: str) -> None:
         assert record.cause == cause, record.message
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@sweep("dtype", ["float32", "float16", "bfloat16"])
 def test_a_right_backward_passes(examine: Any, dtype: str) -> None:
     """Hand-written, in other order of operations, for every layout of the upstream gradient.
 
@@ -110,6 +111,7 @@ def test_a_right_backward_passes(examine: Any, dtype: str) -> None:
     assert record.checks["gradients"]["cases"] > 20
 
 
+@pytest.mark.slow
 def test_more_precise_inside_passes(examine: Any) -> None:
     """All of it in float32, rounded once: better than the reference is never wrong."""
 
@@ -138,6 +140,7 @@ def test_named_inputs_alone_are_asked_for(examine: Any) -> None:
     assert examine(fused, reference, INPUTS, cases=30, grad=True).verdict == "fail"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_varies_may_be_declared(examine: Any) -> None:
     """A random order of additions fails ``repeat`` unless the gradient is named in ``deterministic=``."""
 
@@ -160,6 +163,7 @@ def test_unknown_where_nobody_asks_or_nothing_can_be_differentiated(examine: Any
     assert "do not depend" in signs["reason"]
 
 
+@pytest.mark.slow
 def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a few dozen seeds: expanded, zero, and every layout of a matrix."""
     seen: set[tuple[str, str]] = set()
@@ -195,6 +199,7 @@ def test_gaps_of_the_upstream_gradient_hold_nan(examine: Any) -> None:
     assert record.grade is None
 
 
+@pytest.mark.slow
 def test_each_subset_of_the_inputs_is_asked_for(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three inputs that may require grad: all seven subsets are met within the default profile."""
     asked: set[tuple[str, ...]] = set()
@@ -451,7 +456,7 @@ def test_one_of_several_outputs_may_be_used_alone(judge_one: Any) -> None:
         assert judge_one(of_x(Pair), two, grad=True, case=case).failure is None
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5])
+@sweep("factor", [1.0, 0.5])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_inputs_that_may_be_overwritten_have_gradients_too(examine: Any, where: str, factor: float) -> None:
     """``clobbers=``: a kernel that stores its gradient into its input is judged like any other."""

@@ -19,6 +19,7 @@ from pytest_fusion.plugin.testing import examine as examine_spec
 from pytest_fusion.spec.inputs import optional, tensor
 from tests.checks.judged import concluded, double
 from tests.quality.kernels import sampling
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -110,6 +111,7 @@ def test_a_function_of_ours_replaced_before_the_call_is_found(judge_one: Any, mo
     assert failure.evidence["replaced"] == ["pytest_fusion.checks.invariance.case_slices.selected"]
 
 
+@pytest.mark.slow
 def test_no_right_answer_is_alive_when_a_case_is_first_called(judge_one: Any) -> None:
     """While the first call of a case runs, no tensor in memory holds its answer; nor when values are changed."""
     found: list[bool] = []
@@ -186,7 +188,7 @@ def test_each_way_to_keep_an_answer_is_found(
     assert failure.evidence["cause"] == "cached-answer"
 
 
-@pytest.mark.parametrize(("right_elsewhere", "status"), [(5, "unknown"), (100, "fail")])
+@sweep(("right_elsewhere", "status"), [(5, "unknown"), (100, "fail")])
 def test_a_wrong_answer_at_an_old_address_may_be_chance(
     judge_one: Any, monkeypatch: pytest.MonkeyPatch, right_elsewhere: int, status: str
 ) -> None:
@@ -262,6 +264,7 @@ def test_an_earlier_answer_of_a_kernel_that_may_vary_is_told(judge_one: Any) -> 
     assert verdict.evidence["cause"] == "cached-answer"
 
 
+@pytest.mark.slow
 def test_drawn_indices_that_may_vary_are_unknown(tmp_path: Path) -> None:
     """Where every output is drawn by chance nothing can be compared, and the check says so."""
     record = examine_spec(sampling.make_spec().with_(deterministic=False), seed=0, max_cases=6, root=tmp_path)

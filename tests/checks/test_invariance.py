@@ -21,6 +21,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import derived, tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 INPUTS = {"x": tensor("rows hidden"), "w": tensor("hidden")}
@@ -116,6 +117,7 @@ def test_the_smallest_case_and_its_replay_show_the_same_bug(examine: Any, judge_
     assert again.failure.identity == "invariance:rows"
 
 
+@pytest.mark.slow
 def test_shrinking_asks_in_every_case(examine: Any) -> None:
     """A finding that needs long rows is shrunk to the shortest, in more cases than a test without one pays for."""
 
@@ -128,6 +130,7 @@ def test_shrinking_asks_in_every_case(examine: Any) -> None:
     assert record.case["dims"] == {"rows": 2, "hidden": 13}
 
 
+@pytest.mark.slow
 def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any, tmp_path: Path) -> None:
     """A kernel for 128 to 255 rows alone; the calls of one case at 129 or so tell, and the replay asks at all."""
     record = examine(by_rows(lambda n: 128 <= n < 256), reference, INPUTS, cases=40, invariant="rows")
@@ -228,7 +231,7 @@ def fixed_tiles(x: T, w: T) -> T:
     return total.to(x.dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@sweep("dtype", ["float32", "bfloat16"])
 def test_honest_kernels_pass(examine: Any, dtype: str) -> None:
     """Row by row, and a product in a fixed order, in all layouts and values, expanded rows and NaN among them."""
     for fused, written, inputs in (
@@ -400,6 +403,7 @@ def test_an_error_at_another_size_is_that_cases_own(examine: Any) -> None:
     assert record.case["dims"]["rows"] == 101
 
 
+@pytest.mark.slow
 def test_a_test_pays_for_few_cases_of_a_score_of_calls(judge_one: Any, examine: Any) -> None:
     """At most six cases, each of at most twenty-two calls, with one dim or two; each octave of sizes has one."""
     calls: list[int] = []

@@ -14,6 +14,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.errors import SpecError
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 SEEDS = st.integers(0, 2**31 - 1)
@@ -72,7 +73,11 @@ PLANTED: dict[str, tuple[Callable[..., T], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@sweep(
+    "name",
+    PLANTED,
+    fast=("the seed is ignored", "a share too small", "numbers by address", "p is the share that is kept"),
+)
 def test_wrong_random_numbers_fail(examine: Any, name: str) -> None:
     """Each mask fits the values that come with it, and is caught by what it depends on."""
     fused, check, cause = PLANTED[name]
@@ -114,6 +119,7 @@ def test_dropping_at_probability_zero_fails(examine: Any) -> None:
     assert "dropped though the probability to drop is 0" in record.message
 
 
+@pytest.mark.slow
 def test_values_are_judged_under_the_kernels_own_mask(examine: Any) -> None:
     """A scale that is forgotten, and an element that is wrong, fail as in any other kernel."""
     unscaled = examine(lambda x, seed, p: apply(x, uniform(x.shape, seed) >= p, 0.0), reference, INPUTS, rng="seed")
@@ -205,7 +211,7 @@ HONEST: dict[str, tuple[Callable[..., T], Callable[..., T], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@sweep("name", HONEST, fast=("plain", "drawn by torch's generator"))
 def test_honest_random_numbers_pass(examine: Any, name: str) -> None:
     """Each draws in its own way and passes, with enough seen of its seeds for `repeat` to say so."""
     fused, right, keywords = HONEST[name]
@@ -232,7 +238,7 @@ class _Dropout(torch.autograd.Function):
         return apply(upstream, kept, ctx.p), None, None, None
 
 
-@pytest.mark.parametrize("scaled", [True, False])
+@sweep("scaled", [True, False])
 def test_zeros_of_narrowed_values_hide_no_mask(examine: Any, scaled: bool) -> None:
     """An element of 0 is 0 kept or dropped, and its gradient is not: other values show which of them it is."""
 
@@ -262,6 +268,7 @@ def test_noise_that_no_seed_changes_fails(examine: Any) -> None:
     assert (record.failed_check, record.cause) == ("repeat", "seed-ignored"), record.message
 
 
+@pytest.mark.slow
 def test_a_generator_that_is_not_advanced_fails(examine: Any) -> None:
     """Two calls in a row with one mask, or seeds that change nothing, are found without a seed argument."""
 

@@ -71,6 +71,7 @@ def test_equal_slices_tell_places_from_shares(lab_of: Any) -> None:
         assert found.cause in causes, found
 
 
+@pytest.mark.slow
 def test_equal_slices_without_variance_tell_nothing(lab_of: Any) -> None:
     """Where all elements of a row are equal a norm is 0, whatever it divides by."""
     choice = {"dim rows": 3, "dim hidden": 6, "dtype": "float32"}
@@ -176,7 +177,7 @@ def function_of(forward_of: Callable[[T], T], backward_of: Callable[[T, T], T]) 
 @pytest.mark.parametrize(
     ("forward", "backward", "dtype", "left_out", "seeds"),
     [
-        (shares, share_of_rounded_products, "bfloat16", False, (7, 33, 35, 40, 42)),
+        pytest.param(shares, share_of_rounded_products, "bfloat16", False, (7, 33, 35, 40, 42), marks=pytest.mark.slow),
         (square, through_few_bits, "float32", False, ()),
         (square, share_without_upstream, "bfloat16", True, ()),
         (square, share_without_upstream, "float32", True, ()),
@@ -214,6 +215,7 @@ def test_a_factor_of_each_case_is_not_said_to_be_one_of_all(lab_of: Any) -> None
     )
 
 
+@pytest.mark.slow
 def test_a_gradient_that_cancels_tells_nothing_of_lengths(lab_of: Any) -> None:
     """Of equal upstream gradients a softmax has none: what is rounded was 4.6 times as far off at 512 rows as at 4."""
     choice = {"dim rows": 22, "dim hidden": 32, "dtype": "bfloat16"}

@@ -32,6 +32,7 @@ from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -234,6 +235,7 @@ def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> No
     assert dict(replay.case.sizes) == record.case["dims"]
 
 
+@pytest.mark.slow
 def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     """Workers reach what the test itself covers, whatever kind of size a choice states, long rows before others."""
     seen: list[tuple[int, ...]] = []
@@ -259,7 +261,7 @@ def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     assert min(map(len, shares)) > 15
 
 
-@pytest.mark.parametrize("slow", [False, True])
+@sweep("slow", [False, True], fast=("True",))
 def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its longest cases are not begun and told as too expensive; a fast one has them."""
     widths: set[int] = set()
@@ -280,7 +282,7 @@ def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.Mon
     assert (max(widths) > 65000, tally.rejected.get("too-expensive", 0) > 0) == (not slow, slow)
 
 
-@pytest.mark.parametrize("wrong", [False, True])
+@sweep("wrong", [False, True], fast=("True",))
 def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
     """Its longest cases are told as too expensive; what is wrong in shorter ones is found."""
 
@@ -306,7 +308,7 @@ def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
     assert tally.checks["gradients"]["verdict"] == "pass"
 
 
-@pytest.mark.parametrize("honest", [False, True])
+@sweep("honest", [False, True], fast=("True",))
 def test_what_is_wrong_for_many_rows_of_several_blocks_alone_is_found(honest: bool, tmp_path: Path) -> None:
     """Neither a long dim beside a small one nor two of three blocks of 64 show it."""
 
@@ -324,7 +326,7 @@ def test_what_is_wrong_for_many_rows_of_several_blocks_alone_is_found(honest: bo
     assert (found.verdict, found.failed_check) == (("pass", None) if honest else ("fail", "values"))
 
 
-@pytest.mark.parametrize("forgotten", ["a flag", "a stride"])
+@sweep("forgotten", ["a flag", "a stride"], fast=("a stride",))
 def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> None:
     """A path for rows past 1000 columns, in Python so that no block size is known, is right for plain cases alone."""
 
@@ -345,7 +347,7 @@ def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> 
     assert (found.verdict, found.failed_check) == ("fail", "values")
 
 
-@pytest.mark.parametrize("decorators", [(), (settings(derandomize=True, max_examples=100),)], ids=["drawn", "derived"])
+@sweep("decorators", [(), (settings(derandomize=True, max_examples=100),)], ids=["drawn", "derived"])
 def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     decorators: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +376,7 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     assert len(set(compiled)) >= len(compiled) - 8  # the probes, and what is met twice
 
 
-@pytest.mark.parametrize(("most", "said"), [(1, True), (256, False)])
+@sweep(("most", "said"), [(1, True), (256, False)])
 def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: bool) -> None:
     """Past its limit torch.compile runs what it was given, so that a test compares the reference with itself."""
     from torch._dynamo import config

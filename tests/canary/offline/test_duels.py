@@ -94,6 +94,7 @@ def test_few_cases_are_no_data(duel: Duels) -> None:
     assert "20 are needed" in record.message
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_less_accurate_is_held(duel: Duels) -> None:
     """Errors within tolerance, but shown to be larger than the incumbent's by more than a quarter, are not promoted."""
     record = duel(kernels.careless, kernels.right)
@@ -102,6 +103,7 @@ def test_a_kernel_that_is_less_accurate_is_held(duel: Duels) -> None:
     assert duel(kernels.right, kernels.careless).canary["verdict"] == "promote"
 
 
+@pytest.mark.slow
 def test_new_refusals_are_held(duel: Duels) -> None:
     """A case that the candidate alone refuses as `rejects=` allows is no failure, and is not promoted either."""
     record = duel(kernels.refuses_alone, kernels.right, rejects=NotImplementedError)
@@ -110,6 +112,7 @@ def test_new_refusals_are_held(duel: Duels) -> None:
     assert (back.canary["verdict"], metric(back, "refusals")["status"]) == ("promote", "better")
 
 
+@pytest.mark.slow
 def test_wrong_results_in_place_of_refusals_roll_back(duel: Duels) -> None:
     """What the incumbent refuses can be served by something else; a wrong result is used."""
     record = duel(kernels.wrong_alone, kernels.refuses_alone, rejects=NotImplementedError)
@@ -117,6 +120,7 @@ def test_wrong_results_in_place_of_refusals_roll_back(duel: Duels) -> None:
     assert "the incumbent refuses" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_new_chance_is_held_where_it_is_allowed(duel: Duels) -> None:
     """An output that varies is a failure, or with `deterministic=False` worse than one that does not."""
     record = duel(kernels.varies, kernels.right, deterministic=False)

@@ -1,4 +1,4 @@
-"""Parameters of which a few run each time and the rest with ``-m slow``: sweeps over dtypes, seeds, kernels, causes."""
+"""Sweeps over dtypes, seeds, kernels or causes: a few values run each time, the rest are slow or nightly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def sweep(
     *,
     fast: int | Collection[str] = 1,
     ids: Callable[[Any], str] | Sequence[str] | None = None,
+    rest: pytest.MarkDecorator = pytest.mark.slow,
 ) -> pytest.MarkDecorator:
-    """As `pytest.mark.parametrize`; all values but the first ``fast``, or but those with an id in it, are slow."""
+    """As `pytest.mark.parametrize`; all values but the first ``fast``, or but those with an id in it, get ``rest``."""
     rows = list(values)
     known = rows if ids is None else [ids(value) for value in rows] if callable(ids) else list(ids)
     if not isinstance(fast, int) and (unknown := set(fast) - set(map(str, known))):
@@ -26,7 +27,7 @@ def sweep(
     split = names.split(",") if isinstance(names, str) else names
     return pytest.mark.parametrize(
         names,
-        [_row(value, len(split) > 1, [] if run else [pytest.mark.slow]) for value, run in zip(rows, runs, strict=True)],
+        [_row(value, len(split) > 1, [] if run else [rest]) for value, run in zip(rows, runs, strict=True)],
         ids=ids if ids is None else list(map(str, known)),
     )
 

@@ -88,6 +88,7 @@ def test_a_log_is_readable_wherever_it_ends(tmp_path: Path) -> None:
     assert sorted({0, *told}) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_in_peace_leaves_all_its_events(tmp_path: Path) -> None:
     """What its thread had not yet written is written at exit."""
     code = _KILLED.partition("kernel.refresh()")[0].replace("0.001", "3600")

@@ -131,6 +131,7 @@ def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, 
     assert seen == {second, "not asked"}, "not asked where the upstream gradient is zero"
 
 
+@pytest.mark.slow
 def test_what_is_not_connected_is_noted(examine: Any) -> None:
     """The report tells of gradients whose graph leads nowhere, and of nothing else."""
     for function in (Detached, Silu, Refusing):
@@ -229,6 +230,7 @@ class OfLeaf(Silu):
         return dx if ctx.leaf else dx * 2
 
 
+@pytest.mark.slow
 def test_an_input_that_is_a_result_and_used_twice_gets_the_right_sum(judge_one: Any) -> None:
     """A kernel that is right for leaves alone fails; composed ones that read their input several times pass."""
     failure = judge_one(of_x(OfLeaf), silu, grad=True, again=True, case=CASES[3]).failure
@@ -252,6 +254,7 @@ class ByStride(Silu):
         return gradients[0] * (s * slope) if x.stride(0) == 1 else (gradients[0] * s) * slope
 
 
+@pytest.mark.slow
 def test_an_input_used_twice_keeps_its_strides(judge_one: Any) -> None:
     """Of one row any stride will do, so a view of it gets another, and the kernel's honest gradient other bits."""
     x = TensorCase("float32", Layout("transposed"))
@@ -346,6 +349,7 @@ class Bias(torch.autograd.Function):
         return g, db
 
 
+@pytest.mark.slow
 @interpreted
 def test_gradients_by_atomics_fail_unless_declared(examine: Any) -> None:
     """The order of additions shows in the gradient, by the name under which it may be declared."""

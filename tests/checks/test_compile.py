@@ -18,7 +18,6 @@ from pytest_fusion.run.operators import logged
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
-from tests.sweeps import sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it imports its compiler
 interpreter.enable()
@@ -132,6 +131,7 @@ def test_a_wrong_fake_is_found(examined: Any, operator: Any, words: str) -> None
     assert words in record.message
 
 
+@pytest.mark.slow
 def test_strides_shrink_to_one_strided_case(examined: Any) -> None:
     """What a contiguous input hides is found on a strided one, and the smallest case still has it."""
     record = examined(through(strides), doubled)
@@ -177,6 +177,7 @@ def looks_at_values(x: T) -> T:
     return 2 * x if x.numel() == 0 or x.flatten()[0].item() > 1e30 else x + x
 
 
+@pytest.mark.slow
 def test_a_graph_break_is_a_failure_where_asked(examined: Any) -> None:
     """A branch on values stops fullgraph=True: a failure with compile=True, unknown in the profile `deep`."""
     record = examined(looks_at_values, doubled)
@@ -284,7 +285,8 @@ def test_an_interpreted_launch_is_unknown(examined: Any) -> None:
     assert "outside of a custom operator" in record.checks["compile"]["reason"]
 
 
-@sweep("by_a_view", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("by_a_view", [False, True])
 def test_an_interpreted_operator_is_compiled(examined: Any, by_a_view: bool) -> None:
     """Inside a custom operator an interpreted kernel runs under torch.compile, and the check passes; it may store to
     all of a buffer that the operator made and tells it a view of."""

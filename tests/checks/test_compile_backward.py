@@ -123,6 +123,7 @@ def test_an_honest_backward_operator_passes(examined: Any) -> None:
     assert "operator fusion_backward_test::honest_backward" in check["reason"]
 
 
+@pytest.mark.slow
 def test_without_gradients_no_backward_is_asked_for(examined: Any) -> None:
     """What ``grad=`` does not name is not run, so nothing is said of its operators."""
     record = examined(registered("unasked", honest, of_float64), squared, grad=False)

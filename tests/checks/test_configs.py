@@ -20,7 +20,6 @@ from pytest_fusion.run import autotuned as configs
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
-from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0:
     pytest.skip("the plants are judged by what an interpreted access shows", allow_module_level=True)
@@ -294,7 +293,8 @@ def refusing(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
 
 
-@sweep("backward", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True])
 def test_a_config_that_a_static_assert_refuses_is_no_finding(examine: Any, backward: bool) -> None:
     """Triton's tuner passes over it, so nobody ever runs it."""
     kernel = triton.autotune([Config({"BLOCK": 16}), Config({"BLOCK": 32})], key=[])(refusing)
@@ -333,6 +333,7 @@ def test_pruned_configs_are_not_run_but_counted(examine: Any) -> None:
     assert record.checks["configs"]["reason"] == "ran 2 of 3 configs of scaled, 1 dropped by its own pruning"
 
 
+@pytest.mark.slow
 def test_many_configs_take_turns(examine: Any) -> None:
     """A case runs 24; all have run when the test ends, so a wrong one near the end of the list is found."""
     many = [plan(16, num_warps=1 + i) for i in range(30)]

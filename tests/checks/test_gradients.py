@@ -314,6 +314,7 @@ def test_what_backward_spoils_is_named(
         assert len(found) >= 6, "but where the upstream gradient is zero"
 
 
+@pytest.mark.slow
 def test_a_buffer_that_is_used_up_may_be_refused_a_second_time(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only backward itself sees it may overwrite if a second backward then says so."""
     for spoil in ("own, once", ""):
@@ -430,6 +431,7 @@ def test_a_gradient_that_the_kernel_stores_by_itself_is_one_too_many(judge_one: 
     assert failure.identity == "gradients:extra:x"
 
 
+@pytest.mark.slow
 def test_one_of_several_outputs_may_be_used_alone(judge_one: Any) -> None:
     """A backward that needs the gradient of every output fails where the others have none."""
 

@@ -252,6 +252,7 @@ def test_results_that_vary_are_judged_by_their_values(judge_one: Any, declared: 
         assert set(verdict.evidence["ran"]) == {"values", "address", "caller"}
 
 
+@pytest.mark.slow
 def test_an_earlier_answer_of_a_kernel_that_may_vary_is_told(judge_one: Any) -> None:
     """A result that is kept by its input's address is that of other values, whatever its last bits may be."""
     kept: dict[int, T] = {}
@@ -293,6 +294,7 @@ def test_it_can_be_switched_off(examine: Any) -> None:
     assert torch.equal is before
 
 
+@pytest.mark.slow
 def test_few_cases_are_asked(examine: Any) -> None:
     """The calls are made on few cases of a test, optional inputs included, and each of them counts."""
     calls: list[int] = []

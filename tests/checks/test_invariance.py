@@ -21,7 +21,6 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import derived, tensor
-from tests.sweeps import sweep
 
 T = torch.Tensor
 INPUTS = {"x": tensor("rows hidden"), "w": tensor("hidden")}
@@ -162,6 +161,7 @@ def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
     assert judge_one(tiled, reference, INPUTS, case=case, invariant="rows").failure is None
 
 
+@pytest.mark.slow
 def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     """One row of ten shows that 200 are summed in another order: of two, repeated to 257, none does."""
 
@@ -231,7 +231,8 @@ def fixed_tiles(x: T, w: T) -> T:
     return total.to(x.dtype)
 
 
-@sweep("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_honest_kernels_pass(examine: Any, dtype: str) -> None:
     """Row by row, and a product in a fixed order, in all layouts and values, expanded rows and NaN among them."""
     for fused, written, inputs in (

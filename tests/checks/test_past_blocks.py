@@ -87,7 +87,8 @@ def test_what_only_one_config_gets_wrong_past_its_block_is_found(examine: Any, f
     assert record.case["dims"]["cols"] > 1024
 
 
-@sweep("first", [1, NEVER], ids=["wrong", "right"], fast=("right",))
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, NEVER], ids=["wrong", "right"])
 def test_a_batch_gets_as_many_rows_as_blocks_hold(examine: Any, first: int) -> None:
     """Sums over all rows of a batch, by blocks of rows: the batch is the one size that can be longer than a block."""
     columns = summing(config(64), config(1024, first))
@@ -149,6 +150,7 @@ def test_what_could_not_be_tried_is_unknown(examine: Any, cases: int, block: int
     assert f"met no axis longer than BLOCK={block}: {words}" in entry["reason"]
 
 
+@pytest.mark.slow
 def test_a_config_that_pruning_drops_there_needs_no_such_case(examine: Any) -> None:
     """A tile that must hold the row is never launched with a longer one, however wrong it would be."""
 

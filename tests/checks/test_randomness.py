@@ -76,7 +76,7 @@ PLANTED: dict[str, tuple[Callable[..., T], str, str]] = {
 @sweep(
     "name",
     PLANTED,
-    fast=("the seed is ignored", "a share too small", "numbers by address", "p is the share that is kept"),
+    fast=("a share too small", "numbers by address", "p is the share that is kept"),
 )
 def test_wrong_random_numbers_fail(examine: Any, name: str) -> None:
     """Each mask fits the values that come with it, and is caught by what it depends on."""
@@ -141,6 +141,7 @@ class Fused(torch.autograd.Function):
         return dropout(g, *ctx.given), None, None, None
 
 
+@pytest.mark.slow
 def test_backward_with_another_mask_fails(examine: Any) -> None:
     """The next seed in backward is a mask of its own, which the gradient of ones shows."""
     record = examine(lambda x, seed, p: Fused.apply(x, seed, p, 1), reference, INPUTS, cases=30, rng="seed", grad=True)
@@ -211,7 +212,7 @@ HONEST: dict[str, tuple[Callable[..., T], Callable[..., T], dict[str, Any]]] = {
 }
 
 
-@sweep("name", HONEST, fast=("plain", "drawn by torch's generator"))
+@sweep("name", HONEST, fast=("drawn by torch's generator",))
 def test_honest_random_numbers_pass(examine: Any, name: str) -> None:
     """Each draws in its own way and passes, with enough seen of its seeds for `repeat` to say so."""
     fused, right, keywords = HONEST[name]
@@ -238,7 +239,8 @@ class _Dropout(torch.autograd.Function):
         return apply(upstream, kept, ctx.p), None, None, None
 
 
-@sweep("scaled", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize("scaled", [True, False])
 def test_zeros_of_narrowed_values_hide_no_mask(examine: Any, scaled: bool) -> None:
     """An element of 0 is 0 kept or dropped, and its gradient is not: other values show which of them it is."""
 
@@ -252,6 +254,7 @@ def test_zeros_of_narrowed_values_hide_no_mask(examine: Any, scaled: bool) -> No
     assert scaled or record.failed_check == "gradients"
 
 
+@pytest.mark.slow
 def test_few_elements_leave_the_seed_unknown(examine: Any) -> None:
     """With never more than six elements equal masks are no news: unknown, not pass."""
     dims = {"rows": dim(0, 2), "cols": dim(0, 3)}
@@ -261,6 +264,7 @@ def test_few_elements_leave_the_seed_unknown(examine: Any) -> None:
     assert (entry["verdict"], "whether the mask depends on the seed" in entry["reason"]) == ("unknown", True), entry
 
 
+@pytest.mark.slow
 def test_noise_that_no_seed_changes_fails(examine: Any) -> None:
     """Where nobody knows a mask, results that no seed changes in ten cases are a seed that is ignored."""
     inputs = {"x": tensor("rows cols"), "seed": SEEDS}
@@ -291,6 +295,7 @@ def test_a_hidden_mask_is_an_error_with_the_way_out(examine: Any) -> None:
         examine(after_dropout, lambda x, seed, p, mask: normalised(apply(x, mask, p)), INPUTS, cases=30, rng="seed")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_raises_is_told_so(examine: Any) -> None:
     """An exception is the kernel's own though no mask could be seen; where the reference raises the same, a refusal."""
 

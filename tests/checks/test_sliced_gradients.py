@@ -131,6 +131,7 @@ def test_what_other_rows_hold_must_not_reach_a_gradient(judge_one: Any) -> None:
     assert "gradient change when other rows are NaN" in failure.reason
 
 
+@pytest.mark.slow
 def test_a_whole_test_finds_and_shrinks_it(examine: Any, judge_one: Any, tmp_path: Path) -> None:
     """The smallest case has two rows; its cause is the batch, and its replay shows the same."""
     record = examine(made(by_rows(127)), reference, INPUTS, cases=30, invariant="rows", grad=True)

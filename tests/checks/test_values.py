@@ -120,6 +120,7 @@ def test_the_worst_output_is_reported() -> None:
     assert as_verdict({}).status == "pass"
 
 
+@pytest.mark.slow
 def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> None:
     """Of two outputs the second is further off: its columns are drawn, not those of the first one that is wrong."""
 

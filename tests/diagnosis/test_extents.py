@@ -119,6 +119,7 @@ def test_a_row_that_alone_reaches_the_last_tile_of_another_dim_is_no_end(lab_of:
     assert found.cause == "block-limit", found
 
 
+@pytest.mark.slow
 def test_an_end_that_is_wrong_whatever_other_dims_are_is_a_bound(lab_of: Any) -> None:
     """The last query of all is left out, of few keys and of many."""
 
@@ -226,6 +227,7 @@ def test_nan_of_what_overflows_is_no_empty_row(lab_of: Any) -> None:
     assert "nothing that counts: right with numbers of size 1, whatever counts" in found.ruled_out
 
 
+@pytest.mark.slow
 def test_one_wrong_distance_is_no_limit(lab_of: Any) -> None:
     """A table of distances with one wrong entry is wrong from that one on, at few places; with a cap at many."""
 

@@ -63,6 +63,7 @@ def biased(x: T) -> T:
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 0.1).sqrt()
 
 
+@pytest.mark.slow
 def test_equal_slices_tell_places_from_shares(lab_of: Any) -> None:
     """Of equal parts any mean is right; a part with another one's share is a matter of places."""
     choice = {"dim parts": 4, "dim hidden": 6, "dtype": "float32"}
@@ -244,6 +245,7 @@ def attention(q: T, k: T, v: T) -> T:
     return torch.softmax(q @ k.T, -1) @ v
 
 
+@pytest.mark.slow
 def test_a_key_that_a_softmax_ignores_is_no_padding(lab_of: Any) -> None:
     """Far queries give all to one key; a loop that ends one short is right then, and has no neutral element."""
     inputs = {"q": tensor("rows hidden"), "k": tensor("keys hidden"), "v": tensor("keys hidden")}

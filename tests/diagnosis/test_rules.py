@@ -302,6 +302,7 @@ def decayed_apart(x: T, w: T, rate: float) -> T:
     return x + (rate * w.nan_to_num() * 0.5)
 
 
+@pytest.mark.slow
 def test_a_factor_of_0_is_no_proof_that_nan_is_swallowed(lab_of: Any) -> None:
     """Where another rate is wrong for finite numbers too, NaN only showed what 0 hides; by itself it is the cause."""
     inputs = {"x": tensor("n"), "w": tensor("n"), "rate": st.sampled_from([0.0, 0.5])}
@@ -386,6 +387,7 @@ def test_values_around_0_may_be_scaled_down(
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that asks without end leaves the rules after it their share."""
 

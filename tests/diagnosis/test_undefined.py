@@ -73,6 +73,7 @@ def test_a_wrong_value_in_defined_lanes_is_another_matter(tmp_path: Path) -> Non
     assert record.cause in ("tail-mask", "wrong-neutral-element")
 
 
+@pytest.mark.slow
 def test_undefined_lanes_that_are_dropped_harm_nobody(tmp_path: Path) -> None:
     """A bias loaded without ``other`` and stored under the same mask is honest."""
     assert examine(spec("right"), seed=0, root=tmp_path).verdict == "pass"

@@ -122,6 +122,7 @@ def test_what_is_wrong_without_zeros_is_no_matter_of_them(lab_of: Any, name: str
     assert diagnose(lab).cause != "zero-value"
 
 
+@pytest.mark.slow
 def test_a_0_that_one_seed_alone_draws_is_too_little(lab_of: Any) -> None:
     """Where no other seed draws a 0 nothing is said of zeros."""
 

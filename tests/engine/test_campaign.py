@@ -282,7 +282,8 @@ def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.Mon
     assert (max(widths) > 65000, tally.rejected.get("too-expensive", 0) > 0) == (not slow, slow)
 
 
-@sweep("wrong", [False, True], fast=("True",))
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [False, True])
 def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
     """Its longest cases are told as too expensive; what is wrong in shorter ones is found."""
 
@@ -326,7 +327,8 @@ def test_what_is_wrong_for_many_rows_of_several_blocks_alone_is_found(honest: bo
     assert (found.verdict, found.failed_check) == (("pass", None) if honest else ("fail", "values"))
 
 
-@sweep("forgotten", ["a flag", "a stride"], fast=("a stride",))
+@pytest.mark.slow
+@pytest.mark.parametrize("forgotten", ["a flag", "a stride"])
 def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> None:
     """A path for rows past 1000 columns, in Python so that no block size is known, is right for plain cases alone."""
 
@@ -392,6 +394,7 @@ def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: b
     assert bool(notes) == said, found.notes
 
 
+@pytest.mark.slow
 def test_whether_a_case_fails_is_told_without_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failing test asks it of a new process, which made its whole diagnosis a second time: 5 s of 10."""
     run = campaign(lambda x: x + 2)

@@ -39,6 +39,7 @@ def test_importing_the_package_imports_neither_triton_nor_torch() -> None:
     assert run(script).strip() == "[] None None"
 
 
+@pytest.mark.slow
 def test_triton_is_mended_as_soon_as_it_is_imported() -> None:
     """The import itself is whole (its loader is its own), and names imported from it afterwards are interpreted."""
     script = """

@@ -201,6 +201,7 @@ def test_another_reason_to_compile_again_is_told(project: Project, bench: Any) -
     result.stdout.fnmatch_lines([f"test_double all entries: changed: {said}"])
 
 
+@pytest.mark.slow
 def test_workers_measure_and_the_controller_writes(project: Project, bench: Any) -> None:
     """Under pytest-xdist too each path is written once, by the one process that sees the whole run."""
     project.write(KERNEL + ONE)

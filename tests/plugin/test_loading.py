@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.plugin.conftest import Project
+from tests.sweeps import sweep
 
 PROBE = """
 import sys
@@ -110,6 +111,7 @@ contract._INTERPRETER["InterpreterBuilder.create_of_a_later_release"] = None
     assert project.verdicts == {"test_it": "unknown"}
 
 
+@pytest.mark.slow
 def test_a_triton_that_is_new_says_so(project: Project) -> None:
     """A release that was not tested but looks the same is used, with a note."""
     project.pytester.makeconftest(
@@ -122,7 +124,7 @@ def test_a_triton_that_is_new_says_so(project: Project) -> None:
     assert any("Triton" in note for note in project.tests["test_it"]["notes"])
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("more", "line"),
     [
         ("", "Triton was imported before the CPU lane could switch its interpreter on*set TRITON_INTERPRET=1*"),
@@ -132,6 +134,7 @@ def test_a_triton_that_is_new_says_so(project: Project) -> None:
         ),
     ],
     ids=["unmended", "mended"],
+    fast=("unmended",),
 )
 def test_a_kernel_made_too_early_says_so(more: str, line: str, project: Project) -> None:
     """A kernel made before the interpreter was on cannot be launched: that is said, and not held against it."""

@@ -171,6 +171,7 @@ def test_a_recorded_call_that_fails_is_no_old_bug(wrong: str, project: Project) 
     result.stdout.no_fnmatch_line("*fails again*")
 
 
+@pytest.mark.slow
 def test_pin_copies_a_failure_beside_its_test(project: Project) -> None:
     """`pytest-fusion pin FILE` is all that it takes to guard against a bug."""
     project.write(WRONG)

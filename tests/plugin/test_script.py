@@ -149,6 +149,7 @@ def _run(scripts: list[Path], folder: Path, **more: str) -> dict[str, tuple[int,
     return {Path(script).stem: tuple(result) for script, result in found.items()}
 
 
+@pytest.mark.slow
 def test_scripts_show_what_failed_and_that_it_is_mended(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

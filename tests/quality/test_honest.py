@@ -22,6 +22,7 @@ KINDS = (
     "column sum, atomics",
     "row sum, autotuned",
     "linear, split inner dimension",
+    "linear by rows, any batch",
     "attention, online",
     "paged decode",
     "quantisation to int8",
@@ -40,7 +41,7 @@ def _must_run(name: str) -> None:
         pytest.skip(why)
 
 
-@sweep("name", list(HONEST), fast=KINDS)
+@sweep("name", list(HONEST), fast=KINDS, rest=pytest.mark.nightly)
 def test_honest_kernel_is_not_accused(name: str) -> None:
     """This kernel differs from its reference by rounding alone and passes every case."""
     _must_run(name)
@@ -48,7 +49,7 @@ def test_honest_kernel_is_not_accused(name: str) -> None:
     assert not alarms.accusations, f"{name}: {alarms.accusations[0].message or alarms.accusations[0].checks}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", list(PROFILES))
 def test_honest_kernel_passes_its_other_profile(name: str) -> None:
     """What another profile draws, such as offsets beyond 32 bits, is no reason for an alarm either."""

@@ -56,6 +56,7 @@ def test_a_wrong_kernel_is_rolled_back_with_its_case(duel: Duels, tmp_path: Path
     assert worse[0]["case"]["dims"]["hidden"] == 1
 
 
+@pytest.mark.slow
 def test_what_both_fail_alike_is_not_blamed(duel: Duels) -> None:
     """KNOWN_BAD cases are counted and told, and the rest decides."""
     record = duel(kernels.wrong_alone, kernels.wrong_alone)
@@ -64,6 +65,7 @@ def test_what_both_fail_alike_is_not_blamed(duel: Duels) -> None:
     assert record.replay is None
 
 
+@pytest.mark.slow
 def test_what_both_fail_by_far_more_is_held(duel: Duels) -> None:
     """A bug of the incumbent does not hide a larger one of the same check."""
     record = duel(kernels.far_wrong_alone, kernels.wrong_alone)
@@ -72,6 +74,7 @@ def test_what_both_fail_by_far_more_is_held(duel: Duels) -> None:
     assert "the candidate by" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_a_better_kernel_is_promoted(duel: Duels) -> None:
     """A kernel that passes what the incumbent fails is better, and the incumbent's failures are told."""
     record = duel(kernels.right, kernels.wrong_alone)
@@ -80,6 +83,7 @@ def test_a_better_kernel_is_promoted(duel: Duels) -> None:
     assert record.canary["counts"]["better"] == -metric(record, "verdicts")["value"]
 
 
+@pytest.mark.slow
 def test_nothing_is_said_beside_an_incumbent_that_always_fails(duel: Duels) -> None:
     """An incumbent that passes nothing is nothing to compare with, however good the candidate is."""
     record = duel(kernels.right, kernels.wrong)
@@ -130,6 +134,7 @@ def test_new_chance_is_held_where_it_is_allowed(duel: Duels) -> None:
     assert metric(same, "determinism")["status"] == "pass"
 
 
+@pytest.mark.slow
 def test_more_launches_roll_back(duel: Duels) -> None:
     """One launch more for the same case is told with its numbers, its kernel and its case; fewer are better."""
     without = ("memory", "latency", "spills")
@@ -141,6 +146,7 @@ def test_more_launches_roll_back(duel: Duels) -> None:
     assert (back.canary["verdict"], metric(back, "launches")["status"]) == ("promote", "better")
 
 
+@pytest.mark.slow
 def test_launches_that_nobody_saw_are_no_data(duel: Duels) -> None:
     """Without a Triton launch on the CPU lane, what runs may be a path for the CPU, and nothing is promoted for it."""
     record = duel(kernels.right, kernels.right, without=("memory", "latency"))
@@ -157,6 +163,7 @@ def test_what_was_not_measured_is_held(duel: Duels) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_pinned_and_recorded_cases(duel: Duels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They are compared besides the generated ones, and a rollback may come of them alone."""
     case = Case({"rows": 3, "hidden": 1}, "float32", {"x": TensorCase("float32")}, seed=5)

@@ -164,6 +164,7 @@ def test_from_a_thread() -> None:
     assert results == {i: i * i for i in range(4)}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="reads /proc")
 def test_nothing_is_left_behind() -> None:
     """A thousand children leave no descriptor open, no process unburied and no memory taken."""
@@ -263,6 +264,7 @@ def test_a_child_that_waits_gets_more_time_than_one_that_works() -> None:
     assert crash.kind == "timeout"
 
 
+@pytest.mark.slow
 def test_compiling_is_no_hang() -> None:
     """While a kernel is being compiled, the limit of a case does not run; afterwards it does again."""
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from tests.sweeps import sweep
 
 
@@ -28,6 +30,7 @@ def test_gradients_find_their_imports_done(gradients: str, expected: list[str]) 
     assert _lines(code) == expected
 
 
+@pytest.mark.slow
 def test_a_gradient_imports_what_is_learnt() -> None:
     """What a child needed for a gradient is what the next one inherits."""
     code = """

@@ -293,7 +293,7 @@ def test_bad_candidates_are_not_promoted(candidate: Candidate) -> None:
     assert "error" not in ends
 
 
-@pytest.mark.parametrize("candidate", [EQUAL, NEARLY], ids=lambda candidate: candidate.name)
+@sweep("candidate", [EQUAL, NEARLY], ids=lambda candidate: candidate.name)
 def test_an_equal_candidate_is_promoted_on_noisy_measurements(candidate: Candidate) -> None:
     """Of simulated rollouts of an equal candidate all are promoted; a violation in 100,000 calls sends nobody back."""
     ends = {shadowed(candidate, 10_000 + seed, 400_000).decision for seed in range(4)}

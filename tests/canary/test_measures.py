@@ -220,7 +220,8 @@ def test_an_incumbent_that_differs_from_itself_is_seen_beside_itself() -> None:
     assert kernel.evidence().pooled("violation", "itself").counts[1] >= 3
 
 
-@sweep(("seconds", "state"), [(1.3, "tripped"), (1.0, "shadow")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "state"), [(1.3, "tripped"), (1.0, "shadow")])
 def test_rules_send_back_what_is_slower(seconds: float, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rules the process judges what it has seen at each interval, once the clock is known to favour nobody."""
     clock = _Clock(monkeypatch)

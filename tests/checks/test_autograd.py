@@ -112,7 +112,8 @@ def stopped(x: T) -> T:
     return x * torch.sigmoid(x).detach() + x.detach() * torch.sigmoid(x) - (x * torch.sigmoid(x)).detach()
 
 
-@sweep(("fused", "told"), [(of_x(Nowhere), "is off by nan"), (stopped, "as by detach")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("fused", "told"), [(of_x(Nowhere), "is off by nan"), (stopped, "as by detach")])
 def test_a_second_derivative_is_no_number_or_torchs_own(judge_one: Any, fused: Any, told: str) -> None:
     """NaN is no small error, and who wrote no autograd.Function saved nothing."""
     failures = [judge_one(fused, silu, grad=True, again=True, case=case).failure for case in CASES]
@@ -146,6 +147,7 @@ def test_sixteen_bits_are_too_few_to_judge_a_second_derivative(judge_one: Any) -
     assert evidence(result)["second_derivative"] == "not asked"
 
 
+@pytest.mark.slow
 def test_results_are_right_in_every_mode(judge_one: Any) -> None:
     """Right under ``no_grad`` and ``inference_mode``, where bits may differ from those of training."""
     seen = evidence(judge_one(of_x(Silu), silu, grad=True, again=True))

@@ -110,6 +110,7 @@ def through(operator: Any) -> Any:
     return fused
 
 
+@pytest.mark.slow
 def test_a_right_operator_passes(examined: Any) -> None:
     """Its fake tensors, opcheck and torch.compile agree with what it does, and the report says what was tried."""
     record = examined(through(right), doubled)
@@ -277,6 +278,7 @@ def _kernel(*, by_a_view: bool = False) -> Any:
     return launch
 
 
+@pytest.mark.slow
 def test_an_interpreted_launch_is_unknown(examined: Any) -> None:
     """Compilers cannot trace it on this lane: that is said, whether or not the check was asked for."""
     record = examined(_kernel(), doubled)

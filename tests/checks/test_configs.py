@@ -159,6 +159,7 @@ def double_(x: T) -> None:
     x.mul_(2)
 
 
+@pytest.mark.slow
 def test_an_in_place_kernel_must_survive_its_tuning(examine: Any) -> None:
     """Without ``restore_value`` each timed run doubles again; with it the first call is like any other."""
     layouts = {"x": tensor("n", layouts="contiguous")}
@@ -197,6 +198,7 @@ WHOLE = {"x": tensor("n", dtype="int32", values=values.integers(-9, 9), layouts=
 ACCUMULATED = {**WHOLE, "acc": tensor("", dtype="int32", values=values.integers(1, 9))}
 
 
+@pytest.mark.slow
 def test_atomics_need_a_reset_and_only_of_their_own_tensor(examine: Any) -> None:
     """Timed runs add up where nothing is reset; what the caller had put there is lost where the wrong thing is."""
     record: TestRecord = examine(summing(given=False, reset_to_zero=["acc"]), total, WHOLE)
@@ -206,6 +208,7 @@ def test_atomics_need_a_reset_and_only_of_their_own_tensor(examine: Any) -> None
     assert (record.failed_check, record.cause) == ("configs", "autotune-side-effect"), record.message
 
 
+@pytest.mark.slow
 def test_a_first_call_that_differs_is_the_tunings_fault(examine: Any) -> None:
     """``reset_to_zero`` clears the caller's accumulator in the first call alone: `repeat` would blame chance."""
     fused = summing(given=True, reset_to_zero=["acc"])
@@ -273,6 +276,7 @@ def _out_of_resources(_: Any) -> None:
     raise triton.runtime.errors.OutOfResources(262144, 232448, "shared memory")
 
 
+@pytest.mark.slow
 def test_a_config_that_cannot_run_is_unknown_and_the_others_are_judged(judge_one: Any, examine: Any) -> None:
     """Nothing is known about a config that the device has no room for; one after it that is wrong still fails."""
     large = plan(64, pre_hook=_out_of_resources)

@@ -133,6 +133,7 @@ def test_an_output_without_a_graph_fails(examine: Any) -> None:
     assert (record.failed_check, record.cause) == ("gradients", "gradient-missing")
 
 
+@pytest.mark.slow
 def test_named_inputs_alone_are_asked_for(examine: Any) -> None:
     """``grad="x"``: a weight that gets no gradient is nobody's loss."""
     fused = kernel(lambda y, w, g: (right(y, w, g)[0], None))
@@ -186,6 +187,7 @@ def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.Monk
     assert layouts == {"contiguous", "transposed", "step", "padded"}
 
 
+@pytest.mark.slow
 def test_gaps_of_the_upstream_gradient_hold_nan(examine: Any) -> None:
     """A backward that multiplies what lies beside its rows by zero still depends on it."""
 
@@ -458,7 +460,8 @@ def test_one_of_several_outputs_may_be_used_alone(judge_one: Any) -> None:
         assert judge_one(of_x(Pair), two, grad=True, case=case).failure is None
 
 
-@sweep("factor", [1.0, 0.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1.0, 0.5])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_inputs_that_may_be_overwritten_have_gradients_too(examine: Any, where: str, factor: float) -> None:
     """``clobbers=``: a kernel that stores its gradient into its input is judged like any other."""

@@ -19,7 +19,6 @@ from pytest_fusion.plugin.testing import examine as examine_spec
 from pytest_fusion.spec.inputs import optional, tensor
 from tests.checks.judged import concluded, double
 from tests.quality.kernels import sampling
-from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -188,7 +187,8 @@ def test_each_way_to_keep_an_answer_is_found(
     assert failure.evidence["cause"] == "cached-answer"
 
 
-@sweep(("right_elsewhere", "status"), [(5, "unknown"), (100, "fail")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("right_elsewhere", "status"), [(5, "unknown"), (100, "fail")])
 def test_a_wrong_answer_at_an_old_address_may_be_chance(
     judge_one: Any, monkeypatch: pytest.MonkeyPatch, right_elsewhere: int, status: str
 ) -> None:

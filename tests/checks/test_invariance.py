@@ -144,6 +144,7 @@ def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any, tmp_path: P
     assert again.failure.identity == "invariance:rows"
 
 
+@pytest.mark.slow
 def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
     """What a launcher splits for long rows and large batches alone; row by row it is right, and so the twin passes."""
     case = CASE.with_(sizes={"rows": 2, "hidden": 1025})
@@ -292,6 +293,7 @@ def test_the_layout_may_decide_and_the_number_of_rows_may_not(judge_one: Any) ->
     assert "'s bits change between 1 and 2 rows" in failure.reason
 
 
+@pytest.mark.slow
 def test_derived_inputs_follow_or_stay(judge_one: Any) -> None:
     """A scale per row is cut with its rows, one for all of them stays, a mean over the rows can do neither."""
 
@@ -356,6 +358,7 @@ def test_what_cannot_be_cut_is_unknown_with_the_reason(examine: Any, name: str) 
     assert reason in found["reason"]
 
 
+@pytest.mark.slow
 def test_chance_is_left_to_repeat(judge_one: Any) -> None:
     """A third call with other bits than the two before it differs from every variant, and is no finding here."""
     calls = 0

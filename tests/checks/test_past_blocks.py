@@ -71,7 +71,7 @@ def summed(x: T) -> T:
 @pytest.mark.parametrize(
     ("first", "most"),
     [
-        pytest.param(1, NEVER, id="second trip"),
+        pytest.param(1, NEVER, id="second trip", marks=pytest.mark.slow),
         pytest.param(2, NEVER, id="third trip", marks=pytest.mark.slow),
         pytest.param(1, 2, id="of two trips alone", marks=pytest.mark.slow),
     ],

@@ -107,6 +107,7 @@ def test_a_kept_answer_shows_beside_another_mask(examine: Any) -> None:
     assert record.cause in ("cached-answer", "nondeterministic"), record.message
 
 
+@pytest.mark.slow
 def test_dropping_at_probability_zero_fails(examine: Any) -> None:
     """A kernel that drops every eighth element at p=0 is told so in the first such case."""
 

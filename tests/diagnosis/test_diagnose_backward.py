@@ -107,6 +107,7 @@ def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> 
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backward", "cause"),
     [
@@ -152,7 +153,8 @@ def weighted(total_of: Callable[[T], T]) -> Callable[[T, T], T]:
     return fused
 
 
-@sweep(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("cause", "total_of"),
     [
         ("low-precision-accumulation", lambda terms: sums_in_input_dtype(terms.mT.to(torch.bfloat16)).float()),

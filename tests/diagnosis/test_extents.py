@@ -40,6 +40,7 @@ def last_two_of_all(rows: T, x: T) -> T:
     return last_of_all(rows, x) + last_of_all(torch.zeros_like(rows), before)
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_0_for_nothing_and_too_low_for_much_is_no_matter_of_size_0(lab_of: Any) -> None:
     """Small cases with a size of 1 are right; one longer than a block is not."""
     inputs = {"x": tensor("hidden"), "by": tensor("rows")}
@@ -213,6 +214,7 @@ def test_nan_that_an_input_holds_is_no_matter_of_a_size_of_0(lab_of: Any, fused:
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_nan_of_what_overflows_is_no_empty_row(lab_of: Any) -> None:
     """A softmax of one element is 1 whatever that is; from a maximum of -50 on it is 0 / 0 where all lie far below."""
 

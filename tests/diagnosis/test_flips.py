@@ -85,6 +85,7 @@ def misplaced_floor(x: T) -> T:
     return (x.double() * (1 + 3e-6 * torch.cos(x.double()) * (x != x.round()))).to(x.dtype)
 
 
+@pytest.mark.slow
 def test_an_error_that_stays_is_no_lost_digit(lab_of: Any) -> None:
     """The error of a formula is nearly the same for values that are a little larger."""
     choice = {"dim rows": 3, "dim hidden": 6, "dtype": "float32"}
@@ -263,6 +264,7 @@ def by_largest_of_the_last_tile(x: T) -> T:
     return x / (x[:, last:].abs().amax(-1, keepdim=True) + 0.1)
 
 
+@pytest.mark.slow
 def test_slices_that_share_a_maximum_are_not_apart(lab_of: Any) -> None:
     """The largest of 33 is mostly one of the first 32, which look right by themselves; what is lost is the carry."""
     choice = {"dim rows": 1, "dim hidden": 33, "dtype": "float32"}

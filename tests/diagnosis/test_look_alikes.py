@@ -297,7 +297,8 @@ NARROWED = {
 }
 
 
-@sweep("name", NARROWED, fast=("uniform",))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NARROWED)
 def test_digits_are_lost_of_narrowed_values_too(lab_of: Any, name: str) -> None:
     """A variance by a difference of squares is one of normal numbers as of any; a formula that is off is none."""
     lost = "low-precision-accumulation"

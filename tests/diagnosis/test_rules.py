@@ -284,6 +284,7 @@ def test_few_runs_name_no_cause(lab_of: Any, name: str) -> None:
     assert found.cause == "unexplained", found
 
 
+@pytest.mark.slow
 def test_the_element_that_is_taken_is_named(lab_of: Any) -> None:
     """The evidence says which element reaches the wrong one, and which should."""
     row = TABLE["two weights of the first group"]

@@ -114,6 +114,7 @@ ATTENTION: dict[str, tuple[Callable[[T, T, T], T], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTION)
 def test_what_counts_beside_a_second_key_alone_is_innocent(lab_of: Any, name: str) -> None:
     """Of one key no query matters; of a window that is one too wide it does, as the value does that should not."""

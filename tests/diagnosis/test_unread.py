@@ -143,6 +143,7 @@ def test_the_first_of_a_few_lengths_is_read(lab_of: Any, fused: Any, cause: str,
         assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_a_gradient_that_ignores_an_input(lab_of: Any) -> None:
     """The forward reads the weight, backward does not."""
 

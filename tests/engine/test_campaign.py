@@ -160,6 +160,7 @@ def test_a_failure_ends_the_run_and_is_shrunk() -> None:
     assert tally.cases == tally.judged + sum(tally.rejected.values())
 
 
+@pytest.mark.slow
 def test_checks_after_the_one_that_failed_are_not_run_while_shrinking() -> None:
     """A case that no longer shows a wrong value ends where that was found; what follows would cost most of its time."""
     run = campaign(lambda x: x * 2 if x.shape[1] < 30 else x * 2 + 1, cases=40)
@@ -179,6 +180,7 @@ def test_without_the_shrink_phase_the_first_failing_case_is_reported() -> None:
     assert tally.failure.shrink_runs == 0
 
 
+@pytest.mark.slow
 def test_a_spec_error_met_while_shrinking_does_not_hide_the_finding() -> None:
     """A reference that cannot bear a smaller case ends that attempt, not the report."""
 
@@ -261,7 +263,8 @@ def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     assert min(map(len, shares)) > 15
 
 
-@sweep("slow", [False, True], fast=("True",))
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [False, True])
 def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its longest cases are not begun and told as too expensive; a fast one has them."""
     widths: set[int] = set()
@@ -349,7 +352,8 @@ def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> 
     assert (found.verdict, found.failed_check) == ("fail", "values")
 
 
-@sweep("decorators", [(), (settings(derandomize=True, max_examples=100),)], ids=["drawn", "derived"])
+@pytest.mark.slow
+@pytest.mark.parametrize("decorators", [(), (settings(derandomize=True, max_examples=100),)], ids=["drawn", "derived"])
 def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     decorators: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +382,8 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     assert len(set(compiled)) >= len(compiled) - 8  # the probes, and what is met twice
 
 
-@sweep(("most", "said"), [(1, True), (256, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "said"), [(1, True), (256, False)])
 def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: bool) -> None:
     """Past its limit torch.compile runs what it was given, so that a test compares the reference with itself."""
     from torch._dynamo import config

@@ -81,6 +81,7 @@ def test_a_planted_bug_is_found_again(plant: Any, bug: bool) -> None:
     assert memory.intact()
 
 
+@pytest.mark.slow
 def test_most_honest_kernels_are_replayed() -> None:
     """Else the two tests above would tell of nothing."""
     sessions = [twice(case.run)[1][0] for case in cases.HONEST if case.executor == "batched"]

@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 from reference_kernels.adamw import adamw, adamw_reference
 from reference_kernels.adamw import kernel as kernel_of_adamw
 from reference_kernels.adamw.kernel import KEPT, _adamw, config
-from tests.sweeps import sweep
 
 SHAPES = ((5, 70), (3,), (), (0, 4), (1,), (600,))
 OPTIONS = {"lr": 0.02, "betas": (0.8, 0.97), "eps": 1e-6, "weight_decay": 0.3}
@@ -67,7 +66,8 @@ def test_the_kernel_is_torchs() -> None:
     torch.testing.assert_close(_clones(mine, torch.float64), wanted, rtol=1e-5, atol=1e-5)
 
 
-@sweep("wide", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("wide", [False, True])
 def test_parameters_of_16_bits_are_their_masters_rounded(wide: bool) -> None:
     """Masters and moments take the steps of a float32 call, with gradients of 16 bits or of float32."""
     gradients = [_clones(_clones(_tensors(step), torch.bfloat16), torch.float32) for step in (1, 2, 3)]

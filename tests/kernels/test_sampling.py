@@ -103,7 +103,8 @@ def _kept(row: torch.Tensor, **cuts: Any) -> set[int]:
     return set(sample(row.expand(400, -1), 5, temperature=1e38, **cuts).tolist())
 
 
-@sweep("k", [1, 2, 5, 17])
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [1, 2, 5, 17])
 def test_exactly_k_stay(k: int) -> None:
     """Top-k keeps the k largest however they are spaced: ties by the lower index, neighbours in float32, both zeros,
     subnormals, an outlier, less than k that are not -inf."""
@@ -180,6 +181,7 @@ def test_the_draw_does_not_follow_the_layout() -> None:
     assert not torch.equal(sample(logits, 12, top_k=9), wanted)
 
 
+@pytest.mark.slow
 def test_a_row_draws_the_same_in_longer_batches() -> None:
     """The first rows' tokens are the same whether others follow or not, in rows of several tiles."""
     logits = _logits(50, 700).float()

@@ -63,7 +63,8 @@ def test_inputs_cancel_exactly() -> None:
     assert not judged(below, torch.where(below(x) == 0, 2**-26, below(x)), x, 0)
 
 
-@sweep("seed", range(4))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_two_forms_of_a_weighted_mean_agree(seed: int) -> None:
     """``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` hold other constants, which shows where the sum is near 0."""
     generator = torch.Generator().manual_seed(seed)

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from tests.plugin.conftest import Project
-from tests.sweeps import sweep
 
 PROBE = """
 import sys
@@ -124,7 +123,8 @@ def test_a_triton_that_is_new_says_so(project: Project) -> None:
     assert any("Triton" in note for note in project.tests["test_it"]["notes"])
 
 
-@sweep(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("more", "line"),
     [
         ("", "Triton was imported before the CPU lane could switch its interpreter on*set TRITON_INTERPRET=1*"),
@@ -134,7 +134,6 @@ def test_a_triton_that_is_new_says_so(project: Project) -> None:
         ),
     ],
     ids=["unmended", "mended"],
-    fast=("unmended",),
 )
 def test_a_kernel_made_too_early_says_so(more: str, line: str, project: Project) -> None:
     """A kernel made before the interpreter was on cannot be launched: that is said, and not held against it."""

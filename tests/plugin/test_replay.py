@@ -224,6 +224,7 @@ def _replay_of(project: Project, file: Path) -> pytest.RunResult:
     return forked.run_command(project.pytester, "replay", file, "--", "-p", "no:cacheprovider")
 
 
+@pytest.mark.slow
 def test_the_exit_status_says_what_became_of_the_failure(failed: Project) -> None:
     """0 when the case passes now, 1 while it fails, 2 when it cannot be judged: a spec that changed, a skipped test."""
     replay = _replays(failed.pytester.path)["test_function"]

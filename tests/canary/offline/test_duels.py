@@ -91,6 +91,7 @@ def test_nothing_is_said_beside_an_incumbent_that_always_fails(duel: Duels) -> N
     assert "the candidate alone passes" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_few_cases_are_no_data(duel: Duels) -> None:
     """Six cases promote nobody."""
     record = duel(kernels.right, kernels.right, cases=6)
@@ -153,6 +154,7 @@ def test_launches_that_nobody_saw_are_no_data(duel: Duels) -> None:
     assert (record.canary["verdict"], metric(record, "launches")["status"]) == ("hold", "nodata")
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_held(duel: Duels) -> None:
     """On the CPU there is no latency and no peak memory, and whoever did not leave them out is not promoted."""
     record = duel(kernels.right, kernels.right, without=("launches",))
@@ -220,6 +222,7 @@ def test_a_function_that_takes_other_inputs_is_no_incumbent(duel: Duels) -> None
     assert "does not take the inputs of this test" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_a_test_that_could_not_fail_is_an_error(duel: Duels) -> None:
     """Two kernels that agree about zeros say nothing; the canary says that."""
     record = duel(zeros, kernels.right, reference=zeros)
@@ -231,6 +234,7 @@ def zeros(x: Any) -> Any:
     return x * 0
 
 
+@pytest.mark.slow
 def test_a_candidate_that_dies_is_rolled_back(duel: Duels) -> None:
     """A candidate that ends its process, where the incumbent ends well, is rolled back with that case."""
     record = duel(kernels.dies_alone, kernels.right, isolate="on")
@@ -238,6 +242,7 @@ def test_a_candidate_that_dies_is_rolled_back(duel: Duels) -> None:
     assert record.replay is not None
 
 
+@pytest.mark.slow
 def test_an_incumbent_that_dies_is_not_the_candidates_fault(duel: Duels) -> None:
     """Cases in which the incumbent ends the process count for the candidate, and the others go on."""
     record = duel(kernels.right, kernels.dies_alone, isolate="on", dims={"rows": 3, "hidden": 1}, cases=3)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pytest_fusion.oracle import run_lanes
 from pytest_fusion.oracle.tolerance import ValuesVerdict, excess, judge_output
-from tests.sweeps import sweep
 
 
 def judged(candidate: Tensor, reference: Callable[[], Tensor]) -> ValuesVerdict:
@@ -69,7 +68,8 @@ def test_equal_elements_are_moved_together(value: float) -> None:
     assert not judged(low, lambda: _in_own_dtype(x)).ok
 
 
-@sweep("seed", [0, 8, 13, 15, 19])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 8, 13, 15, 19])
 def test_fewer_roundings_than_the_reference_pass(seed: int) -> None:
     """Codes of a long float16 row that a kernel rounds once; one that rounds otherwise fails."""
     x = torch.randn(1, 65536, generator=torch.Generator().manual_seed(seed)).half()

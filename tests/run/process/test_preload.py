@@ -44,6 +44,7 @@ def test_a_gradient_imports_what_is_learnt() -> None:
     assert _lines(code) == ["False", "True"]
 
 
+@pytest.mark.slow
 def test_tritons_files_are_hashed_once() -> None:
     """The hash is there before a child asks for it."""
     code = """

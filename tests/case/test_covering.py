@@ -93,6 +93,7 @@ def test_half_of_the_pairs_are_counted_as_half(plan_of: PlanOf) -> None:
     assert count.as_json() == {"pairs": 6, "covered": 1, "share": round(1 / 6, 4)}
 
 
+@pytest.mark.slow
 def test_the_rows_are_the_same_in_every_process() -> None:
     """Neither hash seeds nor anything else of a process decides which cases a test runs."""
     program = """

@@ -61,6 +61,7 @@ def writes_past_the_end(x: T, params: Tensors, grads: Tensors) -> None:
     ctypes.memset(params[1].data_ptr() + 4 * len(params[1]), 1, 4)
 
 
+@pytest.mark.slow
 def test_an_optimiser_over_lists_passes(examine: Any) -> None:
     """A list that is empty in some case asks for nothing there."""
     record = examine(at_once, sgd, LISTS, mutates="params")

@@ -14,6 +14,7 @@ from pytest_fusion import interpreter
 from pytest_fusion.interpreter import Session, interpreted
 from pytest_fusion.interpreter.control import launch_replay
 from pytest_fusion.interpreter.control.executor import ordered
+from tests.sweeps import sweep
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -70,7 +71,7 @@ def test_kernels_written_to_break_the_lane_say_the_same_again(case: Any) -> None
         assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-@pytest.mark.parametrize("bug", [True, False], ids=["bug", "honest"])
+@sweep("bug", [True, False], ids=["bug", "honest"])
 @pytest.mark.parametrize("plant", planted.PLANTS, ids=lambda plant: f"{Path(plant.file).stem}-{plant.name}")
 def test_a_planted_bug_is_found_again(plant: Any, bug: bool) -> None:
     """A launch with a finding is run as any other, and its twin is not accused."""
@@ -80,6 +81,7 @@ def test_a_planted_bug_is_found_again(plant: Any, bug: bool) -> None:
     assert memory.intact()
 
 
+@pytest.mark.slow
 def test_most_honest_kernels_are_replayed() -> None:
     """Else the two tests above would tell of nothing."""
     sessions = [twice(case.run)[1][0] for case in cases.HONEST if case.executor == "batched"]

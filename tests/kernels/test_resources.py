@@ -16,7 +16,7 @@ from reference_kernels.linear import spec as linear
 from reference_kernels.rms_norm import spec as rms_norm
 from reference_kernels.softmax import spec as softmax
 
-pytestmark = pytest.mark.slow  # half a minute until Triton's cache has the kernels
+pytestmark = pytest.mark.nightly  # half a minute until Triton's cache has the kernels
 
 ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "softmax": (softmax.SPEC.with_(grad=False), {"batch": (8192,), "n": 8192, "keep": None, "bias": None}),

@@ -223,6 +223,7 @@ def test_it(measured):
     result.stdout.fnmatch_lines(["*fusion_bench measures in the body of a test*"])
 
 
+@pytest.mark.slow
 def test_what_a_compiled_reference_moves_is_not_known(project: Project, bench: Any) -> None:
     """Inductor's kernels pass no operator of torch, so their bytes are no fact; the call itself is timed."""
     result = bench(

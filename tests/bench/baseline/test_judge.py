@@ -21,6 +21,7 @@ from pytest_fusion.bench.baseline.latency_judge import (
 from pytest_fusion.bench.baseline.row import Session as Stored
 from pytest_fusion.bench.baseline.tails import chi_square_limit, holm, student_limit, student_tail
 from tests.bench.baseline.made import latency
+from tests.sweeps import sweep
 
 QUIET = Noise(0.0005)
 
@@ -228,7 +229,7 @@ def test_a_gpu_that_others_used_makes_short_kernels_worth_less() -> None:
     assert verdict(5e-5, apart) == "regressed"
 
 
-@pytest.mark.parametrize("machine", [H200, CLOUD, ROUGH], ids=lambda machine: machine.name)
+@sweep("machine", [H200, CLOUD, ROUGH], ids=lambda machine: machine.name)
 def test_a_run_in_which_nothing_changed_raises_no_alarm(machine: Machine) -> None:
     """Forty simulated runs on each machine, against the incumbent and stored ratios of the same GPU and others."""
     for rule in (incumbent, stored(1), stored(1, same_unit=False)):

@@ -85,6 +85,7 @@ def test_an_error_of_ours_is_no_crash_of_the_kernel(remote: Remote, monkeypatch:
     assert remote.measure(_case()).outputs
 
 
+@pytest.mark.slow
 def test_costs_are_answered_as_data(remote: Remote) -> None:
     """A kernel of plain torch compiles nothing and spills nothing, and both are said in JSON."""
     remote.measure(_case())

@@ -79,6 +79,7 @@ def _reports(name: str) -> dict[str, Report]:
     return {report.target: report for report in reversed(_all()[name])}
 
 
+@pytest.mark.slow
 def test_a_kernel_with_too_many_live_values_spills() -> None:
     """16384 values in one warp leave the registers on every target, and the stores that do it are counted."""
     for report in _reports("spilling").values():

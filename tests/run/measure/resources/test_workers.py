@@ -9,6 +9,7 @@ import pytest
 
 from pytest_fusion.run.measure.resources.targets import TARGETS
 from pytest_fusion.run.process.compile_workers import Job, ask
+from tests.sweeps import sweep
 
 WORKER = """
 import json, os, signal, sys, time
@@ -58,9 +59,10 @@ def test_each_job_is_answered_for_its_target(command: list[str], monkeypatch: py
     }
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("deed", "crashed", "said"),
     [("die", True, "died of SIGSEGV"), ("killed", False, "status -9"), ("hang", False, "within 1 s")],
+    fast=2,
 )
 def test_a_lost_process_takes_one_job_with_it(command: list[str], deed: str, crashed: bool, said: str) -> None:
     """The kernel that it was lost on is told; only a crash of the compiler's own says anything about it."""

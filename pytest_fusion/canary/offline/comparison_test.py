@@ -14,7 +14,6 @@ from pytest_fusion.canary.offline.comparison import COSTS, Dead, Duel, Extra, Fo
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError
 from pytest_fusion.canary.offline.incumbent.incumbents import Rival
-from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
 from pytest_fusion.canary.offline.ran import Ran, died
@@ -36,6 +35,7 @@ from pytest_fusion.run.compiled import around_compilations
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.process import preload
 from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, run_isolated, unwrap
+from pytest_fusion.run.process.worker import WorkerLost
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Each death starts all cases anew, in a fresh process.
@@ -152,9 +152,9 @@ class _Fight:
             if self.rival.elsewhere or why_not_isolated(self.job.request) is not None:
                 return work(None)
             outcome = unwrap(run_isolated(work, time_limit_s=self.seconds, forward=False))
-        except Gone as gone:
+        except WorkerLost as lost:
             self.rival.reopen()
-            return died(str(gone), late=gone.late)
+            return died(str(lost), late=lost.late)
         return died(outcome.detail) if isinstance(outcome, Crash) else outcome
 
     def _once(self) -> Found | Lost | Crash:
@@ -234,7 +234,7 @@ class _Fight:
             if "spills" not in without:
                 seen.spills = self._spills(seen, duel, sized, lacking)
             self._time(seen, duel, sized, lacking)
-        except (Gone, CanaryError) as error:
+        except (WorkerLost, CanaryError) as error:
             seen.notes.append(f"the incumbent's process ended, or refused, when its costs were measured: {error}")
 
     def _spills(self, seen: Evidence, duel: Duel, sized: Sequence[Sized], lacking: str) -> tuple[Spills, Spills] | str:

@@ -115,7 +115,7 @@ class Rival:
 
     def close(self) -> list[str]:
         """Let go of the test that is open; sentences on what it was. Raises ``CanaryError`` if it is no incumbent."""
-        from pytest_fusion.canary.offline.incumbent.wire import Gone
+        from pytest_fusion.run.process.worker import WorkerLost
 
         process = self._process
         if process is None or not self._is_open:
@@ -123,7 +123,7 @@ class Rival:
         self._is_open = False
         try:
             answer = process.ask("close", seconds=60.0)
-        except Gone:
+        except WorkerLost:
             process.stop()
             return []
         foreign = answer.get("foreign", [])
@@ -172,17 +172,17 @@ class Rival:
 
     def _ask_to_open(self, process: Process) -> None:
         from pytest_fusion.canary.offline.incumbent.incumbent_process import START_S
-        from pytest_fusion.canary.offline.incumbent.wire import Gone
+        from pytest_fusion.run.process.worker import WorkerLost
 
         self._is_open = False
         try:
             process.ask("open", seconds=START_S, **self._opened)
             self._is_open = True
-        except Gone as gone:
-            words = process.last_words()
+        except WorkerLost as lost:
+            words = process.last_output()
             process.stop()
             raise CanaryError(
-                f"the incumbent {self.named} could not be started ({gone}); the last that it printed:\n{words}"
+                f"the incumbent {self.named} could not be started ({lost}); the last that it printed:\n{words}"
             ) from None
 
     def _settings(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The incumbent's process: tests of another revision or environment, whose kernels run when they are asked for."""
+"""The inside of the incumbent's process: runs kernels of another revision or environment on request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fusion.errors import FusionError
-from pytest_fusion.spec.wording import first_line
+from pytest_fusion.errors import CanaryError, FusionError
+from pytest_fusion.run.process.worker import Messages, Requests, WorkerLost
+from pytest_fusion.spec.wording import first_line, said
 
 if TYPE_CHECKING:
     from pytest_fusion.canary.offline.kernel import Kernel
@@ -30,38 +31,24 @@ _SHOWN = 600
 _IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 
 
-class _Link:
-    """The pipe to the process that asks, and the question that waits for its answer."""
+class _Link(Requests):
+    """The requests of the process that compares, and the one that opened the test that runs now."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], messages: Messages) -> None:
+        super().__init__(messages)
         self.settings = settings
-        self._requests, self._replies = int(settings["requests"]), int(settings["replies"])
-        self._number = ""
-        # The question that opened the test that runs now, and whether the test has come to its kernel.
         self.opened: Mapping[str, Any] = {}
+        # Whether the open test has reached its kernel.
         self.reached = False
-
-    def next(self) -> dict[str, Any]:
-        """Raises ``Gone`` when nobody asks any more."""
-        from pytest_fusion.canary.offline.incumbent.wire import receive
-
-        message = receive(self._requests)
-        self._number = str(message["id"])
-        return message
-
-    def answer(self, **what: Any) -> None:
-        from pytest_fusion.canary.offline.incumbent.wire import send
-
-        send(self._replies, {"id": self._number, **what})
 
 
 _links: list[_Link] = []
 
 
-def main(file: str) -> None:
-    """Serve whoever wrote ``file``, until its end of the pipe is closed."""
+def main(file: str, requests: str, replies: str) -> None:
+    """Serve the process that wrote ``file``, until it closes its end of the pipes."""
     settings = json.loads(Path(file).read_text())
-    _links.append(_Link(settings))
+    _links.append(_Link(settings, Messages(int(requests), int(replies))))
     if settings.get("checkout"):
         from pytest_fusion.canary.offline.incumbent.import_paths import redirect
 
@@ -73,7 +60,7 @@ def main(file: str) -> None:
             pytest.main(_arguments(settings), plugins=[_Serving(_links[0])])
     finally:
         sys.stdout.flush()
-        # Whoever asked may have been killed, and has left the folder to nobody else.
+        # The process that compares may have been killed, and the folder left to this one.
         if os.getppid() != settings["asker"]:
             shutil.rmtree(settings["folder"], ignore_errors=True)
 
@@ -91,7 +78,7 @@ def _arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 class _Serving:
-    """In place of running all tests: runs the one that is asked for, which then answers until it is let go."""
+    """Runs only the requested test, which then answers requests until it is closed."""
 
     def __init__(self, link: _Link) -> None:
         self._link = link
@@ -109,10 +96,8 @@ class _Serving:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        from pytest_fusion.canary.offline.incumbent.wire import Gone
-
         link, items = self._link, {item.nodeid: item for item in session.items}
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(WorkerLost):
             while True:
                 message = link.next()
                 item = items.get(message.get("nodeid", ""))
@@ -134,7 +119,7 @@ class _Serving:
 
 
 def serve(spec: FusionSpec, request: Request, extra: Mapping[str, Any]) -> TestRecord:
-    """Inside of a test: answer what is asked of its kernel. Raises ``Gone`` when nobody asks any more."""
+    """Inside a test: answer the requests for its kernel. Raises ``WorkerLost`` when the other process has ended."""
     from pytest_fusion.report.record import TestRecord
 
     _answer_all(_links[0], spec, request.device, extra)
@@ -142,14 +127,13 @@ def serve(spec: FusionSpec, request: Request, extra: Mapping[str, Any]) -> TestR
 
 
 def _serve_specs(link: _Link) -> None:
-    """Specs by their names, without tests."""
-    from pytest_fusion.canary.offline.incumbent.wire import Gone
+    """Answer requests for specs by their names, without tests."""
     from pytest_fusion.run import device_choice
     from pytest_fusion.spec.importable import named_spec
 
     device = str(link.settings["device"])
     device_choice.prepare(device)
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(WorkerLost):
         while True:
             link.opened = link.next()
             try:
@@ -168,7 +152,6 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
     from pytest_fusion.checks.context import Bench
     from pytest_fusion.run.clock import Clock
     from pytest_fusion.run.fused import ContextLost
-    from pytest_fusion.spec.wording import said
 
     asked, link.reached = link.opened, True
     try:
@@ -197,19 +180,16 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
 
 
 class _Stopwatch:
-    """The one batch of calls that is timed here, by the pairs of whoever asks."""
+    """The one batch of calls that is timed here, alternately with one in the other process."""
 
     def __init__(self) -> None:
         self._timer: Any = None
 
     def answered(self, kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing for what is no question about time. Raises ``CanaryError`` where the call cannot be timed."""
+        """The answer to a request about time; empty for others. Raises ``CanaryError`` where it cannot be timed."""
         if message["op"] not in ("time", "sample", "untime"):
             return {}
         import torch
-
-        from pytest_fusion.errors import CanaryError
-        from pytest_fusion.spec.wording import said
 
         if message["op"] == "untime":
             self._timer = None
@@ -237,7 +217,7 @@ class _Stopwatch:
 
 
 def _answered(kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
-    from pytest_fusion.canary.offline.incumbent.wire import write_tensors
+    from pytest_fusion.canary.offline.incumbent.tensor_file import write_tensors
     from pytest_fusion.canary.offline.ran import FOREIGN, Ran
     from pytest_fusion.case.case_model import Case
     from pytest_fusion.case.misfit import misfit

@@ -1,4 +1,4 @@
-"""A child that died or ran out of time, made into a finding: confirmed, shrunk, and told."""
+"""A child that died or ran out of time as a finding: confirmed, shrunk and described."""
 
 from __future__ import annotations
 
@@ -30,19 +30,24 @@ _HANG_RUNS = 4
 _HANG_SECONDS = 4.0
 
 
-def hangs(job: Job, crash: Crash) -> bool:
-    """Whether the case that ran out of time does so again alone, with twice as much: a loaded machine is no hang."""
-    case = _case_of(crash.last_note or {})
-    if "found" in (crash.last_note or {}):
-        return True  # the finding stands; only its diagnosis did not end
-    if case is None or job.request.replay is not None:
-        return True
-    outcome = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
-    return isinstance(outcome, Crash) and outcome.kind == "timeout"
+def was_only_slow(job: Job, outcome: object) -> bool:
+    """Whether a case ran out of time that ends alone, with twice as much: a loaded machine is no hang.
+
+    Such a test is run again with `PATIENCE` times its limit.
+    """
+    if not isinstance(outcome, Crash) or outcome.kind != "timeout":
+        return False
+    note = outcome.last_note or {}
+    case = _case_of(note)
+    # With a finding, only its diagnosis did not end.
+    if "found" in note or case is None or job.request.replay is not None:
+        return False
+    again = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
+    return not (isinstance(again, Crash) and again.kind == "timeout")
 
 
 def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
-    """What the case tells alone where the search for a smaller one ran out of time, and not a call of the kernel."""
+    """The tally of the failing case alone, where the search for a smaller one ran out of time and no kernel call."""
     note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
     case = _case_of(note or {})
     if note is None or case is None or not note.get("shrinking"):

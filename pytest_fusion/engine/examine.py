@@ -38,14 +38,12 @@ from pytest_fusion.run.measure.timing.alone import beside
 from pytest_fusion.run.process import preload
 from pytest_fusion.run.process.atomic_file import replace_whole
 from pytest_fusion.run.process.fork import Channel, ChildError, Crash, can_fork, run_isolated
+from pytest_fusion.run.process.supervisor import PATIENCE
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line, plural
 
 if TYPE_CHECKING:
     from pytest_fusion.bench.measured import Measured
-
-# How much longer a case may take after the first that was only slow.
-_PATIENCE = 10
 
 # What one case of a GPU may cost when it is replayed on the CPU lane.
 _PROGRAMS, _SECONDS = 70_000, 120.0
@@ -157,9 +155,9 @@ def _isolated(job: Job) -> Tally:
     )
     with job.compiling_ahead() as start:
         outcome = job.in_child(seconds, on_compilation=start)
-    if isinstance(outcome, Crash) and outcome.kind == "timeout" and not crash.hangs(job, outcome):
+    if crash.was_only_slow(job, outcome):
         slow = f"a case took more than {seconds:g} s but ended when it was given more time"
-        outcome = job.in_child(_PATIENCE * seconds)
+        outcome = job.in_child(PATIENCE * seconds)
         outcome = crash.without_shrinking(job, outcome) or outcome
     tally = with_first_call(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome))
     tally = with_second_opinion(job, tally)

@@ -26,22 +26,19 @@ from pytest_fusion.case.describe import describe
 from pytest_fusion.checks.context import Bench
 from pytest_fusion.engine import crash
 from pytest_fusion.engine.examine import record_of, why_not_isolated
-from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.job import Job, with_notes
 from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.compiled import around_compilations
-from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.process import preload
-from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, run_isolated, unwrap
+from pytest_fusion.run.process.fork import Channel, Crash, run_isolated, unwrap
+from pytest_fusion.run.process.supervisor import PATIENCE
 from pytest_fusion.run.process.worker import WorkerLost
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Each death starts all cases anew, in a fresh process.
 _MOST_DEATHS = 4
-# How much longer a case may take after one that was only slow.
-_PATIENCE = 10
 CHECK = "canary"
 # Sizes at which both kernels are compiled to see what they spill: a minute at the most, of all cores.
 _MOST_COMPILED = 8
@@ -123,8 +120,8 @@ class _Fight:
             case = Case.from_json(note["case"])
             if note.get("arm") == "incumbent":
                 self._bury(case, incumbent=died(outcome.detail, late=outcome.kind == "timeout"))
-            elif outcome.kind == "timeout" and not crash.hangs(self.job, outcome):
-                self.seconds = _PATIENCE * request.profile.seconds
+            elif crash.was_only_slow(self.job, outcome):
+                self.seconds = PATIENCE * request.profile.seconds
             else:
                 pair = self._after_crash(case, outcome)
                 if pair.standing == "worse":
@@ -162,26 +159,8 @@ class _Fight:
         if why_not_isolated(request) is not None:
             return self._here(lambda _: None)
 
-        noted: list[dict[str, Any]] = []
-
         def work(channel: Channel) -> Found | Lost | Crash:
-            told = channel.note
-
-            def note(data: dict[str, Any]) -> None:
-                noted[:] = [data]
-                told(data)
-
-            def compiling(kernel: str) -> None:
-                told({**(noted[-1] if noted else {}), COMPILING: kernel})
-
-            def compiled() -> None:
-                told(noted[-1] if noted else {})
-
-            try:
-                with around_compilations(compiling, compiled):
-                    return self._here(note)
-            except ContextLost as lost:
-                return Crash("exit", str(lost), noted[-1] if noted else {}, "")
+            return with_notes(channel, {}, self._here)
 
         preload.inherit(gradients=bool(self.job.spec.grad), compiles=request.device != "cpu")
         outcome: Found | Lost | Crash = unwrap(run_isolated(work, time_limit_s=self.seconds))

@@ -166,7 +166,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
     while True:
         message = link.next()
         if message["op"] == "close":
-            link.answer(foreign=_foreign(link.settings), shared=_shared(link.settings))
+            link.answer(**{"foreign" if link.settings.get("checkout") else "shared": _imported(link.settings)})
             return
         try:
             link.answer(**(stopwatch.answered(kernel, message) or _answered(kernel, message)))
@@ -248,20 +248,10 @@ def _answered(kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
     return {"reason": counts.reason} if isinstance(counts, Uncounted) else {"counts": counts.as_json()}
 
 
-def _foreign(settings: Mapping[str, Any]) -> list[str]:
-    """Files of the work tree that were imported though a revision was asked for."""
-    if not settings.get("checkout"):
-        return []
-    return _imported(settings, Path(settings["checkout"]))
-
-
-def _shared(settings: Mapping[str, Any]) -> list[str]:
-    """Files of the work tree that both environments import: tests, and perhaps what was to be compared."""
-    return [] if settings.get("checkout") else _imported(settings)
-
-
-def _imported(settings: Mapping[str, Any], *without: Path) -> list[str]:
+def _imported(settings: Mapping[str, Any]) -> list[str]:
+    """Files of the work tree that were imported: foreign to a revision, shared by two environments."""
     from pytest_fusion.canary.offline.incumbent.import_paths import caches, imported_from
 
     ours = Path(import_module("pytest_fusion").__path__[0])
-    return imported_from(Path(settings["top"]), (ours, *caches(), *without))
+    checkout = [Path(settings["checkout"])] if settings.get("checkout") else []
+    return imported_from(Path(settings["top"]), (ours, *caches(), *checkout))

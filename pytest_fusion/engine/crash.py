@@ -100,8 +100,8 @@ def _undiagnosed(job: Job, crash: Crash, tally: Tally, found: Mapping[str, Any])
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
     case = _case_of(found)
     described = describe(job.spec, case) if case is not None else None
-    said = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
-    diagnosis = Diagnosis(likely_cause(verdict) or UNEXPLAINED, [], [said])
+    ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
+    diagnosis = Diagnosis(likely_cause(verdict) or UNEXPLAINED, [], [ended])
     tally.failure = Failure(verdict, case, described, diagnosis=diagnosis)
     return tally
 

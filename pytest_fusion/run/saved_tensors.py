@@ -1,4 +1,4 @@
-"""What autograd keeps between forward and backward: the tensors that the nodes of a graph have saved."""
+"""The tensors that the nodes of an autograd graph have saved for backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nodes(ends: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def saved(ends: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that ``autograd.Function``s behind ``ends`` have saved, by a name such as ``Norm: saved_tensors[1]``.
+    """The tensors that ``autograd.Function``s behind ``ends`` have saved, by names like ``Norm: saved_tensors[1]``.
 
     Those kept as plain attributes of ``ctx`` too. Not those of torch's own nodes, whose bits no other kernel changes
     unless they are one of these or an input.

@@ -1,4 +1,4 @@
-"""One test with two kernels, from spec to record: the duel in a child, what ends a process, and the verdict."""
+"""One test with two kernels, from spec to record: the comparison in a child, the ends of processes, the verdict."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[s
     tally: Tally | None = None
     try:
         opponent = rival.open(request.nodeid, spec, bench, profile.seconds)
-        seen, tally = _Fight(job, rival, opponent).run()
+        seen, tally = _ComparisonRun(job, rival, opponent).run()
         seen.notes += rival.close()
         comparison = conclude(seen, rival.about, rival.without)
     except NoOpponentError as error:
@@ -71,18 +71,18 @@ def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[s
 
 
 def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Rival) -> TestRecord:
-    """The record of what two kernels came to; with the replay file and the diagnosis of a rollback's case."""
+    """The record of a comparison, with the replay file and the diagnosis of a rollback's case."""
     name, decision = job.spec.name, comparison.decision
-    told = comparison.as_json()
+    as_json = comparison.as_json()
     reasons = "\n".join(f"  {reason}" for reason in comparison.reasons)
     message = f"{name}: canary {decision}, against {rival.named}\n{reasons}"
     if decision == "rollback" and tally is not None and tally.failure is not None:
         record = record_of(job, tally, "")
-        return replace(record, message=f"{message}\n{record.message}", canary=told)
+        return replace(record, message=f"{message}\n{record.message}", canary=as_json)
     verdicts = {"promote": "pass", "hold": "pass", "rollback": "fail", "error": "fail", "nodata": "unknown"}
-    record = TestRecord(job.request.nodeid, verdicts[decision], canary=told)  # type: ignore[arg-type]
+    record = TestRecord(job.request.nodeid, verdicts[decision], canary=as_json)  # type: ignore[arg-type]
     if tally is not None:
-        record = replace(record_of(job, replace(tally, failure=None), ""), verdict=record.verdict, canary=told)
+        record = replace(record_of(job, replace(tally, failure=None), ""), verdict=record.verdict, canary=as_json)
     if decision == "nodata":
         # One line: it is why the test is skipped.
         message = f"canary nodata, against {rival.named}: {'; '.join(comparison.reasons)}"
@@ -90,8 +90,8 @@ def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Ri
     return replace(record, failed_check=CHECK if failed else None, message="" if record.verdict == "pass" else message)
 
 
-class _Fight:
-    """The duel of one test, again and again without the cases in which a process ended."""
+class _ComparisonRun:
+    """The comparison of one test, repeated without the cases in which a process ended."""
 
     def __init__(self, job: Job, rival: Rival, opponent: Opponent) -> None:
         self.job, self.rival, self.opponent = job, rival, opponent
@@ -134,7 +134,7 @@ class _Fight:
         self.dead[case.key()] = Dead(candidate or before.candidate, incumbent or before.incumbent)
 
     def _after_crash(self, case: Case, outcome: Crash) -> Pair:
-        """The incumbent, asked about the case in which the candidate's process ended."""
+        """Compare with the incumbent, run alone on the case in which the candidate's process ended."""
         ours = died(outcome.detail)
         theirs = self._alone(case)
         standing, reason = stands(ours, theirs)
@@ -201,7 +201,7 @@ class _Fight:
         return found
 
     def _costs(self, found: Found, duel: Duel, traffic: Cases | None) -> None:
-        """Latency, recompilations and spills; of what is sent back anyway nobody asks."""
+        """Measure latency, recompilations and spills, unless a case decides for a rollback already."""
         seen, without, keys = found.evidence, self.rival.without, duel.passed
         if duel.beaten is not None:
             seen.compiled = seen.spills = seen.untimed = "a case that the candidate alone fails decides already"
@@ -221,15 +221,15 @@ class _Fight:
             return Spills({}, {}, ""), Spills({}, {}, "")
         if lacking:
             return lacking
-        asked = [(one.text, one.case) for one in sized[:_MOST_COMPILED]]
-        duel.compiling(asked[0][1])
-        ours = duel.kernel.spills(asked)
-        duel.compiling(asked[0][1])
-        return ours, self.opponent.spills(asked)
+        compiled = [(one.text, one.case) for one in sized[:_MOST_COMPILED]]
+        duel.compiling(compiled[0][1])
+        ours = duel.kernel.spills(compiled)
+        duel.compiling(compiled[0][1])
+        return ours, self.opponent.spills(compiled)
 
     def _time(self, seen: Evidence, duel: Duel, sized: Sequence[Sized], lacking: str) -> None:
         if "latency" in self.rival.without:
-            seen.untimed = "nobody asked for it"
+            seen.untimed = "not requested"
         elif self.job.request.device == "cpu":
             seen.untimed = "interpreted kernels have none that is worth a number; run on a GPU"
         elif lacking:

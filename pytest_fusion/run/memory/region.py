@@ -1,4 +1,4 @@
-"""One tensor inside guard zones, and what can be learned from its surroundings."""
+"""One tensor inside guard zones, and the damage around it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Region:
 
     @property
     def block(self) -> int:
-        """Where the guarded block begins that the storage lies in."""
+        """The address of the guarded block around the storage."""
         return int(self._backing.memory.data_ptr())
 
     @property
@@ -211,7 +211,7 @@ class Region:
         self._saved = self.own.clone()
 
     def altered(self) -> Tensor | None:
-        """0-dim bool on the device: whether an own element differs from what ``save`` kept; ``None`` without it."""
+        """0-dim bool on the device: whether an own element differs from what ``save`` stored; ``None`` without it."""
         return None if self._saved is None else self.own.ne(self._saved).any()
 
     def change(self) -> Change | None:

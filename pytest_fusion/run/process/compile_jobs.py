@@ -92,7 +92,7 @@ def compile_all(
             try:
                 worker = _worker(command, environment)
                 limit = START_SECONDS + seconds
-                worker.ask("compile", seconds=limit, pulse=progress, batches=batches, **request)
+                worker.request("compile", seconds=limit, pulse=progress, batches=batches, **request)
                 return answers
             except WorkerLost as lost:
                 words = last_line(worker.last_output())
@@ -224,7 +224,7 @@ def _late(seconds: float) -> str:
 
 
 def _ended(status: int, words: str) -> str:
-    words = words or "it said nothing"
+    words = words or "it printed nothing"
     if -status in _CRASHES:
         return f"the compiling process died of {signal.Signals(-status).name}: {words}"
     return f"the compiling process ended with status {status}: {words}"

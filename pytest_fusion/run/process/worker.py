@@ -130,7 +130,7 @@ class Worker:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def ask(
+    def request(
         self, op: str, *, seconds: float | None, pulse: Callable[[Any], None] = lambda _: None, **what: Any
     ) -> dict[str, Any]:
         """Send one request and return its answer; ``pulse`` is called with each report of progress.

@@ -81,9 +81,9 @@ def worker() -> Iterator[Worker]:
 def test_a_worker_answers_and_ends_with_what_it_started(worker: Worker) -> None:
     """Reports of progress come before the answer; what the worker started does not outlive it."""
     pulses: list[int] = []
-    assert worker.ask("add", seconds=60.0, pulse=pulses.append, a=1, b=2)["sum"] == 3
+    assert worker.request("add", seconds=60.0, pulse=pulses.append, a=1, b=2)["sum"] == 3
     assert pulses == [1]
-    pid = worker.ask("start", seconds=60.0)["pid"]
+    pid = worker.request("start", seconds=60.0)["pid"]
     worker.stop()
     assert eventually(lambda: not alive(pid))
 
@@ -91,7 +91,7 @@ def test_a_worker_answers_and_ends_with_what_it_started(worker: Worker) -> None:
 def test_how_a_worker_ended_is_known(worker: Worker) -> None:
     """Its last output and its status, which is not 0."""
     with pytest.raises(WorkerLost, match="its pipe is closed"):
-        worker.ask("exit", seconds=60.0)
+        worker.request("exit", seconds=60.0)
     assert (worker.last_output(), worker.stop()) == ("as requested\n", 1)
 
 

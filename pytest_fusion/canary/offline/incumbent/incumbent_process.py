@@ -70,7 +70,7 @@ class Process:
     def running(self) -> bool:
         return self._worker is not None and self._worker.running
 
-    def ask(
+    def request(
         self, op: str, *, seconds: float | None, pulse: Callable[[], None] = lambda: None, **what: Any
     ) -> dict[str, Any]:
         """Send a request and return the answer. Raises ``WorkerLost``; ``NoOpponentError``, ``CanaryError`` if refused.
@@ -79,7 +79,7 @@ class Process:
         """
         if self._worker is None:
             raise WorkerLost("its pipe is closed")
-        answer = self._worker.ask(op, seconds=seconds, pulse=lambda _: pulse(), **what)
+        answer = self._worker.request(op, seconds=seconds, pulse=lambda _: pulse(), **what)
         if "gone" in answer:
             raise WorkerLost(str(answer["gone"]))
         if "missing" in answer:
@@ -93,7 +93,7 @@ class Process:
         return self._worker.last_output().strip()[-_LAST_OUTPUT:] if self._worker is not None else ""
 
     def stop(self) -> None:
-        """End the process, whatever it does; the folder stays."""
+        """End the process, busy or not; the folder stays."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.stop()
@@ -117,16 +117,16 @@ class Remote:
         # Called whenever the process shows that it is alive.
         self.pulse: Callable[[], None] = lambda: None
 
-    def _ask(self, op: str, case: Case, **what: Any) -> dict[str, Any]:
-        return self._process.ask(op, seconds=self._seconds, pulse=self.pulse, case=case.as_json(), **what)
+    def _request(self, op: str, case: Case, **what: Any) -> dict[str, Any]:
+        return self._process.request(op, seconds=self._seconds, pulse=self.pulse, case=case.as_json(), **what)
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        answer = self._ask("judge", case, again=again, alone=alone)
+        answer = self._request("judge", case, again=again, alone=alone)
         return Ran.from_json(answer["ran"])
 
     def measure(self, case: Case) -> Measured:
         file = self._process.folder / "results"
-        answer = self._ask("measure", case, file=os.fspath(file))
+        answer = self._request("measure", case, file=os.fspath(file))
         found = Measured(str(answer["inputs"]), str(answer["reference"]), {}, answer["memory"], str(answer["problem"]))
         if answer["results"]:
             found.outputs = read_tensors(file, self._device)
@@ -134,27 +134,27 @@ class Remote:
         return found
 
     def count(self, case: Case) -> Counts | Uncounted:
-        answer = self._ask("count", case)
+        answer = self._request("count", case)
         return Counts.from_json(answer["counts"]) if "counts" in answer else Uncounted(str(answer["reason"]))
 
     def compiled(self, keys: Sequence[str]) -> Compiled:
-        return Compiled.from_json(self._process.ask("compiled", seconds=self._seconds, keys=list(keys)))
+        return Compiled.from_json(self._process.request("compiled", seconds=self._seconds, keys=list(keys)))
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
         cases = [[text, case.as_json()] for text, case in sized]
-        return Spills.from_json(self._process.ask("spills", seconds=START_S, sized=cases))
+        return Spills.from_json(self._process.request("spills", seconds=START_S, sized=cases))
 
     def timer(self, case: Case, what: Timed) -> RemoteTimer:
         """A timer like `paired_latency.timer`, in the process. Raises ``CanaryError`` where it cannot be timed."""
-        return RemoteTimer(self, str(self._ask("time", case, what=what)["source"]))
+        return RemoteTimer(self, str(self._request("time", case, what=what)["source"]))
 
     def sample(self) -> float:
         """Seconds a call, of what :meth:`timer` made last."""
-        return float(self._process.ask("sample", seconds=self._seconds, pulse=self.pulse)["seconds"])
+        return float(self._process.request("sample", seconds=self._seconds, pulse=self.pulse)["seconds"])
 
     def untime(self) -> None:
         """Free the tensors of the batch that was timed."""
-        self._process.ask("untime", seconds=self._seconds)
+        self._process.request("untime", seconds=self._seconds)
 
 
 class RemoteTimer:

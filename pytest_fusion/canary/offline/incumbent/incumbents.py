@@ -122,7 +122,7 @@ class Rival:
             return []
         self._is_open = False
         try:
-            answer = process.ask("close", seconds=60.0)
+            answer = process.request("close", seconds=60.0)
         except WorkerLost:
             process.stop()
             return []
@@ -176,7 +176,7 @@ class Rival:
 
         self._is_open = False
         try:
-            process.ask("open", seconds=START_S, **self._opened)
+            process.request("open", seconds=START_S, **self._opened)
             self._is_open = True
         except WorkerLost as lost:
             words = process.last_output()

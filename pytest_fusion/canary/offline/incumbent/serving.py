@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_fusion.errors import CanaryError, FusionError
+from pytest_fusion.errors import FusionError
 from pytest_fusion.run.process.worker import Messages, Requests, WorkerLost
 from pytest_fusion.spec.wording import first_line, said
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.offline.kernel import Kernel
     from pytest_fusion.engine.request import Request
     from pytest_fusion.report.record import TestRecord
     from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -144,110 +143,6 @@ def _serve_specs(link: _Link) -> None:
             _answer_all(link, spec, device, {})
 
 
-def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, Any]) -> None:
-    import torch
-
-    from pytest_fusion.canary.offline.incumbent.shared_promises import held_to
-    from pytest_fusion.canary.offline.kernel import Kernel
-    from pytest_fusion.checks.context import Bench
-    from pytest_fusion.run.clock import Clock
-    from pytest_fusion.run.fused import ContextLost
-
-    asked, link.reached = link.opened, True
-    try:
-        spec = held_to(spec, asked["contract"])
-    except FusionError as error:
-        link.answer(missing=f"its spec there cannot be held to what is asked today: {error}")
-        return
-    bench = Bench(spec, torch.device(device), extra, programs=int(asked["programs"]), deep=bool(asked["deep"]))
-    bench.clock = Clock(lambda: link.answer(pulse=True))
-    kernel, stopwatch = Kernel(bench), _Stopwatch()
-    link.answer(torch=torch.__version__)
-    while True:
-        message = link.next()
-        if message["op"] == "close":
-            link.answer(**{"foreign" if link.settings.get("checkout") else "shared": _imported(link.settings)})
-            return
-        try:
-            link.answer(**(stopwatch.answered(kernel, message) or _answered(kernel, message)))
-        except ContextLost as lost:
-            link.answer(gone=str(lost))
-            os._exit(1)  # nothing that runs on this context from now on means anything
-        except FusionError as error:
-            link.answer(error=first_line(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no failure of a kernel: those are verdicts
-            link.answer(error=f"{message['op']}: {said(error)}")
-
-
-class _Stopwatch:
-    """The one batch of calls that is timed here, alternately with one in the other process."""
-
-    def __init__(self) -> None:
-        self._timer: Any = None
-
-    def answered(self, kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request about time; empty for others. Raises ``CanaryError`` where it cannot be timed."""
-        if message["op"] not in ("time", "sample", "untime"):
-            return {}
-        import torch
-
-        if message["op"] == "untime":
-            self._timer = None
-            torch.cuda.empty_cache()
-            return {"untimed": True}
-        try:
-            if message["op"] == "time":
-                return {"source": self._begin(kernel, message)}
-            return {"seconds": self._timer.seconds()}
-        except Exception as error:  # noqa: BLE001 - the checks have judged it; here it is a number or none
-            raise CanaryError(f"called there to be timed, it raised {said(error)[:200]}") from None
-
-    def _begin(self, kernel: Kernel, message: Mapping[str, Any]) -> str:
-        import torch
-
-        from pytest_fusion.bench import latency
-        from pytest_fusion.bench.on_device import opened
-        from pytest_fusion.canary.offline.paired_latency import timer
-        from pytest_fusion.case.case_model import Case
-
-        device = torch.device("cuda", kernel.bench.device.index or 0)
-        case, what = Case.from_json(message["case"]), message["what"]
-        self._timer = timer(kernel.bench, case, what, device, opened(device).cache)
-        return latency.digest(kernel.spec.fused if what == "fused" else kernel.spec.reference)
-
-
-def _answered(kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
-    from pytest_fusion.canary.offline.incumbent.tensor_file import write_tensors
-    from pytest_fusion.canary.offline.ran import FOREIGN, Ran
-    from pytest_fusion.case.case_model import Case
-    from pytest_fusion.case.misfit import misfit
-    from pytest_fusion.run.measure.launches import Uncounted
-
-    if message["op"] == "compiled":
-        return kernel.compiled(message["keys"]).as_json()
-    if message["op"] == "spills":
-        return kernel.spills([(text, Case.from_json(case)) for text, case in message["sized"]]).as_json()
-    case = Case.from_json(message["case"])
-    if message["op"] == "judge":
-        wrong = misfit(kernel.spec, case)
-        if wrong is not None:
-            return {"ran": Ran("rejected", FOREIGN, f"its spec there has no such case: {wrong}").as_json()}
-        return {"ran": kernel.judge(case, again=message["again"], alone=message["alone"]).as_json()}
-    if message["op"] == "measure":
-        found = kernel.measure(case)
-        if found.outputs:
-            write_tensors(Path(message["file"]), found.outputs)
-        return {
-            "inputs": found.inputs,
-            "reference": found.reference,
-            "memory": found.memory,
-            "problem": found.problem,
-            "results": bool(found.outputs),
-        }
-    counts = kernel.count(case)
-    return {"reason": counts.reason} if isinstance(counts, Uncounted) else {"counts": counts.as_json()}
-
-
 def _imported(settings: Mapping[str, Any]) -> list[str]:
     """Files of the work tree that were imported: foreign to a revision, shared by two environments."""
     from pytest_fusion.canary.offline.incumbent.import_paths import caches, imported_from
@@ -255,3 +150,33 @@ def _imported(settings: Mapping[str, Any]) -> list[str]:
     ours = Path(import_module("pytest_fusion").__path__[0])
     checkout = [Path(settings["checkout"])] if settings.get("checkout") else []
     return imported_from(Path(settings["top"]), (ours, *caches(), *checkout))
+
+
+def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, Any]) -> None:
+    """Answer the requests for the kernel of one spec, until it is closed."""
+    from pytest_fusion.canary.offline.incumbent.served_kernel import ServedKernel
+    from pytest_fusion.run.clock import Clock
+    from pytest_fusion.run.fused import ContextLost
+
+    link.reached = True
+    try:
+        served = ServedKernel(spec, link.opened, device, extra)
+    except FusionError as error:
+        link.answer(missing=f"its spec there does not fit the promises of today's: {error}")
+        return
+    served.kernel.bench.clock = Clock(lambda: link.answer(pulse=True))
+    link.answer()
+    while True:
+        message = link.next()
+        if message["op"] == "close":
+            link.answer(**{"foreign" if link.settings.get("checkout") else "shared": _imported(link.settings)})
+            return
+        try:
+            link.answer(**served.answer(message))
+        except ContextLost as lost:
+            link.answer(gone=str(lost))
+            os._exit(1)  # no later result on this context means anything
+        except FusionError as error:
+            link.answer(error=first_line(error))
+        except Exception as error:  # noqa: BLE001 - not a failure of a kernel: those are verdicts
+            link.answer(error=f"{message['op']}: {said(error)}")

@@ -1,4 +1,4 @@
-"""Tensors as bytes in a file, from a worker to the process that asks it. No pickle."""
+"""Tensors as bytes in a file, from a worker to the process that started it. No pickle."""
 
 from __future__ import annotations
 

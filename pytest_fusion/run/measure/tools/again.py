@@ -46,10 +46,10 @@ class Ended:
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment without the variables of pytest and pytest-xdist, and ``more``."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST_")}
+    usual = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST_")}
     for name in ("PYTEST_CURRENT_TEST", "GITHUB_STEP_SUMMARY"):
-        kept.pop(name, None)
-    return {**kept, **more}
+        usual.pop(name, None)
+    return {**usual, **more}
 
 
 def ended(command: Sequence[str], *, start: Path, env: Mapping[str, str], seconds: float) -> Ended:

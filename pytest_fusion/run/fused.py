@@ -164,7 +164,7 @@ def _called(
 
 
 def compile_only(fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any]) -> list[Launch]:
-    """The compiled launches of one call, none of which run; results and errors of the call are ignored."""
+    """Record the compiled launches of one call without running them; its result and its error are ignored."""
     seen: list[Launch] = []
     with contextlib.suppress(Exception), observe_compiled(seen.append, launch=False):
         fused(**placed.arguments, **extra)

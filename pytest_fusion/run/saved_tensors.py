@@ -35,9 +35,9 @@ def saved(ends: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             continue
         name = type(node).__name__.removesuffix("Backward")
-        kept = [(f"{name}: saved_tensors[{i}]", t) for i, t in enumerate(_saved_by(node))]
-        kept += [(f"{name}: ctx.{key}", value) for key, value in vars(node).items()]
-        for label, t in kept:
+        candidates = [(f"{name}: saved_tensors[{i}]", t) for i, t in enumerate(_saved_by(node))]
+        candidates += [(f"{name}: ctx.{key}", value) for key, value in vars(node).items()]
+        for label, t in candidates:
             if isinstance(t, torch.Tensor) and t.layout is torch.strided:
                 found[label if label not in found else f"{label} of node {count}"] = t
     return found

@@ -141,9 +141,9 @@ class Region:
         if self.ungapped:
             self._fill_guards()
             return
-        kept = self.own.clone()
+        values = self.own.clone()
         self._words.fill_(self._value)
-        self.own.copy_(kept)
+        self.own.copy_(values)
 
     def suspicion(self) -> Tensor | bool:
         """Whether guards or gaps changed (slack apart), as a 0-dim bool on the device where it may be one; no sync."""

@@ -82,7 +82,7 @@ class _Serving:
     def __init__(self, link: _Link) -> None:
         self._link = link
         self._uncollected: dict[str, str] = {}
-        self._said = ""
+        self._outcome = ""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -90,8 +90,8 @@ class _Serving:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
-            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext.strip()
-            self._said = f"{report.when} {report.outcome}: {str(said)[-_SHOWN:]}"
+            text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext.strip()
+            self._outcome = f"{report.when} {report.outcome}: {str(text)[-_SHOWN:]}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -105,16 +105,16 @@ class _Serving:
                 elif item is None:
                     link.answer(missing=self._why_missing(message["nodeid"]))
                 else:
-                    link.opened, link.reached, self._said = message, False, ""
+                    link.opened, link.reached, self._outcome = message, False, ""
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                     if not link.reached:
-                        link.answer(missing=f"it could not be run there: {self._said or 'it judges no kernel'}")
+                        link.answer(missing=f"it could not be run there: {self._outcome or 'it judges no kernel'}")
         return True
 
     def _why_missing(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        said = self._uncollected.get(file) or next(iter(self._uncollected.values()), "")
-        return f"{file} could not be collected there: {said}" if said else "there is no such test there"
+        reason = self._uncollected.get(file) or next(iter(self._uncollected.values()), "")
+        return f"{file} could not be collected there: {reason}" if reason else "there is no such test there"
 
 
 def serve(spec: FusionSpec, request: Request, extra: Mapping[str, Any]) -> TestRecord:

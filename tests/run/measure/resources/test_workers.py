@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from pytest_fusion.run.measure.resources.targets import TARGETS
 from pytest_fusion.run.process import compile_jobs
 from pytest_fusion.run.process.compile_jobs import Job, compile_all
-from tests.run.process.children import alive
+from tests.run.process.children import LINUX, alive
 from tests.run.process.waiting import eventually
 
 WORKER = """
@@ -30,6 +31,9 @@ def work(request, progress):
             raise ValueError("it is raised")
         progress({{"begins": job["id"], "kernel": "k"}})
         if job["do"] == "hang":
+            time.sleep(600)
+        if os.path.isdir(job["do"]):
+            open(job["do"] + "/pids", "w").write(f"{{os.getppid()}} {{os.getpid()}} ")
             time.sleep(600)
         if job["do"] == "die":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -116,6 +120,7 @@ def test_processes_that_cannot_start_end_the_question() -> None:
     assert [answer.reason for answer in answers.values()] == ["the compiling process ended with status 1: no torch"] * 2
 
 
+@pytest.mark.skipif(not LINUX, reason="reads /proc")
 def test_one_worker_forks_all_processes(command: list[str]) -> None:
     """Several at once and call after call, each in a group of its own; none of them is left when the worker stops."""
     found = [
@@ -137,3 +142,20 @@ def test_a_worker_that_is_killed_is_replaced_once(command: list[str]) -> None:
     assert answers[0].found is not None
     assert answers[1].found is None
     assert "status -9" in answers[1].reason
+
+
+@pytest.mark.skipif(not LINUX, reason="reads /proc")
+def test_nothing_outlives_the_process_that_has_jobs_compiled(command: list[str], tmp_path: Path) -> None:
+    """Where it is killed, its worker ends at once, and with it what compiles."""
+    program = f"""
+from pytest_fusion.run.measure.resources.targets import TARGETS
+from pytest_fusion.run.process.compile_jobs import Job, compile_all
+compile_all([Job(0, TARGETS["sm_90"], {{"do": {str(tmp_path)!r}}})], command={command!r})
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[4])
+    file = tmp_path / "pids"
+    assert eventually(lambda: file.exists() and file.read_text().endswith(" "))
+    process.kill()
+    process.wait()
+
+    assert eventually(lambda: not any(alive(int(pid)) for pid in file.read_text().split()))

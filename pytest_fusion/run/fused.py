@@ -104,7 +104,9 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
     def note(launch: Launch) -> None:
         seen.append(launch)
         if launch.programs > limit:
-            raise TooManyProgramsError(f"{launch.kernel} asks for {launch.programs} programs, this lane runs {limit}")
+            raise TooManyProgramsError(
+                f"{launch.kernel} launches {launch.programs} programs, the interpreter runs {limit}"
+            )
 
     posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
     with interpreter.observe(note), observe_compiled(note), posing:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,7 +147,7 @@ def _imported(settings: Mapping[str, Any]) -> list[str]:
     """Files of the work tree that were imported: foreign to a revision, shared by two environments."""
     from pytest_fusion.canary.offline.incumbent.import_paths import caches, imported_from
 
-    ours = Path(import_module("pytest_fusion").__path__[0])
+    ours = Path(__file__).resolve().parents[3]
     checkout = [Path(settings["checkout"])] if settings.get("checkout") else []
     return imported_from(Path(settings["top"]), (ours, *caches(), *checkout))
 

@@ -22,7 +22,7 @@ TESTS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 def opcheck(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """What the operator fails, by test, and what opcheck cannot try, each with its first line of reason."""
+    """The tests that the operator fails and those that opcheck cannot run, each with the first line of the reason."""
     failed: dict[str, str] = {}
     left: list[str] = []
     for test, reason in _failures(operator, args, kwargs, TESTS).items():

@@ -1,4 +1,4 @@
-"""The custom operators that a call goes through, what they made, and which launches happened outside of them."""
+"""The custom operators that a call uses, their results, and the launches outside of them."""
 
 from __future__ import annotations
 

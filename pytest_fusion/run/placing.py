@@ -52,7 +52,7 @@ def laid_apart(case: Case, logical: Mapping[str, Any]) -> Case:
 
 
 def own_geometry(values: torch.Tensor) -> Geometry:
-    """The layout that a tensor has already; of a large storage offset only what decides alignment is kept.
+    """The layout that a tensor has already; a large storage offset is reduced to what decides alignment.
 
     Where elements overlap other than by a stride of 0 (a sliding window) it is contiguous: nothing can be copied in.
     """

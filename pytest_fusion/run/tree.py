@@ -1,4 +1,4 @@
-"""What a kernel returns, as leaves with paths: tensors, numbers, ``None``, in tuples, lists, dicts and dataclasses."""
+"""A kernel's result as leaves with paths: tensors, numbers, ``None``, in tuples, lists, dicts and dataclasses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hidden(value: Any) -> str | None:
 
 
 def says_nothing(value: object) -> bool:
-    """Whether nothing but the type of a plain value can be compared; of ``None`` that is all there is."""
+    """Whether only the type of a plain value can be compared; ``None`` has nothing else."""
     return value is not None and type(value).__eq__ is object.__eq__
 
 

@@ -1,4 +1,4 @@
-"""Calls of a kernel whose memory nobody watches: what a compiler, a capture or a stream sees is the kernel alone."""
+"""Calls of a kernel without guards: a compiler, a capture or a stream sees the kernel alone."""
 
 from __future__ import annotations
 

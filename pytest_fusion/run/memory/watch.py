@@ -1,4 +1,4 @@
-"""Guards and poison for the memory that a candidate allocates itself."""
+"""Guards and poison for the memory that a kernel's launcher allocates itself."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Watch:
             return [*self._settled, *find_damage([region for region, _, _ in self._regions.values()], self.device)]
 
     def unwritten(self, tensor: Tensor) -> Tensor | None:
-        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` when that says nothing.
+        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` when that is unknown.
 
         It says nothing about memory that was not watched or did not start empty. One fill alone proves nothing: a
         kernel may compute that very number. An element is unwritten when it holds each of two fills in turn.
@@ -153,7 +153,7 @@ class Watch:
         return entry is not None and entry[2]
 
     def take_written(self, address: int) -> list[Layout]:
-        """What operators of torch have written of the storage at ``address`` since this was asked last."""
+        """The bytes of the storage at ``address`` that operators of torch have written since the last call."""
         return self._written.pop(address, [])
 
     def blocks(self) -> frozenset[int]:
@@ -266,7 +266,7 @@ class _Mode(DispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without this, torch.compile runs everything eagerly while the mode is active, and says nothing."""
+        """True: otherwise torch.compile silently runs everything eagerly while the mode is active."""
         return True
 
     def __torch_dispatch__(
@@ -287,7 +287,7 @@ class _Mode(DispatchMode):
         return self._watch._guard(func.overloadpacket.__name__, made, empty=func in _EMPTY)
 
     def _call(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run ``func``; if it is somebody's custom operator, stay active inside it.
+        """Run ``func``; stay active inside a user's custom operator.
 
         A mode is popped while its handler runs, hence for the whole body of the operator, where a fused kernel
         allocates its outputs. Pushing it again and calling the operator the usual way would come straight back here;
@@ -371,7 +371,7 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
 
 
 def unwatched() -> Any:
-    """Our own questions must not be watched, nor be seen by anybody else's mode."""
+    """Run the body unwatched, and unseen by other dispatch modes: it is the plugin's own work."""
     if not torch._C._len_torch_dispatch_stack():
         return nullcontext()  # asked after the run, as is usual; the other takes 10 us
     disable: Callable[[], Any] = torch.utils._python_dispatch._disable_current_modes

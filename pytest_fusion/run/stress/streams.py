@@ -21,7 +21,7 @@ _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 @dataclass(slots=True)
 class Behind:
-    """What a call behind a slow producer returned.
+    """The result of a call behind a slow producer.
 
     ``late``: what the default stream did after the call came back still ran before the producer had ended.
     """
@@ -72,7 +72,7 @@ def settle(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def current_device(device: torch.device) -> Iterator[None]:
-    """Another current device for what runs inside."""
+    """Make another device the current one in the body."""
     with torch.cuda.device(device):
         yield
 
@@ -92,7 +92,7 @@ class Waits:
 
 @contextlib.contextmanager
 def waits() -> Iterator[Waits]:
-    """Note what inside waits for the device.
+    """Record where the body waits for the device.
 
     ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations. It does not know explicit calls of
     ``torch.cuda.synchronize`` and of an event's ``synchronize``, so these are replaced for as long as it lasts.

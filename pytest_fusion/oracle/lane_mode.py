@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.oracle.cancellation import (
     NARROW,
@@ -27,7 +28,7 @@ from pytest_fusion.oracle.finish import finished
 from pytest_fusion.oracle.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.oracle.lane_result import Drawn
 from pytest_fusion.oracle.lane_store import Lanes, Store, exact_lanes
-from pytest_fusion.oracle.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
+from pytest_fusion.oracle.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes
 from pytest_fusion.oracle.lists import one_by_one, takes_lists
 from pytest_fusion.oracle.marks import CASTS, mark_made, mark_written, multiplied_coarsely, source_of
 from pytest_fusion.oracle.operator_plan import CONSTANTS, FACTORIES, Plan, decompositions, drawn_by, plan_of

@@ -11,11 +11,10 @@ from typing import Any, Final
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.tree import leaves
 
 # Namespaces of torch's own operators, which are not on trial.
 _TORCH: Final = frozenset(
@@ -77,7 +76,7 @@ class OperatorCall:
     def restore(self) -> None:
         """Put back the values that the arguments had: a second call that writes the same again changes nothing."""
         with torch.no_grad():
-            for argument, value in zip(_tensors(self.args, self.kwargs), self.before, strict=True):
+            for argument, value in zip(tensors_of((self.args, self.kwargs)), self.before, strict=True):
                 repeats = any(
                     stride == 0 and size > 1 for stride, size in zip(argument.stride(), argument.shape, strict=True)
                 )
@@ -123,7 +122,7 @@ class _Mode(DispatchMode):
         form = (str(func), tuple(Made.of((list(args), dict(kwargs)))))
         new = form not in log.calls and sum(name == form[0] for name, _ in log.calls) < _MOST_FORMS
         # Copied before the call, which may write them: its own memory is what it is tried on, with these values.
-        before = [t.detach().clone() for t in _tensors(args, kwargs)] if new else []
+        before = [t.detach().clone() for t in tensors_of((args, kwargs))] if new else []
         recorded = torch.is_grad_enabled()
         log.inside += 1
         try:
@@ -135,10 +134,6 @@ class _Mode(DispatchMode):
             args, kwargs = given if recorded else map_tensors(given, torch.Tensor.detach)
             log.calls[form] = OperatorCall(func, tuple(args), kwargs, before, Made.of(result))
         return result
-
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    return [leaf.value for leaf in leaves((list(args), dict(kwargs))) if leaf.is_tensor]
 
 
 @contextmanager

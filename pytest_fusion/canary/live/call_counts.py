@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Parameter
 
-from pytest_fusion.canary.live.calls.copies import tensors_in
 from pytest_fusion.canary.live.calls.signature import MOST_TENSORS, bucket_of
+from pytest_fusion.case.containers import tensors_of
 
 # The bucket of calls whose class came after the last one that has a bucket of its own.
 OTHERS = "others"
@@ -116,7 +116,7 @@ def _key(state: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object
             append(value.shape)
             append(value.dtype)
         elif kind not in _PLAIN:
-            for tensor in tensors_in(value):
+            for tensor in tensors_of(value):
                 append(tensor.shape)
                 append(tensor.dtype)
     return tuple(parts) if len(parts) <= _LONGEST else tuple(parts[:_LONGEST])

@@ -24,7 +24,7 @@ from pytest_fusion.canary.live import background
 from pytest_fusion.canary.live.call_counts import Slot
 from pytest_fusion.canary.live.calls.call import devices_of, poisoned, recorded, versions_of
 from pytest_fusion.canary.live.calls.captures import beside_captures
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of, names_of, tensors_in
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of, names_of
 from pytest_fusion.canary.live.calls.forms import VARYING, Forms
 from pytest_fusion.canary.live.calls.generators import Generators
 from pytest_fusion.canary.live.calls.signature import named, signature_of
@@ -38,6 +38,7 @@ from pytest_fusion.canary.live.sharing import Lots, current
 from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.tensor_files import need_safetensors
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
@@ -446,7 +447,7 @@ class Canary:
         failure: BaseException | None,
         result: Any,
     ) -> Any:
-        kept = {id(tensor) for tensor in tensors_in([self._kept(args, kwargs)])}
+        kept = {id(tensor) for tensor in tensors_of([self._kept(args, kwargs)])}
         changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in kept]
         if changed:
             what = said(failure) if failure is not None else f"it returned {structure(result)}"

@@ -20,13 +20,13 @@ from torch import Tensor
 from pytest_fusion.canary.evidence.events import Log
 from pytest_fusion.canary.live import background
 from pytest_fusion.canary.live.calls.call import recorded as captured
-from pytest_fusion.canary.live.calls.copies import tensors_in
 from pytest_fusion.canary.live.calls.signature import bucket_of
 from pytest_fusion.canary.recording import recorded_file
 from pytest_fusion.canary.recording.call_json import Binding, Described
 from pytest_fusion.canary.recording.reservoir import Bucket, Reservoir
 from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles, need_safetensors
 from pytest_fusion.case import counter_random
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import said
 
@@ -322,5 +322,5 @@ def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]
         if isinstance(value, Tensor):
             found.append((value.shape, value.dtype))
         elif type(value) not in _PLAIN:
-            found += [(tensor.shape, tensor.dtype) for tensor in tensors_in(value)]
+            found += [(tensor.shape, tensor.dtype) for tensor in tensors_of(value)]
     return tuple(found)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 
 # Make tensors without touching them.
@@ -53,7 +53,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 def algorithmic_bytes(inputs: Iterable[Any], outputs: Any) -> int:
     """The tensors among ``inputs`` and ``outputs`` (any nesting), each moved once; written inputs count in both."""
-    return sum(bytes_of(t for t in tree_leaves(side) if isinstance(t, Tensor)) for side in (list(inputs), outputs))
+    return sum(bytes_of(tensors_of(side)) for side in (list(inputs), outputs))
 
 
 class _Ledger(DispatchMode):
@@ -70,8 +70,8 @@ class _Ledger(DispatchMode):
         if func._overloadpacket in flop_registry:
             self.flops += int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         name = func._schema.name.partition("::")[2]
-        moved = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        moved = tensors_of((args, kwargs))
+        made = tensors_of(result)
         if name.rstrip("_") in _FREE or name in _FACTORIES or _is_view(func) or not made:
             return result
         written = [args[i] for i, a in enumerate(func._schema.arguments[: len(args)]) if _written(a)]

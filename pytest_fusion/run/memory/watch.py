@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from types import TracebackType
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
@@ -282,7 +283,7 @@ class _Mode(DispatchMode):
         if not _makes_a_tensor(func):
             return self._call(func, types, args, kwargs)
         made = func(*args, **kwargs)
-        if kwargs.get("pin_memory") or any(_same_storage(made, given) for given in _tensors(args, kwargs)):
+        if kwargs.get("pin_memory") or any(_same_storage(made, given) for given in tensors_of((args, kwargs))):
             return made
         return self._watch._guard(func.overloadpacket.__name__, made, empty=func in _EMPTY)
 
@@ -304,7 +305,7 @@ class _Mode(DispatchMode):
 
         Guarded storages cannot grow. A resize that fails has already changed the tensor's sizes, so these are kept.
         """
-        ours = [t for t in _tensors(args, kwargs) if self._watch._entry(t) is not None]
+        ours = [t for t in tensors_of((args, kwargs)) if self._watch._entry(t) is not None]
         if func.namespace in TORCH_NAMESPACES:
             self._watch._note_written(ours)
         before = [(t, t.shape, t.stride(), int(t.storage_offset())) for t in ours]
@@ -325,7 +326,7 @@ def kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Ma
     """
     if torch._C._len_torch_dispatch_stack() or any(kind is not Tensor for kind in types):
         return None
-    devices = {t.device.type if t.layout is torch.strided else "other" for t in _tensors(args, kwargs)}
+    devices = {t.device.type if t.layout is torch.strided else "other" for t in tensors_of((args, kwargs))}
     name = {"cpu": "CPU", "cuda": "CUDA"}.get(devices.pop()) if len(devices) == 1 else None
     if name is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), name):
         return None
@@ -360,14 +361,6 @@ def _same_storage(a: object, b: Tensor) -> bool:
         return isinstance(a, Tensor) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return a is b
-
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if isinstance(item, Tensor))
 
 
 def unwatched() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.canary.live.calls.copies import tensors_in
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.process.fork import cuda_is_poisoned
 
 
@@ -19,12 +19,12 @@ def recorded() -> bool:
 
 
 def devices_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.device]:
-    return {tensor.device for tensor in tensors_in([args, kwargs])}
+    return {tensor.device for tensor in tensors_of([args, kwargs])}
 
 
 def versions_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
     """The tensors with the counters of their in-place writes; inference tensors have none, and raise when asked."""
-    return [(tensor, tensor._version) for tensor in tensors_in([args, kwargs]) if not tensor.is_inference()]
+    return [(tensor, tensor._version) for tensor in tensors_of([args, kwargs]) if not tensor.is_inference()]
 
 
 def poisoned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

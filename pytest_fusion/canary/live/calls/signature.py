@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_fusion.canary.live.calls.copies import tensors_in
+from pytest_fusion.case.containers import tensors_of
 
 # More of a call's tensors would make more classes than can be counted by.
 MOST_TENSORS = 4
@@ -31,7 +31,7 @@ def _part(value: Any) -> object:
 def bucket_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """``"float16[2^10,2^12] float16[2^12]"``: dtypes, and sizes rounded up to a power of two; at most four tensors."""
     parts = []
-    for tensor in tensors_in([args, kwargs]):
+    for tensor in tensors_of([args, kwargs]):
         sizes = ",".join("0" if size == 0 else f"2^{(size - 1).bit_length()}" for size in tensor.shape)
         parts.append(f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]")
         if len(parts) == MOST_TENSORS:

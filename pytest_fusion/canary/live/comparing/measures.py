@@ -16,7 +16,7 @@ from pytest_fusion.canary.evidence.observation import Observation
 from pytest_fusion.canary.live.budget import Budget
 from pytest_fusion.canary.live.calls.call import recorded
 from pytest_fusion.canary.live.calls.captures import beside_captures
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Names, copied_bytes, copies_of, tensors_in
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Names, copied_bytes, copies_of
 from pytest_fusion.canary.live.calls.forms import Forms
 from pytest_fusion.canary.live.calls.generators import Generators
 from pytest_fusion.canary.live.calls.signature import signature_of
@@ -26,6 +26,7 @@ from pytest_fusion.canary.live.comparing.referee import Referee
 from pytest_fusion.canary.live.comparing.stopwatch import Span, clock_of
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.placing import write
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
@@ -128,7 +129,7 @@ class Measures:
                 self._ledger.count(why)
         if chosen.plan is None:
             return None
-        devices = {tensor.device for tensor in tensors_in([copies.args, copies.kwargs])}
+        devices = {tensor.device for tensor in tensors_of([copies.args, copies.kwargs])}
         try:
             device = clock_of(devices)
         except ValueError:
@@ -179,7 +180,7 @@ class Measures:
     @contextmanager
     def spending(self, tensors: object) -> Iterator[None]:
         """What is inside is work that would not be there without the canary."""
-        devices = {tensor.device for tensor in tensors_in(tensors) if tensor.device.type == "cuda"}
+        devices = {tensor.device for tensor in tensors_of(tensors) if tensor.device.type == "cuda"}
         with beside_captures():
             if len(devices) != 1:
                 yield

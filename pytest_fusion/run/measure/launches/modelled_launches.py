@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.interpreter.memory.regions import Facts, described_by
@@ -25,7 +25,7 @@ from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.measure.launches import inductor
 from pytest_fusion.run.measure.launches.gpu_tensors import Places
 from pytest_fusion.run.measure.launches.launch_count import Counts, named
-from pytest_fusion.run.measure.launches.operator_launches import Work, caller, tensors, work_of, written_by
+from pytest_fusion.run.measure.launches.operator_launches import Work, caller, work_of, written_by
 from pytest_fusion.run.memory.watch import TORCH_NAMESPACES, kernel_key
 
 # Of these ATen has one kernel for CUDA and a formula of several for the CPU, for some or all inputs (`is_cuda` in
@@ -86,13 +86,13 @@ def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], N
 
 def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
     """One call counted, and whether it compiled what it should have found compiled."""
-    given = _all_tensors(arguments)
+    given = tensors_of(arguments)
     log = _Log(Places(told=any(t.device.type == "cuda" for t in given)))
     log.places.proved(given)
     before = _versions(given)
     with _counting(log) as compiled:
         result = call()
-    returned = _all_tensors(result)
+    returned = tensors_of(result)
     log.places.proved(returned)
     work = [*log.launched, *log.places.work()]
     work += [Work("kernel", name) for name, count in compiled.kernels.items() for _ in range(count)]
@@ -182,13 +182,13 @@ class _Operators(DispatchMode):
                     result = func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
             finally:
                 log.depth = depth
-        made = [t for t in tensors((result,), {}) if t.numel() and not _shares_any(t, args, kwargs)]
+        made = [t for t in tensors_of(result) if t.numel() and not _shares_any(t, args, kwargs)]
         if log.events == before and (made or any(t.numel() for t in written_by(func, args, kwargs))):
             log.opaque[str(func.name())] = None
         elif len(log.launched) == launches and _has_own_for_cpu(func) and not log.places.told:
             log.other[str(func.name())] = None
-        log.places.note(tensors(args, kwargs), tensors((result,), {}), [], mixed=True)
-        log.places.proved(tensors((result,), {}))
+        log.places.note(tensors_of((args, kwargs)), tensors_of(result), [], mixed=True)
+        log.places.proved(tensors_of(result))
         return result
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -202,8 +202,8 @@ class _Operators(DispatchMode):
         if work:
             where = caller()
             work = [replace(one, where=where) for one in work]
-        given = tensors(args[:1] if name in _INDEXED else args, {} if name in _INDEXED else kwargs)
-        outputs = written_by(func, args, kwargs) + tensors((result,), {})
+        given = tensors_of(args[:1] if name in _INDEXED else (args, kwargs))
+        outputs = written_by(func, args, kwargs) + tensors_of(result)
         across = name in _MIXED and (name != "_to_copy" or kwargs.get("device") is not None)
         log.places.note(given, outputs, work, mixed=across)
         if name == "lift_fresh" and not log.depth:  # torch.from_numpy, which no function mode sees
@@ -234,7 +234,7 @@ class _Functions(TorchFunctionMode):
                 log.within = ""
         if not isinstance(result, torch.Tensor):
             return result
-        given = tensors(args, kwargs)
+        given = tensors_of((args, kwargs))
         target = _target(name, args, kwargs)
         if target == "host" and given:
             return self._brought_to_host(given[0], result)
@@ -278,24 +278,13 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ""
 
 
-def _all_tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, keep)
-    return found
-
-
 def _versions(given: list[torch.Tensor]) -> list[int]:
     """How often torch has written each that has elements; those of inference mode do not count that."""
     return [0 if t.is_inference() else t._version for t in given if t.numel()]
 
 
 def _shares_any(t: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return not _is_new(t, tensors(args, kwargs))
+    return not _is_new(t, tensors_of((args, kwargs)))
 
 
 def _is_new(t: torch.Tensor, others: list[torch.Tensor]) -> bool:

@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 import torch
 
+from pytest_fusion.case.containers import tensors_of
+
 _aten = torch.ops.aten
 
 # A kernel for copies along more dimensions than this is not torch's only way to concatenate (CAT_ARRAY_MAX_INPUT_DIMS).
@@ -55,7 +57,7 @@ class Work:
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Work]:
     """What ``func`` (an overload in ``aten``) does at the least on a GPU for these arguments; ``[]`` for nothing."""
     name = func.overloadpacket.__name__
-    given, made = tensors(args, kwargs), tensors((result,), {})
+    given, made = tensors_of((args, kwargs)), tensors_of(result)
     if name in _IDLE or _looks(func):
         return []
     if name == "_local_scalar_dense":
@@ -81,23 +83,12 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     return [_work("kernel", name, _form(given, made))]
 
 
-def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors among arguments or results, those of lists too."""
-    found: list[torch.Tensor] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors(value, {})
-    return found
-
-
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The arguments that the operator writes, by its schema."""
     found: list[torch.Tensor] = []
     for position, name in _written(func):
         value = args[position] if position < len(args) else kwargs.get(name)
-        found += tensors((value,), {})
+        found += tensors_of(value)
     return found
 
 

@@ -12,14 +12,15 @@ import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
-from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES
+from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
 
 # Namespaces of torch's own operators, which are not on trial.
-_TORCH: Final = frozenset(
-    "aten prim prims rngprims debugprims inductor profiler higher_order quantized mkldnn mkl onednn xnnpack c10d "
-    "_c10d_functional c10d_functional symm_mem _quantized sparse streams bundled image_utils torch".split()
+_TORCH: Final = TORCH_NAMESPACES | frozenset(
+    "rngprims debugprims quantized mkldnn mkl onednn xnnpack c10d _c10d_functional c10d_functional symm_mem _quantized "
+    "sparse streams bundled image_utils torch".split()
 )
 
 
@@ -105,19 +106,20 @@ class Log:
             self.outside.append(launch)
 
 
-class _Mode(DispatchMode):
-    supports_higher_order_operators = True
-
+class _Mode(OperatorMode):
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    def on_operator(
+        self,
+        func: Any,
+        types: Sequence[type],  # noqa: ARG002
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
-        kwargs = kwargs or {}
         log = self._log
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCH:
+        if func.namespace in _TORCH:
             return func(*args, **kwargs)
         form = (str(func), tuple(Made.of((list(args), dict(kwargs)))))
         new = form not in log.calls and sum(name == form[0] for name, _ in log.calls) < _MOST_FORMS

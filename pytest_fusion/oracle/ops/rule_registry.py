@@ -26,8 +26,6 @@ COMPUTED: dict[str, Rule] = {}
 EXACT: dict[str, Rule] = {}
 # Rounds, compares or converts: done for real in every lane, on what an honest kernel would read there.
 SEMANTIC: dict[str, Rule] = {}
-# Returns another view of memory that the store already knows, although the schema does not say so.
-VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach", "contiguous", "lift"})
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.nested import rebuilt
+from pytest_fusion.case.containers import rebuilt
 from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.interpreter.bridge.named_device import missed, stand_in

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.wording import first_line, said
 
@@ -26,7 +26,7 @@ def opcheck(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     failed: dict[str, str] = {}
     left: list[str] = []
     for test, reason in _failures(operator, args, kwargs, TESTS).items():
-        tensors = [t for t in _pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+        tensors = tensors_of((args, kwargs))
         bare_of = next((t for t in tensors if _failures(_nothing(), (t.detach(),), {}, (test,)).get(test)), None)
         if bare_of is None:
             failed[test] = reason

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.nested import map_tensors, tensors_in
+from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.run import pristine
 
 # 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
@@ -44,7 +44,7 @@ def behind_producer(
     A consumer on the same stream copies the results and the arguments at once. ``wait`` lets the producer finish before
     the call, so that what is wrong then has other reasons. Raises what the call raises.
     """
-    device = next(t.device for name, value in arguments.items() for t in tensors_in(name, value).values())
+    device = tensors_of(arguments)[0].device
     # That the producer has not ended on the host's clock says little of a GPU that other processes share (the wait goes
     # on while they have it) or of streams that share a hardware queue: a copy on the default stream is asked instead.
     ended, seen = torch.zeros(2, dtype=torch.int32, device=device).unbind()

@@ -14,7 +14,7 @@ import torch
 from pytest_fusion.checks import compile_check
 from pytest_fusion.checks import device_check as device
 from pytest_fusion.checks.configs import configs
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.gradients import autograd, gradients
 from pytest_fusion.checks.honesty import honesty
 from pytest_fusion.checks.invariance import invariance
@@ -53,11 +53,16 @@ def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def summaries(bench: Bench) -> list[Verdict]:
+def summaries(context: Context) -> list[Verdict]:
     """What the cases of a test add up to, for the checks to which that matters."""
-    found = [configs.summary(bench), launches.summary(bench), compile_check.summary(bench), device.summary(bench)]
-    drawn = [*randomness.summary(bench), *distribution.summary(bench)]
-    return [*(verdict for verdict in found if verdict is not None), *honesty.summary(bench), *drawn]
+    found = [
+        configs.summary(context),
+        launches.summary(context),
+        compile_check.summary(context),
+        device.summary(context),
+    ]
+    drawn = [*randomness.summary(context), *distribution.summary(context)]
+    return [*(verdict for verdict in found if verdict is not None), *honesty.summary(context), *drawn]
 
 
 def closes(spec: FusionSpec, device_: torch.device) -> bool:
@@ -65,6 +70,6 @@ def closes(spec: FusionSpec, device_: torch.device) -> bool:
     return device.closes(spec, device_)
 
 
-def notes(bench: Bench) -> list[str]:
+def notes(context: Context) -> list[str]:
     """What the checks saw that is no failure and that the report tells."""
-    return autograd.notes(bench)
+    return autograd.notes(context)

@@ -14,7 +14,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Plan, cost, refit
 from pytest_fusion.case.sizes import count
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.gradients import blame, gradients
 from pytest_fusion.checks.probe import Probe, probe
 from pytest_fusion.checks.verdict import Verdict
@@ -83,7 +83,7 @@ class Lab:
 
     def __init__(
         self,
-        bench: Bench,
+        bench: Context,
         plan: Plan,
         case: Case,
         verdict: Verdict,
@@ -95,7 +95,7 @@ class Lab:
         clock: Callable[[], float] = time.process_time,
     ) -> None:
         # A right gradient is right, whatever else a variant of its case shows: the sums of atomics in another order.
-        self.bench = replace(bench, sought=verdict.identity)
+        self.bench = replace(bench, focus=replace(bench.focus, sought=verdict.identity))
         self.plan, self.spec, self.base, self.verdict = plan, plan.spec, case, verdict
         self.blocks = tuple(blocks)
         self.ruled_out: list[str] = []

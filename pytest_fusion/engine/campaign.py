@@ -18,8 +18,9 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.checks import deterministic, multiprocessors, registry
-from pytest_fusion.checks.case_judge import Bench, CaseResult, dry_run, judge_case
+from pytest_fusion.checks.case_judge import dry_run, judge_case
 from pytest_fusion.checks.configs import configs
+from pytest_fusion.checks.context import CaseResult, Context, Focus, Progress
 from pytest_fusion.checks.rejections import IMPOSSIBLE, NOT_MODELLED, TOO_EXPENSIVE
 from pytest_fusion.engine import unjudged
 from pytest_fusion.engine.minimum import Minimum
@@ -65,8 +66,16 @@ class Campaign:
         clock = Clock(lambda: note(self._last))
         programs = _programs(profile, device)
         deep = profile.name == "deep"
-        self.bench = Bench(spec, device, extra, programs=programs, deep=deep, clock=clock, began=self._began)
-        self.bench.reference_s = SHARES[REFERENCE] * profile.seconds
+        self.bench = Context(
+            spec,
+            device,
+            extra,
+            programs=programs,
+            reference_s=SHARES[REFERENCE] * profile.seconds,
+            deep=deep,
+            progress=Progress(clock),
+            began=self._began,
+        )
         # What earlier tests of this process left is theirs.
         pristine.take()
         self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
@@ -115,13 +124,13 @@ class Campaign:
         if self.failing is None:
             self._search()
         if self.failing is None and self._usual is not None and registry.closes(self.spec, self.bench.device):
-            self.bench.closing = True
+            self.bench = replace(self.bench, focus=Focus(closing=True))
             self._run(self._usual)
         return self.finish()
 
     def replay(self, case: Case, *, explained: bool = True) -> Tally:
         """One case alone, as it stands; not ``explained``, a failure has no diagnosis."""
-        self.bench.complete = True
+        self.bench = replace(self.bench, complete=True)
         self._run_told(case, again=True)
         return self.finish(shrink=False, explained=explained)
 
@@ -194,7 +203,7 @@ class Campaign:
 
     def _reject(self, kind: str, reason: str) -> None:
         """A case that never was."""
-        self.bench.refusals.setdefault(kind, reason)
+        self.bench.progress.refusals.setdefault(kind, reason)
         self.tally.reject(kind)
 
     def _cover(self) -> None:
@@ -284,7 +293,7 @@ class Campaign:
     def finish(self, *, shrink: bool = True, explained: bool = True) -> Tally:
         tally = self.tally
         tally.coverage = self.pairs.as_json()
-        unpriced = sorted(self.bench.fallbacks)
+        unpriced = sorted(self.bench.progress.fallbacks)
         tally.notes = [f"the lanes do not know {name}; it was priced in float32" for name in unpriced]
         noted = _new(self._noted, observers.counted_notes())
         tally.notes += [f"on a GPU this differs: {note}" for note in noted]
@@ -295,13 +304,14 @@ class Campaign:
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
         for kernel, reason in reasons.items():
             tally.notes.append(f"{kernel} ran one program after the other: {reason}")
-        if self.bench.unrepeated:
-            tally.notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
+        progress = self.bench.progress
+        if progress.unrepeated:
+            tally.notes.append(f"{progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         tally.notes += registry.notes(self.bench)
         for name, reason in registry.missing(self.spec, self.bench.device).items():
             tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
         if tally.judged and NOT_MODELLED in tally.rejected and self.failing is None:
-            said = unjudged.not_modelled(tally.cases, tally.rejected, self.bench.refusals)
+            said = unjudged.not_modelled(tally.cases, tally.rejected, progress.refusals)
             tally.checks["error"] = {"verdict": "unknown", "reason": said, "cases": tally.judged}
         if self.failing is None:
             for verdict in registry.summaries(self.bench):
@@ -312,17 +322,17 @@ class Campaign:
         if self.failing is not None:
             tally.failure = self._minimum(self.failing, shrink=shrink) if explained else _bare(self.failing)
         elif tally.judged == 0 and self.profile.large:
-            tally.notes.append(unjudged.no_far_case(tally.cases, tally.rejected, self.bench.refusals))
+            tally.notes.append(unjudged.no_far_case(tally.cases, tally.rejected, progress.refusals))
         elif tally.judged == 0:
             if shrink:
-                unjudged.must_be_made(self.spec, tally.rejected, self.bench.refusals)
-            tally.failure = Failure(unjudged.nothing_judged(tally.rejected, self.bench.refusals), None)
+                unjudged.must_be_made(self.spec, tally.rejected, progress.refusals)
+            tally.failure = Failure(unjudged.nothing_judged(tally.rejected, progress.refusals), None)
         elif shrink and not self._compared and tally.rejected:
-            tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, self.bench.refusals), None)
+            tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, progress.refusals), None)
         elif shrink and not self._compared:
             tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
         elif shrink and self.bench.on("vacuity"):
-            verdict = self.bench.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
+            verdict = progress.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
             tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
             if verdict.failed:
                 tally.failure = Failure(verdict, None)

@@ -10,7 +10,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe, told_values
 from pytest_fusion.case.plan import Plan
-from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.diagnose import diagnose
@@ -34,7 +35,7 @@ class Minimum:
     runs, so that a crash has a name.
     """
 
-    bench: Bench
+    bench: Context
     plan: Plan
     outer: Any
     blocks: Sequence[int]
@@ -47,7 +48,8 @@ class Minimum:
         assert first is not None
         result = found
         # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
-        bench = replace(self.bench, until=found.reached, sought=first.identity)
+        focus = replace(self.bench.focus, until=found.reached, sought=first.identity)
+        bench = replace(self.bench, focus=focus)
         # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
         # order that it chose, is there each time.
         chance = first.check == "repeat" and not _seen(first) and "order" not in first.evidence
@@ -95,7 +97,7 @@ class Minimum:
 
         return Lab(self.bench, self.plan, result.case, verdict, blocks=blocks, note=note)
 
-    def _showing(self, bench: Bench, case: Case, first: Verdict) -> CaseResult | None:
+    def _showing(self, bench: Context, case: Case, first: Verdict) -> CaseResult | None:
         """The result of a case that shows the same bug."""
         self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True})
         try:

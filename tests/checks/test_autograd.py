@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
-from pytest_fusion.checks.case_judge import Bench, CaseResult
+from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.checks.gradients import autograd
 from pytest_fusion.run import saved_tensors
 from tests.checks.judged import concluded
@@ -281,7 +281,7 @@ def test_saved_tensors_are_found_behind_other_nodes() -> None:
 
 def test_notes_need_evidence() -> None:
     """Of a test without gradients there is nothing to tell."""
-    assert autograd.notes(Bench(None, torch.device("cpu"))) == []  # type: ignore[arg-type]
+    assert autograd.notes(Context(None, torch.device("cpu"))) == []  # type: ignore[arg-type]
 
 
 @triton.jit

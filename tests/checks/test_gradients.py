@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context, Focus
 from pytest_fusion.checks.gradients.upstream import Upstream
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -488,7 +489,7 @@ def test_a_wrong_gradient_is_shrunk_without_what_comes_after_it(sought: str | No
     tensors = {name: TensorCase("float32") for name in INPUTS}
     case = Case({"rows": 5, "columns": 7}, "float32", tensors, seed=1)
 
-    result = judge_case(Bench(spec, torch.device("cpu"), complete=True, sought=sought), case)
+    result = judge_case(Context(spec, torch.device("cpu"), complete=True, focus=Focus(sought=sought)), case)
 
     verdict = concluded(result, "gradients")
     assert verdict.status == "pass"

@@ -12,9 +12,9 @@ import torch
 from pytest_fusion import interpreter, values
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks.case_judge import judge_case
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.invariance import neighbours
-from pytest_fusion.checks.invariance.batches import Asked
+from pytest_fusion.checks.invariance.batches import InvarianceState
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.report.record import TestRecord
@@ -137,7 +137,7 @@ def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any, tmp_path: P
     spec = FusionSpec(
         fused=by_rows(lambda n: 128 <= n < 256), reference=reference, inputs=INPUTS, invariant="rows", dtypes="float32"
     )
-    again = judge_case(Bench(spec, torch.device("cpu"), complete=True), replays.read(path).case, again=True)
+    again = judge_case(Context(spec, torch.device("cpu"), complete=True), replays.read(path).case, again=True)
     assert again.failure is not None
     assert again.failure.identity == "invariance:rows"
 
@@ -168,10 +168,10 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
 
     spec = FusionSpec(fused=fused, reference=reference, inputs=INPUTS, dtypes="float32", invariant="rows")
     case = Case({"rows": 2, "hidden": 100}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
-    bench = Bench(spec, torch.device("cpu"))
+    bench = Context(spec, torch.device("cpu"))
     assert judge_case(bench, case, again=True).failure is None
-    bench = Bench(spec, torch.device("cpu"))
-    bench.state("invariance", Asked).cases = {True: 6, False: 6}  # as many as are asked before wider ones
+    bench = Context(spec, torch.device("cpu"))
+    bench.progress.state(InvarianceState).outputs.cases = {True: 6, False: 6}  # as many as are asked before wider ones
 
     result = judge_case(bench, case, again=True)
 

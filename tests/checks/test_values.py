@@ -9,7 +9,8 @@ import torch
 
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.checks import case_judge
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.values_check import as_verdict
 from pytest_fusion.checks.verdict import failed
 from pytest_fusion.oracle.tolerance import ValuesVerdict
@@ -139,7 +140,7 @@ def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> No
 def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that rests on a statistic counts when two more cases repeat it, and is noted when one does not."""
     spec = FusionSpec(fused=torch.neg, reference=torch.neg, inputs={"x": tensor("n")})
-    bench = Bench(spec, torch.device("cpu"))
+    bench = Context(spec, torch.device("cpu"))
     case = Case({"n": 2}, "float32", {"x": TensorCase("float32")}, seed=5)
     answers: list[Any] = []
 
@@ -156,13 +157,13 @@ def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: py
     assert judge_case(bench, case).failure is suspicion
     answers[:] = [suspicion, suspicion]
     assert judge_case(bench, case).failure is None
-    assert bench.unrepeated == 1
+    assert bench.progress.unrepeated == 1
     answers[:] = [suspicion, "out-of-memory", suspicion, suspicion]
     assert judge_case(bench, case).failure is suspicion
     answers[:] = [suspicion, suspicion, *["out-of-memory"] * 3]
     found = judge_case(bench, case)
     assert [verdict.status for verdict in found.verdicts] == ["unknown"]
-    assert bench.unrepeated == 1
+    assert bench.progress.unrepeated == 1
     answers[:] = [suspicion, hard]
     found = judge_case(bench, case)
     assert found.failure is hard

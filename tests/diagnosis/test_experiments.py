@@ -12,7 +12,8 @@ from triton.runtime.jit import JITFunction
 
 from pytest_fusion import tensor
 from pytest_fusion.case.plan import Limits, build, make_plan
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -36,7 +37,7 @@ def test_compiling_variants_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPat
 
     spec = FusionSpec(fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows n")})
     plan = make_plan(spec, limits=Limits())
-    bench = Bench(spec, torch.device("cpu"))
+    bench = Context(spec, torch.device("cpu"))
     cases = [build(plan, {"dim rows": size, "dim n": 3}, size) for size in range(1, 6)]
     result = judge_case(bench, cases[0])
     assert result.failure is not None

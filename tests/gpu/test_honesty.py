@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.run import pristine
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
@@ -23,7 +24,7 @@ def judge(fused: Callable[..., Any], reference: Callable[..., Any] = lambda x: x
     pristine.take()
     spec = FusionSpec(fused=fused, reference=reference, inputs={"x": tensor("rows hidden")}, dtypes="float32")
     case = Case({"rows": 33, "hidden": 65}, "float32", {"x": TensorCase("float32")}, seed=1)
-    return judge_case(Bench(spec, torch.device("cuda:0")), case, again=True)
+    return judge_case(Context(spec, torch.device("cuda:0")), case, again=True)
 
 
 def side_stream(*, joins: bool) -> Callable[[T], T]:

@@ -17,7 +17,8 @@ globaltimer = pytest.importorskip("triton.language.extra.cuda").globaltimer
 from benchmarks.checks.kernels import specs  # noqa: E402 - after the skip
 from pytest_fusion import FusionSpec, dim, tensor  # noqa: E402
 from pytest_fusion.case.case_model import Case, TensorCase  # noqa: E402
-from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case  # noqa: E402
+from pytest_fusion.checks.case_judge import judge_case  # noqa: E402
+from pytest_fusion.checks.context import CaseResult, Context  # noqa: E402
 from pytest_fusion.plugin.testing import examine  # noqa: E402
 from pytest_fusion.run.stress.competing_kernels import competing  # noqa: E402
 from pytest_fusion.run.stress.low_occupancy import crowded  # noqa: E402
@@ -61,7 +62,7 @@ def judged(fused: Callable[..., Any], reference: Callable[..., Any], *, deep: bo
     inputs: Mapping[str, Any] = {"x": tensor("rows columns")}
     spec = FusionSpec(fused=fused, reference=reference, inputs=inputs, dtypes="float32", **keywords)
     case = Case({"rows": 3000, "columns": 64}, "float32", {"x": TensorCase("float32")}, seed=1)
-    return judge_case(Bench(spec, torch.device("cuda", 0), programs=1 << 30, deep=deep), case, again=True)
+    return judge_case(Context(spec, torch.device("cuda", 0), programs=1 << 30, deep=deep), case, again=True)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -144,7 +145,7 @@ def judged_with_little_room(early: int) -> CaseResult:
         fused=lambda x: by_tickets(x, early=early), reference=lambda x: x.sum(), inputs=inputs, dtypes="float32"
     )
     case = Case({"rows": 80, "columns": 128}, "float32", {"x": TensorCase("float32")}, seed=1)
-    return judge_case(Bench(spec, torch.device("cuda", 0), programs=1 << 30), case, again=True)
+    return judge_case(Context(spec, torch.device("cuda", 0), programs=1 << 30), case, again=True)
 
 
 def test_a_program_that_is_not_the_last_one_is_caught_where_few_run_at_a_time() -> None:

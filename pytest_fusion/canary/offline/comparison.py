@@ -89,7 +89,7 @@ class Duel(Campaign):
         self.kernel = Kernel(self.bench)
         if isinstance(opponent, Kernel):
             # The time limit is one of each call.
-            opponent.bench.clock = Clock(lambda: self.note(self._last))
+            opponent.bench.progress.clock = Clock(lambda: self.note(self._last))
         elif isinstance(opponent, Remote):
             opponent.pulse = lambda: self.note(self._last)
         self.evidence = Evidence()
@@ -151,7 +151,7 @@ class Duel(Campaign):
 
     def _against(self, result: CaseResult, *, again: bool) -> None:
         """The incumbent on the case as the candidate met it: a failure may be one of other values than asked for."""
-        case, ours = result.case, ran(result, self.bench.refusals)
+        case, ours = result.case, ran(result, self.bench.progress.refusals)
         dead = self.more.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
         standing, reason = stands(ours, theirs)

@@ -24,7 +24,7 @@ from pytest_fusion.canary.recording.recordings import Cases
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing.known_failures import Known
 from pytest_fusion.case.describe import describe
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.engine import crash
 from pytest_fusion.engine.examine import record_of, why_not_isolated
 from pytest_fusion.engine.job import Job
@@ -56,7 +56,7 @@ def compared(spec: FusionSpec, request: Request, *, outer: Any, extra: Mapping[s
     device = torch.device(request.device)
     profile = request.profile
     programs = profile.programs if device.type == "cpu" else 2**62
-    bench = Bench(spec, device, extra, programs=programs, deep=profile.name == "deep")
+    bench = Context(spec, device, extra, programs=programs, deep=profile.name == "deep")
     tally: Tally | None = None
     try:
         opponent = rival.open(request.nodeid, spec, bench, profile.seconds)

@@ -24,7 +24,7 @@ from pytest_fusion.canary.offline.metric_finding import Timing
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.oracle.reference import takes
 from pytest_fusion.run.measure.launches.count import count
@@ -84,7 +84,7 @@ def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
 
 
 def timings(
-    candidate: Bench, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
+    candidate: Context, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
 ) -> Latencies:
     """log(candidate / incumbent) at each size; ``pulse`` hears which is next.
 
@@ -109,7 +109,7 @@ def timings(
     return Latencies(problem=found.problem, notes=found.notes) if found.problem else found
 
 
-def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
+def timer(bench: Context, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
     """The kernel of ``bench`` or its reference at one size, to be timed. Raises what the call raises."""
     spec = bench.spec
     logical = make_inputs(spec, case, device)
@@ -123,7 +123,7 @@ def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: in
         return latency.timed(call, logical, outputs, device, cache, counts)[0]
 
 
-def _timing(candidate: Bench, incumbent: Opponent, one: Sized, device: torch.device, cache: int) -> Timing:
+def _timing(candidate: Context, incumbent: Opponent, one: Sized, device: torch.device, cache: int) -> Timing:
     ours = timer(candidate, one.case, "fused", device, cache)
     blocks = latency.compared(ours, _theirs(incumbent, one.case, device, cache))
     ratio = _ratio(blocks)
@@ -138,7 +138,9 @@ def _theirs(incumbent: Opponent, case: Case, device: torch.device, cache: int) -
     return timer(incumbent.bench, case, "fused", device, cache)
 
 
-def _differ(candidate: Bench, incumbent: Remote, case: Case, device: torch.device, cache: int, notes: list[str]) -> str:
+def _differ(
+    candidate: Context, incumbent: Remote, case: Case, device: torch.device, cache: int, notes: list[str]
+) -> str:
     """Why two processes cannot be compared by their latencies, where one and the same reference says so."""
     try:
         theirs = incumbent.timer(case, "reference")

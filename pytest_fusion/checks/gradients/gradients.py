@@ -13,8 +13,10 @@ elements.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
@@ -53,13 +55,20 @@ _ENUMERATED = 6
 _CHANCES = 6
 # Cases whose backward runs with its programs in another order, where that can be chosen; how many more with many
 # programs, by which a kernel may choose to add up in another way; and how many with one or two, where only lanes meet.
-_MOST_ORDERS, _MOST_LONG_ORDERS, _MANY_PROGRAMS = 5, 2, 64
-_MOST_SHORT_ORDERS, _FEW_PROGRAMS = 3, 2
+_MOST_ORDERS, _FEW_PROGRAMS, _MANY_PROGRAMS = {"few": 3, "some": 5, "many": 2}, 2, 64
 # The identity of a gradient that is wrong in the first backward already: most of what is shrunk.
 _WRONG = re.compile(r"gradients:\w+:(?:non)?finite")
-# Counted here: cases that ran in another order; findings, after which all cases are those of a shrinking.
-_ORDERS, _LONG_ORDERS, _FOUND = "gradients in other orders", "the same, many programs", "gradients found"
-_SHORT_ORDERS = "the same, few programs"
+
+
+@dataclass(slots=True)
+class _State:
+    """How many cases ran in another order, by their number of programs.
+
+    Once something is ``found`` all cases are those of its shrinking.
+    """
+
+    orders: Counter[Literal["few", "some", "many"]] = field(default_factory=Counter)
+    found: bool = False
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -120,7 +129,7 @@ def compile_only(trial: Trial) -> None:
 
     Raises what the reference raises.
     """
-    upstream = Upstream(trial, wanted(trial))
+    upstream = Upstream.of(trial, wanted(trial))
     upstream.settle()
     with observe_compiled(lambda _: None, launch=False):
         Attempt(trial, upstream, FILLS[0])
@@ -130,16 +139,16 @@ def run(trial: Trial) -> Verdict:
     """Forward and backward of kernel and reference, compared."""
     verdict = _run(trial)
     if verdict.failed and verdict.check != sliced_gradients.NAME:
-        trial.bench.spent[_FOUND] += 1
+        trial.context.progress.state(_State).found = True
     return verdict
 
 
 def _run(trial: Trial) -> Verdict:
-    upstream = Upstream(trial, wanted(trial))
+    upstream = Upstream.of(trial, wanted(trial))
     # What may be overwritten is there for one backward, and for no other use.
     once = bool(overwritten(trial, upstream.wanted))
     turn = not once and counter_random.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
-    again = not once and trial.bench.on(SECOND)
+    again = not once and trial.context.on(SECOND)
     twice = turn and again
     try:
         upstream.settle()
@@ -165,9 +174,9 @@ def _run(trial: Trial) -> Verdict:
     verdict = _left_alone(trial, first.backward)
     if verdict is not None:
         return verdict
-    if (trial.bench.sought or "").startswith(sliced_gradients.NAME):
+    if (trial.context.focus.sought or "").startswith(sliced_gradients.NAME):
         return _in_company(trial, upstream, first) or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
-    if _WRONG.fullmatch(trial.bench.sought or ""):
+    if _WRONG.fullmatch(trial.context.focus.sought or ""):
         # Six further backwards, each of which would run on every case that is too small to show the failure.
         return passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
     if first.backward.saved and not twice and again:
@@ -177,7 +186,7 @@ def _run(trial: Trial) -> Verdict:
     if turn and verdict is None:
         # Chance first: what varies from call to call says nothing about a graph that is used twice.
         verdict = _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
-    found = trial.bench.spent[_FOUND] > 0
+    found = trial.context.progress.state(_State).found
     verdict = verdict or _in_other_order(trial, upstream, first, always=found)
     evidence: dict[str, Any] = {}
     if verdict is None and not once and autograd.due(trial, always=found):
@@ -251,7 +260,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
                 f"{native.dtype}",
                 identity=f"gradients:structure:{name}",
             )
-        with trial.bench.clock.phase("judge"):
+        with trial.context.clock.phase("judge"):
             judged = values_check.judge_one(
                 got.detach(),
                 native,
@@ -369,20 +378,20 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
 
 def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always: bool) -> Verdict | None:
     """The same gradients when programs run in another order, where this process chooses it; see `repetition`."""
-    bench = trial.bench
+    context = trial.context
     before = _steady(trial, first.named())
-    if bench.device.type != "cpu" or not interpreter.installed() or not before or not bench.on("repeat"):
+    if context.device.type != "cpu" or not interpreter.installed() or not before or not context.on("repeat"):
         return None
     programs = max((launch.programs for launch in first.outcome.launches), default=0)
     if not programs or upstream.kind == "zero":
         return None
-    what, most = (_ORDERS, _MOST_ORDERS) if programs <= _MANY_PROGRAMS else (_LONG_ORDERS, _MOST_LONG_ORDERS)
-    if programs <= _FEW_PROGRAMS:
-        what, most = _SHORT_ORDERS, _MOST_SHORT_ORDERS
-    if not (always or bench.deep or bench.complete or bench.spent[what] < most):
+    kind: Literal["few", "some", "many"] = "many" if programs > _MANY_PROGRAMS else "some"
+    kind = "few" if programs <= _FEW_PROGRAMS else kind
+    orders = context.progress.state(_State).orders
+    if not (always or context.deep or context.complete or orders[kind] < _MOST_ORDERS[kind]):
         return None
-    bench.spent[what] += 1
-    with bench.clock.check("repeat"):
+    orders[kind] += 1
+    with context.clock.check("repeat"):
         with ordered("reversed"):
             turned = Attempt(trial, upstream, FILLS[0])
         # Programs that wait for those before them cannot be turned round.

@@ -10,9 +10,11 @@ gaps, by its sizes or by its modules. Not accused: who calls torch, keeps thread
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.honesty import caller, kept_results
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
@@ -24,10 +26,20 @@ NAME = kept_results.NAME
 # Five or six calls a case: what a kernel keeps or leaves running does not depend on its case, nor who it thinks calls.
 _MOST_CASES, _ANY_CASES, _DEEP_CASES = 3, 2, 24
 _OBSERVED_CASES = 2
-# Counted where a finding was made: from then on the cases are those of its shrinking.
-_FOUND = "honesty found"
 # How long a result that is not right when it is returned is waited for, to tell unfinished work from a wrong answer.
 _PATIENCE_S, _WHILE_SHRINKING_S = 1.0, 0.05
+
+
+@dataclass(slots=True)
+class _State:
+    """How many cases were asked; once something is ``found`` all cases are those of its shrinking."""
+
+    cases: int = 0
+    found: bool = False
+
+
+def _state(context: Context) -> _State:
+    return context.progress.state(_State)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -37,31 +49,32 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 
 def due(trial: Trial) -> bool:
     """Few cases of a test; every one in which something was replaced, and those of the shrinking of a finding."""
-    bench = trial.bench
+    context, state = trial.context, _state(trial.context)
     if pristine.found():
         return True
-    most = _DEEP_CASES if bench.deep else _MOST_CASES if trial.thorough else _ANY_CASES
-    wanted = bench.complete or bool(bench.spent[_FOUND]) or bench.spent[NAME] < most
+    most = _DEEP_CASES if context.deep else _MOST_CASES if trial.thorough else _ANY_CASES
+    wanted = context.complete or state.found or state.cases < most
     return wanted and any(t.numel() for t in trial.got.tensors.values())
 
 
 def run(trial: Trial) -> Verdict:
     """What the calls of this case replaced, then what further calls show."""
-    spent = trial.bench.spent
+    state = _state(trial.context)
     verdict = _tampering()
     if verdict is None:
-        spent[NAME] += 1
+        state.cases += 1
         verdict = _judge(trial)
         verdict = _tampering() or verdict
-    spent[_FOUND] += verdict.failed
+    state.found |= verdict.failed
     return verdict
 
 
-def summary(bench: Bench) -> list[Verdict]:
+def summary(context: Context) -> list[Verdict]:
     """What the cases do not say one by one: that none was asked, or that nothing fused was called in any."""
-    if not bench.spent[NAME]:
+    calls = context.progress.state(kept_results.ReferenceCalls)
+    if not _state(context).cases:
         return [unknown(NAME, "no case that passed everything else had a result with elements")]
-    if 0 < bench.spent[kept_results.ASKED_REFERENCE] == bench.spent[kept_results.CALLED_REFERENCE]:
+    if 0 < calls.watched == calls.ran:
         return [
             unknown(
                 NAME,
@@ -73,15 +86,15 @@ def summary(bench: Bench) -> list[Verdict]:
 
 
 def _judge(trial: Trial) -> Verdict:
-    patience_s = _WHILE_SHRINKING_S if trial.bench.spent[_FOUND] else _PATIENCE_S
+    patience_s = _WHILE_SHRINKING_S if _state(trial.context).found else _PATIENCE_S
     calls = kept_results.LaterCalls(trial, patience_s=patience_s)
     if not calls.names:
         return unknown(NAME, "every output may vary from run to run, as deterministic= allows, and none is compared")
     verdict = calls.judge()
     if verdict is not None:
         return verdict
-    bench, left = trial.bench, calls.left
-    if bench.spent[NAME] <= _OBSERVED_CASES or bench.spent[_FOUND] or bench.complete:
+    context, state, left = trial.context, _state(trial.context), calls.left
+    if state.cases <= _OBSERVED_CASES or state.found or context.complete:
         outcome = caller.judge(trial, calls.first_wrong)
         if isinstance(outcome, Verdict):
             return outcome
@@ -89,7 +102,7 @@ def _judge(trial: Trial) -> Verdict:
             calls.ran.append("caller")
         else:
             left["caller"] = outcome
-    if bench.device.type != "cuda":
+    if context.device.type != "cuda":
         left["streams"] = "there are none on a CPU"
     if not calls.ran:
         return unknown(NAME, "; ".join(left.values()))

@@ -6,7 +6,6 @@ what of it is compared, is told from outside: the outputs (`invariance`) or grad
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import of_fewer
-from pytest_fusion.checks.invariance.batches import NAME, Asked, Batches
+from pytest_fusion.checks.invariance.batches import NAME, Batches, Spent
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, resized, selected, tensors
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
@@ -72,7 +71,7 @@ class _Difference:
 class Along:
     """One dim of one case: its slices in other calls."""
 
-    def __init__(self, trial: Trial, dim: str, asked: Asked, call: Call, *, gradients: bool = False) -> None:
+    def __init__(self, trial: Trial, dim: str, asked: Spent, call: Call, *, gradients: bool = False) -> None:
         self.trial, self.dim, self.case = trial, dim, trial.result.case
         self._asked, self._make, self._gradients = asked, call, gradients
         size = self.case.sizes[dim]
@@ -159,12 +158,10 @@ class Along:
 
     def _call(self, variant: _Variant) -> dict[str, torch.Tensor] | None:
         """What is compared, of a call of these slices; ``None`` where the kernel refused. Raises ``OtherCase``."""
-        clock, size = self.trial.bench.clock, len(variant.slices)
+        clock, size = self.trial.context.clock, len(variant.slices)
         before, begun, used = clock.seconds.get("fused", 0.0), perf_counter(), process_time()
-        trial = copy.copy(self.trial)
-        trial.bench = replace(trial.bench, programs=self.batches.programs)
-        trial.logical = self._logical(variant)
-        trial.result = replace(trial.result, case=self._lying(size))
+        context = replace(self.trial.context, programs=self.batches.programs)
+        trial = self.trial.with_(self._logical(variant), self._lying(size), context)
         try:
             called = self._make(trial, variant.slices)
         except OtherCase:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pytest_fusion.case import counter_random
-from pytest_fusion.checks.context import Bench, call
+from pytest_fusion.checks.context import Context, call
 from pytest_fusion.checks.randomness import chance
 from pytest_fusion.checks.randomness.masks import can_reseed, fresh_seed, reseeded, upper_bits
 from pytest_fusion.checks.trial import Trial
@@ -53,13 +53,14 @@ class _State:
     ``statistic``, for which they are not: each would cost as many calls.
     """
 
+    cases: int = 0
     draws: int = 0
     counts: dict[_Key, torch.Tensor] = field(default_factory=dict)
     found: str = ""
 
 
-def _state(bench: Bench) -> _State:
-    return bench.state(NAME, _State)
+def _state(context: Context) -> _State:
+    return context.progress.state(_State)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -89,10 +90,10 @@ def run(trial: Trial) -> Verdict:
     return _drawn_again(trial, rows) or passed("values")
 
 
-def summary(bench: Bench) -> list[Verdict]:
+def summary(context: Context) -> list[Verdict]:
     """Too few draws for a verdict on the distribution."""
-    draws = _state(bench).draws
-    if not bench.spec.distribution or not bench.on("values") or draws >= _ENOUGH:
+    draws = _state(context).draws
+    if not context.spec.distribution or not context.on("values") or draws >= _ENOUGH:
         return []
     return [unknown("values", f"{draws} draw(s) say nothing about a distribution; {_ENOUGH} are needed")]
 
@@ -170,15 +171,15 @@ def _of(p: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
 
 def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     """The same inputs at many seeds; where those look odd, or those of all cases together, at many more."""
-    bench, state = trial.bench, _state(trial.bench)
+    context, state = trial.context, _state(trial.context)
     most = max((own.open for own in rows.values()), default=0)
     if state.found == "statistic" or not most or not can_reseed(trial.spec, trial.logical):
         return None
-    sure = bool(state.found) or bench.complete
+    sure = bool(state.found) or context.complete
     calls = min(max(_DRAWS // most, _FEWEST_CALLS), _MOST_CALLS)
-    if not sure and (bench.spent[NAME] >= _MOST_CASES or most * calls < _ENOUGH // _MOST_CASES):
+    if not sure and (state.cases >= _MOST_CASES or most * calls < _ENOUGH // _MOST_CASES):
         return None
-    bench.spent[NAME] += 1
+    state.cases += 1
     start = fresh_seed(trial.result.case, 1)
     if state.found == "cut":
         # Equal pairs alone are looked for: with all other draws looking for the smallest case took 118 s in place of 4.
@@ -190,14 +191,14 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     if verdict is not None:
         state.found = "draw"
         return verdict
-    if drawn and (verdict := _cut(trial, rows, drawn, start, upper_bits(bench.spent[NAME], every=sure))) is not None:
+    if drawn and (verdict := _cut(trial, rows, drawn, start, upper_bits(state.cases, every=sure))) is not None:
         state.found = "cut"
         return verdict
     if not drawn:
         return None
     state.draws += most * calls
     odd = [_odd(trial, name, own, drawn[name], state) for name, own in rows.items()]
-    for _ in range(_ROUNDS if any(odd) or bench.complete else 0):
+    for _ in range(_ROUNDS if any(odd) or context.complete else 0):
         start, calls = start + calls, calls * _MORE
         drawn, verdict = _draw(trial, rows, range(start, start + calls))
         if not drawn:
@@ -215,8 +216,8 @@ def _draw(trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int]) -> tuple[d
     """Draws by output, ``(calls, draws)``; nothing where a call raises, a verdict where a draw is impossible."""
     found: dict[str, list[torch.Tensor]] = {name: [] for name in rows}
     for seed in seeds:
-        bench, logical = reseeded(trial.bench, trial.logical, seed)
-        outcome, placed = call(bench, trial.result.case, logical, FILLS[0])
+        context, logical = reseeded(trial.context, trial.logical, seed)
+        outcome, placed = call(context, trial.result.case, logical, FILLS[0])
         if outcome.error is not None:
             return {}, None
         got = trial.collect(outcome, placed).tensors

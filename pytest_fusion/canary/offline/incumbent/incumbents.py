@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_fusion.canary.offline.incumbent.incumbent_process import Process
     from pytest_fusion.canary.offline.incumbent.revision import Revision
     from pytest_fusion.canary.offline.kernel import Opponent
-    from pytest_fusion.checks.context import Bench
+    from pytest_fusion.checks.context import Context
     from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # A judged case may be asked further: configs, gradients, invariance, each with calls of its own.
@@ -82,7 +82,7 @@ class Rival:
             folders = (os.fspath(self.setting.start), os.fspath(self.setting.root))
             self._function = named_kernel(self.named.target, folders=folders)
 
-    def open(self, nodeid: str, spec: FusionSpec, bench: Bench, seconds: float) -> Opponent:
+    def open(self, nodeid: str, spec: FusionSpec, bench: Context, seconds: float) -> Opponent:
         """The incumbent of one test. Raises ``NoOpponentError`` where it has none, ``CanaryError`` where it broke."""
         from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Remote
         from pytest_fusion.canary.offline.incumbent.shared_promises import contract

@@ -165,7 +165,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
 
     from pytest_fusion.canary.offline.incumbent.shared_promises import held_to
     from pytest_fusion.canary.offline.kernel import Kernel
-    from pytest_fusion.checks.context import Bench
+    from pytest_fusion.checks.context import Context, Progress
     from pytest_fusion.run.clock import Clock
     from pytest_fusion.run.fused import ContextLost
     from pytest_fusion.spec.wording import said
@@ -176,8 +176,9 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
     except FusionError as error:
         link.answer(missing=f"its spec there cannot be held to what is asked today: {error}")
         return
-    bench = Bench(spec, torch.device(device), extra, programs=int(asked["programs"]), deep=bool(asked["deep"]))
-    bench.clock = Clock(lambda: link.answer(pulse=True))
+    programs, deep = int(asked["programs"]), bool(asked["deep"])
+    progress = Progress(Clock(lambda: link.answer(pulse=True)))
+    bench = Context(spec, torch.device(device), extra, programs=programs, deep=deep, progress=progress)
     kernel, stopwatch = Kernel(bench), _Stopwatch()
     link.answer(torch=torch.__version__)
     while True:

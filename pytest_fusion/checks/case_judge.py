@@ -26,7 +26,7 @@ from pytest_fusion.checks.context import (
 )
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
-from pytest_fusion.checks.registry import CHECKS
+from pytest_fusion.checks.registry import checks
 from pytest_fusion.checks.rejections import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, passed, unknown
@@ -180,13 +180,15 @@ def _judge_made(context: Context, case: Case, result: CaseResult, *, again: bool
         return result
     trial = Trial(context, result, logical, reference, expected, lambda other: _judge(every, other, again=False), draws)
     trial.run(first, placed, again=again)
-    for check in CHECKS:
+    for check in checks():
+        if check.run is None:
+            continue
         if result.failure is not None or result.rejected is not None or context.focus.until in ("", result.reached):
             break
-        result.reached = check.NAME
-        if context.on(check.NAME) and check.missing(context.spec, context.device) is None and check.due(trial):
-            context.began(check.NAME)
-            with context.clock.check(check.NAME):
+        result.reached = check.name
+        if context.on(check.name) and check.missing(context.spec, context.device) is None and check.due(trial):
+            context.began(check.name)
+            with context.clock.check(check.name):
                 verdict = check.run(trial)
             conclude(context, result, verdict)
     return result

@@ -26,6 +26,7 @@ from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import refit
 from pytest_fusion.checks import structure, values_check
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import CaseResult, Context, precision, reference_of, rejection
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
@@ -89,11 +90,6 @@ def _state(context: Context) -> _State:
 def asked(spec: FusionSpec) -> bool:
     """Whether the spec itself wants this check."""
     return spec.compile or spec.max_recompiles is not None
-
-
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """Whether the profile wants it is known to a context alone: see :func:`summary`."""
-    return None
 
 
 def due(trial: Trial) -> bool:
@@ -474,3 +470,6 @@ def _plain(logical: Mapping[str, Any]) -> str:
 
 def _first_line(error: object) -> str:
     return (said(error) if isinstance(error, BaseException) else first_line(error))[:300]
+
+
+CHECK = Check(NAME, run, due=due, summary=summary)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import regimes
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.compile_check import judged
 from pytest_fusion.checks.context import Context, rejection, tensors_of
 from pytest_fusion.checks.trial import Trial
@@ -101,10 +102,8 @@ _BLIND = (
 _LEFT: dict[str, str] = {"streams": _BLIND}
 
 
-def summary(context: Context) -> Verdict | None:
-    """What all cases add up to; ``None`` where the check could not run at all."""
-    if missing(context.spec, context.device) is not None:
-        return None
+def summary(context: Context) -> Verdict:
+    """The verdict over all cases."""
     state = _state(context)
     if not state.cases:
         return unknown(NAME, "no case of ordinary values with an element was judged")
@@ -269,3 +268,6 @@ def _blank(placed: Placed) -> None:
         if not (t.is_floating_point() or t.is_complex()):
             continue
         write(t, torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape))
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, summary=summary, closes=closes)

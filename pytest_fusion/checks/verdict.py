@@ -7,27 +7,7 @@ from typing import Any, Literal
 
 Status = Literal["pass", "fail", "unknown"]
 
-# In the order in which a case is judged and reported: an earlier finding explains a later one.
-CHECKS: tuple[str, ...] = (
-    "error",
-    "crash",
-    "structure",
-    "inputs",
-    "bounds",
-    "unwritten",
-    "repeat",
-    "values",
-    "invariance",
-    "gradients",
-    "configs",
-    "launches",
-    "compile",
-    "device",
-    "vacuity",
-    "honesty",
-)
-
-# The parts of `invariance` and `gradients` that ``without=`` can name by themselves.
+# Parts of checks, as ``without=`` names them.
 GRADIENTS = "invariance:gradients"
 SECOND = "gradients:second"
 

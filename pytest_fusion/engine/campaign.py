@@ -35,7 +35,6 @@ from pytest_fusion.run import compilers, pristine
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.process import preload
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.promises import Tolerance
 
 # Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
@@ -331,11 +330,15 @@ class Campaign:
             tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, progress.refusals), None)
         elif shrink and not self._compared:
             tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
-        elif shrink and self.bench.on("vacuity"):
-            verdict = progress.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
-            tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
-            if verdict.failed:
-                tally.failure = Failure(verdict, None)
+        elif shrink:
+            for verdict in registry.conclusions(self.bench, tally.judged):
+                tally.checks[verdict.check] = {
+                    "verdict": verdict.status,
+                    "reason": verdict.reason,
+                    "cases": tally.judged,
+                }
+                if verdict.failed and tally.failure is None:
+                    tally.failure = Failure(verdict, None)
         tally.imported = preload.needed()
         tally.phases = {name: round(seconds, 4) for name, seconds in self.bench.clock.seconds.items()}
         return tally

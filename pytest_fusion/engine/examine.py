@@ -19,7 +19,8 @@ from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.choosing.known_failures import Known
 from pytest_fusion.case.make import ImpossibleCase, InputFailed
 from pytest_fusion.case.misfit import misfit
-from pytest_fusion.checks.verdict import CHECKS, Verdict
+from pytest_fusion.checks import registry
+from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.diagnosis.repro import script as scripts
 from pytest_fusion.diagnosis.text.heat import drawing
@@ -290,14 +291,16 @@ def _of_pinned(path: str, request: Request) -> str:
 def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
     """Every check by name: what was seen, what was switched off, what this version cannot do."""
     found: dict[str, dict[str, Any]] = {}
-    for name in CHECKS:
+    for name in registry.names():
         if name in spec.without:
             found[name] = {"verdict": "unknown", "reason": f"switched off: {spec.without[name]}", "cases": 0}
         elif name in tally.checks:
             found[name] = tally.checks[name]
         else:
             ended = tally.failure is not None or not tally.judged
-            reason = "not reached: an earlier failure ended the run" if ended else "no case had what it is asked of"
+            reason = (
+                "not reached: an earlier failure ended the run" if ended else "no case met the conditions of this check"
+            )
             found[name] = {"verdict": "unknown", "reason": reason, "cases": 0}
     return found
 

@@ -110,10 +110,7 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     assert judge_case(Context(spec, torch.device("cpu")), case, again=True).failure is None
     bench = Context(spec, torch.device("cpu"))
     # As many as are asked before wider ones.
-    bench.progress.state(InvarianceState).gradients.cases = {
-        True: 6,
-        False: 6,
-    }  # as many as are asked before wider ones
+    bench.progress.state(InvarianceState).gradients.cases = {True: 6, False: 6}
     result = judge_case(bench, case, again=True)
     assert result.failure is not None
     assert result.failure.identity == "invariance:rows:gradients"

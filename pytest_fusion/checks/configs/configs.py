@@ -24,6 +24,7 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks import memory
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs.past_blocks import Key, Reach, Reason
 from pytest_fusion.checks.context import CaseResult, Context, allows_chance, call, error_verdict, rejection
 from pytest_fusion.checks.gradients import gradients
@@ -111,11 +112,6 @@ def _state(context: Context) -> _State:
     if state.focus is not None and state.focus.unrepeated != context.progress.unrepeated:
         state.focus = None
     return state
-
-
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It can always run; whether a kernel is autotuned shows when it is launched."""
-    return None
 
 
 def due(trial: Trial) -> bool:
@@ -392,3 +388,10 @@ class _Inner:
         with around():
             found = gradients.run(trial)
         return found if found.failed else None
+
+
+def _cause(verdict: Verdict) -> str:
+    return "autotune-side-effect" if verdict.evidence.get("index") is None else "bad-config"
+
+
+CHECK = Check(NAME, run, due=due, summary=summary, cause=_cause)

@@ -23,6 +23,7 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.case import counter_random, recorded_values, regimes
 from pytest_fusion.checks import memory, values_check
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.gradients import autograd, blame
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
 from pytest_fusion.checks.gradients.upstream import KINDS, NoGraph, Upstream
@@ -420,3 +421,6 @@ def _in_company(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
 def _steady(trial: Trial, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradients that may not vary."""
     return {name: t for name, t in gradients.items() if not trial.tolerates(name)}
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, notes=autograd.notes, parts=("second",))

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.honesty import caller, kept_results
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.run import pristine
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 NAME = kept_results.NAME
 
@@ -40,11 +38,6 @@ class _State:
 
 def _state(context: Context) -> _State:
     return context.progress.state(_State)
-
-
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It needs nothing but a kernel."""
-    return None
 
 
 def due(trial: Trial) -> bool:
@@ -69,20 +62,18 @@ def run(trial: Trial) -> Verdict:
     return verdict
 
 
-def summary(context: Context) -> list[Verdict]:
-    """What the cases do not say one by one: that none was asked, or that nothing fused was called in any."""
+def summary(context: Context) -> Verdict | None:
+    """That no case could be checked, or that no case called anything fused."""
     calls = context.progress.state(kept_results.ReferenceCalls)
     if not _state(context).cases:
-        return [unknown(NAME, "no case that passed everything else had a result with elements")]
+        return unknown(NAME, "no case that passed everything else had a result with elements")
     if 0 < calls.watched == calls.ran:
-        return [
-            unknown(
-                NAME,
-                "every call that was looked at ran the reference function itself, so the test compares it with itself; "
-                "see which branch of the wrapper falls back to it here",
-            )
-        ]
-    return []
+        return unknown(
+            NAME,
+            "every call that was looked at ran the reference function itself, so the test compares it with itself; "
+            "see which branch of the wrapper falls back to it here",
+        )
+    return None
 
 
 def _judge(trial: Trial) -> Verdict:
@@ -125,3 +116,6 @@ def _tampering() -> Verdict | None:
         cause="tampers",
         replaced=names,
     )
+
+
+CHECK = Check(NAME, run, due=due, summary=summary)

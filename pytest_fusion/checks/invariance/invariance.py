@@ -15,6 +15,7 @@ import torch
 
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import allows_chance, call, rejection, same_draws
 from pytest_fusion.checks.invariance.batches import NAME, Batches, Effort, InvarianceState, Spent, width
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, resized, tensors, unsliceable
@@ -144,3 +145,6 @@ def _carriers(trial: Trial, dim: str) -> Iterator[torch.Tensor]:
         value = trial.logical.get(name)
         if dim in inner.shape.names and isinstance(value, torch.Tensor):
             yield value
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, cause=lambda _: "batch-variant", parts=("gradients",))

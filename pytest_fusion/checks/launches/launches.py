@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context, tensors_of
 from pytest_fusion.checks.launches.extra_launches import listed, surplus
 from pytest_fusion.checks.trial import Trial
@@ -107,11 +108,8 @@ def run(trial: Trial) -> Verdict:
         return _Counting(trial, state, trial.spec.max_launches).run()
 
 
-def summary(context: Context) -> Verdict | None:
-    """What all cases add up to; ``None`` where the check could not run at all."""
-    spec = context.spec
-    if missing(spec, context.device) is not None:
-        return None
+def summary(context: Context) -> Verdict:
+    """The verdict over all cases."""
     state = _state(context)
     if state.left:
         return unknown(NAME, "; ".join(state.left))
@@ -251,3 +249,6 @@ def _losing_contexts() -> Iterator[None]:
         if cuda_is_poisoned():
             raise ContextLost(first_line(error)) from error
         raise
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, summary=summary)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pytest_fusion.case import counter_random
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context, call
 from pytest_fusion.checks.randomness import chance
 from pytest_fusion.checks.randomness.masks import can_reseed, fresh_seed, reseeded, upper_bits
@@ -24,7 +25,6 @@ from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import MANY_LANES
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
 
 NAME = "distribution"
@@ -63,11 +63,6 @@ def _state(context: Context) -> _State:
     return context.progress.state(_State)
 
 
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It is no check of its own that could be missing: its verdicts are those of ``structure`` and ``values``."""
-    return None
-
-
 def due(trial: Trial) -> bool:
     """Every case of a spec with sampled outputs."""
     return bool(trial.spec.distribution)
@@ -90,12 +85,12 @@ def run(trial: Trial) -> Verdict:
     return _drawn_again(trial, rows) or passed("values")
 
 
-def summary(context: Context) -> list[Verdict]:
+def summary(context: Context) -> Verdict | None:
     """Too few draws for a verdict on the distribution."""
     draws = _state(context).draws
     if not context.spec.distribution or not context.on("values") or draws >= _ENOUGH:
-        return []
-    return [unknown("values", f"{draws} draw(s) say nothing about a distribution; {_ENOUGH} are needed")]
+        return None
+    return unknown("values", f"{draws} draw(s) say nothing about a distribution; {_ENOUGH} are needed")
 
 
 class _Rows:
@@ -354,3 +349,6 @@ def _places(rows: _Rows, drawn: torch.Tensor, order: str, seed: int) -> torch.Te
         p, picked = p.gather(-1, falling), falling.argsort(dim=-1).gather(-1, picked)
     below, own = (p.cumsum(-1) - p).gather(-1, picked), p.gather(-1, picked)
     return (below + own * counter_random.uniform(tuple(own.shape), seed, own.device)).T
+
+
+CHECK = Check(NAME, run, due=due, summary=summary, reported=False)

@@ -20,6 +20,7 @@ import torch
 
 from pytest_fusion.case import strided
 from pytest_fusion.case.case_model import Layout
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context, call
 from pytest_fusion.checks.randomness import chance
 from pytest_fusion.checks.randomness.backward_mask import backward
@@ -28,7 +29,6 @@ from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 NAME = "rng"
 
@@ -62,11 +62,6 @@ class _State:
 
 def _state(context: Context) -> _State:
     return context.progress.state(_State)
-
-
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It is no check of its own that could be missing."""
-    return None
 
 
 def due(trial: Trial) -> bool:
@@ -118,19 +113,17 @@ def run(trial: Trial) -> Verdict:
     return verdict
 
 
-def summary(context: Context) -> list[Verdict]:
-    """What could not be told in any case of the test."""
+def summary(context: Context) -> Verdict | None:
+    """What no case of the test could show."""
     state = _state(context)
     if context.spec.random is None or context.spec.distribution or not context.on("repeat"):
-        return []
+        return None
     if context.spec.random.mask is not None:
         why = f"no case had {_SMALL} elements that are dropped with a probability between 0 and 1"
-        return [] if state.looked else [unknown("repeat", f"whether the mask depends on the seed is not known: {why}")]
+        return None if state.looked else unknown("repeat", f"whether the mask depends on the seed is not known: {why}")
     if not state.varied:
-        return [
-            unknown("repeat", "whether the result depends on the seed is not known: it was the same for all of them")
-        ]
-    return []
+        return unknown("repeat", "whether the result depends on the seed is not known: it was the same for all of them")
+    return None
 
 
 def _fails(check: str, slug: str, cause: str, reason: str, **evidence: Any) -> Verdict:
@@ -374,3 +367,6 @@ _PARTS: Mapping[str, Callable[[Trial, Masks, Mask], Verdict | None]] = {
     "rng layouts": _layouts,
     "rng backward": backward,
 }
+
+
+CHECK = Check(NAME, run, due=due, summary=summary, reported=False)

@@ -34,7 +34,6 @@ from pytest_fusion.run.placing import Placed, place
 from pytest_fusion.run.stress.competing_kernels import competing
 from pytest_fusion.run.stress.low_occupancy import crowded
 from pytest_fusion.run.stress.moved_allocations import Decoys
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 NAME = "repeat"
 
@@ -75,11 +74,6 @@ class _Effort:
 # Five calls meet what every second to fourth call does, at 10 ms each; a longer period takes the nightly run.
 _USUAL = _Effort(cases=3, calls=5, orders=("reversed",))
 _DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
-
-
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It can always run."""
-    return None
 
 
 def due(trial: Trial) -> bool:

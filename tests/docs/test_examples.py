@@ -61,6 +61,7 @@ def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytes
     [
         *PAGES,
         "docs/causes.md",
+        "docs/extending.md",
         "docs/baselines.md",
         "docs/canary-judge.md",
         "examples/rollout/README.md",

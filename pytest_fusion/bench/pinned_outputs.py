@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from pytest_fusion.bench.entries import text_of
+from pytest_fusion.bench.output_digest import GoldenOutput, apart, golden_of
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import Limits, build, make_plan
 from pytest_fusion.checks.context import Context, call, reference_of
-from pytest_fusion.checks.output_digest import GoldenOutput, apart, golden_of
 from pytest_fusion.checks.outputs import collect, varies
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.memory import FILLS

@@ -15,7 +15,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 
 def named_cause(verdict: Verdict) -> str | None:
     """The cause that the check found by itself."""
-    return verdict.evidence.get("cause")
+    return verdict.cause
 
 
 @dataclass(frozen=True, slots=True)

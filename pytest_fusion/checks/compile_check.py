@@ -83,10 +83,6 @@ class _State:
     steps: int = 0
 
 
-def _state(context: Context) -> _State:
-    return context.progress.state(_State)
-
-
 def asked(spec: FusionSpec) -> bool:
     """Whether the spec itself wants this check."""
     return spec.compile or spec.max_recompiles is not None
@@ -97,7 +93,7 @@ def due(trial: Trial) -> bool:
     context, case = trial.context, trial.result.case
     if not (asked(trial.spec) or context.deep):
         return False
-    state = _state(context)
+    state = context.state(_State)
     if state.found:
         state.steps += 1
         return state.steps <= (_STEPS if state.found in _OF_OPERATORS else _COMPILED_STEPS)
@@ -131,7 +127,7 @@ def _layouts(trial: Trial) -> set[tuple[Any, ...]]:
 
 def run(trial: Trial) -> Verdict:
     """The first thing that is wrong; `unknown` where only a part could be tried."""
-    state, case = _state(trial.context), trial.result.case
+    state, case = trial.context.state(_State), trial.result.case
     state.asked += 1
     state.plain += _kind(case) == "plain"
     state.layouts |= _layouts(trial)
@@ -139,13 +135,13 @@ def run(trial: Trial) -> Verdict:
     if found is None:
         return unknown(NAME, "; ".join(state.left)) if state.left else passed(NAME, ran=list(state.ran))
     if found.failed:
-        state.found = str(found.evidence["cause"])
+        state.found = str(found.cause)
     return found
 
 
 def summary(context: Context) -> Verdict:
     """What was tried, what was not and why."""
-    state = _state(context)
+    state = context.state(_State)
     if not (asked(context.spec) or context.deep):
         return unknown(NAME, "not asked for: compile=True or --fusion-profile deep switches it on")
     if not state.ran and not state.left:
@@ -303,7 +299,7 @@ class _Compiling:
             return None
         return self.fail(
             f"under {how}: {wrong.reason}", "compile-differs", where=wrong.identity, statistical=wrong.statistical,
-            how=how, inner=wrong.check, found=wrong.evidence,
+            how=how, inner=wrong.check, found=wrong.facts,
         )  # fmt: skip
 
     def raised(self, how: str, error: Exception) -> Verdict | None:
@@ -348,7 +344,7 @@ class _Compiling:
             wrong = self.judged_as(case, logical, result, placed)
             if wrong is not None:
                 return self.fail(
-                    f"{how}: {wrong.reason}", "compile-differs", where="sweep", inner=wrong.check, found=wrong.evidence
+                    f"{how}: {wrong.reason}", "compile-differs", where="sweep", inner=wrong.check, found=wrong.facts
                 )
         counts = {"torch.compile": compilers.graphs() - graphs, "Triton": len(kernels) - len(first)}
         self.state.recompiles = f"over {sizes} other sizes torch.compile recompiled {counts['torch.compile']} time(s)"
@@ -428,7 +424,7 @@ class _Compiling:
                 "graph-capture",
                 where=wrong.identity,
                 inner=wrong.check,
-                found=wrong.evidence,
+                found=wrong.facts,
             )
         self.state.ran["a CUDA graph"] = None
         return None

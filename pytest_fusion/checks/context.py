@@ -12,6 +12,7 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.nested import tensors_in
+from pytest_fusion.checks.evidence import Deviation
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.checks.vacuity import Vacuity
@@ -43,13 +44,8 @@ class Progress:
     unrepeated: int = 0
     # The first reason for each kind of rejection.
     refusals: dict[str, str] = field(default_factory=dict)
-    _states: dict[type, Any] = field(default_factory=dict)
-
-    def state(self, kind: type[State]) -> State:
-        """The one object of a check's own state class; made when it is first read."""
-        found = self._states.setdefault(kind, kind())
-        assert isinstance(found, kind)
-        return found
+    # What each check remembers, one object of each class.
+    states: dict[type, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +88,12 @@ class Context:
         """The seconds that were spent so far, by phase and by check."""
         return self.progress.clock
 
+    def state(self, kind: type[State]) -> State:
+        """The one object of a check's own state class; made when it is first read."""
+        found = self.progress.states.setdefault(kind, kind())
+        assert isinstance(found, kind)
+        return found
+
     def on(self, check: str) -> bool:
         """Whether the spec leaves this check, or part of one, switched on."""
         return check not in self.spec.without
@@ -128,8 +130,8 @@ class CaseResult:
     def ratio(self) -> float | None:
         """Worst error over what was allowed."""
         for verdict in self.verdicts:
-            if verdict.check == "values" and "ratio" in verdict.evidence:
-                return float(verdict.evidence["ratio"])
+            if verdict.check == "values" and isinstance(verdict.evidence, Deviation):
+                return verdict.evidence.ratio
         return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pytest_fusion.checks.check import Check, named_cause
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context
+from pytest_fusion.checks.evidence import DamagedMemory, ProcessEnd, Rejections, WrongAccess
 from pytest_fusion.checks.rejections import IMPOSSIBLE
 from pytest_fusion.checks.repeat import repetition
 from pytest_fusion.checks.verdict import Verdict
@@ -14,8 +15,9 @@ _ACCESSES = frozenset({"use-after-free", "misaligned-access", "false-hint", "rac
 
 
 def _of_error(verdict: Verdict) -> str | None:
-    rejected = verdict.evidence.get("rejected")
-    return None if rejected and all(map(_before_kernel, rejected)) else "raises"
+    seen = verdict.evidence
+    ours = isinstance(seen, Rejections) and bool(seen.rejected) and all(map(_before_kernel, seen.rejected))
+    return None if ours else "raises"
 
 
 def _before_kernel(rejection: str) -> bool:
@@ -24,23 +26,24 @@ def _before_kernel(rejection: str) -> bool:
 
 
 def _of_crash(verdict: Verdict) -> str:
-    if "CUDA" in str(verdict.evidence.get("detail")):
-        return "device-fault"
-    return "hang" if verdict.evidence.get("kind") == "timeout" else "crash"
+    end = verdict.evidence
+    if not isinstance(end, ProcessEnd):
+        return "crash"
+    return "device-fault" if "CUDA" in end.detail else "hang" if end.kind == "timeout" else "crash"
 
 
 def _of_structure(verdict: Verdict) -> str:
     if verdict.identity.endswith(":dtype"):
         return "wrong-dtype"
     aliasing = verdict.identity == "structure:aliasing"
-    return named_cause(verdict) or ("aliasing" if aliasing else "wrong-structure")
+    return verdict.cause or ("aliasing" if aliasing else "wrong-structure")
 
 
 def _of_bounds(verdict: Verdict) -> str:
-    seen = {"zone", "access"} & set(verdict.evidence)
+    seen = isinstance(verdict.evidence, WrongAccess | DamagedMemory)
     if verdict.identity == "bounds:surroundings" or not seen:
-        return named_cause(verdict) or "reads-padding"
-    return named_cause(verdict) or _of_access(verdict) or "out-of-bounds"
+        return verdict.cause or "reads-padding"
+    return verdict.cause or _of_access(verdict) or "out-of-bounds"
 
 
 def _of_unwritten(verdict: Verdict) -> str:
@@ -50,12 +53,12 @@ def _of_unwritten(verdict: Verdict) -> str:
 def _of_repeat(verdict: Verdict) -> str:
     if verdict.identity == "repeat:stale":
         return "cached-answer"
-    return named_cause(verdict) or _of_access(verdict) or "nondeterministic"
+    return verdict.cause or _of_access(verdict) or "nondeterministic"
 
 
 def _of_access(verdict: Verdict) -> str | None:
-    access = str(verdict.evidence.get("access"))
-    return access if access in _ACCESSES else None
+    kind = verdict.evidence.seen.kind if isinstance(verdict.evidence, WrongAccess) else None
+    return kind if kind in _ACCESSES else None
 
 
 def _not_vacuous(context: Context, judged: int) -> Verdict:

@@ -27,7 +27,7 @@ class _Seen:
 def note(context: Context, expected: Outputs) -> None:
     """Remember what the outputs of this case are called."""
     if not isinstance(context.spec.deterministic, bool):
-        context.progress.state(_Seen).outputs.update(dict.fromkeys((*expected.tensors, *expected.plain)))
+        context.state(_Seen).outputs.update(dict.fromkeys((*expected.tensors, *expected.plain)))
 
 
 def notes(context: Context, judged: int) -> list[str]:
@@ -36,7 +36,7 @@ def notes(context: Context, judged: int) -> list[str]:
     Raises ``SpecError`` where no other case and no other parametrization that the reference is told of could make it
     one: the name of an input says by itself that its gradient is meant.
     """
-    spec, seen = context.spec, context.progress.state(_Seen).outputs
+    spec, seen = context.spec, context.state(_Seen).outputs
     if isinstance(spec.deterministic, bool) or not seen:
         return []
     gradients = list(_gradients(spec))

@@ -53,10 +53,6 @@ class _State:
     steps: int = 0
 
 
-def _state(context: Context) -> _State:
-    return context.progress.state(_State)
-
-
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Without CUDA nothing of this can be asked."""
     return None if device.type == "cuda" else _NO_GPU
@@ -70,7 +66,7 @@ def closes(spec: FusionSpec, device: torch.device) -> bool:
 def due(trial: Trial) -> bool:
     """The first thorough cases of ordinary values, one more in the end; every one where a finding is being shrunk."""
     context, case = trial.context, trial.result.case
-    state = _state(context)
+    state = context.state(_State)
     if state.found:
         state.steps += 1
         return state.steps <= _STEPS
@@ -84,14 +80,14 @@ def due(trial: Trial) -> bool:
 
 def run(trial: Trial) -> Verdict:
     """The first part that fails; `unknown` where one gave no evidence."""
-    state = _state(trial.context)
+    state = trial.context.state(_State)
     state.cases += 1
     with trial.context.clock.phase(NAME):
         found = _Parts(trial, state).run()
     if found is None:
         left = [reason for part, reason in _LEFT.items() if part not in state.proved and reason in state.left]
         return unknown(NAME, "; ".join(left)) if left else passed(NAME, parts=list(state.proved))
-    state.found = str(found.evidence["cause"])
+    state.found = str(found.cause)
     return found
 
 
@@ -104,7 +100,7 @@ _LEFT: dict[str, str] = {"streams": _BLIND}
 
 def summary(context: Context) -> Verdict:
     """The verdict over all cases."""
-    state = _state(context)
+    state = context.state(_State)
     if not state.cases:
         return unknown(NAME, "no case of ordinary values with an element was judged")
     left = [reason for part, reason in _LEFT.items() if part not in state.proved]
@@ -181,7 +177,7 @@ class _Parts:
             "(torch.cuda.current_stream)",
             "wrong-stream",
             inner=wrong.check,
-            found=wrong.evidence,
+            found=wrong.facts,
         )
 
     def early(self) -> bool:
@@ -227,7 +223,7 @@ class _Parts:
         if wrong is None:
             self.state.proved["a second GPU"] = None
             return None
-        return self.fail(f"{where}: {wrong.reason}; {advice}", "wrong-device", inner=wrong.check, found=wrong.evidence)
+        return self.fail(f"{where}: {wrong.reason}; {advice}", "wrong-device", inner=wrong.check, found=wrong.facts)
 
     def waiting(self) -> Verdict | None:
         """Two calls, each after one that has compiled and tuned; what waits in both is no start-up."""

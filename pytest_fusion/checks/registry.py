@@ -41,9 +41,7 @@ def extend(added: Iterable[Check]) -> None:
         if not isinstance(check, Check) or check.run is None:
             raise FusionError(f"pytest_fusion_checks gave {check!r}: it must give Check objects with a run function")
         if check.name in {other.name for other in (*_OURS, *found)}:
-            raise FusionError(
-                f"pytest_fusion_checks: the name {check.name!r} is taken by another check; choose another"
-            )
+            raise FusionError(f"pytest_fusion_checks: another check has the name {check.name!r}; choose another")
         found.append(check)
     _added[:] = found
 

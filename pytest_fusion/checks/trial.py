@@ -410,7 +410,7 @@ class Trial:
         if outcome.error is not None:
             if rejection(spec, outcome.error) is not None:
                 return
-            verdict, what, cause = error_verdict(outcome), "raised what a first call does not", {}
+            verdict, what, cause = error_verdict(outcome), "raised what a first call does not", None
         else:
             trial = Trial(context, CaseResult(case), logical, reference, expected, self.alone)
             now = trial.collect(outcome, placed)
@@ -421,7 +421,7 @@ class Trial:
                 verdict = values_check.as_verdict(trial.judge(now))
             stale = repeat.first_difference(before, now.tensors) is None
             what = "returned the previous call's answer" if stale else "returned what a first call does not"
-            cause = {"cause": "cached-answer"} if stale else {}
+            cause = "cached-answer" if stale else None
         if not verdict.failed or verdict.statistical:
             return
         # What is kept by shape spoils every later call of these sizes: judged alone, it would look like a wrong value.
@@ -438,7 +438,9 @@ class Trial:
                 "repeat",
                 f"called again with changed values at the same addresses, the kernel {what}: {reason}",
                 identity="repeat:stale",
-                **{**verdict.evidence, **cause},
+                output=verdict.output,
+                cause=cause,
+                evidence=verdict.evidence,
             )
         )
 

@@ -232,19 +232,19 @@ def record_of(job: Job, tally: Tally, elsewhere: str) -> TestRecord:
         return record
     verdict = failure.verdict
     if verdict.identity == NOTHING_JUDGED and (want := lacking(tally.rejected)) is not None:
-        said = f"{spec.name}: no case can be judged {want}: {verdict.evidence['kinds']}"
+        said = f"{spec.name}: no case can be judged {want}: {verdict.facts['kinds']}"
         checks["error"] = {"verdict": "unknown", "reason": said, "cases": 0}
         return replace(record, verdict="unknown", message=said, checks=checks)
     if verdict.identity == NOTHING_JUDGED and request.replay is not None and request.given is None:
         checks["error"] = {"verdict": "unknown", "reason": verdict.reason, "cases": 0}
-        said = f"the case cannot be judged here: {verdict.evidence['kinds']}" + (f" ({elsewhere})" if elsewhere else "")
+        said = f"the case cannot be judged here: {verdict.facts['kinds']}" + (f" ({elsewhere})" if elsewhere else "")
         return replace(record, message=said, checks=checks)
     diagnosis = failure.explained
     cause = diagnosis.cause
     written = _write_replay(job, failure, cause, pinned=tally.pinned)
     path = written.replay
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": checks.get(verdict.check, {}).get("cases", 0)}
-    checks[verdict.check] = {**entry, **verdict.evidence, **({"error_map": failure.map} if failure.map else {})}
+    checks[verdict.check] = {**entry, **verdict.facts, **({"error_map": failure.map} if failure.map else {})}
     trace = failure.trace if verdict.check in ("error", "crash") else ""
     described = failure.described if request.given is None else dict(request.given)
     found = f"found in case {tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}"

@@ -114,7 +114,7 @@ class Job:
             if failure is None:
                 passed += 1
             elif failure.verdict.identity == NOTHING_JUDGED:
-                said.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
+                said.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.facts['kinds']}")
             else:
                 tally.pinned = pin.path
                 return tally, []

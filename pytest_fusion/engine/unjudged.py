@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytest_fusion.checks.context import CaseResult, Context
+from pytest_fusion.checks.evidence import Rejections
 from pytest_fusion.checks.rejections import IMPOSSIBLE, NO_ROOM_TO_JUDGE, NOT_MODELLED
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.errors import SpecError
@@ -91,6 +92,5 @@ def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str], *, 
         "error",
         f"no case could be judged ({kinds}); {advice}",
         identity=NOTHING_JUDGED,
-        rejected=dict(rejected),
-        kinds=kinds,
+        evidence=Rejections(dict(rejected), kinds),
     )

@@ -38,7 +38,7 @@ def of_x(function: Any) -> Callable[[T], T]:
 def evidence(result: CaseResult) -> dict[str, Any]:
     """What ``gradients`` saw of a case that passed."""
     assert result.failure is None, result.failure
-    return concluded(result, "gradients").evidence
+    return concluded(result, "gradients").facts
 
 
 def silu(x: T) -> T:
@@ -173,7 +173,7 @@ def test_a_mode_that_breaks_the_kernel_fails(judge_one: Any, mode: str) -> None:
     assert failure.identity.startswith("gradients:")
     assert "results are wrong" in failure.reason
     failure = judge_one(raises, silu, grad=True, again=True).failure
-    assert (failure.check, failure.evidence["error"]) == ("error", "RuntimeError")
+    assert (failure.check, failure.facts["error"]) == ("error", "RuntimeError")
     assert judge_one(raises, silu, grad=True, again=True, rejects=RuntimeError).failure is None
 
     def with_graph(x: T) -> T:

@@ -35,7 +35,7 @@ def test_cases_of_wider_slices_are_asked_besides() -> None:
         assert effort.due(asked, trial(thorough), wide)
         effort.note(asked, trial(thorough), wide)
     assert [effort.due(asked, trial(True), wide) for wide in (40, 79, 80)] == [False, False, True]
-    context.progress.state(InvarianceState).outputs.seconds = 60.0
+    context.state(InvarianceState).outputs.seconds = 60.0
     assert effort.due(asked, trial(True), 80)
     effort.note(asked, trial(True), 80)
     assert not effort.due(asked, trial(True), 10_000)
@@ -54,7 +54,7 @@ def test_cases_of_16_bits_take_no_turn_of_those_of_32() -> None:
     _, exact = effort_of("float32")
     assert effort.due(asked, exact(False), 9)
     late, slow = effort_of("float32")
-    late.progress.state(InvarianceState).outputs.seconds = 60.0
+    late.state(InvarianceState).outputs.seconds = 60.0
     asked.wide[False] = 1
     assert not effort.due(asked, slow(False), 9)
 
@@ -85,7 +85,7 @@ def test_slow_calls_leave_larger_batches_out() -> None:
     assert batches.admits(4097)
     batches.took(129, 0.6)
     assert (batches.admits(129), batches.admits(257)) == (True, False)
-    context.progress.state(InvarianceState).outputs.seconds = 60.0
+    context.state(InvarianceState).outputs.seconds = 60.0
     late = Batches(trial, "rows", Spent())
     assert (late.admits(257), late.admits(513)) == (True, False)
     assert Batches(trial, "rows", Spent(found=True)).admits(4097)

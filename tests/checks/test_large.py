@@ -247,4 +247,4 @@ def test_a_torch_kernel_that_damages_the_guards_is_found() -> None:
     spec = FusionSpec(fused=fused, reference=doubled, inputs=MATRIX)
     found = judge_case(Context(spec, CPU), ROWS_APART).failure
     assert found is not None
-    assert (found.check, found.evidence["zone"], found.evidence["elements"]) == ("bounds", "before", 2)
+    assert (found.check, found.facts["zone"], found.facts["elements"]) == ("bounds", "before", 2)

@@ -93,7 +93,7 @@ def test_a_gradient_that_depends_on_the_batch_fails_with_the_threshold(judge_one
     assert f"'s gradient change between {most} and {most + 1} rows (dx differs by up to" in failure.reason
     assert "the gradients of inputs with rows" in failure.reason
     assert GRADIENTS in failure.reason
-    assert failure.evidence["output"] == "dx"
+    assert failure.facts["output"] == "dx"
 
 
 def rarely(y: T, g: T, w: T) -> T:
@@ -110,7 +110,7 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     assert judge_case(Context(spec, torch.device("cpu")), case, again=True).failure is None
     bench = Context(spec, torch.device("cpu"))
     # As many as are asked before wider ones.
-    bench.progress.state(InvarianceState).gradients.cases = {True: 6, False: 6}
+    bench.state(InvarianceState).gradients.cases = {True: 6, False: 6}
     result = judge_case(bench, case, again=True)
     assert result.failure is not None
     assert result.failure.identity == "invariance:rows:gradients"
@@ -120,7 +120,7 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     assert again.identity == "invariance:rows:gradients"
     honest = FusionSpec(fused=made(dx), reference=reference, **keywords)
     bench = Context(honest, torch.device("cpu"))
-    bench.progress.state(InvarianceState).gradients.cases = {True: 6, False: 6}
+    bench.state(InvarianceState).gradients.cases = {True: 6, False: 6}
     assert judge_case(bench, case, again=True).failure is None
 
 

@@ -72,7 +72,7 @@ def test_other_dtypes_are_compared_too(judge_one: Any, dtype: str) -> None:
     assert judge_one(torch.clone, torch.clone, inputs, case=case).failure is None
     failure = judge_one(spoil, torch.clone, inputs, case=case).failure
     assert failure.check == "values"
-    assert failure.evidence["index"][:2] == [2, 3]
+    assert failure.facts["index"][:2] == [2, 3]
 
 
 def test_nan_must_be_where_the_reference_has_it_in_both_directions(judge_one: Any) -> None:
@@ -116,7 +116,7 @@ def test_the_worst_output_is_reported() -> None:
 
     verdict = as_verdict({"a": one(True, 0.9), "b": one(False, 1.5), "c": one(False, 3.0)})
     assert (verdict.status, verdict.identity) == ("fail", "values:c:finite")
-    assert as_verdict({"a": one(True, 0.5), "b": one(True, 0.7)}).evidence["output"] == "b"
+    assert as_verdict({"a": one(True, 0.5), "b": one(True, 0.7)}).facts["output"] == "b"
     assert as_verdict({}).status == "pass"
 
 
@@ -198,7 +198,7 @@ def test_a_picture_shows_what_the_text_says(check: str, fused: Any, judge_one: A
     assert result.evidence is not None
     _, candidate, right = result.evidence
     share = excess_by(candidate, right, "auto")
-    found = verdict.evidence
+    found = verdict.facts
     assert int((share > 1).sum()) == found["mismatched"]
     assert float(share[tuple(found["index"])]) == pytest.approx(
         abs(found["got"] - found["expected"]) / found["allowed"]

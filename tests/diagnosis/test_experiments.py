@@ -61,7 +61,7 @@ def test_experiments_are_about_the_output_that_failed(lab_of: Any) -> None:
         pools={"s": (0.0, 1.0)},
         dtypes="float32",
     )
-    assert lab.verdict.evidence["output"] == "out[1]"
+    assert lab.verdict.output == "out[1]"
     variant = lab.base.with_(drawn={"s": 1.0})
     assert lab.ask(variant).probe.result.evidence[0] == "out[0]"
     assert lab.wrong_of(lab.ask(variant)).name == "out[1]"

@@ -48,7 +48,7 @@ def test_work_on_a_stream_that_nobody_waits_for_is_late() -> None:
     failure = judge(side_stream(joins=False)).failure
     assert failure is not None
     assert failure.check == "honesty", failure
-    assert failure.evidence["cause"] == "late-work"
+    assert failure.facts["cause"] == "late-work"
 
 
 def test_a_stream_that_is_waited_for_is_honest() -> None:
@@ -57,8 +57,8 @@ def test_a_stream_that_is_waited_for_is_honest() -> None:
     assert result.failure is None, result.failure
     (verdict,) = [v for v in result.verdicts if v.check == "honesty"]
     assert verdict.status == "pass"
-    assert "streams" not in verdict.evidence["not_run"]
-    assert "caller" in verdict.evidence["ran"]
+    assert "streams" not in verdict.facts["not_run"]
+    assert "caller" in verdict.facts["ran"]
 
 
 def test_a_stream_that_stays_the_current_one_is_put_back_and_named() -> None:
@@ -73,7 +73,7 @@ def test_a_stream_that_stays_the_current_one_is_put_back_and_named() -> None:
     failure = judge(fused).failure
     assert failure is not None
     assert failure.identity == "honesty:tampers"
-    assert failure.evidence["replaced"] == ["the current CUDA stream"]
+    assert failure.facts["replaced"] == ["the current CUDA stream"]
     assert torch.cuda.current_stream() == home
 
 

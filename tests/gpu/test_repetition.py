@@ -71,7 +71,7 @@ def test_sums_by_atomics_fail_unless_declared(deep: bool) -> None:
     failure = judged(by_atomics, lambda x: x.sum(0), deep=deep).failure
     assert failure is not None
     assert failure.identity == "repeat:out"
-    assert failure.evidence["most_ulp"] >= 1
+    assert failure.facts["most_ulp"] >= 1
     assert judged(by_atomics, lambda x: x.sum(0), deep=deep, deterministic={"out": False}).failure is None
 
 
@@ -153,7 +153,7 @@ def test_a_program_that_is_not_the_last_one_is_caught_where_few_run_at_a_time() 
     failure = judged_with_little_room(early=60).failure
     assert failure is not None
     assert failure.check == "repeat", failure
-    assert failure.evidence["order"] == "crowded"
+    assert failure.facts["order"] == "crowded"
     assert "few at a time" in failure.reason
 
 
@@ -161,7 +161,7 @@ def test_the_last_one_of_few_at_a_time_is_right() -> None:
     """The same kernel with the right ticket, and the order that was asked is told."""
     result = judged_with_little_room(early=0)
     assert result.failure is None, result.failure
-    assert [v.evidence["orders"] for v in result.verdicts if "orders" in v.evidence] == [["crowded"]]
+    assert [v.facts["orders"] for v in result.verdicts if "orders" in v.facts] == [["crowded"]]
 
 
 @triton.jit

@@ -27,7 +27,9 @@ from pytest_fusion.checks import memory
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs.past_blocks import Key, Reach, Reason
 from pytest_fusion.checks.context import CaseResult, Context, allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.evidence import WrongConfig
 from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.repeat.repeat import Variance
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.vacuity import Vacuity
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
@@ -108,7 +110,7 @@ class _State:
 
 
 def _state(context: Context) -> _State:
-    state = context.progress.state(_State)
+    state = context.state(_State)
     if state.focus is not None and state.focus.unrepeated != context.progress.unrepeated:
         state.focus = None
     return state
@@ -169,7 +171,7 @@ def run(trial: Trial) -> Verdict:
     # What a benchmark leaves behind was asked of the cases before.
     found = None if aim else _tuning(trial, tuned)
     if found is not None:
-        at_fault = next((seen for seen in tuned if found.evidence["kernel"] == seen.kernel), tuned[0])
+        at_fault = next((seen for seen in tuned if _kernel(found) == seen.kernel), tuned[0])
         state.focus = _Focus(id(at_fault.tuner), None, context.progress.unrepeated)
         return found
     why += [] if chosen or aim else [_OWN]
@@ -291,13 +293,14 @@ def _alone(trial: Trial, seen: Tuned, index: int) -> _Alone:
             f"{called}: {found.reason}",
             identity=f"configs:{seen.kernel}:{index}:{found.identity}",
             statistical=found.statistical,
-            kernel=seen.kernel,
-            index=index,
-            config=seen.config(index),
             inner=found.check,
-            found=found.evidence,
+            evidence=WrongConfig(seen.kernel, found.facts, index, seen.config(index)),
         )
     )
+
+
+def _kernel(verdict: Verdict) -> str:
+    return verdict.evidence.kernel if isinstance(verdict.evidence, WrongConfig) else ""
 
 
 def _tuning(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
@@ -322,20 +325,18 @@ def _retuned(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
     trial.result.evidence, trial.result.trace = inner.result.evidence, inner.result.trace
     kernel = kernels[0].kernel
     what = found.reason
-    if found.check == "repeat" and "output" in found.evidence:
-        evidence = found.evidence
+    if isinstance(seen := found.evidence, Variance):
         what = (
-            f"{evidence['count']} of {evidence['total']} element(s) of {evidence['output']} differ from a later "
-            f"call's, the first at {evidence['first']}"
+            f"{seen.worst.count} of {seen.worst.total} element(s) of {found.output} differ from a later call's, "
+            f"the first at {seen.worst.first}"
         )
     return failed(
         NAME,
         f"the first call, in which {kernel} is tuned: {what}{'' if found.check == 'error' else _ADVICE}",
         identity=f"configs:{kernel}:tuning:{found.identity}",
         statistical=found.statistical,
-        kernel=kernel,
         inner=found.check,
-        found=found.evidence,
+        evidence=WrongConfig(kernel, found.facts),
     )
 
 
@@ -391,7 +392,8 @@ class _Inner:
 
 
 def _cause(verdict: Verdict) -> str:
-    return "autotune-side-effect" if verdict.evidence.get("index") is None else "bad-config"
+    seen = verdict.evidence
+    return "bad-config" if isinstance(seen, WrongConfig) and seen.index is not None else "autotune-side-effect"
 
 
 CHECK = Check(NAME, run, due=due, summary=summary, cause=_cause)

@@ -64,20 +64,16 @@ _TORCHS = (
 )
 
 
-def _state(context: Context) -> _State:
-    return context.progress.state(_State)
-
-
 def due(trial: Trial, *, always: bool) -> bool:
     """A few thorough cases; every one where a finding is being shrunk or a case replayed."""
     context = trial.context
     most = _MOST_CASES_DEEP if context.deep else _MOST_CASES
-    return always or context.complete or (trial.thorough and _state(context).cases < most)
+    return always or context.complete or (trial.thorough and context.state(_State).cases < most)
 
 
 def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict | None, dict[str, Any]]:
     """The first broken promise, and what was seen of the others. ``first`` has shown right gradients."""
-    _state(trial.context).cases += 1
+    trial.context.state(_State).cases += 1
     evidence: dict[str, Any] = {}
     for mode in _MODES:
         verdict, bits = _under(mode, trial, upstream)
@@ -91,13 +87,13 @@ def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict 
     used_up = first.backward is not None and first.backward.saved and not trial.context.on(SECOND)
     if not used_up:  # a second derivative goes through the graph of the first one again
         verdict, second = _second_derivative(trial, upstream)
-    _state(trial.context).second[second] += 1
+    trial.context.state(_State).second[second] += 1
     return verdict, {**evidence, "second_derivative": second}
 
 
 def notes(context: Context) -> list[str]:
     """What the report says of second derivatives that nobody computes."""
-    second = _state(context).second
+    second = context.state(_State).second
     if second["right"] or not second["missing"]:
         return []
     text = "with create_graph=True backward returns gradients that are not connected to some input: a penalty on them "
@@ -126,7 +122,9 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
             return None, "refused"
         plain = error_verdict(outcome)
         trial.result.trace = outcome.trace
-        return failed("error", f"{when}, {plain.reason}", identity=f"{plain.identity}:{mode}", **plain.evidence), ""
+        return failed(
+            "error", f"{when}, {plain.reason}", identity=f"{plain.identity}:{mode}", evidence=plain.evidence
+        ), ""
     for broken in (
         memory.check_damage(outcome.damage),
         memory.check_inputs(

@@ -255,5 +255,7 @@ def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, 
         f"{when}, the kernel's results are wrong: {verdict.reason}",
         identity=f"gradients:{slug}:{verdict.identity}",
         statistical=verdict.statistical,
-        **verdict.evidence,
+        output=verdict.output,
+        cause=verdict.cause,
+        evidence=verdict.evidence,
     )

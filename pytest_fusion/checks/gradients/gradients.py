@@ -24,6 +24,7 @@ from pytest_fusion import interpreter
 from pytest_fusion.case import counter_random, recorded_values, regimes
 from pytest_fusion.checks import memory, values_check
 from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.evidence import WrongGradient
 from pytest_fusion.checks.gradients import autograd, blame
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
 from pytest_fusion.checks.gradients.upstream import KINDS, NoGraph, Upstream
@@ -140,7 +141,7 @@ def run(trial: Trial) -> Verdict:
     """Forward and backward of kernel and reference, compared."""
     verdict = _run(trial)
     if verdict.failed and verdict.check != sliced_gradients.NAME:
-        trial.context.progress.state(_State).found = True
+        trial.context.state(_State).found = True
     return verdict
 
 
@@ -187,7 +188,7 @@ def _run(trial: Trial) -> Verdict:
     if turn and verdict is None:
         # Chance first: what varies from call to call says nothing about a graph that is used twice.
         verdict = _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
-    found = trial.context.progress.state(_State).found
+    found = trial.context.state(_State).found
     verdict = verdict or _in_other_order(trial, upstream, first, always=found)
     evidence: dict[str, Any] = {}
     if verdict is None and not once and autograd.due(trial, always=found):
@@ -273,20 +274,20 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
         if not judged.ok:
             trial.result.evidence = (f"d{name}", got.detach(), judged.by or native)
             kind = "nonfinite" if judged.statistic == "nonfinite" else "finite"
-            evidence = values_check.evidence_of(f"d{name}", judged)
-            ratio = blame.constant_ratio(got, few[name].oracle)
-            if ratio is not None:
-                evidence["ratio_to_right"] = ratio
             return failed(
                 NAME,
                 f"gradient of {name}: {judged.reason}",
                 identity=f"gradients:{name}:{kind}",
                 statistical=judged.statistical,
-                upstream=upstream.kind,
-                layouts={name: upstream.layout[name].kind for name in upstream.used},
-                upstream_strides={name: upstream.strides(name) for name in upstream.used},
-                wanted=list(upstream.wanted),
-                **evidence,
+                output=f"d{name}",
+                evidence=WrongGradient(
+                    deviation=values_check.deviation(judged),
+                    upstream=upstream.kind,
+                    layouts={used: upstream.layout[used].kind for used in upstream.used},
+                    upstream_strides={used: upstream.strides(used) for used in upstream.used},
+                    wanted=list(upstream.wanted),
+                    ratio_to_right=blame.constant_ratio(got, few[name].oracle),
+                ),
             )
     return None
 
@@ -388,7 +389,7 @@ def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always:
         return None
     kind: Literal["few", "some", "many"] = "many" if programs > _MANY_PROGRAMS else "some"
     kind = "few" if programs <= _FEW_PROGRAMS else kind
-    orders = context.progress.state(_State).orders
+    orders = context.state(_State).orders
     if not (always or context.deep or context.complete or orders[kind] < _MOST_ORDERS[kind]):
         return None
     orders[kind] += 1

@@ -36,13 +36,9 @@ class _State:
     found: bool = False
 
 
-def _state(context: Context) -> _State:
-    return context.progress.state(_State)
-
-
 def due(trial: Trial) -> bool:
     """Few cases of a test; every one in which something was replaced, and those of the shrinking of a finding."""
-    context, state = trial.context, _state(trial.context)
+    context, state = trial.context, trial.context.state(_State)
     if pristine.found():
         return True
     most = _DEEP_CASES if context.deep else _MOST_CASES if trial.thorough else _ANY_CASES
@@ -52,7 +48,7 @@ def due(trial: Trial) -> bool:
 
 def run(trial: Trial) -> Verdict:
     """What the calls of this case replaced, then what further calls show."""
-    state = _state(trial.context)
+    state = trial.context.state(_State)
     verdict = _tampering()
     if verdict is None:
         state.cases += 1
@@ -64,8 +60,8 @@ def run(trial: Trial) -> Verdict:
 
 def summary(context: Context) -> Verdict | None:
     """That no case could be checked, or that no case called anything fused."""
-    calls = context.progress.state(kept_results.ReferenceCalls)
-    if not _state(context).cases:
+    calls = context.state(kept_results.ReferenceCalls)
+    if not context.state(_State).cases:
         return unknown(NAME, "no case that passed everything else had a result with elements")
     if 0 < calls.watched == calls.ran:
         return unknown(
@@ -77,14 +73,14 @@ def summary(context: Context) -> Verdict | None:
 
 
 def _judge(trial: Trial) -> Verdict:
-    patience_s = _WHILE_SHRINKING_S if _state(trial.context).found else _PATIENCE_S
+    patience_s = _WHILE_SHRINKING_S if trial.context.state(_State).found else _PATIENCE_S
     calls = kept_results.LaterCalls(trial, patience_s=patience_s)
     if not calls.names:
         return unknown(NAME, "every output may vary from run to run, as deterministic= allows, and none is compared")
     verdict = calls.judge()
     if verdict is not None:
         return verdict
-    context, state, left = trial.context, _state(trial.context), calls.left
+    context, state, left = trial.context, trial.context.state(_State), calls.left
     if state.cases <= _OBSERVED_CASES or state.found or context.complete:
         outcome = caller.judge(trial, calls.first_wrong)
         if isinstance(outcome, Verdict):

@@ -324,7 +324,7 @@ class LaterCalls:
             yield
         finally:
             sys.setprofile(None)
-        calls = self.context.progress.state(ReferenceCalls)
+        calls = self.context.state(ReferenceCalls)
         calls.watched += 1
         calls.ran += seen
 

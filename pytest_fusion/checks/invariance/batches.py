@@ -111,7 +111,7 @@ def width(trial: Trial, dim: str) -> int:
 
 def _spent(trial: Trial) -> bool:
     """Whether interpreted calls have taken what a test has for them."""
-    state = trial.context.progress.state(InvarianceState)
+    state = trial.context.state(InvarianceState)
     return trial.context.device.type == "cpu" and state.outputs.seconds + state.gradients.seconds > _TEST_S
 
 

@@ -137,7 +137,7 @@ def adopt(trial: Trial, dim: str, size: int) -> bool:
 
 
 def _asked(trial: Trial) -> Spent:
-    return trial.context.progress.state(InvarianceState).outputs
+    return trial.context.state(InvarianceState).outputs
 
 
 def _carriers(trial: Trial, dim: str) -> Iterator[torch.Tensor]:

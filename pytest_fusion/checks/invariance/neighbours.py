@@ -14,6 +14,7 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import of_fewer
+from pytest_fusion.checks.evidence import SliceDifference
 from pytest_fusion.checks.invariance.batches import NAME, Batches, Spent
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, resized, selected, tensors
 from pytest_fusion.checks.repeat import repeat
@@ -137,8 +138,10 @@ class Along:
         if verdict is None:
             verdict = self._explained(base, variant, found)
             self._asked.found = True
-            low, high = verdict.evidence["sizes"] if verdict.evidence["depends_on"] == "size" else (size, size)
-            self._asked.at = (low, high)
+            seen = verdict.evidence
+            self._asked.at = size, size
+            if isinstance(seen, SliceDifference) and seen.depends_on == "size":
+                self._asked.at = seen.sizes[0], seen.sizes[1]
         return verdict
 
     def _repeated(self, size: int) -> _Variant:
@@ -294,14 +297,8 @@ class Along:
             NAME,
             f"{reason} ({found.output} differs{ulp}, first at {found.first}){self._advice()}",
             identity=f"{NAME}:{dim}:gradients" if self._gradients else f"{NAME}:{dim}",
-            dim=dim,
-            depends_on=kind,
-            sizes=sizes,
-            slice=number,
             output=found.output,
-            first=found.first,
-            count=found.count,
-            ulp=found.ulp,
+            evidence=SliceDifference(dim, kind, sizes, number, found.first, found.count, found.ulp),
         )
 
     def _uniform(self, number: int, size: int, output: str) -> torch.Tensor | None:

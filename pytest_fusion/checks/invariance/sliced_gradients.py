@@ -149,4 +149,4 @@ def _taken(upstream: Upstream, name: str, axis: int, slices: Sequence[int]) -> t
 
 
 def _asked(trial: Trial) -> Spent:
-    return trial.context.progress.state(InvarianceState).gradients
+    return trial.context.state(InvarianceState).gradients

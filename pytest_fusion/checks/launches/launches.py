@@ -60,10 +60,6 @@ class _State:
     steps: int = 0
 
 
-def _state(context: Context) -> _State:
-    return context.progress.state(_State)
-
-
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Without a bound there is nothing to check."""
     return (
@@ -74,7 +70,7 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 def due(trial: Trial) -> bool:
     """Cases whose first call did more than is allowed; besides a few of different shapes and layouts."""
     context, case = trial.context, trial.result.case
-    state = _state(context)
+    state = context.state(_State)
     state.launched = state.launched or any(launch.programs for launch in trial.result.launches)
     if state.found:
         state.steps += 1
@@ -99,7 +95,7 @@ def _key(case: Case) -> str:
 
 def run(trial: Trial) -> Verdict:
     """One count, and where it is too large why."""
-    state, case = _state(trial.context), trial.result.case
+    state, case = trial.context.state(_State), trial.result.case
     assert trial.spec.max_launches is not None
     if trial.result.work > trial.spec.max_launches:
         state.suspicious += 1
@@ -110,7 +106,7 @@ def run(trial: Trial) -> Verdict:
 
 def summary(context: Context) -> Verdict:
     """The verdict over all cases."""
-    state = _state(context)
+    state = context.state(_State)
     if state.left:
         return unknown(NAME, "; ".join(state.left))
     if context.device.type != "cuda" and not state.launched:

@@ -59,10 +59,6 @@ class _State:
     found: str = ""
 
 
-def _state(context: Context) -> _State:
-    return context.progress.state(_State)
-
-
 def due(trial: Trial) -> bool:
     """Every case of a spec with sampled outputs."""
     return bool(trial.spec.distribution)
@@ -87,7 +83,7 @@ def run(trial: Trial) -> Verdict:
 
 def summary(context: Context) -> Verdict | None:
     """Too few draws for a verdict on the distribution."""
-    draws = _state(context).draws
+    draws = context.state(_State).draws
     if not context.spec.distribution or not context.on("values") or draws >= _ENOUGH:
         return None
     return unknown("values", f"{draws} draw(s) say nothing about a distribution; {_ENOUGH} are needed")
@@ -166,7 +162,7 @@ def _of(p: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
 
 def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     """The same inputs at many seeds; where those look odd, or those of all cases together, at many more."""
-    context, state = trial.context, _state(trial.context)
+    context, state = trial.context, trial.context.state(_State)
     most = max((own.open for own in rows.values()), default=0)
     if state.found == "statistic" or not most or not can_reseed(trial.spec, trial.logical):
         return None

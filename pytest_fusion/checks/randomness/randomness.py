@@ -60,10 +60,6 @@ class _State:
     silent: int = 0
 
 
-def _state(context: Context) -> _State:
-    return context.progress.state(_State)
-
-
 def due(trial: Trial) -> bool:
     """Cases with enough elements, few of each kind; all where a probability of 0 or 1 leaves nothing to chance."""
     spec, context = trial.spec, trial.context
@@ -71,8 +67,8 @@ def due(trial: Trial) -> bool:
         return False
     if trial.draws is None:
         elements = sum(t.numel() for t in trial.got.tensors.values())
-        settled = _state(context).varied or _state(context).silent > _SILENT_CASES
-        asked = bool(_state(context).focus) or not settled
+        settled = context.state(_State).varied or context.state(_State).silent > _SILENT_CASES
+        asked = bool(context.state(_State).focus) or not settled
         return asked and elements >= _SILENT_ELEMENTS and can_reseed(spec, trial.logical)
     return bool(_parts(trial, trial.draws)) or trial.draws.masks.p in (0.0, 1.0)
 
@@ -80,7 +76,7 @@ def due(trial: Trial) -> bool:
 def _parts(trial: Trial, draws: Draws) -> list[str]:
     """What this case is asked."""
     context, case, masks, mask = trial.context, trial.result.case, draws.masks, draws.mask
-    focus, cases, count = _state(context).focus, _state(context).cases, mask.count
+    focus, cases, count = context.state(_State).focus, context.state(_State).cases, mask.count
     shrinking = bool(focus)
     parts = []
     random = masks.p not in (0.0, 1.0) and can_reseed(trial.spec, trial.logical)
@@ -104,18 +100,18 @@ def run(trial: Trial) -> Verdict:
     found, verdict = "ends", _without_mask(trial) if draws is None else _at_the_ends(draws.masks, draws.mask)
     for part in () if draws is None else _parts(trial, draws):
         if verdict is None and draws is not None:
-            _state(context).cases[part] += 1
+            context.state(_State).cases[part] += 1
             found, verdict = part, _PARTS[part](trial, draws.masks, draws.mask)
     if verdict is None:
         return passed("repeat")
     if verdict.failed and context.on(verdict.check):
-        _state(context).focus = NAME if found == "rng small" else found
+        context.state(_State).focus = NAME if found == "rng small" else found
     return verdict
 
 
 def summary(context: Context) -> Verdict | None:
     """What no case of the test could show."""
-    state = _state(context)
+    state = context.state(_State)
     if context.spec.random is None or context.spec.distribution or not context.on("repeat"):
         return None
     if context.spec.random.mask is not None:
@@ -162,7 +158,7 @@ def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
     verdict = verdict or _share(masks, seen, start)
     share = _share_kept(seen)
     if chance.alike_by_chance(share, min(m.count for m in seen)) < _ALPHA:
-        _state(trial.context).looked += 1
+        trial.context.state(_State).looked += 1
     return verdict
 
 
@@ -222,8 +218,8 @@ def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | 
     context, first = trial.context, seen[0]
     if chance.alike_by_chance(_share_kept(seen), first.count) >= _ALPHA:
         return None
-    turn = _state(context).cases[NAME] + _state(context).cases["rng small"]
-    for bit in upper_bits(turn, every=bool(_state(context).focus) or context.complete):
+    turn = context.state(_State).cases[NAME] + context.state(_State).cases["rng small"]
+    for bit in upper_bits(turn, every=bool(context.state(_State).focus) or context.complete):
         other = masks.at(start ^ (1 << bit))
         if other is not None and other.kept.shape == first.kept.shape and not bool(first.differs(other).any()):
             return _fails(
@@ -335,8 +331,8 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
 
 def _without_mask(trial: Trial) -> Verdict | None:
     """Some result of some case depends on the seed; how it must, the reference knows, or nobody does."""
-    context, state = trial.context, _state(trial.context)
-    _state(context).cases[NAME] += 1
+    context, state = trial.context, trial.context.state(_State)
+    context.state(_State).cases[NAME] += 1
     start = fresh_seed(trial.result.case, 1)
     before: dict[str, torch.Tensor] = {}
     for number in range(_SEEDS):

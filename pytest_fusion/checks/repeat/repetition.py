@@ -58,10 +58,6 @@ class _State:
     found: bool = False
 
 
-def _state(trial: Trial) -> _State:
-    return trial.context.progress.state(_State)
-
-
 @dataclass(frozen=True, slots=True)
 class _Effort:
     """How many cases are asked, how often each is called (both fills' first calls included), in which orders."""
@@ -84,11 +80,11 @@ def due(trial: Trial) -> bool:
 
 
 def _always(trial: Trial) -> bool:
-    return _state(trial).found or trial.context.complete
+    return trial.context.state(_State).found or trial.context.complete
 
 
 def _more(trial: Trial) -> bool:
-    return _state(trial).cases < _effort(trial).cases
+    return trial.context.state(_State).cases < _effort(trial).cases
 
 
 def _ordered(trial: Trial) -> bool:
@@ -98,7 +94,7 @@ def _ordered(trial: Trial) -> bool:
     places that its programs take by an atomic passed.
     """
     cases = _effort(trial).cases if trial.context.device.type == "cpu" else max(_effort(trial).cases, _CROWDED_CASES)
-    return _state(trial).ordered < cases and _may_be_ordered(trial) and _several(trial)
+    return trial.context.state(_State).ordered < cases and _may_be_ordered(trial) and _several(trial)
 
 
 def _several(trial: Trial) -> bool:
@@ -122,14 +118,14 @@ def run(trial: Trial) -> Verdict:
     again = _Again(trial)
     try:
         if _always(trial) or (trial.thorough and _more(trial)):
-            _state(trial).cases += 1
+            trial.context.state(_State).cases += 1
             verdict = again.under_pressure() or again.in_other_orders() or again.between_other_sizes()
         else:
             verdict = again.in_other_orders()
     except _Ended as ended:
         verdict = ended.verdict
     if verdict is not None and verdict.failed:
-        _state(trial).found = True
+        trial.context.state(_State).found = True
     return verdict or passed(NAME, runs=again.calls, orders=again.orders, sizes=again.sizes)
 
 
@@ -176,7 +172,7 @@ class _Again:
         trial = self.trial
         if not _may_be_ordered(trial):
             return None
-        _state(trial).ordered += _several(trial)
+        trial.context.state(_State).ordered += _several(trial)
         for order in _effort(trial).orders if trial.context.device.type == "cpu" else (None,):
             got = self._in_order(order)
             if got is None:

@@ -339,7 +339,7 @@ def _right_with(
     ``louder`` takes three times the last index of each axis of so many elements of the upstream gradient, and gives
     ``None`` where there is none.
     """
-    name = str(lab.verdict.evidence.get("output", ""))
+    name = lab.verdict.output
     if lab.check != gradients.NAME or not name.startswith("d") or found.trial is None:
         return probing.right_of(lab.bench, logical) if louder is None else None
     trial = found.trial.with_(logical, found.trial.result.case)

@@ -180,6 +180,13 @@ def _judge_made(context: Context, case: Case, result: CaseResult, *, again: bool
         return result
     trial = Trial(context, result, logical, reference, expected, lambda other: _judge(every, other, again=False), draws)
     trial.run(first, placed, again=again)
+    _run_checks(context, trial)
+    return result
+
+
+def _run_checks(context: Context, trial: Trial) -> None:
+    """The checks that make calls of their own, until one fails."""
+    result = trial.result
     for check in checks():
         if check.run is None:
             continue
@@ -191,7 +198,6 @@ def _judge_made(context: Context, case: Case, result: CaseResult, *, again: bool
             with context.clock.check(check.name):
                 verdict = check.run(trial)
             conclude(context, result, verdict)
-    return result
 
 
 def _raised(context: Context, result: CaseResult, outcome: Outcome) -> CaseResult:

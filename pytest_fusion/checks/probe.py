@@ -124,6 +124,14 @@ def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None
         conclude(context, result, error_verdict(first))
         return found
     trial = Trial(context, result, logical, reference, expected, lambda other: probe(every, other, check).result, draws)
+    _judge(found, trial, first, check, again=again)
+    return found
+
+
+def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: bool) -> None:
+    """Judge the first call, and what else the check needs."""
+    context, result = trial.context, found.result
+    assert found.placed is not None
     got = trial.collect(first, found.placed)
     found.got, found.expected = got.tensors, trial.expected.tensors
     found.lanes = dict(zip(trial.order, trial.reference.lanes or trial.reference.native, strict=True))
@@ -132,10 +140,10 @@ def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None
         found.unwritten = {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
     accessed = memory.check_access(first, chance=allows_chance(context.spec))
     if accessed is not None and conclude(context, result, accessed):
-        return found
+        return
     if check not in _ONE_CALL or not _comparable(found):
         trial.run(first, found.placed, again=again)
-        return found
+        return
     trial.got, found.trial = got, trial
     verdicts = trial.judge(got)
     if trial.note(values_check.as_verdict(verdicts)):
@@ -146,7 +154,6 @@ def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None
             name, tensor, against = result.evidence
             found.got, found.lanes = {name: tensor}, {name: against}
             found.expected = {name: against.native if isinstance(against, OutputLanes) else against}
-    return found
 
 
 def calls(context: Context, found: Probe, count: int) -> list[dict[str, torch.Tensor]]:

@@ -150,8 +150,7 @@ def _run(trial: Trial) -> Verdict:
     # What may be overwritten is there for one backward, and for no other use.
     once = bool(overwritten(trial, upstream.wanted))
     turn = not once and counter_random.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
-    again = not once and trial.context.on(SECOND)
-    twice = turn and again
+    twice = turn and trial.context.on(SECOND)
     try:
         upstream.settle()
         # Before the reference's gradients exist: a backward that looks for them among live or freed objects finds none.
@@ -163,25 +162,25 @@ def _run(trial: Trial) -> Verdict:
         if isinstance(error.__cause__, TooSlow):
             raise  # the judge rejects the case
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
-    verdict = _ended(trial, first)
-    if verdict is not None:
-        return blame.of_access(trial, upstream, verdict, _judging(trial))
-    verdict = _forward(trial, first)
+    verdict = _of_first(trial, upstream, first, few)
     if verdict is not None:
         return verdict
-    assert first.backward is not None
-    verdict = _compare(trial, upstream, first.backward, few)
-    if verdict is not None:
-        return blame.explained(trial, upstream, first, verdict, _judging(trial))
-    verdict = _left_alone(trial, first.backward)
-    if verdict is not None:
-        return verdict
+    seen: dict[str, Any] = {}
     if (trial.context.focus.sought or "").startswith(sliced_gradients.NAME):
-        return _in_company(trial, upstream, first) or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
-    if _WRONG.fullmatch(trial.context.focus.sought or ""):
-        # Six further backwards, each of which would run on every case that is too small to show the failure.
-        return passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
-    if first.backward.saved and not twice and again:
+        verdict = _in_company(trial, upstream, first)
+    # Six further backwards would run on every case that is too small to show the failure that is sought.
+    elif not _WRONG.fullmatch(trial.context.focus.sought or ""):
+        verdict, seen = _further(trial, upstream, first, turn=turn, once=once, twice=twice)
+    return verdict or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted, **seen)
+
+
+def _further(
+    trial: Trial, upstream: Upstream, first: Attempt, *, turn: bool, once: bool, twice: bool
+) -> tuple[Verdict | None, dict[str, Any]]:
+    """The first failure of further backwards, and what the promises of autograd came to. ``first`` was right."""
+    verdict = None
+    again = not once and trial.context.on(SECOND)
+    if first.backward is not None and first.backward.saved and not twice and again:
         # What backward keeps for itself it may use up, if a second one is then refused or right all the same.
         first, turn = Attempt(trial, upstream, FILLS[0], twice=True), True
         verdict = _ended(trial, first)
@@ -190,11 +189,22 @@ def _run(trial: Trial) -> Verdict:
         verdict = _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
     found = trial.context.state(_State).found
     verdict = verdict or _in_other_order(trial, upstream, first, always=found)
-    evidence: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     if verdict is None and not once and autograd.due(trial, always=found):
-        verdict, evidence = autograd.examined(trial, upstream, first)
-    verdict = verdict or _in_company(trial, upstream, first)
-    return verdict or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted, **evidence)
+        verdict, seen = autograd.examined(trial, upstream, first)
+    return verdict or _in_company(trial, upstream, first), seen
+
+
+def _of_first(trial: Trial, upstream: Upstream, first: Attempt, few: Mapping[str, OutputLanes]) -> Verdict | None:
+    """The failure that the first backward shows by itself."""
+    if (verdict := _ended(trial, first)) is not None:
+        return blame.of_access(trial, upstream, verdict, _judging(trial))
+    if (verdict := _forward(trial, first)) is not None:
+        return verdict
+    assert first.backward is not None
+    if (verdict := _compare(trial, upstream, first.backward, few)) is not None:
+        return blame.explained(trial, upstream, first, verdict, _judging(trial))
+    return _left_alone(trial, first.backward)
 
 
 def _ended(trial: Trial, attempt: Attempt) -> Verdict | None:

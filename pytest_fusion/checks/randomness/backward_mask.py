@@ -18,19 +18,23 @@ from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
 from pytest_fusion.run.seeded import Told, plain
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+
+def _wanted(spec: FusionSpec, masks: Masks, mask: Mask) -> list[str]:
+    """The inputs whose gradients may show backward's mask."""
+    named = list(masks.probe) if spec.grad is True else [spec.grad] if isinstance(spec.grad, str) else spec.grad or ()
+    able = {n: t for n in named if isinstance(t := masks.probe.get(n), torch.Tensor) and t.dtype.is_floating_point}
+    return [
+        name
+        for name, t in able.items()
+        if name not in (*spec.mutates, *spec.clobbers) and (masks.rng.dims is not None or t.shape == mask.kept.shape)
+    ]
 
 
 def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     """Backward drops what forward dropped, seen where the upstream gradient is one."""
-    spec, context, case = trial.spec, trial.context, trial.result.case
-    named = list(masks.probe) if spec.grad is True else [spec.grad] if isinstance(spec.grad, str) else spec.grad or ()
-    taken = {*spec.mutates, *spec.clobbers}
-    wanted = [
-        name
-        for name in named
-        if isinstance(t := masks.probe.get(name), torch.Tensor) and t.dtype.is_floating_point and name not in taken
-    ]
-    wanted = [name for name in wanted if masks.rng.dims is not None or masks.probe[name].shape == mask.kept.shape]
+    context, case, wanted = trial.context, trial.result.case, _wanted(trial.spec, masks, mask)
     if not wanted:
         return None
     ones, random = torch.ones_like(mask.kept), some_masks(mask.kept.shape, context.device)

@@ -176,31 +176,33 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
         # Equal pairs alone are looked for: with all other draws looking for the smallest case took 118 s in place of 4.
         drawn, verdict = _draw(trial, rows, [start])
         return verdict or (_cut(trial, rows, drawn, start, upper_bits(0, every=True)) if drawn else None)
+    found = "draw"
     drawn, verdict = _draw(trial, rows, range(start, start + calls))
     for name, own in rows.items() if drawn else ():
         verdict = verdict or _ignored(name, own, drawn[name], f"the seeds {start} to {start + calls - 1}")
-    if verdict is not None:
-        state.found = "draw"
-        return verdict
-    if drawn and (verdict := _cut(trial, rows, drawn, start, upper_bits(state.cases, every=sure))) is not None:
-        state.found = "cut"
-        return verdict
-    if not drawn:
-        return None
-    state.draws += most * calls
-    odd = [_odd(trial, name, own, drawn[name], state) for name, own in rows.items()]
-    for _ in range(_ROUNDS if any(odd) or context.complete else 0):
+    if drawn and verdict is None:
+        found, verdict = "cut", _cut(trial, rows, drawn, start, upper_bits(state.cases, every=sure))
+    if drawn and verdict is None:
+        state.draws += most * calls
+        odd = [_odd(trial, name, own, drawn[name], state) for name, own in rows.items()]
+        if any(odd) or context.complete:
+            found, verdict = "statistic", _of_more_draws(trial, rows, start, calls)
+    state.found = state.found if verdict is None else found
+    return verdict
+
+
+def _of_more_draws(trial: Trial, rows: dict[str, _Rows], start: int, calls: int) -> Verdict | None:
+    """The verdict of later seeds, which alone decide about what looked odd."""
+    for _ in range(_ROUNDS):
         start, calls = start + calls, calls * _MORE
         drawn, verdict = _draw(trial, rows, range(start, start + calls))
         if not drawn:
-            break
+            return verdict
         found = [_misfit(trial, name, own, drawn[name], start) for name, own in rows.items()]
         verdict = next((v for v, _ in found if v is not None), None)
         if verdict is not None or min(p for _, p in found) >= _ODD:
-            break
-    if verdict is not None:
-        state.found = "statistic"
-    return verdict
+            return verdict
+    return None
 
 
 def _draw(trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int]) -> tuple[dict[str, torch.Tensor], Verdict | None]:

@@ -74,24 +74,23 @@ def due(trial: Trial) -> bool:
 
 
 def _parts(trial: Trial, draws: Draws) -> list[str]:
-    """What this case is asked."""
-    context, case, masks, mask = trial.context, trial.result.case, draws.masks, draws.mask
-    focus, cases, count = context.state(_State).focus, context.state(_State).cases, mask.count
-    shrinking = bool(focus)
-    parts = []
-    random = masks.p not in (0.0, 1.0) and can_reseed(trial.spec, trial.logical)
-    if count < _ENOUGH and masks.p is not None:
-        random = random and chance.alike_by_chance(masks.p, count) < _ALPHA
-    kind, most = (NAME, _MOST_CASES) if count >= _ENOUGH else ("rng small", _MOST_SMALL)
-    if random and count >= _SMALL and (shrinking or cases[kind] < most):
-        parts.append(kind)
-    strided = any(tensor.layout != Layout() for tensor in case.tensors.values())
-    if count >= 2 and strided and (shrinking or (count >= _SOME and cases["rng layouts"] < _MOST_LAYOUTS)):
-        parts.append("rng layouts")
-    graded = trial.spec.grad and context.on("gradients")
-    if count and graded and (shrinking or (count >= _SOME and cases["rng backward"] < _MOST_BACKWARDS)):
-        parts.append("rng backward")
-    return [part for part in parts if focus in ("", part) or (focus, part) == (NAME, "rng small")]
+    """The parts that run on this case; while a failure shrinks, its own."""
+    state, p, count = trial.context.state(_State), draws.masks.p, draws.mask.count
+    random = p not in (0.0, 1.0) and can_reseed(trial.spec, trial.logical)
+    if count < _ENOUGH and p is not None:
+        random = random and chance.alike_by_chance(p, count) < _ALPHA
+    strided = any(tensor.layout != Layout() for tensor in trial.result.case.tensors.values())
+    graded = bool(trial.spec.grad) and trial.context.on("gradients")
+    fresh, most = (NAME, _MOST_CASES) if count >= _ENOUGH else ("rng small", _MOST_SMALL)
+    # Whether it can run, and the elements and the number of cases up to which it does where nothing shrinks.
+    able = {
+        fresh: (random and count >= _SMALL, _SMALL, most),
+        "rng layouts": (strided and count >= 2, _SOME, _MOST_LAYOUTS),
+        "rng backward": (graded and count >= 1, _SOME, _MOST_BACKWARDS),
+    }
+    if state.focus:
+        return [part for part, (can, _, _) in able.items() if can and part.replace(" small", "") == state.focus]
+    return [part for part, (can, least, most) in able.items() if can and count >= least and state.cases[part] < most]
 
 
 def run(trial: Trial) -> Verdict:

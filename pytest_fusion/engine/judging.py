@@ -167,7 +167,7 @@ class Judging:
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
         notes += [f"{kernel} ran one program after the other: {reason}" for kernel, reason in reasons.items()]
         if progress.unrepeated:
-            notes.append(f"{progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
+            notes.append(f"{self.bench.progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         return notes + registry.notes(self.bench)
 
     def _conclude_checks(self, failing: CaseResult | None) -> None:

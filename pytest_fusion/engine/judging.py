@@ -166,7 +166,7 @@ class Judging:
             notes.append("the kernel names a CUDA device; on this one without, the CPU stood in for it")
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
         notes += [f"{kernel} ran one program after the other: {reason}" for kernel, reason in reasons.items()]
-        if progress.unrepeated:
+        if self.bench.progress.unrepeated:
             notes.append(f"{self.bench.progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         return notes + registry.notes(self.bench)
 

@@ -116,7 +116,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         try:
             found = rule(lab)
         except Exception as error:  # noqa: BLE001 - a failure that was found must not be lost to its explanation
-            lab.ruled_out.append(f"{rule.__name__}: could not be asked ({type(error).__name__}: {error})")
+            lab.ruled_out.append(f"{rule.__name__}: could not run ({type(error).__name__}: {error})")
             continue
         if found is not None:
             return Diagnosis(found.cause, found.evidence, lab.ruled_out, lab.runs)

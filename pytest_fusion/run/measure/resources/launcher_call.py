@@ -18,7 +18,7 @@ _MOST_VALUES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``function`` and ``arguments`` (by name), encoded; ``backward`` asks for the gradients of these arguments too."""
+    """``function`` and ``arguments`` (by name), encoded; ``backward``: the gradients of these arguments too."""
 
     function: Json
     arguments: Mapping[str, Json]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_fusion.run.measure.resources.specialisation import Json, Place
+from pytest_fusion.run.measure.resources.specialisation import Place
 
 # An autotuner around heuristics around a kernel is three.
 _MOST_WRAPPED = 8
@@ -168,7 +168,3 @@ def found(place: Place) -> Any:
             f"{place.line}, when it is imported outside of the interpreter"
         )
     return value
-
-
-def as_json(place: Place) -> dict[str, Json]:
-    return {"module": place.module, "path": place.path, "file": place.file, "line": place.line}

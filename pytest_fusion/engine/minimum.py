@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
-from pytest_fusion.case.describe import describe, told_values
+from pytest_fusion.case.describe import describe, unseen_values
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.context import CaseResult, Context
@@ -84,7 +84,7 @@ class Minimum:
         elif result.differs is not None:
             found_map = marked(*result.differs)
         described = describe(self.bench.spec, result.case)
-        described |= told_values(self.bench.spec, result.case, self.bench.device)
+        described |= unseen_values(self.bench.spec, result.case, self.bench.device)
         diagnosis = diagnose(self._lab(result))
         return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
 

@@ -121,7 +121,7 @@ def derived(function: Callable[..., Any]) -> DerivedSpec:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
         raise SpecError(
-            f"derived({function!r}): a builtin does not tell its parameters; wrap it: derived(lambda x: ...(x))"
+            f"derived({function!r}): a builtin does not name its parameters; wrap it: derived(lambda x: ...(x))"
         ) from None
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return DerivedSpec(
@@ -175,7 +175,7 @@ def _is_drawn(value: Any) -> bool:
 
 
 def _held(value: Any) -> Iterator[Any]:
-    """What a list, tuple or dict holds, at any depth."""
+    """The values in a list, tuple or dict, at any depth."""
     if isinstance(value, list | tuple | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield inner

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.judging.machines import Machine, Session
 from pytest_fusion.bench.baseline.bootstrap import Estimate, estimate
-from pytest_fusion.bench.baseline.history import level
-from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, against_incumbent, against_stored, judge, noise
+from pytest_fusion.bench.baseline.history import Level, level
+from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge, noise
 from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.baseline.row import Session as Stored
 
@@ -19,11 +19,16 @@ CASES = 30
 Rule = Callable[[Machine, float, int, np.random.Generator], Judgement]
 
 
+def beside(name: str, found: Estimate, machine: Noise) -> Question:
+    """Whether a kernel is slower than another one that was measured beside it: 1 % counts, and nothing is stored."""
+    return against_stored(name, found, Level(0.0, 0.0, 0.0, 1, known=True), machine, smallest=0.01)
+
+
 def incumbent(machine: Machine, slowdown: float, seed: int, rng: np.random.Generator) -> Judgement:
     """The kernel beside the one of before, in one session."""
     session = Session(machine, rng)
     found = estimate(session.ratios(slowdown), seed=seed)
-    return judge([against_incumbent("case", found, _noise(session, seed))], family=CASES)[0]
+    return judge([beside("case", found, _noise(session, seed))], family=CASES)[0]
 
 
 def stored(sessions: int, *, same_unit: bool = True) -> Rule:

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.judging.rates import beside
 from benchmarks.latency.kernels import relu_kernel, softmax_kernel, spinning
 from pytest_fusion.bench.baseline.bootstrap import Estimate, block_ratios, estimate
 from pytest_fusion.bench.baseline.history import SAME_UNIT, Level
-from pytest_fusion.bench.baseline.latency_judge import Noise, against_incumbent, against_stored, judge
+from pytest_fusion.bench.baseline.latency_judge import Noise, against_stored, judge
 from pytest_fusion.bench.latency import against_itself, compared, timed
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.run.measure.launches.cupti import activities
@@ -111,13 +112,13 @@ def _told(
     known = Level(base.ratio, math.hypot(math.sqrt(2) * SAME_UNIT, base.error), SAME_UNIT, 1, known=False)
     print("| slower by | truly | reads | half interval | incumbent | stored |\n|---|---|---|---|---|---|")
     for slower, found in runs.items():
-        beside = [judge([against_incumbent(name, one, noise)])[0].verdict for one in found]
+        incumbent = [judge([beside(name, one, noise)])[0].verdict for one in found]
         stored = [judge([against_stored(name, one, known, noise)])[0].verdict for one in found]
         reads = [100 * math.expm1(one.ratio) for one in found]
         half = 100 * max(one.half_width for one in found)
         print(
             f"| {100 * slower:g} % | {100 * truly[slower]:.2f} % | {min(reads):+.2f} to {max(reads):+.2f} % "
-            f"| {half:.2f} % | {_times(beside)} | {_times(stored)} |"
+            f"| {half:.2f} % | {_times(incumbent)} | {_times(stored)} |"
         )
 
 

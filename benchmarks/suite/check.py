@@ -10,7 +10,7 @@ import torch
 from benchmarks.suite.measure import in_pass, wrong
 from benchmarks.suite.model import OURS, Row, Span
 from benchmarks.suite.passes import UPSTREAM, upstream_of
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.spec.wording import said
 
 

@@ -17,7 +17,7 @@ from benchmarks.suite.figures import Figures
 from benchmarks.suite.model import COMPILE, OURS, Call, Problem, Row, Span, Way
 from benchmarks.suite.passes import UPSTREAM, both, forward, upstream_of
 from benchmarks.suite.timing import Ceilings, Rotation, Sampled, interleaved, once
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.spec.wording import said
 
 # Sampling all ways of one pass, after the first tenth of a second.

@@ -16,7 +16,7 @@ from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
 from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
 from pytest_fusion.bench.on_device import opened
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run import pristine
 from pytest_fusion.run.bits import as_bytes
@@ -27,7 +27,6 @@ from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.timing.pairs import Blocks
 from pytest_fusion.run.measure.timing.rotation import twin
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
-from pytest_fusion.run.tree import leaves
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.wording import said
 
@@ -110,7 +109,7 @@ def remembers(pair: Pair) -> bool:
     inputs = {name: map_tensors(value, twin) for name, value in pair.inputs.items()}
 
     def call() -> list[torch.Tensor]:
-        result = [leaf.value for leaf in leaves(pair.fused(**inputs)) if isinstance(leaf.value, torch.Tensor)]
+        result = tensors_of(pair.fused(**inputs))
         return [t.detach().clone() for t in result]
 
     def change(t: Any) -> None:
@@ -139,7 +138,7 @@ def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 def case_text(inputs: Mapping[str, Any]) -> str:
     """``"512x1000 float32, 1000 float32"``: shape and dtype of each tensor among the inputs, in order."""
-    tensors = [leaf.value for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)]
+    tensors = tensors_of(inputs)
     words = [f"{'x'.join(map(str, t.shape)) or 'scalar'} {str(t.dtype).removeprefix('torch.')}" for t in tensors]
     return ", ".join(words) or "no tensors"
 

@@ -20,6 +20,7 @@ from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.gate import gate
 from pytest_fusion.bench.open_mask import full_mask
 from pytest_fusion.bench.without_gpu import traffic_of_reference
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.oracle.reference import takes
 from pytest_fusion.run.measure.launches.count import count
@@ -34,7 +35,6 @@ from pytest_fusion.run.measure.timing.activity import Activity
 from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.traffic import algorithmic_bytes
 from pytest_fusion.run.pristine import perf_counter, synchronize
-from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line, out_of_memory, said
 
@@ -251,7 +251,7 @@ def _backward(
 
     def both() -> tuple[Any, Any]:
         result = forward()
-        ends = [leaf.value for leaf in leaves(result) if leaf.is_tensor and leaf.value.requires_grad]
+        ends = [t for t in tensors_of(result) if t.requires_grad]
         if not given:
             given.extend(torch.randn_like(end) for end in ends)
         return result, torch.autograd.grad(ends, wanted, given, allow_unused=True)

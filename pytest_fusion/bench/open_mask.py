@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.run.tree import leaves
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 
@@ -18,7 +18,7 @@ def full_mask(spec: FusionSpec, sizes: Mapping[str, Any], result: Any) -> dict[s
     difference to launches and bytes.
     """
     rng = spec.random
-    outputs = [leaf.value for leaf in leaves(result) if leaf.is_tensor and leaf.value.is_floating_point()]
+    outputs = [t for t in tensors_of(result) if t.is_floating_point()]
     if rng is None or rng.mask is None or not outputs:
         return {}
     largest = max(outputs, key=torch.Tensor.numel)

@@ -14,8 +14,8 @@ import torch
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, NotMeasuredError
 from pytest_fusion.bench.open_mask import full_mask
+from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs
-from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.interpreter.bridge.named_device import with_stand_in
 from pytest_fusion.interpreter.control.executor import skipped
 from pytest_fusion.oracle.reference import takes

@@ -11,8 +11,8 @@ import torch
 
 from pytest_fusion.case import blank, counter_random, patterns, recorded_values, regimes
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.layouts import geometry
-from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dims import Size, parse_expression
 from pytest_fusion.spec.fusion_spec import FusionSpec

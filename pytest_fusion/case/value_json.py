@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import enum
-import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 from pytest_fusion.errors import ReplayError
+from pytest_fusion.spec.importable import at, path_of
 
 
-def encode(value: Any) -> Any:
-    """JSON for a drawn value; a value that has none becomes ``{"opaque": repr}``, which does not replay."""
+def _unknown(_: Any) -> Any:
+    return NotImplemented
+
+
+def _opaque(value: Any) -> Any:
+    return {"opaque": repr(value)}
+
+
+def encode(value: Any, special: Callable[[Any], Any] = _unknown, otherwise: Callable[[Any], Any] = _opaque) -> Any:
+    """JSON for a drawn value; a value that has none becomes ``{"opaque": repr}``, which does not replay.
+
+    ``special`` encodes other kinds, inside containers too, or returns ``NotImplemented``; it comes first.
+    ``otherwise`` encodes, or refuses, what neither knows.
+    """
+    if (data := special(value)) is not NotImplemented:
+        return data
     match value:
         case enum.Enum():  # first, because a StrEnum is a str and an IntEnum an int
-            return {"enum": _path(type(value)), "name": value.name}
+            return {"enum": path_of(type(value)), "name": value.name}
         case None | bool() | str() | int():
             return value
         case float():
             return value if math.isfinite(value) else {"float": repr(value)}
         case list():
-            return [encode(item) for item in value]
+            return [encode(item, special, otherwise) for item in value]
         case tuple():
-            return {"tuple": [encode(item) for item in value]}
+            return {"tuple": [encode(item, special, otherwise) for item in value]}
         case dict() if all(isinstance(key, str) for key in value):
-            return {"dict": {key: encode(item) for key, item in value.items()}}
+            return {"dict": {key: encode(item, special, otherwise) for key, item in value.items()}}
     if str(value).startswith("torch.") and type(value).__name__ == "dtype":
         return {"dtype": str(value)}
     if callable(value) and hasattr(value, "__qualname__"):
         # torch.relu and its like carry no module, and a qualified name that nobody can import.
-        for path in (_path(value), f"torch:{value.__name__}"):
+        for path in (path_of(value), f"torch:{value.__name__}"):
             if _leads_to(path, value):
                 return {"import": path}
-    return {"opaque": repr(value)}
+    return otherwise(value)
 
 
 def written(data: Any) -> str:
@@ -56,45 +71,38 @@ def written(data: Any) -> str:
     return repr(data)
 
 
-def _path(value: Any) -> str:
-    return f"{value.__module__}:{value.__qualname__}"
-
-
 def _leads_to(path: str, value: Any) -> bool:
     try:
-        return _resolve(path) is value
+        return at(path) is value
     except (ImportError, AttributeError, ValueError):
         return False
 
 
-def _resolve(path: str) -> Any:
-    module, _, names = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in names.split("."):
-        found = getattr(found, name)
-    return found
+def decode(data: Any, special: Callable[[dict[str, Any]], Any] = _unknown) -> Any:
+    """The value that :func:`encode` was given; raises ``ReplayError`` for an opaque or foreign one.
 
-
-def decode(data: Any) -> Any:
-    """The value that :func:`encode` was given; raises ``ReplayError`` for an opaque or foreign one."""
+    ``special`` decodes other objects of JSON, or returns ``NotImplemented``.
+    """
     if isinstance(data, list):
-        return [decode(item) for item in data]
+        return [decode(item, special) for item in data]
     if not isinstance(data, dict):
         return data
     try:
+        if (value := special(data)) is not NotImplemented:
+            return value
         match data:
             case {"tuple": list(items)}:
-                return tuple(decode(item) for item in items)
+                return tuple(decode(item, special) for item in items)
             case {"dict": dict(items)}:
-                return {key: decode(item) for key, item in items.items()}
+                return {key: decode(item, special) for key, item in items.items()}
             case {"float": str(text)}:
                 return float(text)
             case {"dtype": str(text)}:
-                return _resolve(text.replace(".", ":", 1))
+                return at(text.replace(".", ":", 1))
             case {"import": str(path)}:
-                return _resolve(path)
+                return at(path)
             case {"enum": str(path), "name": str(name)}:
-                return _resolve(path)[name]
+                return at(path)[name]
     except (ImportError, AttributeError, ValueError, KeyError) as error:
         raise ReplayError(f"the drawn value {data} cannot be found here: {error}") from None
     if "opaque" in data:

@@ -118,7 +118,7 @@ def _unless_tuning(bench: Bench, result: CaseResult) -> CaseResult:
 
 def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case)
-    with noted(result.tuned), multiprocessors.described(case), launch_replay.kept():
+    with noted(result.tuned), multiprocessors.described(case), launch_replay.allowed():
         return _judge_noting(bench, case, result, again=again)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.case.nested import tensors_in
+from pytest_fusion.case.containers import tensors_by_name
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.checks.vacuity import Vacuity
@@ -187,7 +187,7 @@ def error_verdict(outcome: Outcome) -> Verdict:
 
 def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Every tensor by the name of its memory, those inside lists and the like too."""
-    return {inner: t for name, value in arguments.items() for inner, t in tensors_in(name, value).items()}
+    return {inner: t for name, value in arguments.items() for inner, t in tensors_by_name(name, value).items()}
 
 
 def reference_of(

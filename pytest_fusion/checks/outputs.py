@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.nested import tensors_in
-from pytest_fusion.run.tree import leaves, nesting
+from pytest_fusion.case.containers import leaves, nesting, tensors_by_name
 
 # What the name of an output ends in that is an input.
 IN_PLACE = " (in place)"
@@ -37,7 +36,7 @@ def collect(result: Any, arguments: Mapping[str, Any], mutates: Iterable[str], *
             else:
                 plain[name] = leaf.value
     for name in mutates:
-        tensors |= {f"{inner}{IN_PLACE}": t for inner, t in tensors_in(name, arguments[name]).items()}
+        tensors |= {f"{inner}{IN_PLACE}": t for inner, t in tensors_by_name(name, arguments[name]).items()}
     return Outputs(tensors, plain, nesting(result) if returned else "")
 
 

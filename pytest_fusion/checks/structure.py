@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+from pytest_fusion.case.containers import has_no_equality
 from pytest_fusion.checks.outputs import Outputs
 from pytest_fusion.checks.verdict import Verdict, failed, passed
-from pytest_fusion.run.tree import says_nothing
 
 # Beyond this many elements the exact test for interleaved views gives way to the comparison of extents.
 _EXACT_OVERLAP_ELEMENTS = 1 << 20
@@ -145,7 +145,7 @@ def _same_plain(got: object, expected: object, precision: float) -> bool:
     if isinstance(got, float) and isinstance(expected, float):
         # A Python float has left the lanes behind, so the inputs' own precision is all that can be told.
         return math.isclose(got, expected, rel_tol=precision) or (math.isnan(got) and math.isnan(expected))
-    if says_nothing(got):
+    if has_no_equality(got):
         return True  # objects that compare by identity: equal types are all that can be asked
     same = got == expected
     return bool(same.all()) if hasattr(same, "all") else bool(same)

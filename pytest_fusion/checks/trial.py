@@ -10,8 +10,8 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.containers import has_no_equality, hidden, leaves, tensors_by_name
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.case.nested import tensors_in
 from pytest_fusion.checks import memory, structure, values_check
 from pytest_fusion.checks.context import (
     Bench,
@@ -47,7 +47,6 @@ from pytest_fusion.oracle.tolerance import ValuesVerdict
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, place, rewrite
-from pytest_fusion.run.tree import hidden, leaves, says_nothing
 
 # Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md).
 _FEW_ELEMENTS = 16
@@ -167,7 +166,7 @@ class Trial:
         """
         for name, value in self.expected.plain.items():
             inner = hidden(value)
-            if inner is not None or (not self.expected.tensors and says_nothing(value)):
+            if inner is not None or (not self.expected.tensors and has_no_equality(value)):
                 held = f", whose {inner!r} holds tensors" if inner is not None else ""
                 raise SpecError(
                     f"{self.spec.name}: {name} of the reference is a {type(value).__name__}{held}, which is not "
@@ -175,7 +174,7 @@ class Trial:
                 )
         written = {name: leaves(self.logical[name]) for name in self.spec.mutates}
         for name, found in written.items():
-            if not tensors_in(name, self.logical[name]) and any(leaf.value is not None for leaf in found):
+            if not tensors_by_name(name, self.logical[name]) and any(leaf.value is not None for leaf in found):
                 kind = type(self.logical[name]).__name__
                 raise SpecError(
                     f"{self.spec.name}: mutates={name!r} names an input that holds no tensor ({kind}); what is written "

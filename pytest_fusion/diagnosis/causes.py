@@ -61,7 +61,6 @@ CAUSES: dict[str, str] = {
     "repeated-mask": "elements, rows, programs, seeds or calls share their random numbers",
     "biased-mask": "the share of kept elements is not what the probability asks for",
     "biased-sampling": "drawn indices do not follow the reference's probabilities",
-    "miscompiled": "the assembler made wrong code of the kernel, whose source may be right",
     "bad-config": "one config of an autotuned kernel is wrong where another is right",
     "autotune-side-effect": "the call that tunes a kernel gives another result than later ones",
     "extra-launch": "a call launches more kernels than it is allowed to",

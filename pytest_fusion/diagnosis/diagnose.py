@@ -16,7 +16,6 @@ from pytest_fusion.diagnosis.rules import (
     indices,
     kept_state,
     loaded,
-    machine_code,
     numerics,
     products,
     roundings,
@@ -38,7 +37,6 @@ Rule = Callable[[Lab], Found | None]
 
 # What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
 _OF_VALUES: tuple[Rule, ...] = (
-    machine_code.miscompiled,
     products.shortened,
     tuning.config,
     extents.zero,
@@ -85,7 +83,7 @@ _OF_HOLES: tuple[Rule, ...] = (
     indices.moved,
     extents.limit,
 )
-_OF_BOUNDS: tuple[Rule, ...] = (machine_code.miscompiled, extents.zero, strides.layout, ends.one_past)
+_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, ends.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
 # Where nothing more can be learned, the check has said all there is.
 _RULES: dict[str, tuple[Rule, ...]] = {

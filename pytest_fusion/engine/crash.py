@@ -30,19 +30,24 @@ _HANG_RUNS = 4
 _HANG_SECONDS = 4.0
 
 
-def hangs(job: Job, crash: Crash) -> bool:
-    """Whether the case that ran out of time does so again alone, with twice as much: a loaded machine is no hang."""
-    case = _case_of(crash.last_note or {})
-    if "found" in (crash.last_note or {}):
-        return True  # the finding stands; only its diagnosis did not end
-    if case is None or job.only is not None:
-        return True
-    outcome = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
-    return isinstance(outcome, Crash) and outcome.kind == "timeout"
+def was_only_slow(job: Job, outcome: object) -> bool:
+    """Whether a case ran out of time that ends alone, with twice as much: a loaded machine is no hang.
+
+    Such a test is run again with `PATIENCE` times its limit.
+    """
+    if not isinstance(outcome, Crash) or outcome.kind != "timeout":
+        return False
+    note = outcome.last_note or {}
+    case = _case_of(note)
+    # With a finding, only its diagnosis did not end.
+    if "found" in note or case is None or job.only is not None:
+        return False
+    again = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
+    return not (isinstance(again, Crash) and again.kind == "timeout")
 
 
 def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
-    """The tally of the case alone, where shrinking ran out of time and not a call of the kernel."""
+    """The tally of the failing case alone, where the search for a smaller one ran out of time and no kernel call."""
     note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
     case = _case_of(note or {})
     if note is None or case is None or not note.get("shrinking"):
@@ -95,8 +100,8 @@ def _undiagnosed(job: Job, crash: Crash, tally: Tally, found: Mapping[str, Any])
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
     case = _case_of(found)
     described = describe(job.spec, case) if case is not None else None
-    said = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
-    diagnosis = Diagnosis(likely_cause(verdict) or UNEXPLAINED, [], [said])
+    ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
+    diagnosis = Diagnosis(likely_cause(verdict) or UNEXPLAINED, [], [ended])
     tally.failure = Failure(verdict, case, described, diagnosis=diagnosis)
     return tally
 

@@ -10,10 +10,8 @@ from pytest_fusion.engine.second_opinion import with_second_opinion
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import FusionError
 from pytest_fusion.run.process import preload
-from pytest_fusion.run.process.fork import Crash, can_fork
-
-# How much longer a case may take after the first that was only slow.
-PATIENCE = 10
+from pytest_fusion.run.process.fork import can_fork
+from pytest_fusion.run.process.supervisor import PATIENCE
 
 
 def tally_in_child(job: Job) -> Tally:
@@ -27,7 +25,7 @@ def tally_in_child(job: Job) -> Tally:
     )
     with job.compiling_ahead() as start:
         outcome = job.in_child(seconds, on_compilation=start)
-    if isinstance(outcome, Crash) and outcome.kind == "timeout" and not crash.hangs(job, outcome):
+    if crash.was_only_slow(job, outcome):
         slow = f"a case took more than {seconds:g} s but ended when it was given more time"
         outcome = job.in_child(PATIENCE * seconds)
         outcome = crash.without_shrinking(job, outcome) or outcome

@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,12 +23,13 @@ from pytest_fusion.oracle.reference import ReferenceCrashed
 from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
-from pytest_fusion.run.process.large_frame import with_room
+from pytest_fusion.run.process.large_frame import call_in_large_frame
 from pytest_fusion.run.process.prefetch import cache_is_empty, compiling_ahead
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 
 Note = Callable[[dict[str, Any]], None]
+T = TypeVar("T")
 
 # Seen in the traceback of a kernel that is compiled or sent to a driver, which no interpreted one is.
 _COMPILED = ("/triton/compiler/", "active drivers")
@@ -78,7 +79,7 @@ class Job:
 
     def here(self, note: Note) -> Tally:
         """All cases in this process. Raises ``UnsupportedTritonError`` where no kernel could be launched at all."""
-        tally = with_room(lambda: self._all_cases(note))
+        tally = call_in_large_frame(lambda: self._all_cases(note))
         if self.request.device != "cpu":
             return tally
         problem = interpreter.problem()
@@ -137,21 +138,10 @@ class Job:
 
         def work(channel: Channel) -> Tally | Crash:
             last: dict[str, Any] = {}
-
-            def note(data: dict[str, Any]) -> None:
-                last.clear()
-                last.update(data)
-                channel.note(data)
-
-            def compiling(kernel: str) -> None:
-                channel.note({**last, COMPILING: kernel})
-
             listening = on_first_compilation(on_compilation) if on_compilation else contextlib.nullcontext()
             try:
-                with listening, around_compilations(compiling, lambda: channel.note(dict(last))):
-                    return self.here(note)
-            except ContextLost as lost:
-                return Crash("exit", str(lost), dict(last), "")
+                with listening:
+                    return with_notes(channel, last, self.here)
             except ReferenceCrashed as error:
                 case = f"; the case was {one_line(last['case'])}" if "case" in last else ""
                 raise ReferenceCrashed(f"{error}{case}") from error
@@ -177,3 +167,24 @@ class Job:
             if cache_is_empty():
                 start()
             yield start
+
+
+def with_notes(channel: Channel, last: dict[str, Any], work: Callable[[Note], T]) -> T | Crash:
+    """The result of ``work``, called with a function that sends notes; a lost CUDA context is a crash.
+
+    ``last`` holds the last note. While a kernel is compiled, the note names it too.
+    """
+
+    def note(data: dict[str, Any]) -> None:
+        last.clear()
+        last.update(data)
+        channel.note(data)
+
+    def compiling(kernel: str) -> None:
+        channel.note({**last, COMPILING: kernel})
+
+    try:
+        with around_compilations(compiling, lambda: channel.note(dict(last))):
+            return work(note)
+    except ContextLost as lost:
+        return Crash("exit", str(lost), dict(last), "")

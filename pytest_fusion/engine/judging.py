@@ -17,7 +17,7 @@ from pytest_fusion.engine.minimum import Minimum
 from pytest_fusion.engine.pace import REFERENCE, SHARES
 from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.engine.tally import Failure, Tally
-from pytest_fusion.interpreter.bridge import observers
+from pytest_fusion.interpreter.bridge import lane_state
 from pytest_fusion.interpreter.bridge.named_device import standing_in
 from pytest_fusion.interpreter.control import executor
 from pytest_fusion.run import compilers, pristine
@@ -60,7 +60,7 @@ class Judging:
         self.bench.reference_s = SHARES[REFERENCE] * profile.seconds
         # What earlier tests of this process left is theirs.
         pristine.take()
-        self._noted, self._alone = observers.counted_notes(), executor.fallbacks()
+        self._noted, self._alone = lane_state.counted_notes(), executor.fallbacks()
         self._uncompiled = compilers.given_up()
         self.tally = Tally()
         # A judged case had an element to compare.
@@ -152,7 +152,7 @@ class Judging:
     def _notes(self) -> list[str]:
         """What a reader should know of how the cases were run."""
         notes = [f"the lanes do not know {name}; it was priced in float32" for name in sorted(self.bench.fallbacks)]
-        noted = _new(self._noted, observers.counted_notes())
+        noted = _new(self._noted, lane_state.counted_notes())
         notes += [f"on a GPU this differs: {note}" for note in noted]
         for stopped in _new(self._uncompiled, compilers.given_up()):
             notes.append(f"{stopped}; calls that fit none of them ran uncompiled")

@@ -1,10 +1,9 @@
-"""Triton kernels on the CPU: switch Triton's interpreter on and mend what it computes wrongly.
+"""Triton kernels on the CPU: switches Triton's interpreter on and corrects what it computes wrongly.
 
 Importing this package imports neither Triton nor torch; ``enable()`` is called before user modules are imported and
-everything else happens when they import Triton. What is mended, and which hardware behaviour it follows, is told by
-the module that does it: ``casts``, ``arith``, ``reductions``, ``libdevice``, ``transfers``, ``atomics``, ``scalars``,
-``rewrite``, ``control``, ``autotune``, ``device``. How launches run is told by ``executor`` and ``batch``, which need
-not be computed again by ``replay``, what is watched by ``access``, ``tracking``, ``races`` and ``hints``.
+everything else happens when they import Triton. ``bridge`` connects to Triton, ``compute`` has the arithmetic of a
+GPU, ``control`` runs the programs of a launch, ``memory`` checks their accesses. Each module says what it corrects and
+which hardware behaviour it follows.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_fusion.interpreter.bridge.autotune import TunedKernel, autotuned_kernels, force_config
 from pytest_fusion.interpreter.bridge.hook import enable, install
-from pytest_fusion.interpreter.bridge.lane_state import installed, problem, version
-from pytest_fusion.interpreter.bridge.observers import notes, observe
+from pytest_fusion.interpreter.bridge.lane_state import installed, notes, problem, version
+from pytest_fusion.interpreter.launch import observe
 
 if TYPE_CHECKING:
     from pytest_fusion.interpreter.session import (
@@ -50,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The names of `session`, which switches the interpreter on when it is imported."""
+    """A name of `session`, whose import switches the interpreter on."""
     if name in _SESSION:
         return getattr(import_module("pytest_fusion.interpreter.session"), name)
     raise AttributeError(f"module 'pytest_fusion.interpreter' has no attribute {name!r}")

@@ -1,12 +1,14 @@
-"""What is known about one launch before it runs, as plain data."""
+"""What is known about one launch before it runs, as plain data, and who observes launches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fusion.case.layouts import FAR
+from pytest_fusion.interpreter.scoped import listed
 
 Constexpr = int | bool | str | float
 
@@ -21,8 +23,8 @@ class Launch:
     """One launch of a Triton kernel.
 
     ``grid`` is padded with ones to three dimensions. ``constexprs`` holds the compile-time arguments, those of the
-    chosen autotune config included; what is not a number, a bool or a string (a dtype, a function) is given by its
-    name. ``source`` is ``"path/file.py:line"`` of the kernel's definition. ``far``: elements of an argument lie so far
+    chosen autotune config included; a value that is no number, bool or string (a dtype, a function) is given by its
+    name. ``source`` is ``"path/file.py:line"`` of the kernel's definition. ``far``: elements of an argument are so far
     apart that an offset in 32 bits wraps around.
     """
 
@@ -39,8 +41,27 @@ class Launch:
         return x * y * z
 
 
+_observers: list[Callable[[Launch], None]] = []
+
+
+def observe(callback: Callable[[Launch], None]) -> AbstractContextManager[object]:
+    """Call ``callback`` before each interpreted launch; what it raises propagates out of the launch."""
+    return listed(_observers, callback)
+
+
+def announce(launch: Launch) -> None:
+    """Call every observer with ``launch``, oldest first."""
+    for callback in tuple(_observers):
+        callback(launch)
+
+
+def observed() -> bool:
+    """Whether there is an observer."""
+    return bool(_observers)
+
+
 def likely_blocks(calls: Iterable[Iterable[Launch]]) -> list[int]:
-    """The smallest launch constants of a size that blocks have, of those that each of one or more calls uses."""
+    """The smallest launch constants that could be block sizes and that every one of the calls uses."""
     constants = ({c for launch in call for c in launch.constexprs.values()} for call in calls)
     sizes = ({c for c in found if type(c) is int and _SMALLEST_BLOCK <= c <= _LARGEST_BLOCK} for found in constants)
     return sorted(set.intersection(*sizes))[:_MOST_BLOCKS]

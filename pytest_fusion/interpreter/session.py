@@ -5,8 +5,8 @@
     with interpreted() as session:
         kernel[grid](x, y, n, BLOCK=1024)
 
-Importing this module switches Triton's interpreter on for the whole process (``TRITON_INTERPRET=1``) and mends what it
-computes wrongly. A bad access raises ``MemoryFinding`` at the line that makes it, before it happens.
+Importing this module switches Triton's interpreter on for the whole process (``TRITON_INTERPRET=1``) and
+corrects what it computes wrongly. A bad access raises ``MemoryFinding`` at its line, before it happens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_fusion.errors import FusionError, MemoryFinding, NotModelledError
-from pytest_fusion.interpreter.bridge import hook, lane_state, observers
+from pytest_fusion.interpreter.bridge import hook, lane_state
 from pytest_fusion.interpreter.control.executor import Execution, Mode, executing, listening
 from pytest_fusion.interpreter.memory.memory_findings import Finding, Findings, into
 from pytest_fusion.interpreter.memory.regions import described_by
@@ -32,7 +32,7 @@ class Session:
     """What happened inside ``with interpreted() as session``.
 
     ``launches``: how each launch was run, in order. ``findings``: what was wrong with its accesses (only with
-    ``findings="collect"``; else the first one is raised).
+    ``findings="collect"``; otherwise the first one is raised).
     """
 
     launches: list[Execution] = field(default_factory=list)
@@ -40,13 +40,13 @@ class Session:
 
     @property
     def findings(self) -> list[Finding]:
-        """Wrong accesses, each kind once a line and argument."""
+        """Wrong accesses, one for each kind, line and argument."""
         return list(self._findings.found)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was computed otherwise than a GPU computes it, since the process began."""
-        return observers.notes()
+        return lane_state.notes()
 
 
 @contextmanager
@@ -55,16 +55,16 @@ def interpreted(
 ) -> Iterator[Session]:
     """Run the Triton launches of the block on the CPU and check each access.
 
-    ``executor``: ``"batched"`` runs all programs of a grid at once, ``"serial"`` one after the other (order of the
-    grid, the last dimension fastest). ``checked=False`` leaves out what needs a record of earlier accesses (races,
-    unwritten and gap accesses); accesses outside of a tensor's storage are always refused.
+    ``executor``: ``"batched"`` runs all programs of a grid at once, ``"serial"`` one after the other (in the
+    order of the grid, the last dimension fastest). ``checked=False`` leaves out the checks that need a record of
+    earlier accesses (races, unwritten and gap accesses); accesses outside of a tensor's storage are always refused.
 
     Inside the block ``torch.empty`` and its kin give memory that is known to hold no value, and CPU tensors answer
     ``is_cuda`` with yes where torch has no GPU, because most launchers assert it.
 
     Raises ``FusionError`` when Triton was imported before this module without ``TRITON_INTERPRET=1``, and
-    ``MemoryFinding`` at a wrong access unless findings are collected. Either way a load or store that leaves what it
-    may touch does not happen, lane by lane; of racing stores one wins.
+    ``MemoryFinding`` at a wrong access unless findings are collected. Either way the lanes of a load or store that
+    leave the memory they may touch are not performed; of racing stores one wins.
     """
     import torch
 
@@ -85,7 +85,7 @@ def interpreted(
 
 
 def import_triton() -> None:
-    """Import Triton, mended. Raises ``FusionError`` where that is not possible any more."""
+    """Import Triton and correct it. Raises ``FusionError`` where it is too late for that."""
     try:
         import triton  # noqa: F401
     except ImportError as error:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.oracle.cancellation import (
     NARROW,
@@ -27,10 +28,10 @@ from pytest_fusion.oracle.finish import finished
 from pytest_fusion.oracle.imaginary import disturbed, largest_over, paired, parts, split, transforms
 from pytest_fusion.oracle.lane_result import Drawn
 from pytest_fusion.oracle.lane_store import Lanes, Store, exact_lanes
-from pytest_fusion.oracle.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes, tensors_of
+from pytest_fusion.oracle.lanewise import REFUSED, check_shapes, on_copies, results_of, run_on_lanes
 from pytest_fusion.oracle.lists import one_by_one, takes_lists
 from pytest_fusion.oracle.marks import CASTS, mark_made, mark_written, multiplied_coarsely, source_of
-from pytest_fusion.oracle.operator_plan import CONSTANTS, FACTORIES, Plan, decompositions, drawn_by, plan_of
+from pytest_fusion.oracle.operator_plan import CONSTANTS, Plan, decompositions, drawn_by, plan_of
 from pytest_fusion.oracle.ops import Op
 from pytest_fusion.oracle.ops.ordering import UNORDERED
 from pytest_fusion.oracle.ops.pointwise import over
@@ -122,7 +123,7 @@ class LaneMode(DispatchMode):
         results = [o for o in results if not any(self.store.shares(o, t) for t in given)]
         if plan.name == "_local_scalar_dense" and args[0].is_floating_point() and self.store.tracks(args[0]):
             self.taken.append("item")
-        if plan.name in FACTORIES:
+        if plan.empty:
             for result in results:
                 self.store.mark_unwritten(result)
             return

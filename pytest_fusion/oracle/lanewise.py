@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.oracle.lane_store import Lanes
 from pytest_fusion.oracle.ops import each
 from pytest_fusion.oracle.ops.rule_registry import named
@@ -71,17 +72,6 @@ def results_of(out: Any) -> list[Any]:
     if isinstance(out, (tuple, list)):
         return [item for part in out for item in (part if isinstance(part, (tuple, list)) else (part,))]
     return [out]
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """Of an operator's arguments or results; these nest in tuples, lists and dicts alone.
-
-    Asked four times for each operation of a reference: torch's pytree took 5 % of a whole test.
-    """
-    if isinstance(tree, Tensor):
-        return [tree]
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return [t for part in parts for t in tensors_of(part)] if isinstance(tree, (tuple, list, dict)) else []
 
 
 def check_shapes(values: Sequence[Any], natives: Sequence[Any]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.interpreter.bridge.aten import has_kernel, schema
 from pytest_fusion.oracle.lane_result import Drawn
-from pytest_fusion.oracle.ops import COMPUTED, EXACT, SEMANTIC, VIEWS, Rule
+from pytest_fusion.oracle.ops import COMPUTED, EXACT, SEMANTIC, Rule
 
-FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 # Constants, most in the shape of their argument.
 CONSTANTS = frozenset(
     {"full", "scalar_tensor", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"}
@@ -34,6 +34,7 @@ class Plan:
     rule: Rule | None
     exact: bool
     semantic: bool
+    empty: bool
     draws: bool
     composite: bool
     functional: Any
@@ -41,34 +42,28 @@ class Plan:
 
 @functools.lru_cache(maxsize=2048)
 def plan_of(function: Any) -> Plan:
-    schema = function._schema
-    namespace, _, name = schema.name.partition("::")
-    written = tuple(
-        (position, argument.name) for position, argument in enumerate(schema.arguments) if _is_written(argument)
-    )
-    outs = bool(written) and all(schema.arguments[position].kwarg_only for position, _ in written)
+    facts = schema(function)
+    name, written = facts.name, facts.writes
+    outs = bool(written) and all(function._schema.arguments[position].kwarg_only for position, _ in written)
     base = name
     if written and not outs and name.endswith("_") and not name.endswith("__"):
         base = name[:-1]
     if name.startswith("__i") and name.endswith("__"):
         base = "__" + name[3:]
-    aliased = [result.alias_info for result in schema.returns]
-    view = namespace == "aten" and (
-        name in VIEWS or (not written and bool(aliased) and all(a is not None and not a.is_write for a in aliased))
-    )
-    ours = namespace == "aten"
+    ours = facts.namespace == "aten"
     rule = (EXACT.get(base) or SEMANTIC.get(base) or COMPUTED.get(base)) if ours else None
     return Plan(
-        name=base if ours else schema.name,
-        view=view,
+        name=base if ours else function._schema.name,
+        view=ours and facts.view,
         written=written,
         outs=outs,
         rule=rule,
         exact=ours and base in EXACT,
         semantic=ours and base in SEMANTIC,
-        draws=torch.Tag.nondeterministic_seeded in function.tags,
+        empty=facts.empty,
+        draws=facts.draws,
         composite=_composite(function),
-        functional=_functional(function, namespace, base, outs, bool(written)),
+        functional=_functional(function, facts.namespace, base, outs, dict(written)),
     )
 
 
@@ -79,29 +74,23 @@ def drawn_by(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Drawn:
 
 
 def _composite(function: Any) -> bool:
-    return bool(function._can_decompose()) and bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
-    )
+    return bool(function._can_decompose()) and has_kernel(function, "CompositeImplicitAutograd")
 
 
-def _functional(function: Any, namespace: str, base: str, outs: bool, written: bool) -> Any:
+def _functional(function: Any, namespace: str, base: str, outs: bool, written: Mapping[int, str]) -> Any:
     """The overload that returns what ``function`` writes; None when there is none."""
     if not written:
         return function
     packet = getattr(getattr(torch.ops, namespace), base, None)
     if packet is None:
         return None
-    wanted = [(a.name, str(a.type)) for a in function._schema.arguments if not (outs and _is_written(a))]
+    arguments = enumerate(function._schema.arguments)
+    wanted = [(a.name, str(a.type)) for i, a in arguments if not (outs and i in written)]
     for overload in packet.overloads():
         found = getattr(packet, overload)
-        schema = found._schema
-        if not schema.is_mutable and [(a.name, str(a.type)) for a in schema.arguments] == wanted:
+        if not schema(found).writes and [(a.name, str(a.type)) for a in found._schema.arguments] == wanted:
             return found
     return None
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from pytest_fusion.case.nested import map_tensors, rebuilt, tensors_in
+from pytest_fusion.case.containers import map_tensors, rebuilt, tensors_by_name
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import Drawn, LaneRun, OutputLanes, run_lanes
 from pytest_fusion.run import pristine
@@ -184,7 +184,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _forbid_exchanges(spec: FusionSpec, arguments: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """A list that holds other tensors afterwards is no write in place: who holds the old ones sees nothing of it."""
     for name in spec.mutates:
-        before, after = (list(tensors_in(name, given[name]).values()) for given in (arguments, own))
+        before, after = (list(tensors_by_name(name, given[name]).values()) for given in (arguments, own))
         if len(before) != len(after) or any(x is not y for x, y in zip(before, after, strict=True)):
             raise SpecError(
                 f"{spec.name}: the reference puts other tensors into its input {name!r} instead of writing to those "
@@ -196,8 +196,8 @@ def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapp
     for name, value in logical.items():
         if name in spec.mutates or name in spec.clobbers:
             continue
-        after = tensors_in(name, arguments[name])
-        for inner, before in tensors_in(name, value).items():
+        after = tensors_by_name(name, arguments[name])
+        for inner, before in tensors_by_name(name, value).items():
             if before.numel() and not pristine.equal(as_bytes(before), as_bytes(after[inner])):
                 raise SpecError(
                     f"{spec.name}: the reference writes into its input {inner!r}; clone it first, or declare "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.choosing import search as searching
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Concrete
 from pytest_fusion.engine.outcome import failure_of
@@ -19,7 +19,6 @@ from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin import active
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import device_choice
-from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec
 
@@ -114,7 +113,7 @@ def device_of(inputs: Mapping[str, Any]) -> str:
 
 
 def _only_scalars_on_cpu(inputs: Mapping[str, Any]) -> bool:
-    tensors = [leaf.value for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)]
+    tensors = tensors_of(inputs)
     return all(t.dim() == 0 for t in tensors if t.device.type == "cpu")
 
 

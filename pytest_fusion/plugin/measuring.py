@@ -16,7 +16,7 @@ from pytest_fusion.bench.latency import digest
 from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.profiled import one_call
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.engine.benched import with_bench
 from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.errors import FusionError

@@ -1,4 +1,4 @@
-"""Autotuned kernels: which were launched, one config alone, and the call that tunes; compiled or interpreted.
+"""Autotuned kernels, compiled or interpreted: which were launched, a launch with one config, a call that tunes.
 
 Of Triton's ``Autotuner`` this touches ``run``, ``_bench``, ``prune_configs``, ``configs``, ``cache``,
 ``cache_results``, ``nargs``, ``arg_names``, ``base_fn``, ``fn.run``, ``pre_hook`` and ``post_hook``, and of ``Config``
@@ -60,7 +60,7 @@ class Tuned:
         return {name: v for name, v in given.items() if type(v) is int and _SMALLEST_BLOCK <= v <= _LARGEST_BLOCK}
 
     def called(self, index: int) -> str:
-        """``config 2 (BLOCK=128, num_warps=8) of matmul_kernel``; a cluster of one block is not told."""
+        """A config as ``config 2 (BLOCK=128, num_warps=8) of matmul_kernel``; a cluster of one block is left out."""
         config = {name: v for name, v in self.config(index).items() if (name, v) != ("num_ctas", 1)}
         return f"config {index} ({', '.join(f'{name}={v}' for name, v in config.items())}) of {self.kernel}"
 
@@ -144,7 +144,7 @@ def forced(tuner: Any, index: int) -> Iterator[Applied]:
 
 
 class _Retuned(dict[Any, Any]):
-    """A cache that knows nothing and chooses what another one chose."""
+    """An empty cache that chooses the config that another cache holds."""
 
     def __init__(self, known: Mapping[Any, Any]) -> None:
         super().__init__()

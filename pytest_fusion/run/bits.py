@@ -1,4 +1,4 @@
-"""A tensor as its bytes, for comparing, keeping and sending results bit for bit."""
+"""A tensor as its bytes, to compare, store and send results bit for bit."""
 
 from __future__ import annotations
 

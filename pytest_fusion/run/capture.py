@@ -18,7 +18,7 @@ WARM_UPS = 3
 
 
 class CaptureFailed(Exception):
-    """What a call that runs well raised while it was captured, as the cause."""
+    """A call that runs well raised while it was captured; the exception is the cause."""
 
 
 def captured(
@@ -54,7 +54,7 @@ def captured(
 
 @contextlib.contextmanager
 def _put_back(device: torch.device) -> Iterator[None]:
-    """After a failure torch leaves its capture's stream the current one, and its generators as if still captured.
+    """Restore the stream and the generators, which torch leaves in capture mode after a failure.
 
     A generator that believes so raises "Offset increment outside graph capture" at the next draw. The end of a capture
     that succeeds tells it otherwise.

@@ -1,4 +1,4 @@
-"""Where the seconds of a test went: kernel, reference and lanes, making tensors, the plugin; and for which check."""
+"""Where the seconds of a test went: kernel, reference, oracle, making tensors, the plugin; and for which check."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
         self._check = FIRST
 
     def forget(self) -> None:
-        """Begin anew with what single calls take."""
+        """Forget the times of single calls."""
         for took in self.calls.values():
             took.clear()
 
@@ -67,7 +67,7 @@ class Clock:
 
     @contextmanager
     def check(self, name: str) -> Iterator[None]:
-        """What happens inside is done for this check; a check inside another has its own share."""
+        """Charge the body to this check; a check inside another has its own share."""
         before, self._check = self._check, name
         try:
             with self.phase("plugin"):

@@ -1,4 +1,4 @@
-"""Compiled Triton launches, observed: the same facts on a GPU that the interpreter gives on a CPU."""
+"""Observes compiled Triton launches: the facts on a GPU that the interpreter gives on a CPU."""
 
 from __future__ import annotations
 

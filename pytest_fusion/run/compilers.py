@@ -1,4 +1,4 @@
-"""`torch.compile` on its own terms, how often it and Triton compiled, and a CUDA graph of one call."""
+"""`torch.compile` in its normal use, how often it and Triton compiled, and a CUDA graph of one call."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def compiling() -> Iterator[None]:
 
 
 class _Heard(logging.Handler):
-    """Counts functions of which torch.compile made as many variants as it makes: they run uncompiled from then on."""
+    """Counts functions at torch.compile's limit of variants: they run uncompiled from then on."""
 
     def emit(self, record: logging.LogRecord) -> None:
         arguments = record.args if isinstance(record.args, tuple) else ()
         if "hit config." in str(record.msg) and len(arguments) > 2:
             limit, most, function = arguments[:3]
-            told = f"torch.compile stopped after {most} variants of {function} (torch._dynamo.config.{limit})"
-            _given_up[told] = _given_up.get(told, 0) + 1
+            reason = f"torch.compile stopped after {most} variants of {function} (torch._dynamo.config.{limit})"
+            _given_up[reason] = _given_up.get(reason, 0) + 1
 
 
 def given_up() -> dict[str, int]:
-    """How often torch.compile said since the first call of this function that it compiles one no more."""
+    """The reasons why torch.compile stopped compiling functions since the first call of this one, with their counts."""
     logger = logging.getLogger(_SAYS)
     if not any(isinstance(handler, _Heard) for handler in logger.handlers):
         logger.addHandler(_Heard())
@@ -74,7 +74,7 @@ def compiled(fused: Callable[..., Any], backend: str, *, dynamic: bool | None) -
 
 
 def refuses(error: BaseException) -> bool | None:
-    """Whether torch.compile says that it cannot take the function whole; ``None`` for a fault of its own."""
+    """Whether torch.compile rejects the function as a whole graph; ``None`` for a fault of its own."""
     from torch._dynamo import exc
 
     if isinstance(error, exc.InternalTorchDynamoError | exc.BackendCompilerFailed):
@@ -116,7 +116,7 @@ def specialisations() -> Iterator[dict[int, Any]]:
 
 
 class Captured:
-    """A CUDA graph of one call on fixed memory; ``replay`` runs it on what lies there now.
+    """A CUDA graph of one call on fixed memory; ``replay`` runs it on the current values there.
 
     Raises what the call or the capture raises.
     """

@@ -1,4 +1,4 @@
-"""Which lane a run takes: CUDA where there is a device, else Triton's interpreter on the CPU. Starts no CUDA."""
+"""The device of a run: CUDA where there is one, else Triton's interpreter on the CPU. Starts no CUDA."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _visible() -> list[str] | None:
 
 @cache
 def cuda_devices() -> int:
-    """How many CUDA devices this process may use, asked of the driver's management library."""
+    """How many CUDA devices this process may use, according to the driver's management library."""
     visible, nvml, count = _visible(), _nvml(), ctypes.c_uint()
     if visible == [] or nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return 0
@@ -40,7 +40,7 @@ def cuda_devices() -> int:
 
 
 def capability(device: str) -> tuple[int, int] | None:
-    """The compute capability of ``"cuda:N"``, asked of the driver; ``None`` where it does not tell."""
+    """The compute capability of ``"cuda:N"`` from the driver; ``None`` where it is unknown."""
     visible, nvml, handle = _visible(), _nvml(), ctypes.c_void_p()
     index = device.partition(":")[2] or "0"
     entry = index if visible is None else visible[int(index)] if int(index) < len(visible) else ""

@@ -1,4 +1,4 @@
-"""One call of the kernel on trial: guarded, watched, and reported as facts."""
+"""One call of the kernel under test: guarded, watched, and reported as facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.nested import rebuilt
+from pytest_fusion.case.containers import rebuilt
 from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.interpreter.bridge.named_device import missed, stand_in
@@ -42,7 +42,7 @@ _TRACE_WIDTH = 1000
 
 
 class ContextLost(BaseException):
-    """The kernel destroyed this process's CUDA context: nothing that runs on it from now on means anything."""
+    """The kernel destroyed this process's CUDA context; no later result on it means anything."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ def _origin(error: BaseException) -> str:
 
 
 def _short_trace(error: BaseException) -> str:
-    """The innermost frames and what the exception says, for the report; of a text of thousands of lines its ends."""
+    """The innermost frames and the message, for the report; a message of thousands of lines is cut in the middle."""
     entries = traceback.format_exception(type(error), error, _below_the_call(error))
     lines = words("".join(entries[-12:])).splitlines(keepends=True)
     if len(lines) > 2 * _TRACE_LINES:
@@ -80,7 +80,7 @@ def _short_trace(error: BaseException) -> str:
 
 
 def _below_the_call(error: BaseException) -> TracebackType | None:
-    """The frames of the last call; an exception that is kept and raised again has those of all of them."""
+    """The frames of the last call; an exception that is raised again has those of all calls."""
     frame = own = error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code is _called.__code__:
@@ -90,7 +90,7 @@ def _below_the_call(error: BaseException) -> TracebackType | None:
 
 
 def _is_control(error: BaseException) -> bool:
-    """Whether it is no error of the kernel: Ctrl-C, a test that skips or expects to fail, or one of this package's."""
+    """Whether it is not the kernel's error: Ctrl-C, a test that skips or expects to fail, or one of this package's."""
     outcomes = {"Skipped", "XFailed"}  # pytest's, which `run` does not know
     return (
         isinstance(error, KeyboardInterrupt)
@@ -104,7 +104,9 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
     def note(launch: Launch) -> None:
         seen.append(launch)
         if launch.programs > limit:
-            raise TooManyProgramsError(f"{launch.kernel} asks for {launch.programs} programs, this lane runs {limit}")
+            raise TooManyProgramsError(
+                f"{launch.kernel} launches {launch.programs} programs, the interpreter runs {limit}"
+            )
 
     posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
     with interpreter.observe(note), observe_compiled(note), posing:
@@ -164,7 +166,7 @@ def _called(
 
 
 def compile_only(fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any]) -> list[Launch]:
-    """The compiled launches of one call, none of them run; what the call makes of that is nobody's business."""
+    """Record the compiled launches of one call without running them; its result and its error are ignored."""
     seen: list[Launch] = []
     with contextlib.suppress(Exception), observe_compiled(seen.append, launch=False):
         fused(**placed.arguments, **extra)

@@ -1,4 +1,4 @@
-"""What the interpreter is told of guarded memory: what a kernel may write of it, and what holds no value yet."""
+"""Describes guarded memory to the interpreter: which bytes a kernel may write, and which hold no value yet."""
 
 from __future__ import annotations
 

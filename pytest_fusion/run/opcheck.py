@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.wording import first_line, said
 
@@ -22,11 +22,11 @@ TESTS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 def opcheck(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """What the operator fails, by test, and what opcheck cannot try, each with its first line of reason."""
+    """The tests that the operator fails and those that opcheck cannot run, each with the first line of the reason."""
     failed: dict[str, str] = {}
     left: list[str] = []
     for test, reason in _failures(operator, args, kwargs, TESTS).items():
-        tensors = [t for t in _pytree.tree_leaves((args, dict(kwargs))) if isinstance(t, torch.Tensor)]
+        tensors = tensors_of((args, kwargs))
         bare_of = next((t for t in tensors if _failures(_nothing(), (t.detach(),), {}, (test,)).get(test)), None)
         if bare_of is None:
             failed[test] = reason

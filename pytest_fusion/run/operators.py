@@ -1,4 +1,4 @@
-"""The custom operators that a call goes through, what they made, and which launches happened outside of them."""
+"""The custom operators that a call uses, their results, and the launches outside of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Final
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
+from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES
+from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.tree import leaves
 
 # Namespaces of torch's own operators, which are not on trial.
-_TORCH: Final = frozenset(
-    "aten prim prims rngprims debugprims inductor profiler higher_order quantized mkldnn mkl onednn xnnpack c10d "
-    "_c10d_functional c10d_functional symm_mem _quantized sparse streams bundled image_utils torch".split()
+_TORCH: Final = TORCH_NAMESPACES | frozenset(
+    "rngprims debugprims quantized mkldnn mkl onednn xnnpack c10d _c10d_functional c10d_functional symm_mem _quantized "
+    "sparse streams bundled image_utils torch".split()
 )
 
 
@@ -77,7 +77,7 @@ class OperatorCall:
     def restore(self) -> None:
         """Put back the values that the arguments had: a second call that writes the same again changes nothing."""
         with torch.no_grad():
-            for argument, value in zip(_tensors(self.args, self.kwargs), self.before, strict=True):
+            for argument, value in zip(tensors_of((self.args, self.kwargs)), self.before, strict=True):
                 repeats = any(
                     stride == 0 and size > 1 for stride, size in zip(argument.stride(), argument.shape, strict=True)
                 )
@@ -106,24 +106,25 @@ class Log:
             self.outside.append(launch)
 
 
-class _Mode(DispatchMode):
-    supports_higher_order_operators = True
-
+class _Mode(OperatorMode):
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    def on_operator(
+        self,
+        func: Any,
+        types: Sequence[type],  # noqa: ARG002
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
-        kwargs = kwargs or {}
         log = self._log
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace in _TORCH:
+        if func.namespace in _TORCH:
             return func(*args, **kwargs)
         form = (str(func), tuple(Made.of((list(args), dict(kwargs)))))
         new = form not in log.calls and sum(name == form[0] for name, _ in log.calls) < _MOST_FORMS
         # Copied before the call, which may write them: its own memory is what it is tried on, with these values.
-        before = [t.detach().clone() for t in _tensors(args, kwargs)] if new else []
+        before = [t.detach().clone() for t in tensors_of((args, kwargs))] if new else []
         recorded = torch.is_grad_enabled()
         log.inside += 1
         try:
@@ -135,10 +136,6 @@ class _Mode(DispatchMode):
             args, kwargs = given if recorded else map_tensors(given, torch.Tensor.detach)
             log.calls[form] = OperatorCall(func, tuple(args), kwargs, before, Made.of(result))
         return result
-
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    return [leaf.value for leaf in leaves((list(args), dict(kwargs))) if leaf.is_tensor]
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case, Layout
+from pytest_fusion.case.containers import map_named
 from pytest_fusion.case.layouts import Geometry, geometry
-from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.run.memory.arena import Arena
 
 # Of a storage offset, what is left after whole cache lines of the smallest elements decides how rows are aligned.
@@ -52,7 +52,7 @@ def laid_apart(case: Case, logical: Mapping[str, Any]) -> Case:
 
 
 def own_geometry(values: torch.Tensor) -> Geometry:
-    """The layout that a tensor has already; of a large storage offset only what decides alignment is kept.
+    """The layout that a tensor has already; a large storage offset is reduced to what decides alignment.
 
     Where elements overlap other than by a stride of 0 (a sliding window) it is contiguous: nothing can be copied in.
     """
@@ -81,8 +81,9 @@ def place(
     arena = Arena(device, fill, guard_bytes)
     placed = Placed({}, arena)
 
-    def put(name: str, values: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-        plan = own_geometry(values) if layout is None else geometry(tuple(values.shape), layout)
+    def put(name: str, values: torch.Tensor) -> torch.Tensor:
+        own = case.tensors.get(name)
+        plan = geometry(tuple(values.shape), own.layout) if own and own.layout is not None else own_geometry(values)
         target = arena.tensor(
             name,
             shape=plan.shape,
@@ -95,17 +96,7 @@ def place(
         placed.tensors[name] = target
         return target
 
-    for name, value in logical.items():
-        if isinstance(value, torch.Tensor):
-            own = case.tensors.get(name)
-            placed.arguments[name] = put(name, value, own.layout if own else None)
-        else:
-            count = iter(range(1_000_000))
-
-            def nested(tensor: torch.Tensor, name: str = name, count: Any = count) -> torch.Tensor:
-                return put(f"{name}[{next(count)}]", tensor, None)
-
-            placed.arguments[name] = map_tensors(value, nested)
+    placed.arguments.update({name: map_named(name, value, put) for name, value in logical.items()})
     return placed
 
 
@@ -141,18 +132,9 @@ def _reborn(arena: Arena, name: str, number: int) -> torch.Tensor:
 
 def _filled(placed: Placed, logical: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that hold ``logical`` in the tensors of ``placed``."""
-    arguments: dict[str, Any] = {}
-    for name, value in logical.items():
-        if isinstance(value, torch.Tensor):
-            arguments[name] = placed.tensors[name]
-            write(placed.tensors[name], value)
-        else:
-            count = iter(range(1_000_000))
 
-            def nested(tensor: torch.Tensor, name: str = name, count: Any = count) -> torch.Tensor:
-                target = placed.tensors[f"{name}[{next(count)}]"]
-                write(target, tensor)
-                return target
+    def fill(name: str, values: torch.Tensor) -> torch.Tensor:
+        write(placed.tensors[name], values)
+        return placed.tensors[name]
 
-            arguments[name] = map_tensors(value, nested)
-    return arguments
+    return {name: map_named(name, value, fill) for name, value in logical.items()}

@@ -1,4 +1,4 @@
-"""How exactly torch's own products are computed while a reference and a kernel run."""
+"""The precision of torch's own products while a reference and a kernel run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FULL = ("ieee", "none")
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """All digits of a product, while a reference runs; every setting is back as it was afterwards.
+    """Compute products in full precision while a reference runs; every setting is restored afterwards.
 
     A float32 reference that silently reads 10 bits of its inputs (cuDNN convolutions do by default) would excuse a
     kernel that does the same.
@@ -32,7 +32,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def default_precision() -> Iterator[None]:
-    """The shortcuts off that torch takes where nobody asked for them, while a kernel runs.
+    """Switch off the reduced precision that torch uses by default, while a kernel runs.
 
     Where cuBLAS splits a sum it rounds each part to bfloat16 (sums of 16 terms in two columns were two units in the
     last place off on an H100), and cuDNN convolves in TF32. By these settings of the process a kernel that calls torch
@@ -46,7 +46,7 @@ def default_precision() -> Iterator[None]:
 
 
 def chosen() -> list[str]:
-    """What somebody set so that products have fewer digits, as it is written; what torch does by itself is none."""
+    """The user's settings that give products fewer digits, as written in code; torch's defaults are left out."""
     found = []
     try:
         by_older_name = torch.get_float32_matmul_precision()
@@ -78,7 +78,7 @@ def _in_full(undo: ExitStack, operations: Any) -> None:
 
 
 def _float32_products(undo: ExitStack) -> None:
-    """By the older name first, which then can be read meanwhile; it is not told what was chosen by the newer ones."""
+    """Set the older name first, which can be read meanwhile then; it does not know what the newer ones have set."""
     with suppress(RuntimeError):
         before = torch.get_float32_matmul_precision()
         if before != "highest":

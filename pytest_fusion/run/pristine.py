@@ -1,4 +1,4 @@
-"""What judging stands on, kept as it was when this module was imported, and who replaced any of it.
+"""Restores functions and settings that judging relies on, as they were at import, and reports what replaced them.
 
 A kernel shares its process with whoever judges it, so it can replace ``torch.equal``, a timer, ``synchronize``, or the
 functions of this package, or leave another default dtype. Whatever a call leaves replaced is put back at once, so that
@@ -104,7 +104,7 @@ _found: dict[str, None] = {}
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all work queued on a CUDA device, on whatever stream."""
+    """Wait for all work queued on a CUDA device, on every stream."""
     _synchronize(device)
 
 
@@ -121,7 +121,7 @@ def watched() -> Iterator[None]:
 
 
 def take() -> list[str]:
-    """What watched code replaced since this was asked last, as dotted names."""
+    """What watched code replaced since the last call, as dotted names."""
     for watch in _current:
         watch.keep_codes()
     names = list(_found)
@@ -130,7 +130,7 @@ def take() -> list[str]:
 
 
 def found() -> bool:
-    """Whether ``take`` has something to tell."""
+    """Whether ``take`` has anything to report."""
     return bool(_found)
 
 
@@ -180,7 +180,7 @@ class _Chosen:
         self.held = list(self._now())
 
     def intact(self) -> bool:
-        """By identity: an impostor may claim to be equal."""
+        """Whether nothing was replaced, by identity: a replacement may claim to be equal."""
         return all(map(operator.is_, self._now(), self.held))
 
     def undo(self) -> list[str]:
@@ -248,7 +248,7 @@ class _Watch:
         self._where = addresses(self._held)
 
     def keep_codes(self) -> None:
-        """Once a test: nobody but what is watched writes code into functions of this package while it runs."""
+        """Remember code objects; once a test, since only watched code changes functions of this package in it."""
         self._codes = tuple(map(_CODE, self._functions))
         self._codes_where = addresses(self._codes)
 
@@ -260,7 +260,7 @@ class _Watch:
         return addresses(tuple(map(_CODE, self._functions))) == self._codes_where
 
     def renew(self) -> None:
-        """What stands there now counts as what ought to."""
+        """Accept the current state as the one to restore."""
         for place in self._chosen:
             # What could not be read so far may be readable now: a stream, once CUDA runs.
             if place.held is None or not place.intact():
@@ -287,7 +287,7 @@ class _Watch:
 
 
 def addresses(values: tuple[object, ...]) -> bytes:
-    """Where each of them lies, which is who it is: an impostor may claim to be equal."""
+    """Identities of the objects: a replacement may claim to be equal."""
     if _IN_LINE:
         return _bytes_at(id(values) + tuple.__basicsize__, len(values) * _POINTER)
     return array.array("Q", map(id, values)).tobytes()

@@ -1,4 +1,4 @@
-"""What autograd keeps between forward and backward: the tensors that the nodes of a graph have saved."""
+"""The tensors that the nodes of an autograd graph have saved for backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nodes(ends: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def saved(ends: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that ``autograd.Function``s behind ``ends`` have saved, by a name such as ``Norm: saved_tensors[1]``.
+    """The tensors that ``autograd.Function``s behind ``ends`` have saved, by names like ``Norm: saved_tensors[1]``.
 
     Those kept as plain attributes of ``ctx`` too. Not those of torch's own nodes, whose bits no other kernel changes
     unless they are one of these or an input.
@@ -35,9 +35,9 @@ def saved(ends: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             continue
         name = type(node).__name__.removesuffix("Backward")
-        kept = [(f"{name}: saved_tensors[{i}]", t) for i, t in enumerate(_saved_by(node))]
-        kept += [(f"{name}: ctx.{key}", value) for key, value in vars(node).items()]
-        for label, t in kept:
+        candidates = [(f"{name}: saved_tensors[{i}]", t) for i, t in enumerate(_saved_by(node))]
+        candidates += [(f"{name}: ctx.{key}", value) for key, value in vars(node).items()]
+        for label, t in candidates:
             if isinstance(t, torch.Tensor) and t.layout is torch.strided:
                 found[label if label not in found else f"{label} of node {count}"] = t
     return found

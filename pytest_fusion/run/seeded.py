@@ -1,4 +1,4 @@
-"""Random calls made repeatable: a kernel on a seeded generator, and a reference that is told what the kernel kept."""
+"""Random calls made repeatable: a kernel on a seeded generator, and a reference with the kernel's mask."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Seeded:
             return self.fused(**arguments)
 
 
-class Told:
+class MaskedReference:
     """A reference whose parameter ``name`` is given a mask, seen in the kernel's answer to the inputs ``given``.
 
     Raises ``ValueError`` for inputs of other shapes or with other numbers: nobody has seen what the kernel keeps there.
@@ -37,23 +37,23 @@ class Told:
     def __init__(self, reference: Callable[..., Any], name: str, mask: torch.Tensor, given: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, reference)
         self.reference, self._name, self._mask = reference, name, mask
-        self._given = {name: _told_apart_by(value) for name, value in given.items()}
+        self._given = {name: _signature(value) for name, value in given.items()}
 
     def __call__(self, **arguments: Any) -> Any:
-        other = [name for name, value in arguments.items() if _told_apart_by(value) != self._given.get(name)]
+        other = [name for name, value in arguments.items() if _signature(value) != self._given.get(name)]
         if other and set(other) & set(self._given):
             raise ValueError(f"the mask was seen for another {other[0]}")
         return self.reference(**arguments, **{self._name: self._mask.clone()})
 
 
-def _told_apart_by(value: Any) -> Any:
+def _signature(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     return repr(value) if isinstance(value, bool | int | float | str | None) else None
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's own function inside."""
-    while isinstance(function, Seeded | Told):
+    """The user's own function in a `Seeded` or a `MaskedReference`."""
+    while isinstance(function, Seeded | MaskedReference):
         function = function.fused if isinstance(function, Seeded) else function.reference
     return function

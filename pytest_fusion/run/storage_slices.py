@@ -1,4 +1,4 @@
-"""Storages that are a part of a larger piece of memory and know nothing of the rest."""
+"""Storages that are a slice of a larger block of memory and cannot reach the rest."""
 
 from __future__ import annotations
 

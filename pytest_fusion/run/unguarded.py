@@ -1,4 +1,4 @@
-"""Calls of a kernel whose memory nobody watches: what a compiler, a capture or a stream sees is the kernel alone."""
+"""Calls of a kernel without guards: a compiler, a capture or a stream sees the kernel alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.nested import tensors_in
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.interpreter.bridge.named_device import with_stand_in
 from pytest_fusion.interpreter.memory.memory_findings import Findings, into
@@ -33,9 +33,7 @@ def called(
     fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> tuple[Any, Exception | None]:
     """What one call returned, or raised. Raises ``ContextLost`` where it destroyed the CUDA context."""
-    device = next(
-        (t.device for name, value in arguments.items() for t in tensors_in(name, value).values()), torch.device("cpu")
-    )
+    device = next((t.device for t in tensors_of(arguments)), torch.device("cpu"))
 
     def once() -> Any:
         with bare(), default_precision():

@@ -19,7 +19,6 @@ from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import did_you_mean
 
 DEFAULT_DTYPES = ("float32", "float16", "bfloat16")
-REQUIREMENTS = "'cuda', a compute capability such as (9, 0), or a package's import name"
 
 _test_factory: list[Callable[[FusionSpec], Callable[..., None]]] = []
 

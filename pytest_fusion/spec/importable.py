@@ -1,8 +1,9 @@
-"""Specs and functions by their names, ``module:name``."""
+"""Objects by their names, ``module:name``: specs, functions, classes."""
 
 from __future__ import annotations
 
 import sys
+from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,19 @@ if TYPE_CHECKING:
     from pytest_fusion.spec.fusion_spec import FusionSpec
 
 
+def path_of(value: Any) -> str:
+    """The name under which a function or class says that it can be imported."""
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+def at(path: str) -> Any:
+    """The object at ``path``. Raises ``ImportError``, ``AttributeError``, or what its module raises."""
+    module, _, names = path.partition(":")
+    return reduce(getattr, names.split("."), import_module(module))
+
+
 def named(text: str, *, folders: tuple[str, ...] = ()) -> Any:
-    """What ``module:name`` leads to; ``folders`` are looked into after ``sys.path``. Raises ``CanaryError``."""
+    """The object that a user names; ``folders`` come after ``sys.path``. Raises ``CanaryError`` with advice."""
     module, _, names = text.partition(":")
     if not module or not names:
         raise CanaryError(f"{text!r} names nothing; expected module:name, as in my_kernels.norm:rms_norm")

@@ -276,6 +276,7 @@ def test_without_a_gpu_or_ncu_the_reason_says_so(monkeypatch: pytest.MonkeyPatch
     assert counted(again, {}, on_gpu=True) == []
 
 
+@pytest.mark.slow
 def test_a_bench_has_the_counters_of_its_entries(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an ncu on PATH, beside rows that do not change: of what was measured, and checked against its launches."""
     tool.says(marked(1, 1), runs=True)

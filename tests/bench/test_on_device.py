@@ -181,6 +181,7 @@ def test_a_session_measures_every_entry(made_up: dict[str, Any]) -> None:
     assert all(isinstance(counts, Counts) for counts in made_up["counts"])
 
 
+@pytest.mark.slow
 def test_what_is_wrong_at_its_size_has_no_number(made_up: dict[str, Any]) -> None:
     """The entry that is right is measured."""
 
@@ -194,6 +195,7 @@ def test_what_is_wrong_at_its_size_has_no_number(made_up: dict[str, Any]) -> Non
     assert found.wrong[0].startswith("n=300 float32: values failed")
 
 
+@pytest.mark.slow
 def test_an_entry_that_raises_says_so(made_up: dict[str, Any]) -> None:
     """Raised by the first call or by any later one."""
 

@@ -40,6 +40,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_log_that_is_read(tmp_path: Path) -> None:
     """SIGKILL while events are written: all that was flushed is read, in order, each event once."""
     with subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
@@ -87,6 +88,7 @@ def test_a_log_is_readable_wherever_it_ends(tmp_path: Path) -> None:
     assert sorted({0, *told}) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_in_peace_leaves_all_its_events(tmp_path: Path) -> None:
     """What its thread had not yet written is written at exit."""
     code = _KILLED.partition("kernel.refresh()")[0].replace("0.001", "3600")
@@ -223,6 +225,7 @@ def test_a_publisher_that_raises_breaks_nothing_and_hides_nothing_from_the_other
     assert kernel.status()["publish_errors"] == len(heard)
 
 
+@pytest.mark.slow
 def test_a_forked_child_counts_and_writes_for_itself(tmp_path: Path) -> None:
     """After a fork with the locks held, the child serves, counts from nothing and has a log file of its own."""
     code = """

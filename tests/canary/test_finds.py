@@ -20,6 +20,7 @@ from pytest_fusion.diagnosis.repro import replay_file
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Patient
 from tests.forked import run_command, run_pytest
+from tests.sweeps import sweep
 
 CPU = torch.device("cpu")
 
@@ -217,7 +218,7 @@ _TEST = """
 """
 
 
-@pytest.mark.parametrize("wrong", ["", "+ (x.shape[-1] == 777)"], ids=["mended", "wrong"])
+@sweep("wrong", ["", "+ (x.shape[-1] == 777)"], ids=["mended", "wrong"])
 def test_a_find_is_a_test(tmp_path: Path, pytester: pytest.Pytester, wrong: str) -> None:
     """The file replays in the test whose spec has that name, and in no other; pinned, it runs there from then on."""
     kernel = made(tmp_path, wide_is_wrong)

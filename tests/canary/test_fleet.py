@@ -92,6 +92,7 @@ def test_a_total_makes_up_for_lost_lines(tmp_path: Path) -> None:
     assert rollout.evidence == kernel.evidence()
 
 
+@pytest.mark.slow
 def test_a_rotated_log_is_whole(tmp_path: Path) -> None:
     """However often the log is rotated, the evidence in what is left of it is all evidence."""
     kernel = _ran(tmp_path, 5 * BLOCKS_PER_TOTAL, log_mib=0.15)
@@ -180,6 +181,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_wrote_counts(tmp_path: Path) -> None:
     """SIGKILL while blocks are written: what was written is evidence, and nothing is missing in between."""
     with subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
@@ -303,6 +305,7 @@ def test_the_exit_status_is_the_verdict(
     assert _status(capsys, tmp_path)[0] == 0
 
 
+@pytest.mark.slow
 def test_missing_ratios_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Clean comparisons alone promote nobody while latency and errors are asked about."""
     _written(tmp_path, 60_000)

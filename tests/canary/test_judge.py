@@ -14,6 +14,7 @@ from pytest_fusion.canary.evidence.evidence_counts import Collector, Evidence
 from pytest_fusion.canary.evidence.promotion_rules import LATENCY, METRICS, RULES, Metric, Rules
 from pytest_fusion.canary.evidence.rollout_judge import Finding, judge
 from pytest_fusion.canary.evidence.sequential import RATE
+from tests.sweeps import sweep
 
 # Calls enough for every metric, of which 1 % are as many as a bucket needs.
 CALLS = 60_000
@@ -287,7 +288,7 @@ def test_leaving_intervals_out_changes_no_verdict() -> None:
     assert 0 < with_them.findings[0].high < 1e-3
 
 
-@pytest.mark.parametrize("candidate", BAD, ids=lambda candidate: candidate.name)
+@sweep("candidate", BAD, ids=lambda candidate: candidate.name, fast=3)
 def test_bad_candidates_are_not_promoted(candidate: Candidate) -> None:
     """Of simulated rollouts of each bad candidate none is promoted; the table has thousands of them."""
     ends = [shadowed(candidate, 10_000 + seed, 150_000).decision for seed in range(4)]
@@ -296,7 +297,7 @@ def test_bad_candidates_are_not_promoted(candidate: Candidate) -> None:
     assert "error" not in ends
 
 
-@pytest.mark.parametrize("candidate", [EQUAL, NEARLY], ids=lambda candidate: candidate.name)
+@sweep("candidate", [EQUAL, NEARLY], ids=lambda candidate: candidate.name)
 def test_an_equal_candidate_is_promoted_on_noisy_measurements(candidate: Candidate) -> None:
     """Of simulated rollouts of an equal candidate all are promoted; a violation in 100,000 calls sends nobody back."""
     ends = {shadowed(candidate, 10_000 + seed, 400_000).decision for seed in range(4)}

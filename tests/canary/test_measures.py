@@ -23,6 +23,7 @@ from pytest_fusion.canary.live.comparing.measures import Budget
 from pytest_fusion.canary.live.comparing.referee import Referee
 from pytest_fusion.canary.live.comparing.stopwatch import clock_of
 from tests.canary.kernels import Kernel, Patient, double, made, observed
+from tests.sweeps import sweep
 
 
 class _Clock:
@@ -55,7 +56,7 @@ def _ratio(evidence: Evidence, arm: Any = "candidate") -> float:
     return mean(evidence.pooled("latency_ratio", arm).counts, LATENCY)
 
 
-@pytest.mark.parametrize(("seconds", "ratio"), [(1.1, math.log(1.1)), (1.0, 0.0), (0.9, math.log(0.9))])
+@sweep(("seconds", "ratio"), [(1.1, math.log(1.1)), (1.0, 0.0), (0.9, math.log(0.9))])
 def test_a_candidate_is_as_slow_as_it_is(seconds: float, ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 % slower, equal, or faster: blocks say so to the scale's step, and the incumbent beside itself says 0."""
     clock = _Clock(monkeypatch)
@@ -219,6 +220,7 @@ def test_an_incumbent_that_differs_from_itself_is_seen_beside_itself() -> None:
     assert kernel.evidence().pooled("violation", "itself").counts[1] >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "state"), [(1.3, "tripped"), (1.0, "shadow")])
 def test_rules_send_back_what_is_slower(seconds: float, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rules the process judges what it has seen at each interval, once the clock is known to favour nobody."""

@@ -227,6 +227,7 @@ print(generate_latest(registry).decode())
 """
 
 
+@pytest.mark.slow
 def test_several_processes_behind_one_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the multi-process mode of prometheus_client the counters of all workers add up."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))

@@ -440,6 +440,7 @@ def test_a_file_that_cannot_be_shortened_stays_in_bounds(tmp_path: Path) -> None
     assert log.lost == 100 - len(kept) > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_of_what_is_compiled(tmp_path: Path) -> None:
     """A traced call is the function alone: the graph is whole, and nothing of it is counted as a call."""
     recorder = made(tmp_path)

@@ -25,6 +25,7 @@ from tests.canary.queries import ROOT, dashboard_queries, template_queries
 _WHERE = "PYTEST_FUSION_PROMETHEUS"
 
 
+@pytest.mark.slow
 def test_from_shadow_to_rollback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fuzzing finds offline what traffic does not have; live, the inferior softmax passes on ordinary traffic, serves a
     share, meets what it gets wrong, and is gone: from this process, from one that starts later, from the verdict."""

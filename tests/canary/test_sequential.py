@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pytest_fusion.canary.evidence.sequential import RATE, Scale, above, below, clean_calls, interval, mean, percent
+from tests.sweeps import sweep
 
 RATIO = Scale(-0.25, 0.25, 0.005)
 RUNS = 300
@@ -46,7 +47,7 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@sweep("name", STREAMS, fast=2)
 def test_the_true_mean_is_excluded_at_most_as_often_as_promised_by_one_who_looks_all_the_time(name: str) -> None:
     """Of 300 streams at 5 %, 15 may be wrong on average, and 27 or more would be by chance in 0.2 %."""
     scale, truth, draw = STREAMS[name]

@@ -16,6 +16,7 @@ from pytest_fusion.canary import Policy, canary
 from pytest_fusion.canary.evidence.fleet import gather, verdict
 from pytest_fusion.canary.evidence.promotion_rules import METRICS, Rules
 from pytest_fusion.canary.live.comparing import stopwatch
+from tests.sweeps import sweep
 
 # The judge's own rules with limits that a test of some seconds can show anything to be below.
 _EVENTS = {"limit": 0.02, "bucket_limit": 0.1, "fewest": 50, "fewest_in_bucket": 50}
@@ -91,7 +92,7 @@ def test_half_of_the_evidence_is_not_enough(serving: _Service) -> None:
     assert "are needed" in reasons
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("calls", "seconds", "call", "decision", "reason"),
     [
         (1500, lambda x: 1.1, _other, "rollback", "latency_ratio: +10"),
@@ -100,6 +101,7 @@ def test_half_of_the_evidence_is_not_enough(serving: _Service) -> None:
         (400, lambda x: 1.0, lambda x: _other(x).clone().fill_(float("nan")), "rollback", "nonfinite"),
     ],
     ids=["slower", "coarser", "wrong in one size", "not finite"],
+    fast=("coarser", "wrong in one size", "not finite"),
 )
 def test_what_is_worse_is_not(
     calls: int, seconds: Callable[[Tensor], float], call: Kernel, decision: str, reason: str, serving: _Service

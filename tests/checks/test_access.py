@@ -161,6 +161,7 @@ def bounds_in_backward(judge_one: Any, *, assumed: bool, extra: int) -> list[str
     return causes
 
 
+@pytest.mark.slow
 def test_strides_that_an_upstream_gradient_has_not_are_told_as_such(judge_one: Any) -> None:
     """One element expanded has no storage to read past: that is the same mistake as in other layouts.
 

@@ -15,6 +15,7 @@ from pytest_fusion.checks.case_judge import Bench, CaseResult
 from pytest_fusion.checks.gradients import autograd
 from pytest_fusion.run import saved_tensors
 from tests.checks.judged import concluded
+from tests.sweeps import sweep
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -111,6 +112,7 @@ def stopped(x: T) -> T:
     return x * torch.sigmoid(x).detach() + x.detach() * torch.sigmoid(x) - (x * torch.sigmoid(x)).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fused", "told"), [(of_x(Nowhere), "is off by nan"), (stopped, "as by detach")])
 def test_a_second_derivative_is_no_number_or_torchs_own(judge_one: Any, fused: Any, told: str) -> None:
     """NaN is no small error, and who wrote no autograd.Function saved nothing."""
@@ -120,7 +122,7 @@ def test_a_second_derivative_is_no_number_or_torchs_own(judge_one: Any, fused: A
     assert told in found[0].reason
 
 
-@pytest.mark.parametrize(("function", "second"), [(Silu, "right"), (Refusing, "refused"), (Detached, "missing")])
+@sweep(("function", "second"), [(Silu, "right"), (Refusing, "refused"), (Detached, "missing")])
 def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, second: str) -> None:
     """All terms, an error, and a gradient without a graph, for which torch itself raises, are answers."""
     seen = {
@@ -130,6 +132,7 @@ def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, 
     assert seen == {second, "not asked"}, "not asked where the upstream gradient is zero"
 
 
+@pytest.mark.slow
 def test_what_is_not_connected_is_noted(examine: Any) -> None:
     """The report tells of gradients whose graph leads nowhere, and of nothing else."""
     for function in (Detached, Silu, Refusing):
@@ -144,6 +147,7 @@ def test_sixteen_bits_are_too_few_to_judge_a_second_derivative(judge_one: Any) -
     assert evidence(result)["second_derivative"] == "not asked"
 
 
+@pytest.mark.slow
 def test_results_are_right_in_every_mode(judge_one: Any) -> None:
     """Right under ``no_grad`` and ``inference_mode``, where bits may differ from those of training."""
     seen = evidence(judge_one(of_x(Silu), silu, grad=True, again=True))
@@ -228,6 +232,7 @@ class OfLeaf(Silu):
         return dx if ctx.leaf else dx * 2
 
 
+@pytest.mark.slow
 def test_an_input_that_is_a_result_and_used_twice_gets_the_right_sum(judge_one: Any) -> None:
     """A kernel that is right for leaves alone fails; composed ones that read their input several times pass."""
     failure = judge_one(of_x(OfLeaf), silu, grad=True, again=True, case=CASES[3]).failure
@@ -251,6 +256,7 @@ class ByStride(Silu):
         return gradients[0] * (s * slope) if x.stride(0) == 1 else (gradients[0] * s) * slope
 
 
+@pytest.mark.slow
 def test_an_input_used_twice_keeps_its_strides(judge_one: Any) -> None:
     """Of one row any stride will do, so a view of it gets another, and the kernel's honest gradient other bits."""
     x = TensorCase("float32", Layout("transposed"))
@@ -311,6 +317,7 @@ class Shift(torch.autograd.Function):
         return gradients[0].clone(), db
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_gradient_by_atomics_of_one_program_fails_unless_declared(examine: Any) -> None:
     """The lanes of one program come in no order either."""
@@ -344,6 +351,7 @@ class Bias(torch.autograd.Function):
         return g, db
 
 
+@pytest.mark.slow
 @interpreted
 def test_gradients_by_atomics_fail_unless_declared(examine: Any) -> None:
     """The order of additions shows in the gradient, by the name under which it may be declared."""

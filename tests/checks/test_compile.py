@@ -111,6 +111,7 @@ def through(operator: Any) -> Any:
     return fused
 
 
+@pytest.mark.slow
 def test_a_right_operator_passes(examined: Any) -> None:
     """Its fake tensors, opcheck and torch.compile agree with what it does, and the report says what was tried."""
     record = examined(through(right), doubled)
@@ -132,6 +133,7 @@ def test_a_wrong_fake_is_found(examined: Any, operator: Any, words: str) -> None
     assert words in record.message
 
 
+@pytest.mark.slow
 def test_strides_shrink_to_one_strided_case(examined: Any) -> None:
     """What a contiguous input hides is found on a strided one, and the smallest case still has it."""
     record = examined(through(strides), doubled)
@@ -177,6 +179,7 @@ def looks_at_values(x: T) -> T:
     return 2 * x if x.numel() == 0 or x.flatten()[0].item() > 1e30 else x + x
 
 
+@pytest.mark.slow
 def test_a_graph_break_is_a_failure_where_asked(examined: Any) -> None:
     """A branch on values stops fullgraph=True: a failure with compile=True, unknown in the profile `deep`."""
     record = examined(looks_at_values, doubled)
@@ -197,6 +200,7 @@ def test_another_answer_under_torch_compile_is_found(examined: Any) -> None:
     assert (record.failed_check, record.cause) == ("compile", "compile-differs"), record.message
 
 
+@pytest.mark.slow
 def test_a_size_that_only_a_compiled_call_gets_wrong_is_found(examined: Any) -> None:
     """The sweep judges the results at its sizes too."""
 
@@ -215,6 +219,7 @@ def unrolled(x: T) -> T:
     return x * 2 + total
 
 
+@pytest.mark.slow
 def test_recompilations_are_bounded(examined: Any) -> None:
     """A function whose graph follows the size passes its bound; one of dynamic sizes stays below it."""
     record = examined(unrolled, doubled, compile=False, max_recompiles=3)
@@ -274,6 +279,7 @@ def _kernel(*, by_a_view: bool = False) -> Any:
     return launch
 
 
+@pytest.mark.slow
 def test_an_interpreted_launch_is_unknown(examined: Any) -> None:
     """Compilers cannot trace it on this lane: that is said, whether or not the check was asked for."""
     record = examined(_kernel(), doubled)
@@ -282,6 +288,7 @@ def test_an_interpreted_launch_is_unknown(examined: Any) -> None:
     assert "outside of a custom operator" in record.checks["compile"]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_a_view", [False, True])
 def test_an_interpreted_operator_is_compiled(examined: Any, by_a_view: bool) -> None:
     """Inside a custom operator an interpreted kernel runs under torch.compile, and the check passes; it may store to

@@ -124,6 +124,7 @@ def test_an_honest_backward_operator_passes(examined: Any) -> None:
     assert "operator fusion_backward_test::honest_backward" in check["reason"]
 
 
+@pytest.mark.slow
 def test_without_gradients_no_backward_is_asked_for(examined: Any) -> None:
     """What ``grad=`` does not name is not run, so nothing is said of its operators."""
     record = examined(registered("unasked", honest, of_float64), squared, grad=False)
@@ -163,6 +164,7 @@ class Same(torch.autograd.Function):
         return gradient
 
 
+@pytest.mark.slow
 def test_what_opcheck_cannot_try_of_a_backward_operator_is_unknown(examined: Any) -> None:
     """It has no arithmetic for float8, in which this backward keeps its gradients for a moment."""
     record = examined(Same.apply, lambda x: x.clone(), inputs={"x": tensor("rows hidden", values=values.normal(0, 1))})
@@ -172,6 +174,7 @@ def test_what_opcheck_cannot_try_of_a_backward_operator_is_unknown(examined: Any
     assert "cannot try a tensor float8_e4m3fn" in check["reason"]
 
 
+@pytest.mark.slow
 def test_a_reference_that_cannot_be_differentiated_leaves_it_unknown(examined: Any) -> None:
     """Without its graph no upstream gradient is made, and the operators of backward are not reached."""
     record = examined(registered("detached", honest, of_float64), lambda x: squared(x.detach()))

@@ -160,6 +160,7 @@ def double_(x: T) -> None:
     x.mul_(2)
 
 
+@pytest.mark.slow
 def test_an_in_place_kernel_must_survive_its_tuning(examine: Any) -> None:
     """Without ``restore_value`` each timed run doubles again; with it the first call is like any other."""
     layouts = {"x": tensor("n", layouts="contiguous")}
@@ -198,6 +199,7 @@ WHOLE = {"x": tensor("n", dtype="int32", values=values.integers(-9, 9), layouts=
 ACCUMULATED = {**WHOLE, "acc": tensor("", dtype="int32", values=values.integers(1, 9))}
 
 
+@pytest.mark.slow
 def test_atomics_need_a_reset_and_only_of_their_own_tensor(examine: Any) -> None:
     """Timed runs add up where nothing is reset; what the caller had put there is lost where the wrong thing is."""
     record: TestRecord = examine(summing(given=False, reset_to_zero=["acc"]), total, WHOLE)
@@ -207,6 +209,7 @@ def test_atomics_need_a_reset_and_only_of_their_own_tensor(examine: Any) -> None
     assert (record.failed_check, record.cause) == ("configs", "autotune-side-effect"), record.message
 
 
+@pytest.mark.slow
 def test_a_first_call_that_differs_is_the_tunings_fault(examine: Any) -> None:
     """``reset_to_zero`` clears the caller's accumulator in the first call alone: `repeat` would blame chance."""
     fused = summing(given=True, reset_to_zero=["acc"])
@@ -274,6 +277,7 @@ def _out_of_resources(_: Any) -> None:
     raise triton.runtime.errors.OutOfResources(262144, 232448, "shared memory")
 
 
+@pytest.mark.slow
 def test_a_config_that_cannot_run_is_unknown_and_the_others_are_judged(judge_one: Any, examine: Any) -> None:
     """Nothing is known about a config that the device has no room for; one after it that is wrong still fails."""
     large = plan(64, pre_hook=_out_of_resources)
@@ -294,6 +298,7 @@ def refusing(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_config_that_a_static_assert_refuses_is_no_finding(examine: Any, backward: bool) -> None:
     """Triton's tuner passes over it, so nobody ever runs it."""
@@ -333,6 +338,7 @@ def test_pruned_configs_are_not_run_but_counted(examine: Any) -> None:
     assert record.checks["configs"]["reason"] == "ran 2 of 3 configs of scaled, 1 dropped by its own pruning"
 
 
+@pytest.mark.slow
 def test_many_configs_take_turns(examine: Any) -> None:
     """A case runs 24; all have run when the test ends, so a wrong one near the end of the list is found."""
     many = [plan(16, num_warps=1 + i) for i in range(30)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.checks import device_check as device
 from pytest_fusion.run.stress import streams
 from pytest_fusion.spec.inputs import tensor

@@ -14,6 +14,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.errors import SpecError
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 INPUTS = {
@@ -81,7 +82,7 @@ PLANTED: dict[str, tuple[Callable[[T, int], T], str, str | None, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@sweep("name", PLANTED, fast=set(PLANTED) - {"the seed is a byte", "another temperature", "rows share their number"})
 def test_wrong_draws_fail(examine: Any, name: str) -> None:
     """Each is caught, by a single draw where that is enough, else by all of them together."""
     fused, check, cause, words = PLANTED[name]
@@ -91,7 +92,7 @@ def test_wrong_draws_fail(examine: Any, name: str) -> None:
     assert cause is None or record.cause == cause
 
 
-@pytest.mark.parametrize("fused", [drawn, gumbel])
+@sweep("fused", [drawn, gumbel])
 def test_honest_draws_pass(examine: Any, fused: Callable[[T, int], T]) -> None:
     """By inversion or by noise, in any integer type, with enough draws for `values` to say so."""
     record = examine(fused, probabilities, INPUTS, cases=60, rng="seed", distribution=True, dims=DIMS)
@@ -99,6 +100,7 @@ def test_honest_draws_pass(examine: Any, fused: Callable[[T, int], T]) -> None:
     assert record.checks["values"]["verdict"] == "pass", record.checks["values"]
 
 
+@pytest.mark.slow
 def test_other_outputs_are_compared_as_ever(examine: Any) -> None:
     """Of a draw and its logarithm's table, the table is judged element by element."""
 

@@ -127,6 +127,7 @@ def test_what_the_lane_has_no_model_of_is_unknown(examine: Any) -> None:
     assert examine(double, lacks_a_model, cases=5).verdict == "unknown"
 
 
+@pytest.mark.slow
 def test_cases_without_a_model_beside_others_are_told(examine: Any) -> None:
     """The others decide; the check `error` is unknown with the reason and the number."""
 
@@ -226,6 +227,7 @@ def projected(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x @ torch.randn(x.shape[1], 4, generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_reference_that_seeds_its_generator_has_one_right_answer(examine: Any, grad: bool) -> None:
     """It was refused as random, told to use a seed, which it does; a kernel with another seed is wrong."""

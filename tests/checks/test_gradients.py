@@ -16,6 +16,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from tests.checks.judged import concluded
+from tests.sweeps import sweep
 
 T = torch.Tensor
 INPUTS = {"x": tensor("rows columns"), "w": tensor("columns")}
@@ -82,7 +83,7 @@ WRONG: dict[str, tuple[Callable[[T, T, T], tuple[Any, ...]], str, str | None]] =
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sweep("name", WRONG, fast=set(WRONG) - {"a term forgotten", "the last row left out"})
 def test_a_wrong_backward_fails(examine: Any, name: str) -> None:
     """Each is caught, most by ``gradients``, with the cause where an experiment shows one."""
     backward, check, cause = WRONG[name]
@@ -92,7 +93,7 @@ def test_a_wrong_backward_fails(examine: Any, name: str) -> None:
         assert record.cause == cause, record.message
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@sweep("dtype", ["float32", "float16", "bfloat16"])
 def test_a_right_backward_passes(examine: Any, dtype: str) -> None:
     """Hand-written, in other order of operations, for every layout of the upstream gradient.
 
@@ -110,6 +111,7 @@ def test_a_right_backward_passes(examine: Any, dtype: str) -> None:
     assert record.checks["gradients"]["cases"] > 20
 
 
+@pytest.mark.slow
 def test_more_precise_inside_passes(examine: Any) -> None:
     """All of it in float32, rounded once: better than the reference is never wrong."""
 
@@ -131,6 +133,7 @@ def test_an_output_without_a_graph_fails(examine: Any) -> None:
     assert (record.failed_check, record.cause) == ("gradients", "gradient-missing")
 
 
+@pytest.mark.slow
 def test_named_inputs_alone_are_asked_for(examine: Any) -> None:
     """``grad="x"``: a weight that gets no gradient is nobody's loss."""
     fused = kernel(lambda y, w, g: (right(y, w, g)[0], None))
@@ -138,6 +141,7 @@ def test_named_inputs_alone_are_asked_for(examine: Any) -> None:
     assert examine(fused, reference, INPUTS, cases=30, grad=True).verdict == "fail"
 
 
+@pytest.mark.slow
 def test_a_gradient_that_varies_may_be_declared(examine: Any) -> None:
     """A random order of additions fails ``repeat`` unless the gradient is named in ``deterministic=``."""
 
@@ -160,6 +164,7 @@ def test_unknown_where_nobody_asks_or_nothing_can_be_differentiated(examine: Any
     assert "do not depend" in signs["reason"]
 
 
+@pytest.mark.slow
 def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a few dozen seeds: expanded, zero, and every layout of a matrix."""
     seen: set[tuple[str, str]] = set()
@@ -182,6 +187,7 @@ def test_every_upstream_layout_is_drawn(judge_one: Any, monkeypatch: pytest.Monk
     assert layouts == {"contiguous", "transposed", "step", "padded"}
 
 
+@pytest.mark.slow
 def test_gaps_of_the_upstream_gradient_hold_nan(examine: Any) -> None:
     """A backward that multiplies what lies beside its rows by zero still depends on it."""
 
@@ -195,6 +201,7 @@ def test_gaps_of_the_upstream_gradient_hold_nan(examine: Any) -> None:
     assert record.grade is None
 
 
+@pytest.mark.slow
 def test_each_subset_of_the_inputs_is_asked_for(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three inputs that may require grad: all seven subsets are met within the default profile."""
     asked: set[tuple[str, ...]] = set()
@@ -309,6 +316,7 @@ def test_what_backward_spoils_is_named(
         assert len(found) >= 6, "but where the upstream gradient is zero"
 
 
+@pytest.mark.slow
 def test_a_buffer_that_is_used_up_may_be_refused_a_second_time(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only backward itself sees it may overwrite if a second backward then says so."""
     for spoil in ("own, once", ""):
@@ -425,6 +433,7 @@ def test_a_gradient_that_the_kernel_stores_by_itself_is_one_too_many(judge_one: 
     assert failure.identity == "gradients:extra:x"
 
 
+@pytest.mark.slow
 def test_one_of_several_outputs_may_be_used_alone(judge_one: Any) -> None:
     """A backward that needs the gradient of every output fails where the others have none."""
 
@@ -451,6 +460,7 @@ def test_one_of_several_outputs_may_be_used_alone(judge_one: Any) -> None:
         assert judge_one(of_x(Pair), two, grad=True, case=case).failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_inputs_that_may_be_overwritten_have_gradients_too(examine: Any, where: str, factor: float) -> None:

@@ -184,6 +184,7 @@ def packed_by_content() -> Callable[[T, T], T]:
     return fused
 
 
+@pytest.mark.slow
 def test_weights_packed_by_content_are_honest(examine: Any) -> None:
     """Less work on weights seen before is no finding where the answer itself is computed."""
     finite = {"values": values.normal()}

@@ -110,6 +110,7 @@ def test_a_function_of_ours_replaced_before_the_call_is_found(judge_one: Any, mo
     assert failure.evidence["replaced"] == ["pytest_fusion.checks.invariance.case_slices.selected"]
 
 
+@pytest.mark.slow
 def test_no_right_answer_is_alive_when_a_case_is_first_called(judge_one: Any) -> None:
     """While the first call of a case runs, no tensor in memory holds its answer; nor when values are changed."""
     found: list[bool] = []
@@ -186,6 +187,7 @@ def test_each_way_to_keep_an_answer_is_found(
     assert failure.evidence["cause"] == "cached-answer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("right_elsewhere", "status"), [(5, "unknown"), (100, "fail")])
 def test_a_wrong_answer_at_an_old_address_may_be_chance(
     judge_one: Any, monkeypatch: pytest.MonkeyPatch, right_elsewhere: int, status: str
@@ -250,6 +252,7 @@ def test_results_that_vary_are_judged_by_their_values(judge_one: Any, declared: 
         assert set(verdict.evidence["ran"]) == {"values", "address", "caller"}
 
 
+@pytest.mark.slow
 def test_an_earlier_answer_of_a_kernel_that_may_vary_is_told(judge_one: Any) -> None:
     """A result that is kept by its input's address is that of other values, whatever its last bits may be."""
     kept: dict[int, T] = {}
@@ -262,6 +265,7 @@ def test_an_earlier_answer_of_a_kernel_that_may_vary_is_told(judge_one: Any) -> 
     assert verdict.evidence["cause"] == "cached-answer"
 
 
+@pytest.mark.slow
 def test_drawn_indices_that_may_vary_are_unknown(tmp_path: Path) -> None:
     """Where every output is drawn by chance nothing can be compared, and the check says so."""
     record = examine_spec(sampling.make_spec().with_(deterministic=False), seed=0, max_cases=6, root=tmp_path)
@@ -290,6 +294,7 @@ def test_it_can_be_switched_off(examine: Any) -> None:
     assert torch.equal is before
 
 
+@pytest.mark.slow
 def test_few_cases_are_asked(examine: Any) -> None:
     """The calls are made on few cases of a test, optional inputs included, and each of them counts."""
     calls: list[int] = []

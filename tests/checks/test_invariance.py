@@ -116,6 +116,7 @@ def test_the_smallest_case_and_its_replay_show_the_same_bug(examine: Any, judge_
     assert again.failure.identity == "invariance:rows"
 
 
+@pytest.mark.slow
 def test_shrinking_asks_in_every_case(examine: Any) -> None:
     """A finding that needs long rows is shrunk to the shortest, in more cases than a test without one pays for."""
 
@@ -128,6 +129,7 @@ def test_shrinking_asks_in_every_case(examine: Any) -> None:
     assert record.case["dims"] == {"rows": 2, "hidden": 13}
 
 
+@pytest.mark.slow
 def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any, tmp_path: Path) -> None:
     """A kernel for 128 to 255 rows alone; the calls of one case at 129 or so tell, and the replay asks at all."""
     record = examine(by_rows(lambda n: 128 <= n < 256), reference, INPUTS, cases=40, invariant="rows")
@@ -142,6 +144,7 @@ def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any, tmp_path: P
     assert again.failure.identity == "invariance:rows"
 
 
+@pytest.mark.slow
 def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
     """What a launcher splits for long rows and large batches alone; row by row it is right, and so the twin passes."""
     case = CASE.with_(sizes={"rows": 2, "hidden": 1025})
@@ -159,6 +162,7 @@ def test_the_batch_may_be_large_beside_long_rows(judge_one: Any) -> None:
     assert judge_one(tiled, reference, INPUTS, case=case, invariant="rows").failure is None
 
 
+@pytest.mark.slow
 def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     """One row of ten shows that 200 are summed in another order: of two, repeated to 257, none does."""
 
@@ -228,6 +232,7 @@ def fixed_tiles(x: T, w: T) -> T:
     return total.to(x.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_honest_kernels_pass(examine: Any, dtype: str) -> None:
     """Row by row, and a product in a fixed order, in all layouts and values, expanded rows and NaN among them."""
@@ -288,6 +293,7 @@ def test_the_layout_may_decide_and_the_number_of_rows_may_not(judge_one: Any) ->
     assert "'s bits change between 1 and 2 rows" in failure.reason
 
 
+@pytest.mark.slow
 def test_derived_inputs_follow_or_stay(judge_one: Any) -> None:
     """A scale per row is cut with its rows, one for all of them stays, a mean over the rows can do neither."""
 
@@ -352,6 +358,7 @@ def test_what_cannot_be_cut_is_unknown_with_the_reason(examine: Any, name: str) 
     assert reason in found["reason"]
 
 
+@pytest.mark.slow
 def test_chance_is_left_to_repeat(judge_one: Any) -> None:
     """A third call with other bits than the two before it differs from every variant, and is no finding here."""
     calls = 0
@@ -400,6 +407,7 @@ def test_an_error_at_another_size_is_that_cases_own(examine: Any) -> None:
     assert record.case["dims"]["rows"] == 101
 
 
+@pytest.mark.slow
 def test_a_test_pays_for_few_cases_of_a_score_of_calls(judge_one: Any, examine: Any) -> None:
     """At most six cases, each of at most twenty-two calls, with one dim or two; each octave of sizes has one."""
     calls: list[int] = []

@@ -14,8 +14,7 @@ import torch
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks.launches import launches
 from pytest_fusion.checks.launches.extra_launches import surplus
-from pytest_fusion.interpreter.bridge import observers
-from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.interpreter.launch import Launch, announce
 from pytest_fusion.run.measure.launches import Counts, Uncounted, Work
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
@@ -31,7 +30,7 @@ def doubled(x: T) -> T:
 def kernel(x: T, factor: float = 2, name: str = "scale_kernel") -> T:
     """Stands for a Triton kernel in any layout: one launch, and a result in fresh memory."""
     if x.numel():
-        observers.announce(Launch(name, (1, 1, 1)))
+        announce(Launch(name, (1, 1, 1)))
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     out.numpy()[...] = x.detach().numpy() * factor
     return out

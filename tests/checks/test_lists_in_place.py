@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion.case.nested import tensors_in
+from pytest_fusion.case.containers import tensors_by_name
 from pytest_fusion.diagnosis.repro.standalone.tensors import in_place
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import derived, tensor
@@ -61,6 +61,7 @@ def writes_past_the_end(x: T, params: Tensors, grads: Tensors) -> None:
     ctypes.memset(params[1].data_ptr() + 4 * len(params[1]), 1, 4)
 
 
+@pytest.mark.slow
 def test_an_optimiser_over_lists_passes(examine: Any) -> None:
     """A list that is empty in some case asks for nothing there."""
     record = examine(at_once, sgd, LISTS, mutates="params")
@@ -127,7 +128,7 @@ def test_scripts_call_the_tensors_the_same() -> None:
     """What a stand-alone script compares has the names that the report has."""
     a, b, c = torch.zeros(3, 1).unbind()
     for value in (a, [a, b], {"m": [a, b], "v": (c,)}, [], [[a], None, {"x": b}]):
-        expected = {f"{name} (in place)": t for name, t in tensors_in("ps", value).items()}
+        expected = {f"{name} (in place)": t for name, t in tensors_by_name("ps", value).items()}
         found = in_place({"ps": value}, ["ps"])
         assert list(found) == list(expected)
         assert all(found[name] is t for name, t in expected.items())

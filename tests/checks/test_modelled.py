@@ -39,6 +39,7 @@ def persistent_relu(x: torch.Tensor, *, next_tile: bool = False) -> torch.Tensor
     return out.reshape(x.shape)
 
 
+@pytest.mark.slow
 def test_a_persistent_loop_has_a_second_turn(examine: Examine) -> None:
     """Of 132 programs none has one below 135,169 elements, whichever tile it would take."""
     inputs = {"x": tensor("rows n")}

@@ -16,6 +16,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0:
     pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
@@ -70,9 +71,9 @@ def summed(x: T) -> T:
 @pytest.mark.parametrize(
     ("first", "most"),
     [
-        pytest.param(1, NEVER, id="second trip"),
+        pytest.param(1, NEVER, id="second trip", marks=pytest.mark.slow),
         pytest.param(2, NEVER, id="third trip", marks=pytest.mark.slow),
-        pytest.param(1, 2, id="of two trips alone"),
+        pytest.param(1, 2, id="of two trips alone", marks=pytest.mark.slow),
     ],
 )
 def test_what_only_one_config_gets_wrong_past_its_block_is_found(examine: Any, first: int, most: int) -> None:
@@ -86,6 +87,7 @@ def test_what_only_one_config_gets_wrong_past_its_block_is_found(examine: Any, f
     assert record.case["dims"]["cols"] > 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, NEVER], ids=["wrong", "right"])
 def test_a_batch_gets_as_many_rows_as_blocks_hold(examine: Any, first: int) -> None:
     """Sums over all rows of a batch, by blocks of rows: the batch is the one size that can be longer than a block."""
@@ -105,6 +107,7 @@ def test_a_batch_gets_as_many_rows_as_blocks_hold(examine: Any, first: int) -> N
         assert record.checks["configs"]["reason"] == "ran 2 of 2 configs of row_sum"
 
 
+@pytest.mark.slow
 def test_right_configs_pass(examine: Any) -> None:
     """Each was tried past its own block, and nothing is said to be left."""
     record: TestRecord = examine(summing(config(64), config(256), config(1024)), summed, MATRIX, cases=ALL)
@@ -113,6 +116,7 @@ def test_right_configs_pass(examine: Any) -> None:
     assert record.checks["configs"]["reason"] == "ran 3 of 3 configs of row_sum"
 
 
+@pytest.mark.slow
 def test_what_the_spec_rules_out_is_told_and_no_finding(examine: Any) -> None:
     """No row is longer than a block of 1024, so its second trip is nobody's; the report says that none was made."""
     fused = summing(config(64), config(1024, first=1))
@@ -125,7 +129,7 @@ def test_what_the_spec_rules_out_is_told_and_no_finding(examine: Any) -> None:
     assert entry["reason"].endswith("met no axis longer than BLOCK=1024: dims= admits none")
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("cases", "block", "shape", "words"),
     [
         (6, 1024, "rows cols", "more cases would reach it"),
@@ -146,6 +150,7 @@ def test_what_could_not_be_tried_is_unknown(examine: Any, cases: int, block: int
     assert f"met no axis longer than BLOCK={block}: {words}" in entry["reason"]
 
 
+@pytest.mark.slow
 def test_a_config_that_pruning_drops_there_needs_no_such_case(examine: Any) -> None:
     """A tile that must hold the row is never launched with a longer one, however wrong it would be."""
 
@@ -159,6 +164,7 @@ def test_a_config_that_pruning_drops_there_needs_no_such_case(examine: Any) -> N
     assert record.checks["configs"]["reason"] == "ran 2 of 2 configs of row_sum"
 
 
+@pytest.mark.slow
 def test_a_config_that_pruning_leaves_for_long_rows_alone_is_found(examine: Any) -> None:
     """No small case runs it: it is met where its own block says that it may survive."""
 
@@ -182,6 +188,7 @@ def row_scale(x, gradient, out, cols, BLOCK: tl.constexpr, FIRST: tl.constexpr, 
         tl.store(out + row * cols + c, value, mask=c < cols)
 
 
+@pytest.mark.slow
 def test_a_backward_kernels_config_is_tried_past_its_block(examine: Any) -> None:
     """Its case asks for gradients."""
     kernel = triton.autotune([config(32), config(512, first=1)], key=["cols"])(row_scale)

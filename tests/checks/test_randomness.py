@@ -14,6 +14,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.errors import SpecError
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 SEEDS = st.integers(0, 2**31 - 1)
@@ -72,7 +73,11 @@ PLANTED: dict[str, tuple[Callable[..., T], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@sweep(
+    "name",
+    PLANTED,
+    fast=("a share too small", "numbers by address", "p is the share that is kept"),
+)
 def test_wrong_random_numbers_fail(examine: Any, name: str) -> None:
     """Each mask fits the values that come with it, and is caught by what it depends on."""
     fused, check, cause = PLANTED[name]
@@ -102,6 +107,7 @@ def test_a_kept_answer_shows_beside_another_mask(examine: Any) -> None:
     assert record.cause in ("cached-answer", "nondeterministic"), record.message
 
 
+@pytest.mark.slow
 def test_dropping_at_probability_zero_fails(examine: Any) -> None:
     """A kernel that drops every eighth element at p=0 is told so in the first such case."""
 
@@ -114,6 +120,7 @@ def test_dropping_at_probability_zero_fails(examine: Any) -> None:
     assert "dropped though the probability to drop is 0" in record.message
 
 
+@pytest.mark.slow
 def test_values_are_judged_under_the_kernels_own_mask(examine: Any) -> None:
     """A scale that is forgotten, and an element that is wrong, fail as in any other kernel."""
     unscaled = examine(lambda x, seed, p: apply(x, uniform(x.shape, seed) >= p, 0.0), reference, INPUTS, rng="seed")
@@ -135,6 +142,7 @@ class Fused(torch.autograd.Function):
         return dropout(g, *ctx.given), None, None, None
 
 
+@pytest.mark.slow
 def test_backward_with_another_mask_fails(examine: Any) -> None:
     """The next seed in backward is a mask of its own, which the gradient of ones shows."""
     record = examine(lambda x, seed, p: Fused.apply(x, seed, p, 1), reference, INPUTS, cases=30, rng="seed", grad=True)
@@ -205,7 +213,7 @@ HONEST: dict[str, tuple[Callable[..., T], Callable[..., T], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@sweep("name", HONEST, fast=("drawn by torch's generator",))
 def test_honest_random_numbers_pass(examine: Any, name: str) -> None:
     """Each draws in its own way and passes, with enough seen of its seeds for `repeat` to say so."""
     fused, right, keywords = HONEST[name]
@@ -232,6 +240,7 @@ class _Dropout(torch.autograd.Function):
         return apply(upstream, kept, ctx.p), None, None, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 def test_zeros_of_narrowed_values_hide_no_mask(examine: Any, scaled: bool) -> None:
     """An element of 0 is 0 kept or dropped, and its gradient is not: other values show which of them it is."""
@@ -246,6 +255,7 @@ def test_zeros_of_narrowed_values_hide_no_mask(examine: Any, scaled: bool) -> No
     assert scaled or record.failed_check == "gradients"
 
 
+@pytest.mark.slow
 def test_few_elements_leave_the_seed_unknown(examine: Any) -> None:
     """With never more than six elements equal masks are no news: unknown, not pass."""
     dims = {"rows": dim(0, 2), "cols": dim(0, 3)}
@@ -255,6 +265,7 @@ def test_few_elements_leave_the_seed_unknown(examine: Any) -> None:
     assert (entry["verdict"], "whether the mask depends on the seed" in entry["reason"]) == ("unknown", True), entry
 
 
+@pytest.mark.slow
 def test_noise_that_no_seed_changes_fails(examine: Any) -> None:
     """Where nobody knows a mask, results that no seed changes in ten cases are a seed that is ignored."""
     inputs = {"x": tensor("rows cols"), "seed": SEEDS}
@@ -262,6 +273,7 @@ def test_noise_that_no_seed_changes_fails(examine: Any) -> None:
     assert (record.failed_check, record.cause) == ("repeat", "seed-ignored"), record.message
 
 
+@pytest.mark.slow
 def test_a_generator_that_is_not_advanced_fails(examine: Any) -> None:
     """Two calls in a row with one mask, or seeds that change nothing, are found without a seed argument."""
 
@@ -284,6 +296,7 @@ def test_a_hidden_mask_is_an_error_with_the_way_out(examine: Any) -> None:
         examine(after_dropout, lambda x, seed, p, mask: normalised(apply(x, mask, p)), INPUTS, cases=30, rng="seed")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_raises_is_told_so(examine: Any) -> None:
     """An exception is the kernel's own though no mask could be seen; where the reference raises the same, a refusal."""
 

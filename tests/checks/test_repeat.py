@@ -14,6 +14,7 @@ from pytest_fusion.checks.repeat.repeat import check_repeat, differing, first_di
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import derived, optional, tensor
 from tests.checks.judged import concluded
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -144,6 +145,7 @@ def test_numbers_derived_from_the_values_change_with_them(examine: Any) -> None:
     assert record.verdict == "pass", record.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_list_of_tensors_of_drawn_shapes_is_judged(examine: Any, drawn: bool) -> None:
     """Where other values have other shapes or numbers of tensors the call is not repeated; where not, it is."""
@@ -272,7 +274,7 @@ def test_an_output_in_a_container_is_declared_by_its_key(judge_one: Any, name: s
     assert judge_one(fused, both, deterministic={"dk": False}).failure.identity == "repeat:out['dq']"
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("name", "grad", "parts"),
     [
         ("nonsense", False, ["neither an output nor a gradient (outputs: out['y'], out['n']; gradients: none"]),
@@ -295,6 +297,7 @@ def test_a_name_that_nothing_has_is_an_error(examine: Any, name: str, grad: Any,
     assert all(part in str(caught.value) for part in (f"deterministic={{{name!r}: ...}}", *parts)), str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_name_of_an_output_that_some_cases_have_is_fine(examine: Any) -> None:
     """What an optional input brings along counts; of few cases, or beside a failure, a wrong name is only noted."""
     inputs = {"x": tensor("n"), "b": optional(tensor("n"))}

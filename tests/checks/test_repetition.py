@@ -121,6 +121,7 @@ def test_chance_is_not_taken_for_what_other_sizes_leave(judge_one: Any, wrong: s
     assert "between 12 runs on the same inputs" in failure.reason
 
 
+@pytest.mark.slow
 def test_a_workspace_that_is_made_ready_passes(judge_one: Any) -> None:
     """A workspace that each call reads only where it has written it is nobody's loss."""
     result = judge_one(Workspace(own=True), last_row, again=True)
@@ -130,6 +131,7 @@ def test_a_workspace_that_is_made_ready_passes(judge_one: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_few_cases_are_asked_and_declared_outputs_never(examine: Any, judge_one: Any) -> None:
     """A dozen cases cost few calls more; where every output may vary there is nothing to ask."""
     fused = Counting(lambda call: False)

@@ -48,6 +48,7 @@ def test_a_second_backward_that_is_wrong_says_how_to_leave_it_out(examine: Any) 
     assert "without={'gradients:second': 'reason'}" in record.message
 
 
+@pytest.mark.slow
 def test_without_it_the_rest_of_gradients_is_judged(examine: Any) -> None:
     """What the first backward returns is judged as for any kernel, and the reason is in the record."""
     record: TestRecord = examine(using_up(), torch.tanh, grad=True, cases=60, without=ONCE)

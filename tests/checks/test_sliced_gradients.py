@@ -18,6 +18,7 @@ from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 Backward = Callable[[T, T, T], T]
@@ -101,6 +102,7 @@ def rarely(y: T, g: T, w: T) -> T:
     return torch.where(rare, dx(y, g, w, halves=True), dx(y, g, w)) if len(y) > 200 else dx(y, g, w)
 
 
+@pytest.mark.slow
 def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     """Of two rows, repeated to 257, mostly none shows what one of ten does."""
     keywords: dict[str, Any] = {"inputs": INPUTS, "dtypes": "float32", "invariant": "rows", "grad": True}
@@ -129,6 +131,7 @@ def test_what_other_rows_hold_must_not_reach_a_gradient(judge_one: Any) -> None:
     assert "gradient change when other rows are NaN" in failure.reason
 
 
+@pytest.mark.slow
 def test_a_whole_test_finds_and_shrinks_it(examine: Any, judge_one: Any, tmp_path: Path) -> None:
     """The smallest case has two rows; its cause is the batch, and its replay shows the same."""
     record = examine(made(by_rows(127)), reference, INPUTS, cases=30, invariant="rows", grad=True)
@@ -141,7 +144,7 @@ def test_a_whole_test_finds_and_shrinks_it(examine: Any, judge_one: Any, tmp_pat
     assert again.failure.identity == "invariance:rows:gradients"
 
 
-@pytest.mark.parametrize("grad", [True, "x", "w"])
+@sweep("grad", [True, "x", "w"], fast=("w",))
 def test_an_honest_backward_passes(examine: Any, grad: Any) -> None:
     """Row by row, in all layouts of the upstream gradient; the weight's sum over rows is not compared."""
     record = examine(made(dx), reference, INPUTS, cases=24, invariant="rows", grad=grad)
@@ -186,6 +189,7 @@ def test_the_gradient_of_a_mean_may_depend_on_the_rows(judge_one: Any) -> None:
     assert [verdict.status for verdict in concluded(found)] == ["pass"]
 
 
+@pytest.mark.slow
 def test_a_backward_that_is_refused_at_every_other_size_tells_nothing(judge_one: Any, examine: Any) -> None:
     """`unknown` with the reason, though the outputs kept their bits; nor is anything known of a single row."""
 

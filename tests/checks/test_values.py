@@ -17,6 +17,7 @@ from pytest_fusion.oracle.tolerance.output_judge import excess_by
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.spec.promises import Tolerance
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -33,7 +34,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sweep("name", WRONG, fast=("a wrong tail",))
 def test_a_wrong_kernel_fails(examine: Any, name: str) -> None:
     """A missing epsilon, an untouched last column and a forgotten division are found and shrunk."""
     record = examine(WRONG[name], norm, dtypes=["float32", "bfloat16"], cases=60)
@@ -119,6 +120,7 @@ def test_the_worst_output_is_reported() -> None:
     assert as_verdict({}).status == "pass"
 
 
+@pytest.mark.slow
 def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> None:
     """Of two outputs the second is further off: its columns are drawn, not those of the first one that is wrong."""
 

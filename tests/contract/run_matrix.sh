@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The interpreter's tests, and what the assembler of one gets wrong, against every supported Triton: run_matrix.sh
+# The interpreter's tests, slow ones too, and what the assembler of one gets wrong, against every supported Triton: run_matrix.sh
 # [FOLDER], where releases are kept (default: a temporary one, made anew each time). VERSIONS="3.6.0" runs these alone.
 # Needs only pip; the environment's own packages stay as they are.
 set -euo pipefail
@@ -14,8 +14,8 @@ for version in ${VERSIONS:-3.6.0 3.7.1 3.9.0}; do
   fi
   echo "triton $version"
   PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" TRITON_INTERPRET=1 \
-    "$python" -m pytest -q tests/run/interpreter tests/contract tests/tutorials \
+    "$python" -m pytest -q -m "not nightly" tests/interpreter tests/contract tests/tutorials \
       tests/outside/test_liger_runs.py tests/outside/test_survey.py \
-      tests/run/resources/test_measure.py::test_what_the_assembler_got_wrong_is_told || status=1
+      tests/run/measure/resources/test_measure.py::test_what_the_assembler_got_wrong_is_told || status=1
 done
 exit "$status"

@@ -83,6 +83,7 @@ from tests.diagnosis.wrong import (
     variance,
     wrong_gelu,
 )
+from tests.sweeps import first_of_each, sweep
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLE)
+@sweep("name", TABLE, fast=first_of_each(TABLE, lambda name: TABLE[name].cause))
 def test_experiments_name_the_cause(lab_of: Any, name: str) -> None:
     """Each row is a kernel that is wrong in one way, on a case as a shrinker may leave it, and its cause."""
     row = TABLE[name]

@@ -21,6 +21,7 @@ from tests.diagnosis.wrong import (
     laid,
     sums_in_input_dtype,
 )
+from tests.sweeps import sweep
 
 
 def differentiable(backward: Callable[[T, T], T]) -> Callable[[T], T]:
@@ -89,7 +90,7 @@ GRADIENTS: dict[str, tuple[str, Callable[[T, T], T], dict[str, Any], Callable[[C
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@sweep("name", GRADIENTS, fast=("tail", "strides"))
 def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> None:
     """The same rules, with the gradient in the place of the result."""
     cause, backward, choice, change = GRADIENTS[name]
@@ -106,6 +107,7 @@ def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> 
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backward", "cause"),
     [
@@ -151,6 +153,7 @@ def weighted(total_of: Callable[[T], T]) -> Callable[[T, T], T]:
     return fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "total_of"),
     [
@@ -175,6 +178,7 @@ def test_a_sum_over_rows_is_told_from_roundings_of_its_terms(
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_a_right_gradient_is_right_whatever_else_varies(lab_of: Any) -> None:
     """Atomics in another order move the last bit of float32 sums: no digit of a gradient in 16 bits is lost by that."""
     calls = itertools.count()

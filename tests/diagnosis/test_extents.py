@@ -14,6 +14,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -39,6 +40,7 @@ def last_two_of_all(rows: T, x: T) -> T:
     return last_of_all(rows, x) + last_of_all(torch.zeros_like(rows), before)
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_0_for_nothing_and_too_low_for_much_is_no_matter_of_size_0(lab_of: Any) -> None:
     """Small cases with a size of 1 are right; one longer than a block is not."""
     inputs = {"x": tensor("hidden"), "by": tensor("rows")}
@@ -47,6 +49,7 @@ def test_a_bound_that_is_0_for_nothing_and_too_low_for_much_is_no_matter_of_size
     assert found.cause == "block-limit", found
 
 
+@pytest.mark.slow
 def test_a_window_that_is_right_at_whole_tiles_of_one_row_is_no_partial_tile(lab_of: Any) -> None:
     """With a whole tile of rows too it is wrong."""
     inputs = {"rows": tensor("m"), "x": tensor("m+extra")}
@@ -80,6 +83,7 @@ def one_more_in_a_row(x: T, at: int) -> T:
     return x * 2 + F.one_hot(torch.tensor(at), len(x))[:, None]
 
 
+@pytest.mark.slow
 def test_an_end_that_is_wrong_for_one_seed_alone_is_no_bound(lab_of: Any) -> None:
     """What only the first row has at this seed, and another row at others, shows in the first row at every size."""
     inputs = {"x": tensor("rows hidden"), "at": derived(first_or_middle)}
@@ -106,6 +110,7 @@ def causal(q: T, k: T, v: T, *, counted: bool = True) -> T:
     return out / total.clamp(min=1e-30)
 
 
+@pytest.mark.slow
 def test_a_row_that_alone_reaches_the_last_tile_of_another_dim_is_no_end(lab_of: Any) -> None:
     """Below a causal mask the last of the queries sees the one key past a tile; of more keys other queries see some."""
     inputs = {"q": tensor("m d"), "k": tensor("n d"), "v": tensor("n d")}
@@ -115,6 +120,7 @@ def test_a_row_that_alone_reaches_the_last_tile_of_another_dim_is_no_end(lab_of:
     assert found.cause == "block-limit", found
 
 
+@pytest.mark.slow
 def test_an_end_that_is_wrong_whatever_other_dims_are_is_a_bound(lab_of: Any) -> None:
     """The last query of all is left out, of few keys and of many."""
 
@@ -169,6 +175,7 @@ def test_nan_where_nothing_counts_is_named(lab_of: Any) -> None:
     assert found.cause == "zero-size", found
 
 
+@pytest.mark.slow
 def test_nan_among_what_counts_is_no_empty_row(lab_of: Any) -> None:
     """The last segment is NaN whether it is empty or not, and so is a root of what is negative."""
     bounds = {name: dim(1) for name in ("rows", "n", "m")}
@@ -207,6 +214,7 @@ def test_nan_that_an_input_holds_is_no_matter_of_a_size_of_0(lab_of: Any, fused:
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_nan_of_what_overflows_is_no_empty_row(lab_of: Any) -> None:
     """A softmax of one element is 1 whatever that is; from a maximum of -50 on it is 0 / 0 where all lie far below."""
 
@@ -221,6 +229,7 @@ def test_nan_of_what_overflows_is_no_empty_row(lab_of: Any) -> None:
     assert "nothing that counts: right with numbers of size 1, whatever counts" in found.ruled_out
 
 
+@pytest.mark.slow
 def test_one_wrong_distance_is_no_limit(lab_of: Any) -> None:
     """A table of distances with one wrong entry is wrong from that one on, at few places; with a cap at many."""
 
@@ -288,7 +297,7 @@ def most_in_padded_tiles(x: T, g: T) -> T:
     return F.pad(x, (0, 0, 0, len(x) % 2)).amax(0) * g
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("gradient_of", "reference", "sizes", "block", "cause"),
     [
         (slope_of_whole_tiles, sloped, {"dim rows": 17, "dim hidden": 1}, 16, "tail-mask"),
@@ -296,6 +305,7 @@ def most_in_padded_tiles(x: T, g: T) -> T:
         (most_in_padded_tiles, by_most, {"dim rows": 3, "dim hidden": 24}, 2, "wrong-neutral-element"),
     ],
     ids=["a dropped part", "a padded maximum"],
+    fast=("a padded maximum",),
 )
 def test_a_gradient_that_is_0_tells_of_no_padding(
     lab_of: Any,
@@ -337,7 +347,7 @@ def weighed_by_columns(x: T) -> T:
     return x * (torch.arange(x.shape[1] * x.shape[2]) // x.shape[1] + 1).view(x.shape[1:])
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("fused", "reference", "causes"),
     [
         (mean_of_padded_pixels, mean_of_pixels, {"tail-mask", "wrong-neutral-element"}),

@@ -63,6 +63,7 @@ def biased(x: T) -> T:
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 0.1).sqrt()
 
 
+@pytest.mark.slow
 def test_equal_slices_tell_places_from_shares(lab_of: Any) -> None:
     """Of equal parts any mean is right; a part with another one's share is a matter of places."""
     choice = {"dim parts": 4, "dim hidden": 6, "dtype": "float32"}
@@ -71,6 +72,7 @@ def test_equal_slices_tell_places_from_shares(lab_of: Any) -> None:
         assert found.cause in causes, found
 
 
+@pytest.mark.slow
 def test_equal_slices_without_variance_tell_nothing(lab_of: Any) -> None:
     """Where all elements of a row are equal a norm is 0, whatever it divides by."""
     choice = {"dim rows": 3, "dim hidden": 6, "dtype": "float32"}
@@ -83,6 +85,7 @@ def misplaced_floor(x: T) -> T:
     return (x.double() * (1 + 3e-6 * torch.cos(x.double()) * (x != x.round()))).to(x.dtype)
 
 
+@pytest.mark.slow
 def test_an_error_that_stays_is_no_lost_digit(lab_of: Any) -> None:
     """The error of a formula is nearly the same for values that are a little larger."""
     choice = {"dim rows": 3, "dim hidden": 6, "dtype": "float32"}
@@ -176,7 +179,7 @@ def function_of(forward_of: Callable[[T], T], backward_of: Callable[[T, T], T]) 
 @pytest.mark.parametrize(
     ("forward", "backward", "dtype", "left_out", "seeds"),
     [
-        (shares, share_of_rounded_products, "bfloat16", False, (7, 33, 35, 40, 42)),
+        pytest.param(shares, share_of_rounded_products, "bfloat16", False, (7, 33, 35, 40, 42), marks=pytest.mark.slow),
         (square, through_few_bits, "float32", False, ()),
         (square, share_without_upstream, "bfloat16", True, ()),
         (square, share_without_upstream, "float32", True, ()),
@@ -214,6 +217,7 @@ def test_a_factor_of_each_case_is_not_said_to_be_one_of_all(lab_of: Any) -> None
     )
 
 
+@pytest.mark.slow
 def test_a_gradient_that_cancels_tells_nothing_of_lengths(lab_of: Any) -> None:
     """Of equal upstream gradients a softmax has none: what is rounded was 4.6 times as far off at 512 rows as at 4."""
     choice = {"dim rows": 22, "dim hidden": 32, "dtype": "bfloat16"}
@@ -242,6 +246,7 @@ def attention(q: T, k: T, v: T) -> T:
     return torch.softmax(q @ k.T, -1) @ v
 
 
+@pytest.mark.slow
 def test_a_key_that_a_softmax_ignores_is_no_padding(lab_of: Any) -> None:
     """Far queries give all to one key; a loop that ends one short is right then, and has no neutral element."""
     inputs = {"q": tensor("rows hidden"), "k": tensor("keys hidden"), "v": tensor("keys hidden")}
@@ -259,6 +264,7 @@ def by_largest_of_the_last_tile(x: T) -> T:
     return x / (x[:, last:].abs().amax(-1, keepdim=True) + 0.1)
 
 
+@pytest.mark.slow
 def test_slices_that_share_a_maximum_are_not_apart(lab_of: Any) -> None:
     """The largest of 33 is mostly one of the first 32, which look right by themselves; what is lost is the carry."""
     choice = {"dim rows": 1, "dim hidden": 33, "dtype": "float32"}

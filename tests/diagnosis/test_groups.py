@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from pytest_fusion import tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.rules.groups import order_in_groups
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -34,7 +34,7 @@ def by_words(packed: T, scale: T) -> T:
     return (codes(packed, *AWQ) - 8) * scale
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("fused", "told"),
     [
         (lambda packed: (codes(packed, 1, 0) - 8) * 0.5, "in the order 1, 0"),

@@ -11,6 +11,7 @@ import torch
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.rules.loaded import rounded
+from tests.sweeps import sweep
 
 T = torch.Tensor
 MIXED = {
@@ -45,7 +46,7 @@ ROUNDED: dict[str, tuple[Callable[[T, T], T], Callable[[T, T], T], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROUNDED)
+@sweep("name", ROUNDED, fast=("compared",))
 def test_inputs_that_are_rounded_first_are_named(lab_of: Any, name: str) -> None:
     """One of two factors, both, and what is only compared, in a result of integers."""
     fused, reference, told = ROUNDED[name]
@@ -116,6 +117,7 @@ def test_bits_that_are_taken_for_others_are_named(lab_of: Any, name: str) -> Non
     assert (found.cause, told in found.evidence[0]) == ("overflow", True), found
 
 
+@pytest.mark.slow
 def test_a_zero_point_of_one_more_is_no_overflow(lab_of: Any) -> None:
     """What is off by one is so whatever the top bits are."""
     bounds = {"rows": dim(1), "m": dim(1)}

@@ -25,6 +25,7 @@ from tests.diagnosis.wrong import (
     total,
     valued,
 )
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -48,7 +49,7 @@ def exponent_rounded_up(x: T) -> T:
     return torch.frexp(groups(x)).exponent + low.to(torch.float32)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("fused", "reference", "regime", "cause"),
     [
         (exponent_rounded_up, exponent, "unit", "unexplained"),
@@ -56,6 +57,7 @@ def exponent_rounded_up(x: T) -> T:
         (pads_maximum_with_zero, lambda x: x.amax(-1), "negative", "wrong-neutral-element"),
     ],
     ids=["what a tile holds", "a tail", "its padding"],
+    fast=("a tail", "its padding"),
 )
 def test_a_whole_tile_of_one_element_tells_its_end_from_its_values(
     lab_of: Any, fused: Any, reference: Any, regime: str, cause: str
@@ -145,7 +147,7 @@ def grown_slope_without_digits(x: T, y: T) -> T:
     return (x.exp() - 1) / (x.abs() + 1e-12) + y * 0
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("fused", "reference", "cause"),
     [
         (likeness_above_a_floor, likeness, "eps-misplaced"),
@@ -156,6 +158,7 @@ def grown_slope_without_digits(x: T, y: T) -> T:
         (grown_without_digits, grown, None),
     ],
     ids=["another one", "digits that cancel beside one", "a root", "a quotient", "a floor", "digits that cancel"],
+    fast=("another one", "a root"),
 )
 def test_a_constant_that_the_reference_has_not(lab_of: Any, fused: Any, reference: Any, cause: str | None) -> None:
     """It takes over where values are tiny, and the result goes otherwise with them; one that lost its digits is 0."""
@@ -234,6 +237,7 @@ def shifted_scale(x: T) -> tuple[T, T]:
     return codes + 1, scale + 1
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_off_by_a_factor_is_named_beside_its_codes(lab_of: Any) -> None:
     """Codes of 100 steps in place of 127 are wrong each in its own way, and their scale by one constant."""
     inputs = {"x": tensor("rows n", values=values.normal())}
@@ -244,6 +248,7 @@ def test_a_scale_that_is_off_by_a_factor_is_named_beside_its_codes(lab_of: Any) 
     assert "1.27 times the right one" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_off_by_a_sum_has_no_factor(lab_of: Any) -> None:
     """One more than the right scale is another multiple of each."""
     inputs = {"x": tensor("rows n", values=values.normal())}
@@ -292,6 +297,7 @@ NARROWED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NARROWED)
 def test_digits_are_lost_of_narrowed_values_too(lab_of: Any, name: str) -> None:
     """A variance by a difference of squares is one of normal numbers as of any; a formula that is off is none."""
@@ -335,6 +341,7 @@ def up_to(x: T, lengths: T) -> T:
     return x.masked_fill(torch.arange(x.shape[1]) >= lengths[:, None], 0.0)
 
 
+@pytest.mark.slow
 def test_lengths_that_are_equal_in_a_first_call_are_not_kept(lab_of: Any) -> None:
     """Who takes the first length for all is right where both are equal, and wrong as if they still were by chance."""
     inputs = {

@@ -77,6 +77,7 @@ def every_other(rows: int, hidden: int) -> T:
     return (torch.arange(hidden) % 2 == 0).expand(rows, hidden).contiguous()
 
 
+@pytest.mark.slow
 def test_of_one_key_no_score_is_masked(lab_of: Any) -> None:
     """A softmax over one key uses no score; one whose maximum counts masked scores is cured of one row and of two."""
     inputs: dict[str, Any] = {"q": tensor("e"), "c": tensor("keys e")}

@@ -62,6 +62,7 @@ def test_a_kernel_that_is_wrong_without_it_too_is_not_excused(lab_of: Any, high:
     assert 'what products are set to: wrong without torch.set_float32_matmul_precision("high") too' in found.ruled_out
 
 
+@pytest.mark.slow
 def test_where_nothing_is_set_nothing_is_asked(lab_of: Any) -> None:
     """Torch's defaults are no choice: the rule takes no run and rules out nothing."""
     found = diagnosed(lab_of, always)

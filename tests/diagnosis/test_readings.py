@@ -11,6 +11,7 @@ from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.readings import readings
 from pytest_fusion.spec.inputs import derived
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -61,7 +62,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sweep("name", WRONG, fast=("both",))
 def test_inputs_of_one_shape_are_read_wrongly_together(lab_of: Any, name: str) -> None:
     """A rotation whose cosine and sine are the first batch's, as Liger 0.4.2 has it, beside queries of four dims."""
     fused, told = WRONG[name]
@@ -69,6 +70,7 @@ def test_inputs_of_one_shape_are_read_wrongly_together(lab_of: Any, name: str) -
     assert (found.cause, told in found.evidence[0]) == ("wrong-index-map", True), found
 
 
+@pytest.mark.slow
 def test_no_reading_is_named_of_another_formula(lab_of: Any) -> None:
     """A rotation the other way round is no input read elsewhere."""
     found = diagnose(

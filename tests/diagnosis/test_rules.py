@@ -19,6 +19,7 @@ from pytest_fusion.diagnosis import diagnose as module
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.spec.inputs import derived
+from tests.sweeps import first_of_each, sweep
 
 T = torch.Tensor
 
@@ -244,7 +245,7 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLE)
+@sweep("name", TABLE, fast=first_of_each(TABLE, lambda name: TABLE[name].cause))
 def test_experiments_name_the_cause(lab_of: Any, name: str) -> None:
     """Each row is a kernel that is wrong in one way, on a small case, and the cause or that none is sure."""
     row = TABLE[name]
@@ -283,6 +284,7 @@ def test_few_runs_name_no_cause(lab_of: Any, name: str) -> None:
     assert found.cause == "unexplained", found
 
 
+@pytest.mark.slow
 def test_the_element_that_is_taken_is_named(lab_of: Any) -> None:
     """The evidence says which element reaches the wrong one, and which should."""
     row = TABLE["two weights of the first group"]
@@ -301,6 +303,7 @@ def decayed_apart(x: T, w: T, rate: float) -> T:
     return x + (rate * w.nan_to_num() * 0.5)
 
 
+@pytest.mark.slow
 def test_a_factor_of_0_is_no_proof_that_nan_is_swallowed(lab_of: Any) -> None:
     """Where another rate is wrong for finite numbers too, NaN only showed what 0 hides; by itself it is the cause."""
     inputs = {"x": tensor("n"), "w": tensor("n"), "rate": st.sampled_from([0.0, 0.5])}
@@ -336,7 +339,7 @@ def _code(x: T) -> T:
     return x.mul(0.1).round().to(torch.int8)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("fused", "reference", "cause"),
     [
         (lambda x: x.to(torch.int32).sum(-1, dtype=torch.int32).long(), lambda x: x.long().sum(-1), "overflow"),
@@ -345,6 +348,7 @@ def _code(x: T) -> T:
         (lambda x: x.masked_fill(x > 1.3, -torch.inf), lambda x: x + 0, None),
     ],
     ids=["wraps", "not clamped", "code too high", "threshold"],
+    fast=2,
 )
 def test_overflow_is_where_a_dtype_ends(
     lab_of: Any, fused: Callable[[T], T], reference: Callable[[T], T], cause: str | None
@@ -361,7 +365,7 @@ def test_overflow_is_where_a_dtype_ends(
     assert found.cause != "wrong-index-map", found
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("profile", "choice", "fused", "cause"),
     [
         (values.uniform(-200, 200), {}, lambda x: torch.log(1 + x.exp()), "missing-max-subtraction"),
@@ -372,6 +376,7 @@ def test_overflow_is_where_a_dtype_ends(
         (values.uniform(-200, 200), {}, lambda x: F.softplus(x).masked_fill(x > 1.3, torch.inf), "unexplained"),
     ],
     ids=["uniform", "normal", "one of several", "never small", "threshold"],
+    fast=("uniform", "normal"),
 )  # fmt: skip
 def test_values_around_0_may_be_scaled_down(
     lab_of: Any, profile: Any, choice: dict[str, Any], fused: Callable[[T], T], cause: str
@@ -383,6 +388,7 @@ def test_values_around_0_may_be_scaled_down(
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that asks without end leaves the rules after it their share."""
 
@@ -434,8 +440,8 @@ def bins_spec(how: str) -> FusionSpec:
     ("how", "cause"),
     [
         ("load and store", {"racing-load", "racing-stores"}),
-        ("in one program", {"racing-stores"}),
-        ("twice", {"wrong-scale"}),
+        pytest.param("in one program", {"racing-stores"}, marks=pytest.mark.slow),
+        pytest.param("twice", {"wrong-scale"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_race_is_named_where_results_may_vary(how: str, cause: set[str], tmp_path: Path) -> None:
@@ -445,6 +451,7 @@ def test_a_race_is_named_where_results_may_vary(how: str, cause: set[str], tmp_p
     assert record.cause in cause, record.diagnosis
 
 
+@pytest.mark.slow
 def test_a_sum_by_atomics_passes(tmp_path: Path) -> None:
     """Any order of a sum is right where results may vary."""
     assert examine(bins_spec("atomics"), seed=0, root=tmp_path).verdict == "pass"

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.rules.sources import beyond
+from tests.sweeps import sweep
 
 T = torch.Tensor
 GRID = {"x": tensor("b h w")}
@@ -44,7 +45,7 @@ WRONG: dict[str, tuple[Callable[[T], T], Callable[[T], T], dict[str, Any], dict[
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sweep("name", WRONG, fast=("rows",))
 def test_what_a_result_must_not_know_is_named(lab_of: Any, name: str) -> None:
     """A stencil that goes on at the other end, or in the next row, knows all that it should and more."""
     fused, reference, inputs, sizes = WRONG[name]
@@ -86,13 +87,14 @@ SAME: dict[str, tuple[Callable[[T, T], T], Callable[[T, T], T]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@sweep("name", SAME, fast=("a smooth maximum",))
 def test_another_formula_of_the_same_elements_knows_no_more(lab_of: Any, name: str) -> None:
     """What counts at some seeds alone is no element of another place."""
     fused, reference = SAME[name]
     assert beyond(lab_of(fused, reference, PAIR, {"dim rows": 2, "dim n": 3}, dtypes="float32")) is None
 
 
+@pytest.mark.slow
 def test_what_wraps_around_is_met_in_three(lab_of: Any) -> None:
     """Of one element the neighbour is itself, and of two the left one is the right one."""
     found = diagnose(
@@ -112,6 +114,7 @@ ATTENTION: dict[str, tuple[Callable[[T, T, T], T], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTION)
 def test_what_counts_beside_a_second_key_alone_is_innocent(lab_of: Any, name: str) -> None:
     """Of one key no query matters; of a window that is one too wide it does, as the value does that should not."""

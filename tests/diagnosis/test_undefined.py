@@ -15,6 +15,7 @@ from pytest_fusion.interpreter.memory import undefined_lanes
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -63,6 +64,7 @@ def test_the_line_whose_lanes_reach_the_result_is_named(tmp_path: Path) -> None:
     assert "--fusion-undefined zero" in said
 
 
+@pytest.mark.slow
 def test_a_wrong_value_in_defined_lanes_is_another_matter(tmp_path: Path) -> None:
     """Padding with 1 stays wrong whatever undefined lanes hold, and is told by its tiles."""
     record = examine(spec("one"), seed=0, root=tmp_path)
@@ -71,14 +73,16 @@ def test_a_wrong_value_in_defined_lanes_is_another_matter(tmp_path: Path) -> Non
     assert record.cause in ("tail-mask", "wrong-neutral-element")
 
 
+@pytest.mark.slow
 def test_undefined_lanes_that_are_dropped_harm_nobody(tmp_path: Path) -> None:
     """A bias loaded without ``other`` and stored under the same mask is honest."""
     assert examine(spec("right"), seed=0, root=tmp_path).verdict == "pass"
 
 
+@pytest.mark.slow
 def test_one_can_look_past_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With zeros there, as --fusion-undefined zero asks for, the kernel passes and a note says why."""
-    monkeypatch.setattr(undefined_lanes, "asked_fill", lambda: "zero")
+    monkeypatch.setattr(undefined_lanes, "environment_fill", lambda: "zero")
     record: Any = examine(spec("undefined"), seed=0, root=tmp_path)
     assert record.verdict == "pass", record.message
     assert any("--fusion-undefined zero" in note for note in record.notes)
@@ -123,7 +127,7 @@ class Softmax(torch.autograd.Function):
         return shares * (upstream - (upstream * shares).sum(-1, keepdim=True)), None
 
 
-@pytest.mark.parametrize(("how", "wrong"), [("most", True), ("least", True), ("masked", False)])
+@sweep(("how", "wrong"), [("most", True), ("least", True), ("masked", False)])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_reader_that_passes_over_nan_is_seen_too(tmp_path: Path, how: str, wrong: bool, backward: bool) -> None:
     """A maximum of NaN and numbers is a number; a softmax is right whatever is subtracted, until it overflows."""
@@ -197,6 +201,7 @@ def test_what_other_gives_is_not_neutral(tmp_path: Path) -> None:
     assert "`decay = tl.load(d + at, mask=kept, other=0.0)`" in said
 
 
+@pytest.mark.slow
 def test_an_element_counted_twice_is_no_padding(tmp_path: Path) -> None:
     """Where padded lanes are masked out, what they hold explains nothing, and the kernel without the fault passes."""
     record = examine(decayed("twice"), seed=0, root=tmp_path)

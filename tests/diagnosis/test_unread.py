@@ -13,6 +13,7 @@ from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.rules.unread import unread
 from pytest_fusion.spec.inputs import derived
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -127,7 +128,7 @@ def up_to(x: T, lengths: T) -> T:
     ],
     ids=["the first", "none"],
 )
-@pytest.mark.parametrize("rows", [2, 3])
+@sweep("rows", [2, 3])
 def test_the_first_of_a_few_lengths_is_read(lab_of: Any, fused: Any, cause: str, rows: int) -> None:
     """Of two lengths the first is the longest for nearly every seed; of equal ones any is right."""
     inputs = {
@@ -142,6 +143,7 @@ def test_the_first_of_a_few_lengths_is_read(lab_of: Any, fused: Any, cause: str,
         assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_a_gradient_that_ignores_an_input(lab_of: Any) -> None:
     """The forward reads the weight, backward does not."""
 

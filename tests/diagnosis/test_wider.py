@@ -10,6 +10,7 @@ import torch
 
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis.diagnose import diagnose
+from tests.sweeps import sweep
 
 T = torch.Tensor
 ROWS = {"x": tensor("rows n", values=values.normal())}
@@ -59,7 +60,7 @@ WRONG: dict[str, tuple[Callable[[T], T], Callable[[T], T]]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@sweep("name", WRONG)
 def test_what_float32_does_not_explain_is_another_matter(lab_of: Any, name: str) -> None:
     """An input of 16 bits, a factor, and an error beside a reference in float32."""
     assert diagnosed(lab_of, *WRONG[name]).cause != "wider-reference"

@@ -14,6 +14,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks.case_judge import Bench, judge_case
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.rules.zeros import zeros
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -104,7 +105,7 @@ RIGHT: dict[str, tuple[Callable[[T], T], Callable[[T], T]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@sweep("name", RIGHT, fast=("a missing floor", "ties"))
 def test_what_is_wrong_without_zeros_is_no_matter_of_them(lab_of: Any, name: str) -> None:
     """A formula, equal values of any size and a floor fail for small numbers as for zeros."""
     fused, reference = RIGHT[name]
@@ -121,6 +122,7 @@ def test_what_is_wrong_without_zeros_is_no_matter_of_them(lab_of: Any, name: str
     assert diagnose(lab).cause != "zero-value"
 
 
+@pytest.mark.slow
 def test_a_0_that_one_seed_alone_draws_is_too_little(lab_of: Any) -> None:
     """Where no other seed draws a 0 nothing is said of zeros."""
 

@@ -11,6 +11,7 @@ from pytest_fusion.checks.verdict import CHECKS
 from pytest_fusion.diagnosis.causes import CAUSES
 from pytest_fusion.engine.profiles import PROFILES
 from tests.forked import run_pytest
+from tests.sweeps import sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md", "docs/bench.md", "docs/canary.md")
@@ -43,7 +44,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *IDEAS])
+@sweep("page", [*PAGES, *IDEAS], fast={*PAGES, *IDEAS} - {"docs/usage.md"})
 def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytester) -> None:
     """Each block marked as an example is a test file on its own, and every test in it passes."""
     examples = _examples(page)

@@ -33,6 +33,7 @@ from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 
@@ -160,6 +161,7 @@ def test_a_failure_ends_the_run_and_is_shrunk() -> None:
     assert tally.cases == tally.judged + sum(tally.rejected.values())
 
 
+@pytest.mark.slow
 def test_checks_after_the_one_that_failed_are_not_run_while_shrinking() -> None:
     """A case that no longer shows a wrong value ends where that was found; what follows would cost most of its time."""
     run = campaign(lambda x: x * 2 if x.shape[1] < 30 else x * 2 + 1, cases=40)
@@ -181,6 +183,7 @@ def test_without_the_shrink_phase_the_first_failing_case_is_reported() -> None:
     assert tally.failure.shrink_runs == 0
 
 
+@pytest.mark.slow
 def test_a_spec_error_met_while_shrinking_does_not_hide_the_finding() -> None:
     """A reference that cannot bear a smaller case ends that attempt, not the report."""
 
@@ -237,6 +240,7 @@ def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> No
     assert dict(replay.case.sizes) == record.case["dims"]
 
 
+@pytest.mark.slow
 def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     """Workers reach what the test itself covers, whatever kind of size a choice states, long rows before others."""
     seen: list[tuple[int, ...]] = []
@@ -262,6 +266,7 @@ def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     assert min(map(len, shares)) > 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its longest cases are not begun and told as too expensive; a fast one has them."""
@@ -283,6 +288,7 @@ def test_a_slow_kernel_is_not_called_hanging(slow: bool, monkeypatch: pytest.Mon
     assert (max(widths) > 65000, tally.rejected.get("too-expensive", 0) > 0) == (not slow, slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
     """Its longest cases are told as too expensive; what is wrong in shorter ones is found."""
@@ -309,7 +315,7 @@ def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
     assert tally.checks["gradients"]["verdict"] == "pass"
 
 
-@pytest.mark.parametrize("honest", [False, True])
+@sweep("honest", [False, True], fast=("True",))
 def test_what_is_wrong_for_many_rows_of_several_blocks_alone_is_found(honest: bool, tmp_path: Path) -> None:
     """Neither a long dim beside a small one nor two of three blocks of 64 show it."""
 
@@ -327,6 +333,7 @@ def test_what_is_wrong_for_many_rows_of_several_blocks_alone_is_found(honest: bo
     assert (found.verdict, found.failed_check) == (("pass", None) if honest else ("fail", "values"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgotten", ["a flag", "a stride"])
 def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> None:
     """A path for rows past 1000 columns, in Python so that no block size is known, is right for plain cases alone."""
@@ -348,6 +355,7 @@ def test_what_only_long_rows_forget_is_found(forgotten: str, tmp_path: Path) -> 
     assert (found.verdict, found.failed_check) == ("fail", "values")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decorators", [(), (settings(derandomize=True, max_examples=100),)], ids=["drawn", "derived"])
 def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     decorators: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
@@ -377,6 +385,7 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     assert len(set(compiled)) >= len(compiled) - 8  # the probes, and what is met twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most", "said"), [(1, True), (256, False)])
 def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: bool) -> None:
     """Past its limit torch.compile runs what it was given, so that a test compares the reference with itself."""
@@ -393,6 +402,7 @@ def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: b
     assert bool(notes) == said, found.notes
 
 
+@pytest.mark.slow
 def test_whether_a_case_fails_is_told_without_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failing test asks it of a new process, which made its whole diagnosis a second time: 5 s of 10."""
     run = campaign(lambda x: x + 2)

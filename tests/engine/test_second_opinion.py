@@ -117,6 +117,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_what_the_gpu_left_open_is_explained(found: dict[str, Any]) -> None:
     """The interpreted kernel fails alike, and experiments on it name the mask; the failure is still the GPU's."""
     check, diagnosis = found["bug"]

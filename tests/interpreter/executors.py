@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 from pytest_fusion.interpreter import Session, interpreted
+from tests.sweeps import sweep
 
 EXECUTORS = ("batched", "serial")
-each_executor = pytest.mark.parametrize("executor", EXECUTORS)
+each_executor = sweep("executor", EXECUTORS)
 
 
 def zeros(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

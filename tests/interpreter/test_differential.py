@@ -17,8 +17,11 @@ if not interpreter.installed():
 from pytest_fusion.interpreter import interpreted  # noqa: E402 - the lane must be on before Triton is imported
 from tests.interpreter.differential import operations  # noqa: E402
 from tests.interpreter.differential.harness import Kernel, assert_same, imported, launched  # noqa: E402
+from tests.sweeps import sweep  # noqa: E402
 
 KERNELS = operations.kernels()
+# Of each family two dtypes run each time, as below.
+NARROW = ("-int8", "-int16", "-int32", "-int64", "-uint8", "-uint16", "-uint64", "-fp16", "-fp32", "-fp64")
 # Many programs cost most one after the other: two dtypes of each family, and a sixth of what their kernels store.
 MANY = [k.thinned(6, i) for i, k in enumerate(KERNELS) if k.name.rpartition("-")[2] in {"bf16", "uint32"}]
 
@@ -26,14 +29,19 @@ tl = triton.language
 
 
 @pytest.mark.filterwarnings("ignore:view is deprecated")
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@sweep("kernel", KERNELS, ids=lambda kernel: kernel.name, fast={k.name for k in KERNELS if not k.name.endswith(NARROW)})
 def test_an_operation_is_the_same_batched(kernel: Kernel, tmp_path: Path) -> None:
     """The batched executor stores the bits that the serial one stores."""
     assert_same(kernel, tmp_path, (3,))
 
 
 @pytest.mark.filterwarnings("ignore:view is deprecated")
-@pytest.mark.parametrize("kernel", MANY, ids=lambda kernel: kernel.name)
+@sweep(
+    "kernel",
+    MANY,
+    ids=lambda kernel: kernel.name,
+    fast={kernel.name for kernel in MANY if kernel.name.endswith("bf16")},
+)
 def test_operations_are_the_same_in_any_number_of_programs(kernel: Kernel, tmp_path: Path) -> None:
     """So they are for one program, for two, and for so many that numpy takes its vectorised loops."""
     assert_same(kernel, tmp_path, (1, 2, 70))

@@ -39,6 +39,7 @@ def test_importing_the_package_imports_neither_triton_nor_torch() -> None:
     assert run(script).strip() == "[] None None"
 
 
+@pytest.mark.slow
 def test_triton_is_mended_as_soon_as_it_is_imported() -> None:
     """The import itself is whole (its loader is its own), and names imported from it afterwards are interpreted."""
     script = """
@@ -70,6 +71,7 @@ def test_triton_imported_too_early_is_told() -> None:
     assert run(script).startswith("False Triton was imported before the CPU lane")
 
 
+@pytest.mark.slow
 def test_triton_imported_early_but_interpreted_is_mended() -> None:
     """TRITON_INTERPRET=1 in the environment makes the order of imports irrelevant."""
     script = """
@@ -107,6 +109,7 @@ def test_an_unknown_interpreter_refuses_to_launch() -> None:
     assert "InterpreterBuilder.create_dot is missing" in second
 
 
+@pytest.mark.slow
 def test_an_untested_release_with_known_names_is_used_and_told() -> None:
     """Another version whose names all match is mended, and problem() says that it was not tested."""
     script = """

@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion import FusionSpec, interpreter, tensor
 from pytest_fusion.errors import NotModelledError, TooManyProgramsError
-from pytest_fusion.interpreter.bridge.observers import counted_notes
+from pytest_fusion.interpreter.bridge.lane_state import counted_notes
 from pytest_fusion.interpreter.control.executor import most_alone
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.plugin.testing import examine
@@ -84,6 +84,7 @@ def test_a_grid_that_cuda_refuses_is_refused() -> None:
         fill_kernel[(1, 65536)](torch.zeros(8), 8, 1.0, BLOCK=8)
 
 
+@pytest.mark.slow
 def test_a_test_that_meets_such_a_grid_says_what_bounds_it() -> None:
     """Rows in the second dimension: at 65,537 of them the message names `dims=`, and no `rejects=`."""
 

@@ -16,6 +16,7 @@ from pytest_fusion.interpreter.bridge import named_device
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.run.measure.launches.launch_count import Counts
 from pytest_fusion.run.unguarded import called
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")
 
@@ -76,10 +77,11 @@ def spec(fused, **keywords) -> FusionSpec:
     )
 
 
-@pytest.mark.parametrize(
+@sweep(
     "judged",
     [spec(named_alone), spec(moved), spec(WithGradient.apply, grad=True), spec(NamedInBackward.apply, grad=True)],
     ids=["made", "moved", "graded", "in backward"],
+    fast=("made", "moved"),
 )
 def test_the_cpu_stands_in_for_a_device_that_is_named(judged: FusionSpec, tmp_path: Path) -> None:
     """A right kernel passes, in other threads and in backward too, and the report says how."""

@@ -14,6 +14,7 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.errors import MemoryFinding
 from pytest_fusion.interpreter import interpreted
+from tests.sweeps import sweep
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -41,7 +42,7 @@ KINDS = {
 pytestmark = [
     pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated"),
     pytest.mark.filterwarnings("ignore:tl.cat.*is deprecated"),
-    pytest.mark.parametrize("executor", ["batched", "serial"]),
+    sweep("executor", ["batched", "serial"]),
 ]
 each_plant = pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: f"{Path(plant.file).stem}-{plant.name}")
 

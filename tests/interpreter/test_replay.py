@@ -14,6 +14,7 @@ from pytest_fusion import interpreter
 from pytest_fusion.interpreter import Session, interpreted
 from pytest_fusion.interpreter.control import launch_replay
 from pytest_fusion.interpreter.control.executor import ordered
+from tests.sweeps import sweep
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -41,7 +42,7 @@ pytestmark = [
 def twice(run: Callable[[Any], Any]) -> list[tuple[Session, Any, list[torch.Tensor]]]:
     """Sessions, memories and results of two runs in memory of their own, of which the second may be replayed."""
     found = []
-    with launch_replay.kept():
+    with launch_replay.allowed():
         for _ in range(2):
             memory = planted.Memory(1 << 19)
             with interpreted(findings="collect") as session:
@@ -70,7 +71,7 @@ def test_kernels_written_to_break_the_lane_say_the_same_again(case: Any) -> None
         assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-@pytest.mark.parametrize("bug", [True, False], ids=["bug", "honest"])
+@sweep("bug", [True, False], ids=["bug", "honest"])
 @pytest.mark.parametrize("plant", planted.PLANTS, ids=lambda plant: f"{Path(plant.file).stem}-{plant.name}")
 def test_a_planted_bug_is_found_again(plant: Any, bug: bool) -> None:
     """A launch with a finding is run as any other, and its twin is not accused."""
@@ -80,6 +81,7 @@ def test_a_planted_bug_is_found_again(plant: Any, bug: bool) -> None:
     assert memory.intact()
 
 
+@pytest.mark.slow
 def test_most_honest_kernels_are_replayed() -> None:
     """Else the two tests above would tell of nothing."""
     sessions = [twice(case.run)[1][0] for case in cases.HONEST if case.executor == "batched"]
@@ -95,7 +97,7 @@ def scaled_kernel(x, out, n, BLOCK: tl.constexpr):
 
 def launches(*calls: Callable[[], object]) -> list[bool]:
     """Whether each of the calls, one launch each, was replayed."""
-    with launch_replay.kept(), interpreted() as session:
+    with launch_replay.allowed(), interpreted() as session:
         for call in calls:
             call()
     return replayed(session)
@@ -233,7 +235,7 @@ def copy_kernel(x, out, BLOCK: tl.constexpr):
 
 def test_memory_that_holds_nothing_is_found() -> None:
     """Fresh memory has the bits that a kernel wrote into other such memory, and nobody wrote them."""
-    with launch_replay.kept(), interpreted(findings="collect") as session:
+    with launch_replay.allowed(), interpreted(findings="collect") as session:
         written, blank = torch.empty(16), torch.empty(16)
         copy_kernel[(1,)](blank.clone(), written, BLOCK=16)
         doubled(written)

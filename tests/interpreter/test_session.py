@@ -290,6 +290,7 @@ def fresh(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_triton_imported_before_and_not_interpreted_is_an_error() -> None:
     """Entering a session says what to do, rather than running nothing of what was asked for."""
     script = """

@@ -53,6 +53,7 @@ def test_the_reference_is_torchs() -> None:
     torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_kernel_is_torchs() -> None:
     """Thirty steps on tensors of six sizes, none and one among them, are torch's in float64 to float32 accuracy."""
     parameters = _tensors(0)
@@ -65,6 +66,7 @@ def test_the_kernel_is_torchs() -> None:
     torch.testing.assert_close(_clones(mine, torch.float64), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True])
 def test_parameters_of_16_bits_are_their_masters_rounded(wide: bool) -> None:
     """Masters and moments take the steps of a float32 call, with gradients of 16 bits or of float32."""
@@ -109,6 +111,7 @@ def test_any_dense_layout_and_alignment() -> None:
     assert torch.equal(got[0][2], lone)
 
 
+@pytest.mark.slow
 def test_the_table_is_made_once() -> None:
     """Steps on the same tensors share one table; other tensors at other places get their own; few are kept."""
     kernel_of_adamw._tables.clear()
@@ -139,6 +142,7 @@ def test_a_tensor_of_several_programs() -> None:
     torch.testing.assert_close((parameters, *map(list, moments)), (*map(list, wanted),), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_opcheck_and_one_graph() -> None:
     """The operator says what it writes, and a compiled step writes what an eager one does."""
     sets = [[_clones(_tensors(seed)) for seed in range(3)] for _ in range(3)]

@@ -165,6 +165,7 @@ def test_nan_and_infinity_stay_in_their_channel() -> None:
     assert y[:, 4].isfinite().all()
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernels, autograd registration and tracing hold, for channels first and last, and for nothing."""
     given = {name: each.float() for name, each in _inputs((4, 6, 5, 3)).items()}
@@ -178,6 +179,7 @@ def test_opcheck() -> None:
         torch.library.opcheck(batch_norm_backward, backward)
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """Training with running statistics, and the gradients, compile without a graph break and write the same."""
     given = _inputs((4, 6, 5, 3))

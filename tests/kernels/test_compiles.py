@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.slow  # some 15 s for each dtype, until Triton's cache has the kernels
+pytestmark = pytest.mark.nightly  # some 15 s for each dtype, until Triton's cache has the kernels
 
 SHARED_LIMIT = 232448  # bytes of shared memory that one block may use on sm_90
 DTYPES = ("float32", "float16", "bfloat16")

@@ -217,6 +217,7 @@ def test_wide_rows_are_walked_through() -> None:
     assert narrow.rows == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_opcheck(reduction: str) -> None:
     """Schema, fake kernels, autograd registration and tracing hold, of strided inputs and of none."""
@@ -231,6 +232,7 @@ def test_opcheck(reduction: str) -> None:
     torch.library.opcheck(_cross_entropy_backward, (upstream, logits, target, statistics, count, *options))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """The kernel and its gradient compile without a graph break."""
     logits, target = _inputs()

@@ -209,6 +209,7 @@ def test_sizes_of_zero(batch: int, capacity: int, heads: int, kv_heads: int) -> 
         assert bool(lse.isneginf().all())
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernel and tracing hold, strided, paged, float8 and empty inputs included."""
     given = _float(_inputs())
@@ -225,6 +226,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_decode_attention, (given["q"], *codes, *rest), test_utils=utilities)
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """The kernel compiles without a graph break, checked lengths and pages included."""
     given = _paged(_float(_inputs()), 8)

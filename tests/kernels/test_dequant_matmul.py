@@ -194,6 +194,7 @@ def test_infinities_stay_in_their_rows() -> None:
         assert torch.equal(y[1], torch.full_like(y[1], float("inf")))
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernels and tracing hold for all operators, strided inputs included."""
     (x,) = _normal((70, 3))
@@ -207,6 +208,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(kernel._fp8_linear, (x.to(FP8), float8, one, one, torch.bfloat16), test_utils=rest)
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """All kernels compile without a graph break."""
     (x,) = _normal((3, 64))

@@ -201,6 +201,7 @@ def test_nan_stays_within_its_pairs() -> None:
     assert out.isnan().nonzero().tolist() == [[1, 5], [1, 7], [1, 9]]  # (1, 0), (2, 1), (3, 1)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernels, autograd registration and tracing hold, strided and empty inputs included."""
     given = _float(_bags())
@@ -219,6 +220,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_dot_interaction_backward, (torch.ones(4, 12), dense.detach(), sparse.detach()))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """Bags into interaction, and the gradients, compile without a graph break."""
     given = _float(_bags())

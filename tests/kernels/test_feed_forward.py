@@ -83,6 +83,7 @@ def test_gradients_that_nobody_asked_for() -> None:
         assert torch.equal(gradients([number])[0], d)
 
 
+@pytest.mark.slow
 def test_opcheck_and_one_graph() -> None:
     """Schema, fake kernel, autograd registration and tracing hold, and it compiles without a graph break."""
     operands = [t.requires_grad_() for t in _operands(4, 6, 5, 3, torch.float32)]

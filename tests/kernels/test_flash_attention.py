@@ -16,6 +16,7 @@ from reference_kernels.flash_attention import flash_attention, flash_attention_r
 from reference_kernels.flash_attention.backward import config_keys, config_queries
 from reference_kernels.flash_attention.call import Call, engine
 from reference_kernels.flash_attention.kernel import _flash_attention, config
+from tests.sweeps import sweep
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -119,7 +120,7 @@ def test_several_tiles_each_way(queries: int, keys: int, causal: bool, window: i
     _compared(_inputs(1, queries=queries, keys=keys, heads=3, kv_heads=1, features=24), causal=causal, window=window)
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "window": 17}, {"window": 17}])
+@sweep("options", [{"causal": True}, {"causal": True, "window": 17}, {"window": 17}])
 def test_every_alignment_of_mask_and_tiles(options: dict[str, Any]) -> None:
     """A mask may begin and end anywhere in a tile: at its first position, at its last, between two."""
     for shift in range(-16, 17):
@@ -247,6 +248,7 @@ def test_unasked_gradients_cost_nothing() -> None:
         assert all(map(torch.equal, found, (w for w, wanted in zip(whole, asked, strict=True) if wanted)))
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernels, autograd registration and tracing hold, strided, packed and empty inputs included."""
     q, k, v = (each.half().transpose(1, 2).contiguous().transpose(1, 2) for each in _inputs(1, queries=5, keys=7))
@@ -257,6 +259,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_flash_attention, (q[:, :0], k, v, None, None, False, None, 0.25, False, False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_one_graph(dtype: torch.dtype) -> None:
     """The kernel and its gradients compile without a graph break, checked offsets included."""

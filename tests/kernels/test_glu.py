@@ -80,6 +80,7 @@ def test_saturated_gates_stay_finite() -> None:
         torch.testing.assert_close(slope, torch.tensor([0.0, 0, 0, 0.5, 1, 1, 1]), rtol=0, atol=1e-30)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernel, autograd registration and tracing hold for both operators, strided inputs included."""
     gate, up = _halves(4, 6)
@@ -88,6 +89,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_glu_packed, (torch.empty(0, 6), "gelu_tanh"))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """Both kernels and their gradients compile without a graph break."""
     gate, up = _halves(4, 6)

@@ -157,6 +157,7 @@ def test_only_what_is_read_in_vectors_goes_in_stages() -> None:
     assert {stages(wide[:, :width], interpreted=True) for width in WIDTHS} == {1, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [5, 300])
 def test_opcheck(width: int) -> None:
     """Schema, fake kernels, autograd registration and tracing hold, of strided inputs and of nothing."""
@@ -173,6 +174,7 @@ def test_opcheck(width: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """Both kernels and their gradients compile without a graph break."""
     x, residual, weight, bias, *_ = _inputs(4, 6)

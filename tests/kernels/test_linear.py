@@ -202,6 +202,7 @@ def test_infinities_stay_in_their_rows() -> None:
         assert torch.equal(y[1], torch.full_like(y[1], float("inf")))
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernels, autograd registration and tracing hold for all operators, strided inputs included."""
     x, weight, down, up, bias = _normal((6, 4), (5, 6), (6, 3), (5, 3), (5,), dtype=torch.float32)
@@ -216,6 +217,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_lora_linear_backward, (linear(leaves[0], leaves[1]), *leaves, 0.5, True, False, True))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """All kernels and their gradients compile without a graph break."""
     x, weight, down, up = _normal((4, 6), (6, 6), (3, 6), (6, 3), dtype=torch.float32)

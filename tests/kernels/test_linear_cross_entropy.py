@@ -232,6 +232,7 @@ def test_no_classes(gradients: Any) -> None:
     assert dweight.shape == (0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [True, False])
 def test_opcheck(early: bool) -> None:
     """Schema, fake kernels, autograd registration and tracing hold for all operators, strided inputs included."""
@@ -251,6 +252,7 @@ def test_opcheck(early: bool) -> None:
         torch.library.opcheck(kernel._linear_cross_entropy_scale, (2 * upstream, *gradients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients", ["forward", "backward"])
 def test_one_graph(gradients: Any) -> None:
     """The kernel and its gradients compile without a graph break."""

@@ -104,6 +104,7 @@ def test_logits_far_apart() -> None:
     assert gradient.tolist() == [[0.0] * 3] * 2
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernel, autograd registration and tracing hold, strided and empty inputs included."""
     logits = _logits(4, 6).float().t().contiguous().t().requires_grad_()
@@ -112,6 +113,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_moe_gate, (torch.empty(0, 6), 3, True))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """The kernel and its gradient compile without a graph break."""
     logits = _logits(4, 6).float().requires_grad_()

@@ -126,6 +126,7 @@ def test_rows_without_a_scale(norm: str, codes: str, group: int | None) -> None:
     assert scales[0].isfinite().all()
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernel and tracing hold, with and without what is optional, strided inputs and no rows included."""
     x, weight = _normal((6, 40), (40,))
@@ -135,6 +136,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_norm_quant, (x[:0], None, weight, None, 1e-6, False, "int8", 16))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """Both functions compile without a graph break."""
     x, residual, weight = _normal((4, 40), (4, 40), (40,))

@@ -131,6 +131,7 @@ def test_the_mask_knows_elements_by_number_alone() -> None:
     assert torch.equal(dropout(plain * torch.nan, 11, 1.0), plain * 0)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernel, autograd registration and tracing hold for all operators, strided inputs included."""
     x, y, z, vector = _normal((4, 6), (4, 6), (4, 6), (4,))
@@ -141,6 +142,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_dropout, (torch.empty(0, 6), 3, 0.25))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """All kernels and their gradients compile without a graph break."""
     x, y, z, vector = _normal((4, 6), (4, 6), (4, 6), (6,))

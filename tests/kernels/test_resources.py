@@ -16,7 +16,7 @@ from reference_kernels.linear import spec as linear
 from reference_kernels.rms_norm import spec as rms_norm
 from reference_kernels.softmax import spec as softmax
 
-pytestmark = pytest.mark.slow  # half a minute until Triton's cache has the kernels
+pytestmark = pytest.mark.nightly  # half a minute until Triton's cache has the kernels
 
 ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "softmax": (softmax.SPEC.with_(grad=False), {"batch": (8192,), "n": 8192, "keep": None, "bias": None}),
@@ -65,8 +65,8 @@ def test_gradients_stay_in_registers(name: str, count: int) -> None:
         assert not any(kernel.spills for kernel in report.kernels)
 
 
-def test_a_sum_over_one_column_computes_with_what_was_written() -> None:
-    """ptxas 12.8 left a uniform register unset in narrower tiles; the reason would name it."""
+def test_a_sum_over_one_column_compiles() -> None:
+    """LoRA's gradients of depth 1 are compiled for every target, its thin sums as well."""
     for report in _reports()["lora_backward"]:
         assert {kernel.kernel for kernel in report.kernels} >= {"_lora_kernel", "_thin_sums_kernel"}
         assert [(kernel.status, kernel.reason) for kernel in report.kernels] == [("compiled", "")] * len(report.kernels)

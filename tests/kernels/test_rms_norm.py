@@ -125,6 +125,7 @@ def test_a_result_that_nobody_used_takes_no_part() -> None:
     assert all(torch.equal(a, b) for a, b in zip(of_y, with_zeros, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [5, 300])
 def test_opcheck(width: int) -> None:
     """Schema, fake kernels, autograd registration and tracing hold, of strided inputs and of nothing."""
@@ -140,6 +141,7 @@ def test_opcheck(width: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """Both kernels and their gradients compile without a graph break."""
     x, residual, weight, *_ = _inputs(4, 6)

@@ -100,6 +100,7 @@ def test_heads_past_one_block(layout: str) -> None:
         torch.testing.assert_close(got, rope_reference(q, k, cos, sin, layout), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernel, autograd registration and tracing hold, for shared tables and heads before tokens too."""
     q, k, cos, sin = _inputs((2, 3))
@@ -108,6 +109,7 @@ def test_opcheck() -> None:
         torch.library.opcheck(_rope, (q, k, cos[0], sin[0], interleaved, False))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """The kernel and its gradient compile without a graph break."""
     q, k, cos, sin = _inputs()

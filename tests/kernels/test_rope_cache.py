@@ -165,6 +165,7 @@ def test_slots_that_nobody_checked() -> None:
     assert changed.nonzero().flatten().tolist() == [4]
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema (both caches are written), fake kernel and tracing hold, for float8 and strided caches too."""
     inputs = _inputs()
@@ -174,6 +175,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_rope_cache, (*arguments, torch.ones(2), torch.ones(2), False, False))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """Compiled without a graph break, views of one tensor as caches are written as without."""
     inputs = _inputs()

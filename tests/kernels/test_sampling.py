@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from reference_kernels.sampling import sample, sampling_probabilities
 from reference_kernels.sampling.kernel import _sample, config
+from tests.sweeps import sweep
 
 CUTS: list[dict[str, Any]] = [
     {},
@@ -76,8 +77,8 @@ def test_the_reference_is_the_definition(cuts: dict[str, Any], penalty: float) -
     torch.testing.assert_close(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("cuts", CUTS)
-@pytest.mark.parametrize("vocab", [40, 1500])
+@sweep("cuts", CUTS, fast=2)
+@sweep("vocab", [40, 1500])
 def test_draws_are_distributed_as_the_reference_says(cuts: dict[str, Any], vocab: int) -> None:
     """Of 1000 draws none has probability 0, and their places in the cumulated probabilities are uniform, with the
     tokens in their own order and by falling probability, in rows of one tile and of several."""
@@ -102,6 +103,7 @@ def _kept(row: torch.Tensor, **cuts: Any) -> set[int]:
     return set(sample(row.expand(400, -1), 5, temperature=1e38, **cuts).tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 5, 17])
 def test_exactly_k_stay(k: int) -> None:
     """Top-k keeps the k largest however they are spaced: ties by the lower index, neighbours in float32, both zeros,
@@ -127,7 +129,7 @@ def test_exactly_k_stay(k: int) -> None:
         assert _kept(row, top_k=k) == wanted, name
 
 
-@pytest.mark.parametrize(("p", "most"), [(0.0, 1), (0.05, 1), (0.0501, 2), (0.5, 10), (0.951, 20), (1.0, 20)])
+@sweep(("p", "most"), [(0.0, 1), (0.05, 1), (0.0501, 2), (0.5, 10), (0.951, 20), (1.0, 20)])
 def test_the_token_that_crosses_p_stays(p: float, most: int) -> None:
     """Of 20 equal logits the first ones stay until they hold p together, the one that gets there included."""
     assert _kept(torch.full((20,), -3.0), top_p=p) == set(range(most))
@@ -179,6 +181,7 @@ def test_the_draw_does_not_follow_the_layout() -> None:
     assert not torch.equal(sample(logits, 12, top_k=9), wanted)
 
 
+@pytest.mark.slow
 def test_a_row_draws_the_same_in_longer_batches() -> None:
     """The first rows' tokens are the same whether others follow or not, in rows of several tiles."""
     logits = _logits(50, 700).float()
@@ -186,6 +189,7 @@ def test_a_row_draws_the_same_in_longer_batches() -> None:
         assert torch.equal(sample(logits[:9], 4, **cuts), sample(logits, 4, **cuts)[:9])
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     """Schema, fake kernel and tracing hold, with numbers for all and by row."""
     logits = _logits(4, 30).float()
@@ -195,6 +199,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(_sample, (logits.t().contiguous().t(), 7, logits > 0, by_row, numbers))
 
 
+@pytest.mark.slow
 def test_one_graph() -> None:
     """The kernel compiles without a graph break."""
     logits = _logits(4, 30).float()

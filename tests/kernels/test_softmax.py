@@ -16,6 +16,7 @@ from reference_kernels.softmax import softmax, softmax_reference
 from reference_kernels.softmax.backward import config_bias
 from reference_kernels.softmax.kernel import _softmax, _softmax_backward
 from tests.philox import philox
+from tests.sweeps import sweep
 
 WIDTHS = (1, 5, 100, 300)  # in one tile, and in a loop of several
 
@@ -179,7 +180,7 @@ def test_infinities_are_torchs(width: int) -> None:
     assert found[0][0].isnan().any(-1).tolist() == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize("width", [5, 300])
+@sweep("width", [5, 300])
 def test_opcheck(width: int) -> None:
     """Schema, fake kernels, autograd registration and tracing hold, of strided inputs and of nothing."""
     x, bias, dy = _normal((width, 4), (width,), (4, width), dtype=torch.float32)

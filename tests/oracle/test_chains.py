@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from pytest_fusion.oracle import run_lanes
 from tests.oracle.judging import judged
+from tests.sweeps import sweep
 
-SEEDS = pytest.mark.parametrize("seed", range(8))
+SEEDS = sweep("seed", range(8), fast=2)
 
 
 def normal(seed: int, *shape: int) -> Tensor:

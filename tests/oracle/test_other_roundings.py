@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pytest_fusion.oracle import run_lanes
 from tests.oracle import judging
+from tests.sweeps import sweep
 
 Function = Callable[[Tensor], Tensor]
 
@@ -62,6 +63,7 @@ def test_inputs_cancel_exactly() -> None:
     assert not judged(below, torch.where(below(x) == 0, 2**-26, below(x)), x, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_two_forms_of_a_weighted_mean_agree(seed: int) -> None:
     """``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` hold other constants, which shows where the sum is near 0."""
@@ -444,8 +446,8 @@ def test_what_gets_through_huge_scores_is_priced(seed: int) -> None:
     assert judged(losses, torch.tensor([5.0]).log(), x, seed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("lowest", [-88.7228, -87.3365])
+@sweep("dtype", [torch.float32, torch.bfloat16])
+@sweep("lowest", [-88.7228, -87.3365])
 def test_a_gate_that_a_gpu_flushes_is_no_error(lowest: float, dtype: torch.dtype) -> None:
     """``silu`` is -0 where ``exp(-x)`` overflows or a GPU flushes the gate; above that it is not."""
     x = torch.randn(64, 2080, generator=torch.Generator().manual_seed(0)) * 560

@@ -71,6 +71,7 @@ def _numpy_within(x: Tensor) -> Tensor:
     return torch.from_numpy(x.numpy() * 2)
 
 
+@pytest.mark.slow
 def test_a_compiled_reference_runs_as_it_was_written() -> None:
     """Dynamo does not trace the lanes' own code, and what was compiled is followed operation by operation."""
     compiled = torch.compile(lambda x: torch.softmax(x * 1.1, -1), backend="eager")

@@ -40,6 +40,7 @@ def rms_norm_llama(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return normalised.to(x.dtype) * weight
 
 
+@pytest.mark.slow
 @fused_equivalent(
     rms_norm_llama, inputs={"x": tensor("*batch n"), "weight": tensor("n"), "eps": EPS}, dims={"n": COLUMNS}
 )
@@ -55,6 +56,7 @@ def rms_norm_gemma(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return (normalised * (1.0 + weight.float())).to(x.dtype)
 
 
+@pytest.mark.slow
 @fused_equivalent(
     rms_norm_gemma, inputs={"x": tensor("rows n"), "weight": tensor("n"), "eps": EPS}, dims={"n": COLUMNS}
 )
@@ -68,6 +70,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
 
 
+@pytest.mark.slow
 @fused_equivalent(
     layer_norm,
     inputs={"x": tensor("*batch n"), "weight": tensor("n"), "bias": tensor("n"), "eps": EPS},
@@ -94,6 +97,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate.float(), approximate="tanh").to(up.dtype) * up
 
 
+@pytest.mark.slow
 @fused_equivalent(geglu, inputs={"gate": tensor("*batch n"), "up": tensor("*batch n")}, dims={"n": COLUMNS})
 def test_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
     """Liger's geglu agrees with gelu_tanh(gate) * up."""
@@ -105,6 +109,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x.float(), dim=-1).to(x.dtype)
 
 
+@pytest.mark.slow
 @fused_equivalent(softmax, inputs={"x": tensor("*batch n")}, dims={"n": COLUMNS})
 def test_softmax(x: torch.Tensor) -> Any:
     """Liger's softmax agrees with torch's in float32, rounded once."""
@@ -170,8 +175,10 @@ def rope_spec(name: str, seq: Dim, *, per_sequence: bool) -> FusionSpec:
     )
 
 
-test_rope = rope_spec("liger_rope", dim(2, 9), per_sequence=False).test()
-test_rope_with_positions_per_sequence = rope_spec("liger_rope_per_sequence", dim(2, 9), per_sequence=True).test()
+test_rope = pytest.mark.slow(rope_spec("liger_rope", dim(2, 9), per_sequence=False).test())
+test_rope_with_positions_per_sequence = pytest.mark.slow(
+    rope_spec("liger_rope_per_sequence", dim(2, 9), per_sequence=True).test()
+)
 
 test_rope_of_one_position = pytest.mark.xfail(
     strict=True,
@@ -179,7 +186,7 @@ test_rope_of_one_position = pytest.mark.xfail(
     ".contiguous(), which leaves a (batch, 1, heads, size) tensor alone whatever the stride of its size-1 dimension. "
     "With q made sequence first, as view(1, batch, heads, size).transpose(0, 1), that stride is batch * heads * size: "
     "all sequences but the first stay unrotated, and the kernel reads and writes past the tensor.",
-)(rope_spec("liger_rope_of_one_position", dim(1, 1), per_sequence=False).test())
+)(pytest.mark.slow(rope_spec("liger_rope_of_one_position", dim(1, 1), per_sequence=False).test()))
 
 
 def cross_entropy(
@@ -227,14 +234,14 @@ def cross_entropy_spec(name: str, vocab: Dim) -> FusionSpec:
     )
 
 
-test_cross_entropy = cross_entropy_spec("liger_cross_entropy", dim(1, 32768)).test()
+test_cross_entropy = pytest.mark.slow(cross_entropy_spec("liger_cross_entropy", dim(1, 32768)).test())
 
 test_cross_entropy_of_several_blocks = pytest.mark.xfail(
     strict=True,
     reason="A real bug of Liger 0.8.5, there since 0.1.0: the running sum of exponentials is scaled by exp(m - m_new), "
     "and both are -inf as long as nothing finite was seen. Of logits whose first 32768 columns, a whole block, are "
     "-inf (masked classes) the loss is NaN: [-inf] * 32768 + 7232 normal numbers, target 39999: torch 8.85, Liger NaN.",
-)(cross_entropy_spec("liger_cross_entropy_of_several_blocks", dim(1)).test())
+)(pytest.mark.slow(cross_entropy_spec("liger_cross_entropy_of_several_blocks", dim(1)).test()))
 
 
 def llama4_rope(q: torch.Tensor, k: torch.Tensor, rotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -275,7 +282,7 @@ def llama4_rope_spec(name: str, seq: Dim) -> FusionSpec:
     )
 
 
-test_llama4_rope = llama4_rope_spec("liger_llama4_rope", dim(2, 20)).test()
+test_llama4_rope = pytest.mark.slow(llama4_rope_spec("liger_llama4_rope", dim(2, 20)).test())
 
 test_llama4_rope_of_one_position = pytest.mark.xfail(
     strict=True,
@@ -283,4 +290,4 @@ test_llama4_rope_of_one_position = pytest.mark.xfail(
     ".contiguous(), which leaves (batch, 1, heads, size) as it is whatever the stride of its size-1 dimension. For q "
     "made as (batch, heads, 1, size).transpose(1, 2) that stride is size, for heads * size: of two sequences with four "
     "heads of 8 the second is off by up to 3.7.",
-)(llama4_rope_spec("liger_llama4_rope_of_one_position", dim(1, 1)).test())
+)(pytest.mark.slow(llama4_rope_spec("liger_llama4_rope_of_one_position", dim(1, 1)).test()))

@@ -127,6 +127,7 @@ def test_one_launch_more_than_the_baseline_fails(project: Project, bench: Any) -
     assert {one["verdict"] for one in compared if one["role"] == "fused"} == {"improved"}
 
 
+@pytest.mark.slow
 def test_a_missing_baseline_fails_where_nobody_can_make_it(
     project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_damaged_baseline_is_an_error_that_names_the_file(project: Project, be
     assert path.read_text() == "{"
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_for_the_targets(project: Project, bench: Any) -> None:
     """Registers, shared memory and occupancy without a GPU, in the table and as exact facts of the baseline."""
     result = bench(ONE, "--fusion-update", "new", targets="sm_90")
@@ -189,6 +191,7 @@ def double(x):
 """ + ONE.replace('{"rows": 512, "cols": 1000}', SIZES)
 
 
+@pytest.mark.slow
 def test_another_reason_to_compile_again_is_told(project: Project, bench: Any) -> None:
     """A size that became a constant compiles for each value, as often as the tile did for two cases."""
     bench(TILES.replace("n: KIND", "n"), "--fusion-update", "new", targets="sm_90").assert_outcomes(passed=1)
@@ -201,6 +204,7 @@ def test_another_reason_to_compile_again_is_told(project: Project, bench: Any) -
     result.stdout.fnmatch_lines([f"test_double all entries: changed: {said}"])
 
 
+@pytest.mark.slow
 def test_workers_measure_and_the_controller_writes(project: Project, bench: Any) -> None:
     """Under pytest-xdist too each path is written once, by the one process that sees the whole run."""
     project.write(KERNEL + ONE)
@@ -297,7 +301,7 @@ def test_a_limit_that_is_passed_fails_whatever_is_updated(
     result = bench(ONE, "--fusion-update", "all")
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"*{CASE}, fused: over: peak_memory: 2 B above*", "*change bench_limits=, or mend*"])
+    result.stdout.fnmatch_lines([f"*{CASE}, fused: over: peak_memory: 2 B above*", "*change bench_limits=, or fix*"])
 
 
 def test_ci_gets_the_figures(project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,6 +319,7 @@ def test_ci_gets_the_figures(project: Project, bench: Any, monkeypatch: pytest.M
     assert "Latency against size" not in page
 
 
+@pytest.mark.slow
 def test_chance_has_as_many_tries_as_the_run_has_cases(
     project: Project, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

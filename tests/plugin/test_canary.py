@@ -90,6 +90,7 @@ def canaries(project: Project) -> dict[str, str]:
     return {name: test["canary"]["verdict"] for name, test in project.tests.items() if test["canary"]}
 
 
+# Stays in the fast run at some 10 s: the one comparison with an incumbent of another revision, in a process of its own.
 def test_a_revision(project: Project, repository: Path) -> None:
     """Each test has its own verdict; only a rollback fails; the repository is as it was, to the byte."""
     before = state(repository)
@@ -185,6 +186,7 @@ def test_two_workers(project: Project, repository: Path) -> None:
     assert canaries(project) == {"test_worse": "rollback", "test_equal": "promote"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(project: Project, repository: Path, temporary: Path) -> None:
     """SIGINT in the middle of a comparison ends the run, its incumbent's process, and the checkout."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fusion-device", "cpu", "-k", "equal"]
@@ -201,6 +203,7 @@ def test_ctrl_c_leaves_nothing(project: Project, repository: Path, temporary: Pa
     _assert_gone(served, temporary)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing(project: Project, repository: Path, temporary: Path) -> None:
     """After SIGKILL, which no process survives to clean up, the incumbent itself ends and removes its folder."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fusion-device", "cpu", "-k", "equal"]
@@ -333,6 +336,7 @@ def test_an_incumbent_that_is_the_work_tree_is_an_error(project: Project, reposi
     assert "imported 1 file(s) of the work tree" in project.tests["test_equal"]["message"]
 
 
+@pytest.mark.slow
 def test_the_command(project: Project, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``canary compare`` leaves an exit status for each verdict, and writes JSON and HTML."""
     done = compare(

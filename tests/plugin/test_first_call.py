@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.plugin.conftest import Project
 
 CACHED = """
@@ -34,6 +36,7 @@ def test_right(x, base):
 """
 
 
+@pytest.mark.slow
 def test_a_table_of_another_call_is_named_and_its_replay_says_why_it_passes(project: Project) -> None:
     """A cache whose key lacks a scalar; beside it a kernel that is wrong in any call, and one that is right."""
     project.write(CACHED)

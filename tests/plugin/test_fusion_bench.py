@@ -157,7 +157,7 @@ def test_calls_that_take_too_long_have_no_latency(project: Project, bench: Any) 
 from pytest_fusion.bench import host_latency
 
 def test_it(fusion_bench, monkeypatch):
-    monkeypatch.setattr(host, "_MOST_S", 0.0)
+    monkeypatch.setattr(host_latency, "_MOST_S", 0.0)
     fusion_bench(relu, relu_reference, torch.ones(3))
 """
     )
@@ -223,6 +223,7 @@ def test_it(measured):
     result.stdout.fnmatch_lines(["*fusion_bench measures in the body of a test*"])
 
 
+@pytest.mark.slow
 def test_what_a_compiled_reference_moves_is_not_known(project: Project, bench: Any) -> None:
     """Inductor's kernels pass no operator of torch, so their bytes are no fact; the call itself is timed."""
     result = bench(

@@ -120,6 +120,7 @@ def test_search(x):
     result.stdout.fnmatch_lines(["*Hypothesis Statistics*", "*test_it.py::test_search:*", "*during generate phase*"])
 
 
+@pytest.mark.slow
 def test_a_found_failure_is_tried_first_next_time(project: Project) -> None:
     """The next run tries the failing case first; once it passes it is forgotten, as is one of a spec that changed."""
     bad = (

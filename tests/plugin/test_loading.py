@@ -110,6 +110,7 @@ contract._INTERPRETER["InterpreterBuilder.create_of_a_later_release"] = None
     assert project.verdicts == {"test_it": "unknown"}
 
 
+@pytest.mark.slow
 def test_a_triton_that_is_new_says_so(project: Project) -> None:
     """A release that was not tested but looks the same is used, with a note."""
     project.pytester.makeconftest(
@@ -122,6 +123,7 @@ def test_a_triton_that_is_new_says_so(project: Project) -> None:
     assert any("Triton" in note for note in project.tests["test_it"]["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "line"),
     [

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_fusion.plugin.pinned import FOLDER, Pin, find
 from tests.plugin.conftest import Project
+from tests.sweeps import sweep
 
 # Right but where a case is larger than what a run of one case draws first.
 TEST = """
@@ -40,7 +41,7 @@ def pin(project: Project, where: str = FOLDER, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("where", [FOLDER, "below/deeper/fusion_replays", "tests/fusion_replays"])
+@sweep("where", [FOLDER, "below/deeper/fusion_replays", "tests/fusion_replays"])
 def test_a_bug_that_comes_back_fails_by_its_pinned_case(where: str, project: Project) -> None:
     """Beside the test, below it or in tests/, the file is found and its case fails first, named, as it stands."""
     project.write(LARGE_ONLY)
@@ -171,6 +172,7 @@ def test_a_recorded_call_that_fails_is_no_old_bug(wrong: str, project: Project) 
     result.stdout.no_fnmatch_line("*fails again*")
 
 
+@pytest.mark.slow
 def test_pin_copies_a_failure_beside_its_test(project: Project) -> None:
     """`pytest-fusion pin FILE` is all that it takes to guard against a bug."""
     project.write(WRONG)

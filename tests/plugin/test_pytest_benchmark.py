@@ -12,6 +12,7 @@ import pytest
 from pytest_fusion.plugin.benchmark import other_gpu, timed_rows
 from tests.plugin.conftest import Project
 from tests.plugin.test_fusion_bench import TORCH
+from tests.sweeps import sweep
 
 installed = pytest.mark.skipif(importlib.util.find_spec("pytest_benchmark") is None, reason="no pytest-benchmark")
 BOTH = {f"test_it.py::test_relu::64x100 float32::{role}" for role in ("fused", "reference")}
@@ -40,7 +41,7 @@ def saved(project: Project, name: str = "bench.json") -> dict[str, Any]:
 
 
 @installed
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["serial", "workers"])
+@sweep("workers", [(), ("-n", "1")], ids=["serial", "workers"], fast=("serial",))
 def test_latencies_are_rows_of_its_files(project: Project, run: Any, workers: tuple[str, ...]) -> None:
     """Both sides of each pair, with their raw seconds, launches and bytes; from workers of pytest-xdist too."""
     result = run("--benchmark-json=bench.json", *workers)

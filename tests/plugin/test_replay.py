@@ -71,6 +71,7 @@ def _commands(printed: str) -> list[list[str]]:
     return [shlex.split(line) for line in dict.fromkeys(re.findall(r"replay: pytest (.*)", printed))]
 
 
+@pytest.mark.slow
 def test_every_printed_command_shows_its_failure(failed: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a function, a method and a parametrized test, from the root and from a folder below it."""
     first = {name: (test["failed_check"], test["case"]) for name, test in failed.tests.items()}
@@ -92,6 +93,7 @@ def test_every_printed_command_shows_its_failure(failed: Project, monkeypatch: p
             assert (test["cases"], test["replay"]) == (1, command[-1])
 
 
+@pytest.mark.slow
 def test_a_replay_in_a_new_process(failed: Project) -> None:
     """A file without the node id is enough: it picks its test out of all, in a process that knows nothing else."""
     replay = _replays(failed.pytester.path)["TestMethods::test_each[a b]"]
@@ -102,6 +104,7 @@ def test_a_replay_in_a_new_process(failed: Project) -> None:
     assert list(failed.tests) == ["TestMethods::test_each[a b]"]
 
 
+@pytest.mark.slow
 def test_the_command_line_replays_from_anywhere(
     failed: Project, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -221,6 +224,7 @@ def _replay_of(project: Project, file: Path) -> pytest.RunResult:
     return forked.run_command(project.pytester, "replay", file, "--", "-p", "no:cacheprovider")
 
 
+@pytest.mark.slow
 def test_the_exit_status_says_what_became_of_the_failure(failed: Project) -> None:
     """0 when the case passes now, 1 while it fails, 2 when it cannot be judged: a spec that changed, a skipped test."""
     replay = _replays(failed.pytester.path)["test_function"]

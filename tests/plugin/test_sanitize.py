@@ -129,6 +129,7 @@ def test_it(x):
 """
 
 
+@pytest.mark.slow
 def test_the_tool_runs_the_test_in_a_process_of_its_own(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

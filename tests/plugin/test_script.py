@@ -149,6 +149,7 @@ def _run(scripts: list[Path], folder: Path, **more: str) -> dict[str, tuple[int,
     return {Path(script).stem: tuple(result) for script, result in found.items()}
 
 
+@pytest.mark.slow
 def test_scripts_show_what_failed_and_that_it_is_mended(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_scripts_show_what_failed_and_that_it_is_mended(
     assert codes == dict.fromkeys(scripts, 0), mended
 
 
+@pytest.mark.slow
 def test_a_script_away_from_its_project_says_so(project: Project, tmp_path: Path) -> None:
     """Copied to where the test's file cannot be found, it names the file and leaves 2."""
     project.write("@fused_equivalent(relu_reference, inputs=X)\ndef test_function(x):\n    return wrong(x)\n")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.sweeps import sweep
 from tests.tutorials.common import assert_product, each_float, normal
 
 triton = pytest.importorskip("triton")
@@ -164,7 +165,7 @@ def launch(
     )
 
 
-@pytest.mark.parametrize("programs", [1, 4, 40])
+@sweep("programs", [1, 4, 40])
 @each_float
 def test_grouped_gemm(dtype: torch.dtype, programs: int) -> None:
     """Each product is right, whether one program does all tiles, some do several each, or many find none."""
@@ -174,7 +175,7 @@ def test_grouped_gemm(dtype: torch.dtype, programs: int) -> None:
         assert_product(c, a, b)
 
 
-@pytest.mark.parametrize("programs", [4, 40])
+@sweep("programs", [4, 40])
 @each_float
 def test_grouped_gemm_by_descriptors(dtype: torch.dtype, programs: int) -> None:
     """The same with the second matrix transposed, through descriptors made once for each product."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 from typing import Literal
 
 from pytest_fusion.bench.baseline.bootstrap import FEWEST, LEVEL, Estimate
@@ -15,7 +15,6 @@ from pytest_fusion.bench.baseline.tails import holm, student_limit, student_tail
 LatencyStatus = Literal["regressed", "improved", "same", "inconclusive"]
 
 # The smallest slowdown that counts, as a share.
-INCUMBENT = 0.01
 STORED = 0.03
 # With which probability a run in which nothing changed raises one false alarm or more.
 ALPHA = 0.01
@@ -27,7 +26,6 @@ _MOST_FREE = 19
 # What an A/A run may be off beyond its interval, as a log ratio: a 9.7 us softmax on an H200 read -0.14 to -0.03 % ten
 # times over, which harms no verdict about 1 %.
 _OFF = 0.003
-_FEWEST_CASES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +94,6 @@ def noise(runs: Sequence[Estimate]) -> Noise:
     return Noise(spread)
 
 
-def against_incumbent(name: str, found: Estimate, machine: Noise, smallest: float = INCUMBENT) -> Question:
-    """The question whether a kernel is slower than the incumbent that was measured beside it, pair by pair."""
-    return _question(name, found, found.ratio, 0.0, machine, smallest)
-
-
 def against_stored(name: str, found: Estimate, stored: Level, machine: Noise, smallest: float = STORED) -> Question:
     """The question whether the ratio to the reference is higher than in stored sessions."""
     return _question(name, found, found.ratio - stored.ratio, stored.error, machine, smallest)
@@ -117,28 +110,6 @@ def judge(questions: Sequence[Question], *, alpha: float = ALPHA, family: int | 
     slower = holm([_chance(one, one.difference) for one in questions], family)
     faster = holm([_chance(one, -one.difference) for one in questions], family)
     return [_judged(*answer, alpha) for answer in zip(questions, slower, faster, strict=True)]
-
-
-def suite(questions: Sequence[Question], *, alpha: float = ALPHA, name: str = "all cases together") -> Judgement:
-    """Whether all cases together are slower: many small slowdowns, none of which counts alone.
-
-    The mean over cases counts from half of what a case must show. What a whole session may have in common (another
-    GPU, another clock) does not average out over cases.
-    """
-    asked = [one for one in questions if not one.why_not]
-    if len(asked) < _FEWEST_CASES:
-        why = f"{len(asked)} cases have a ratio to judge, and {_FEWEST_CASES} are needed for a verdict on all"
-        return judge([Question(name, 0.0, 0.0, 0.0, math.inf, 0.0, why_not=why)])[0]
-    differences = [one.difference for one in asked]
-    sampling = stdev(differences) / math.sqrt(len(asked))
-    shared = max(one.shared for one in asked)
-    smallest = max(one.smallest for one in asked) / 2
-    floor = max(one.floor for one in asked) / 2
-    mean = fmean(differences)
-    return judge(
-        [Question(name, mean, math.hypot(sampling, shared), sampling, len(asked) - 1, smallest, floor, shared)],
-        alpha=alpha,
-    )[0]
 
 
 def _question(

@@ -73,16 +73,6 @@ def find(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if path.is_file()) if _is_there(folder) else []
 
 
-def on_other_devices(folder: Path, test: str, device: str) -> list[Baseline]:
-    """What is stored of the test for other device classes, so that golden outputs tell a drift between generations.
-
-    Raises ``BaselineError``.
-    """
-    stem = path_of(folder, test, device).name.split(".")[:-3]
-    alike = [read(path) for path in find(folder) if path.name.split(".")[:-3] == stem]
-    return [found for found in alike if found.test == test and found.device != device]
-
-
 def check_writable(folder: Path) -> None:
     """Makes the folder and tries to write there, before a long run. Raises ``BaselineError``."""
     _prepare(folder)

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 
 # Once is enough for a rollback: no correct kernel does any of these.
 HARD = ("nonfinite", "structure", "inputs", "hang")
-RESULTS = ("ok", "violation", "nonfinite", "structure", "inputs", "error", "hang", "skipped")
-# The metric that a result counts for.
+# Results by the metric that they count for: a wrong structure, a changed input and a hang are as little to be seen as a
+# non-finite value.
 _METRIC = {"violation": "violation", "error": "exception", **dict.fromkeys(HARD, "fault")}
 # The metrics that a run is an observation of: one that raised has no values to compare.
 _REACHED = {
@@ -30,7 +30,7 @@ def metrics_of(result: str) -> dict[str, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One run of the candidate: ``result`` is one of ``RESULTS``, ``bucket`` the class of its shapes.
+    """One run of the candidate: ``result`` is ``ok``, ``skipped`` or what was wrong, ``bucket`` its class of shapes.
 
     ``arm`` is ``"itself"`` where the incumbent ran again in the candidate's place.
 

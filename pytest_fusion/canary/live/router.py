@@ -27,7 +27,6 @@ from pytest_fusion.canary.live.calls.arguments import (
     devices_of,
     names_of,
     signature_of,
-    tensors_in,
     versions_of,
 )
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
@@ -43,6 +42,7 @@ from pytest_fusion.canary.live.sharing import CallSampler, current
 from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.tensor_files import need_safetensors
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
@@ -440,7 +440,7 @@ class Canary:
         if failure is not None and context_lost(args, kwargs):
             self.trip(f"error: the candidate destroyed the CUDA context: {said(failure)}")
             raise failure
-        restored = {id(tensor) for tensor in tensors_in([self._restored(args, kwargs)])}
+        restored = {id(tensor) for tensor in tensors_of([self._restored(args, kwargs)])}
         changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in restored]
         if changed:
             what = said(failure) if failure is not None else f"it returned {structure(result)}"

@@ -11,7 +11,6 @@ from pytest_fusion.canary.offline import accuracy
 from pytest_fusion.canary.offline.case_pairs import Pair, Source, Standing, classify
 from pytest_fusion.canary.offline.comparison_verdict import Evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote
-from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Kernel, Measured, Opponent
 from pytest_fusion.canary.offline.ran import FOREIGN, Ran, ran
 from pytest_fusion.case.case_model import Case
@@ -28,6 +27,7 @@ from pytest_fusion.oracle.reference import ReferenceRun
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.measure.launches import Counts
 from pytest_fusion.run.process.fork import COMPILING
+from pytest_fusion.run.process.worker import WorkerLost
 
 # Cases whose launches are counted: where nothing seems to differ, and at most.
 _COUNTED, _MOST_COUNTED = 8, 60
@@ -65,9 +65,9 @@ class Found:
 
 
 class _IncumbentLost(Exception):
-    def __init__(self, case: Case, gone: Gone) -> None:
-        super().__init__(str(gone))
-        self.lost = Lost(case.as_json(), str(gone), gone.late)
+    def __init__(self, case: Case, lost: WorkerLost) -> None:
+        super().__init__(str(lost))
+        self.lost = Lost(case.as_json(), str(lost), lost.late)
 
 
 @dataclass(slots=True)
@@ -238,8 +238,8 @@ class TwoKernels:
         self._note_incumbent(case)
         try:
             other = self.opponent.count(case)
-        except Gone as gone:
-            raise _IncumbentLost(case, gone) from None
+        except WorkerLost as lost:
+            raise _IncumbentLost(case, lost) from None
         if not isinstance(mine, Counts) or not isinstance(other, Counts) or mine.doubts or other.doubts:
             return pair
         if mine.method != other.method:
@@ -252,8 +252,8 @@ class TwoKernels:
         try:
             with self.bench.clock.phase("incumbent"):
                 return self.opponent.judge(case, again=again, alone=alone)
-        except Gone as gone:
-            raise _IncumbentLost(case, gone) from None
+        except WorkerLost as lost:
+            raise _IncumbentLost(case, lost) from None
 
     def compiling(self, case: Case) -> None:
         """Notes, for the process that watches this one, that something is compiled or timed."""
@@ -269,8 +269,8 @@ class TwoKernels:
         try:
             with self.bench.clock.phase("incumbent"):
                 return self.opponent.measure(case)
-        except Gone as gone:
-            raise _IncumbentLost(case, gone) from None
+        except WorkerLost as lost:
+            raise _IncumbentLost(case, lost) from None
 
     def _note_reference(self) -> None:
         if self.old_reference:

@@ -14,7 +14,6 @@ from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, L
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
-from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
 from pytest_fusion.canary.offline.ran import Ran, died
@@ -28,17 +27,17 @@ from pytest_fusion.checks.context import Bench
 from pytest_fusion.engine import crash
 from pytest_fusion.engine.campaign import budget_of, seed_of
 from pytest_fusion.engine.cases import Cases
-from pytest_fusion.engine.isolated import PATIENCE, why_not_isolated
-from pytest_fusion.engine.job import Job
+from pytest_fusion.engine.isolated import why_not_isolated
+from pytest_fusion.engine.job import Job, with_notes
 from pytest_fusion.engine.judging import Judging, programs_of
 from pytest_fusion.engine.outcome import record_of
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.compiled import around_compilations
-from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.process import preload
-from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, run_isolated, unwrap
+from pytest_fusion.run.process.fork import Channel, Crash, run_isolated, unwrap
+from pytest_fusion.run.process.supervisor import PATIENCE
+from pytest_fusion.run.process.worker import WorkerLost
 
 # Each death starts all cases anew, in a fresh process.
 _MOST_DEATHS = 4
@@ -84,16 +83,16 @@ class Compare:
 def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Incumbent) -> TestRecord:
     """The record of what two kernels came to; with the replay file and the diagnosis of a rollback's case."""
     name, decision = job.spec.name, comparison.decision
-    told = comparison.as_json()
+    as_json = comparison.as_json()
     reasons = "\n".join(f"  {reason}" for reason in comparison.reasons)
     message = f"{name}: canary {decision}, against {rival.named}\n{reasons}"
     if decision == "rollback" and tally is not None and tally.failure is not None:
         record = record_of(job, tally)
-        return replace(record, message=f"{message}\n{record.message}", canary=told)
+        return replace(record, message=f"{message}\n{record.message}", canary=as_json)
     verdicts = {"promote": "pass", "hold": "pass", "rollback": "fail", "error": "fail", "nodata": "unknown"}
-    record = TestRecord(job.request.nodeid, verdicts[decision], canary=told)  # type: ignore[arg-type]
+    record = TestRecord(job.request.nodeid, verdicts[decision], canary=as_json)  # type: ignore[arg-type]
     if tally is not None:
-        record = replace(record_of(job, replace(tally, failure=None)), verdict=record.verdict, canary=told)
+        record = replace(record_of(job, replace(tally, failure=None)), verdict=record.verdict, canary=as_json)
     if decision == "nodata":
         # One line: it is why the test is skipped.
         message = f"canary nodata, against {rival.named}: {'; '.join(comparison.reasons)}"
@@ -119,7 +118,7 @@ class _InChildren:
                 self._bury(Case.from_json(outcome.case), incumbent=died(outcome.reason, late=outcome.late))
                 self.rival.reopen()
                 continue
-            self.rival.reopen()  # the question that it was asked last may be half answered
+            self.rival.reopen()  # the question that it was compiled last may be half answered
             note = outcome.last_note or {}
             if "case" not in note:
                 raise CanaryError(f"the process of the two kernels ended before any case ran ({outcome.detail})")
@@ -131,7 +130,7 @@ class _InChildren:
             case = Case.from_json(note["case"])
             if note.get("arm") == "incumbent":
                 self._bury(case, incumbent=died(outcome.detail, late=outcome.kind == "timeout"))
-            elif outcome.kind == "timeout" and not crash.hangs(self.job, outcome):
+            elif crash.was_only_slow(self.job, outcome):
                 self.seconds = PATIENCE * request.profile.seconds
             else:
                 pair = self._after_crash(case, outcome)
@@ -145,7 +144,7 @@ class _InChildren:
         self.dead[case.key()] = Dead(candidate or before.candidate, incumbent or before.incumbent)
 
     def _after_crash(self, case: Case, outcome: Crash) -> Pair:
-        """The incumbent, asked about the case in which the candidate's process ended."""
+        """Compare with the incumbent, run alone on the case in which the candidate's process ended."""
         ours = died(outcome.detail)
         theirs = self._alone(case)
         standing, reason = classify(ours, theirs)
@@ -160,9 +159,9 @@ class _InChildren:
             if self.rival.elsewhere or why_not_isolated(self.job.request) is not None:
                 return work(None)
             outcome = unwrap(run_isolated(work, time_limit_s=self.seconds, forward=False))
-        except Gone as gone:
+        except WorkerLost as lost:
             self.rival.reopen()
-            return died(str(gone), late=gone.late)
+            return died(str(lost), late=lost.late)
         return died(outcome.detail) if isinstance(outcome, Crash) else outcome
 
     def _once(self) -> Found | Lost | Crash:
@@ -170,26 +169,8 @@ class _InChildren:
         if why_not_isolated(request) is not None:
             return self._here(lambda _: None)
 
-        noted: list[dict[str, Any]] = []
-
         def work(channel: Channel) -> Found | Lost | Crash:
-            told = channel.note
-
-            def note(data: dict[str, Any]) -> None:
-                noted[:] = [data]
-                told(data)
-
-            def compiling(kernel: str) -> None:
-                told({**(noted[-1] if noted else {}), COMPILING: kernel})
-
-            def compiled() -> None:
-                told(noted[-1] if noted else {})
-
-            try:
-                with around_compilations(compiling, compiled):
-                    return self._here(note)
-            except ContextLost as lost:
-                return Crash("exit", str(lost), noted[-1] if noted else {}, "")
+            return with_notes(channel, {}, self._here)
 
         preload.inherit(gradients=bool(self.job.spec.grad), compiles=request.device != "cpu")
         outcome: Found | Lost | Crash = unwrap(run_isolated(work, time_limit_s=self.seconds))
@@ -221,7 +202,7 @@ class _InChildren:
         return found
 
     def _costs(self, found: Found, both: TwoKernels, traffic: RecordedCases | None) -> None:
-        """Latency, recompilations and spills; of what is sent back anyway nobody asks."""
+        """Measure latency, recompilations and spills, unless a case decides for a rollback already."""
         seen, without, keys = found.evidence, self.rival.without, both.passed
         if both.regression is not None:
             seen.compiled = seen.spills = seen.untimed = "a case that the candidate alone fails decides already"
@@ -233,7 +214,7 @@ class _InChildren:
             if "spills" not in without:
                 seen.spills = self._spills(seen, both, sized, lacking)
             self._time(seen, both, sized, lacking)
-        except (Gone, CanaryError) as error:
+        except (WorkerLost, CanaryError) as error:
             seen.notes.append(f"the incumbent's process ended, or refused, when its costs were measured: {error}")
 
     def _spills(
@@ -243,15 +224,15 @@ class _InChildren:
             return Spills({}, {}, ""), Spills({}, {}, "")
         if lacking:
             return lacking
-        asked = [(one.text, one.case) for one in sized[:_MOST_COMPILED]]
-        both.compiling(asked[0][1])
-        ours = both.kernel.spills(asked)
-        both.compiling(asked[0][1])
-        return ours, self.opponent.spills(asked)
+        compiled = [(one.text, one.case) for one in sized[:_MOST_COMPILED]]
+        both.compiling(compiled[0][1])
+        ours = both.kernel.spills(compiled)
+        both.compiling(compiled[0][1])
+        return ours, self.opponent.spills(compiled)
 
     def _time(self, seen: Evidence, both: TwoKernels, sized: Sequence[Sized], lacking: str) -> None:
         if "latency" in self.rival.without:
-            seen.untimed = "nobody asked for it"
+            seen.untimed = "not requested"
         elif self.job.request.device == "cpu":
             seen.untimed = "interpreted kernels have none that is worth a number; run on a GPU"
         elif lacking:

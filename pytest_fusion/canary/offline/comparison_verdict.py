@@ -16,8 +16,6 @@ from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
 
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
-# By precedence: of several specs, the first of these that any has decides.
-DECISIONS: tuple[Decision, ...] = ("rollback", "error", "nodata", "hold", "promote")
 
 # The names for `--without`. Checks cannot be left out here, but by without= in the spec.
 METRICS = ("error", "determinism", "refusals", "launches", "recompiles", "spills", "memory", "latency")

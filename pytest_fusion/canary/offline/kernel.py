@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pytest_fusion.canary.offline.incumbent.wire import bytes_of
+from pytest_fusion.canary.offline.incumbent.tensor_file import bytes_of
 from pytest_fusion.canary.offline.ran import Ran, ran
 from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
 from pytest_fusion.case.case_model import Case

@@ -18,7 +18,6 @@ from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.open_mask import full_mask
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote, Timed
-from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Kernel, Opponent
 from pytest_fusion.canary.offline.metric_finding import Timing
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
@@ -32,6 +31,7 @@ from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.timing.graph_replay import Replayed
 from pytest_fusion.run.measure.timing.pairs import Blocks
 from pytest_fusion.run.measure.timing.pairs import Timed as Timer
+from pytest_fusion.run.process.worker import WorkerLost
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import said
 
@@ -168,6 +168,6 @@ def _ratio(blocks: Blocks) -> Estimate:
 
 def _free(incumbent: Opponent) -> None:
     if isinstance(incumbent, Remote):
-        with contextlib.suppress(Gone, CanaryError):  # the next question raises it
+        with contextlib.suppress(WorkerLost, CanaryError):  # the next question raises it
             incumbent.untime()
     torch.cuda.empty_cache()

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import covertable
-
 from pytest_fusion.case import counter_random, regimes
-from pytest_fusion.case.choosing import greedy
+from pytest_fusion.case.choosing.pairwise import covering_array
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -71,10 +69,9 @@ def rows(plan: Plan) -> Iterator[dict[str, Any]]:
     names = list(plan.factors)
     counts = [len(plan.factors[name]) for name in names]
     if len(names) == 1:
-        table: Iterable[Any] = ([i] for i in range(counts[0]))
+        table: Iterable[list[int]] = ([i] for i in range(counts[0]))
     else:
-        levels = [list(range(count)) for count in counts]
-        table = covertable.make_async(levels, strength=2, criterion=greedy) if names else [[]]
+        table = covering_array(counts) if names else [[]]
     for row in table:
         yield {name: plan.factors[name][position] for name, position in zip(names, row, strict=True)}
 
@@ -155,43 +152,56 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """
     dims = plan.spec.sized
     dtypes = plan.factors.get("dtype", ("float32",))
-    others = [name for name in plan.factors if name not in ("dtype", "values") and not name.startswith("dim ")]
-    ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
+    ordinary = _ordinary_values(plan)
     masked = _innermost(plan.spec) if "inf" in plan.factors.get("values", ()) else []
     turn = 0
-    for round_, size, name in itertools.product((0, 1), LONG, dims):
-        if round_ and size not in _EVEN:
-            continue
-        bound, long = plan.spec.bound(name), _EVEN[size] if round_ else size
-        if bound.max is not None and bound.max < long // 2:
+    for even, size, name in itertools.product((False, True), LONG, dims):
+        long = _long_size(size, plan.spec.bound(name).max, even=even)
+        if long is None:
             continue
         choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}
-        choice[f"dim {name}"] = long
-        if round_ and bound.max is not None and bound.max < long:
-            choice[f"dim {name}"] = bound.max // _WHOLE * _WHOLE
-        choice["dtype"] = dtypes[turn % len(dtypes)]
-        for other in others:
-            levels = plan.factors[other]
-            if round_ and other.startswith(_LAYOUTS):
-                continue
-            # The second time the next level, so that each long size meets a flag both on and off.
-            choice[other] = levels[(counter_random.mix(size, name, other) + round_) % len(levels)]
+        choice |= {f"dim {name}": long, "dtype": dtypes[turn % len(dtypes)]}
+        choice.update(_beside_long(plan, size, name, even))
         if ordinary:
             past = [kind for kind in _PAST_BLOCKS if kind in ordinary] if size > _BLOCKS else []
-            choice["values"] = past[(LONG.index(size) + round_) % len(past)] if past else ordinary[turn % len(ordinary)]
+            choice["values"] = past[(LONG.index(size) + even) % len(past)] if past else ordinary[turn % len(ordinary)]
         turn += 1
         yield choice
-        if round_ and size == LONG[-1] and choice[f"dim {name}"] == long and name in masked:
+        if even and size == LONG[-1] and long == _EVEN[size] and name in masked:
             # Two rows: of one a label that is left out would leave nothing.
             two = {f"dim {other}": 2 for other in dims if other != name}
             yield {**choice, **dict(itertools.islice(two.items(), 1)), f"dim {name}": long - 1024, "values": _MASKED}
+
+
+def _ordinary_values(plan: Plan) -> list[Any]:
+    """The kinds of values that are not special, such as NaN."""
+    return [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
+
+
+def _long_size(size: int, most: int | None, *, even: bool) -> int | None:
+    """A long size as it is, or the even one beside it, in whole blocks below a bound; ``None`` where there is none."""
+    long = _EVEN.get(size) if even else size
+    if long is None or (most is not None and most < long // 2):
+        return None
+    return most // _WHOLE * _WHOLE if even and most is not None and most < long else long
+
+
+def _beside_long(plan: Plan, size: int, dim: str, even: bool) -> Iterator[tuple[str, Any]]:
+    """A level of each factor but sizes, dtype and values; the second time the next one, and contiguous tensors.
+
+    So each long size meets a flag both on and off.
+    """
+    for name, levels in plan.factors.items():
+        if name in ("dtype", "values") or name.startswith("dim ") or (even and name.startswith(_LAYOUTS)):
+            continue
+        yield name, levels[(counter_random.mix(size, dim, name) + even) % len(levels)]
 
 
 def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Two dims long at once, each beside the next, the others small; all tensors contiguous every second time."""
     dims = [n for n in plan.spec.sized if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
     pairs = list(zip(dims, dims[1:] + dims[:1], strict=True)) if len(dims) > 1 else []
-    ordinary = [level for level in plan.factors.get("values", ()) if not regimes.is_special(level)]
+    ordinary = _ordinary_values(plan)
     both = list(itertools.islice(_alternated(pairs), _MOST_BROAD))
     if math.prod(_VAST) <= plan.limits.elements:
         both += [(pair, _VAST) for pair in pairs[:1]]

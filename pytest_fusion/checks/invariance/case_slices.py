@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.containers import leaves, map_tensors
 from pytest_fusion.case.make import needs_of
-from pytest_fusion.case.nested import map_tensors
 from pytest_fusion.checks.repeat import repeat
-from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.dims import parse_expression
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, unwrap

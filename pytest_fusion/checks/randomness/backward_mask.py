@@ -17,7 +17,7 @@ from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
 from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
-from pytest_fusion.run.seeded import Told, plain
+from pytest_fusion.run.seeded import MaskedReference, plain
 
 
 def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
@@ -74,7 +74,7 @@ def _gradients_of(
 
 def _reference_gradients(trial: Trial, masks: Masks, wanted: list[str], mask: torch.Tensor) -> dict[str, torch.Tensor]:
     spec = trial.spec
-    reference = Told(plain(spec.reference), masks.name, mask, masks.probe)
+    reference = MaskedReference(plain(spec.reference), masks.name, mask, masks.probe)
     arguments = copies(masks.probe)
     for name in wanted:
         arguments[name] = arguments[name].detach().requires_grad_(True)

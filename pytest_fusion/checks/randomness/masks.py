@@ -27,7 +27,7 @@ from pytest_fusion.oracle.reference import ReferenceFailed, run_reference, takes
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, laid_apart, place
-from pytest_fusion.run.seeded import Seeded, Told, plain
+from pytest_fusion.run.seeded import MaskedReference, Seeded, plain
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.spec.random_numbers import Rng
@@ -382,16 +382,16 @@ class Masks:
         outcome, where = call(bench, case, probe, FILLS[0])
         return None if outcome.error is not None else self._read(self.sides, self._outputs(outcome, where))
 
-    def told(self, mask: Mask) -> Told:
+    def told(self, mask: Mask) -> MaskedReference:
         """The reference that is told this mask."""
-        return Told(plain(self._bench.spec.reference), self.name, mask.kept, self.logical)
+        return MaskedReference(plain(self._bench.spec.reference), self.name, mask.kept, self.logical)
 
     def _outputs(self, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
         return collect(outcome.result, placed.arguments, self._bench.spec.mutates).tensors
 
     def _references(self, logical: Mapping[str, Any], mask: torch.Tensor) -> dict[str, torch.Tensor]:
         bench = self._bench
-        spec = bench.spec.with_(reference=Told(plain(bench.spec.reference), self.name, mask, logical))
+        spec = bench.spec.with_(reference=MaskedReference(plain(bench.spec.reference), self.name, mask, logical))
         with bench.clock.phase("reference"):
             run = run_reference(spec, logical, bench.extra, reader(spec), lanes=0, seed=0)
         return collect(run.result, run.arguments, spec.mutates).tensors

@@ -20,6 +20,7 @@ from pytest_fusion.diagnosis.readings import Reading, readings
 from pytest_fusion.diagnosis.readings import of as readings_of
 from pytest_fusion.diagnosis.rules.groups import order_in_groups
 from pytest_fusion.errors import SpecError
+from pytest_fusion.oracle.tolerance.output_verdict import index_of
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 # Two float32 numbers of one distribution agree to 5 digits once in some ten thousand pairs.
@@ -111,7 +112,7 @@ def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:
         return None
     first = [int(i) for i in mask.nonzero()[0]]
     source = (right - got[tuple(first)]).abs().flatten().nan_to_num(torch.inf).argmin()
-    index = [int(i) for i in torch.unravel_index(source, right.shape)]
+    index = list(index_of(int(source), right.shape))
     return (
         f"{int(equal.sum())} of {len(taken)} wrong elements of {wrong.name} are right ones of other indices: "
         f"{first} holds what belongs to {index}"

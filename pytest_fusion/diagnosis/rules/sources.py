@@ -17,6 +17,7 @@ from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.oracle.tolerance.output_verdict import index_of
 
 # References to ask are one for each element and change, at half a millisecond; runs of the kernel are far fewer.
 _MOST_ELEMENTS = 40
@@ -149,7 +150,7 @@ def _next_to(near: list[Place], shapes: Mapping[str, tuple[int, ...]], axis: int
             continue
         lines: dict[tuple[int, ...], list[int]] = {}
         for _, flat in (place for place in near if place[0] == name):
-            at = _at(flat, shape)
+            at = index_of(flat, shape)
             lines.setdefault((*at[:axis], *at[axis + 1 :]), []).append(at[axis])
         for others, line in lines.items():
             if len(line) + 1 == shape[axis]:
@@ -166,10 +167,6 @@ def _flat(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
     for index, size in zip(at, shape, strict=True):
         flat = flat * size + index
     return flat
-
-
-def _at(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape))
 
 
 def _agreed(told: list[str]) -> Found | None:
@@ -361,7 +358,7 @@ def _said(
     taken: Place,
 ) -> str:
     def at(name: str, flat: int, sizes: tuple[int, ...]) -> str:
-        return f"{name}[{', '.join(map(str, _at(flat, sizes)))}]"
+        return f"{name}[{', '.join(map(str, index_of(flat, sizes)))}]"
 
     one = at(*taken, tuple(logical[taken[0]].shape))
     told = f"{at(output, element, shape)} changes with {one}, which it must not"

@@ -14,8 +14,8 @@ import numpy as np
 from pytest_fusion.errors import NotModelledError
 from pytest_fusion.interpreter.bridge.builder_memory import mend_memory
 from pytest_fusion.interpreter.bridge.builder_shapes import mend_shapes
+from pytest_fusion.interpreter.bridge.lane_state import note
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
-from pytest_fusion.interpreter.bridge.observers import note
 from pytest_fusion.interpreter.compute import arith, libdevice
 from pytest_fusion.interpreter.compute.casts import convert
 from pytest_fusion.interpreter.compute.scaled_dot import scaled_operand

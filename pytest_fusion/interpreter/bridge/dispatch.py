@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -17,3 +21,19 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class OperatorMode(DispatchMode):
+    """A mode whose ``on_operator`` runs each operator; what is dispatched besides (``torch.cond``) passes through."""
+
+    supports_higher_order_operators = True
+
+    def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if isinstance(func, torch._ops.OpOverload):
+            return self.on_operator(func, types, args, kwargs or {})
+        return func(*args, **(kwargs or {}))

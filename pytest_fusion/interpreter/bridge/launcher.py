@@ -1,4 +1,4 @@
-"""One launch: bind its arguments, tell the observers, hand it to the executor."""
+"""One launch: binds its arguments, calls the observers, passes it to the executor."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from pytest_fusion.errors import GridTooLargeError, NotModelledError
-from pytest_fusion.interpreter.bridge import observers
 from pytest_fusion.interpreter.bridge.scalars import Arguments, annotation_names
-from pytest_fusion.interpreter.bridge.warmup import Warmed
 from pytest_fusion.interpreter.control import batch, executor
 from pytest_fusion.interpreter.control.batch import NotBatchedError
 from pytest_fusion.interpreter.control.executor import Program, ProgramError
 from pytest_fusion.interpreter.control.rewrite import rewritten
 from pytest_fusion.interpreter.control.runtime import KernelRuntime
-from pytest_fusion.interpreter.launch import Constexpr, Launch, goes_far
+from pytest_fusion.interpreter.launch import Constexpr, Launch, announce, goes_far, observed
 from pytest_fusion.interpreter.memory.regions import Regions
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _MOST_IN_Y_AND_Z = 65535
-# Of a launch that asks for none.
+# Warps of a launch that does not set them.
 _WARPS = 4
+# The most that a thread may have (CUDA C++ Programming Guide, "Technical Specifications"). So the fewest programs fit,
+# and a kernel that launches as many as fit loops over further rows.
+_REGISTERS = 255
+_SHARED_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,41 @@ def refuse_gluon(compiled: Any) -> None:
         return run_compiled(self, *args, **kwargs)
 
     compiled.run = run
+
+
+class _NotKnownError(NotModelledError, AttributeError):
+    """An attribute that only a compiled kernel has; ``hasattr`` is false for it."""
+
+
+class Warmed:
+    """What ``kernel.warmup(...)`` returns: enough to size a grid by, and to launch, though nothing is compiled.
+
+    Tutorial 02 (fused softmax) and kernels made after it launch as many programs as registers and shared memory allow.
+    ``launch`` is given a grid and positional arguments.
+    """
+
+    def __init__(self, name: str, warps: int, launch: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        # With torch, which Triton's import must not bring.
+        from pytest_fusion.interpreter.bridge.modelled_device import PROPERTIES
+
+        self.name = name
+        self.n_regs = min(_REGISTERS, int(PROPERTIES["regs_per_multiprocessor"]) // (32 * warps))
+        self.n_spills = 0
+        self.n_max_threads = 1024
+        self.metadata = SimpleNamespace(name=name, shared=_SHARED_BYTES, num_warps=warps, num_ctas=1)
+        self._launch = launch
+
+    def _init_handles(self) -> None:
+        """There is no module to load."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, stream=None: self._launch(grid, args)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NotKnownError(
+            f"the kernel {self.__dict__.get('name', '')} needs {name!r} of its compiled form, and the CPU lane "
+            "compiles nothing. Test this kernel on a GPU (--fusion-device cuda)"
+        )
 
 
 class Launcher:
@@ -117,8 +155,8 @@ class Launcher:
         for hook in kernel.pre_run_hooks:
             hook(*host_args, **host_named)
         program = self.bind(kernel, known, bound_args.arguments, grid)
-        if observers.watched():
-            observers.announce(self._described(kernel, known, bound_args.arguments, program))
+        if observed():
+            announce(self._described(kernel, known, bound_args.arguments, program))
         debug = bool(kernel.kwargs.get("debug") or self._knobs.runtime.debug)
         self.run(program, debug=debug, warps=_warps(kwargs))
         if on_device is not None:

@@ -84,11 +84,6 @@ def raw(array: Array) -> Array:
     return array if bits is None else array.view(bits)
 
 
-def raw_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype under which memory of ``dtype`` passes through Triton's C++ code."""
-    return _RAW.get(dtype, dtype)
-
-
 def poison(dtype: np.dtype[Any]) -> Any:
     """What a masked-off load without ``other`` yields: NaN, ``True`` or a large positive integer."""
     if dtype == np.bool_:

@@ -6,14 +6,12 @@ what a GPU gives it in that order; a GPU may take another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, bits
-
-Fold = Callable[[Array, Array], Array]
 
 
 def _groups(elements: Array) -> tuple[Array, Array, Array]:

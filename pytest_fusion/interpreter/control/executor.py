@@ -1,15 +1,15 @@
 """Run the programs of a launch: all at once, in batches, or one after the other.
 
 Batches follow the order of the launch (the last dimension of the grid is the fastest). Within one, an instruction is
-executed for all its programs before the next one is; an atomic takes its lanes program by program. Whatever cannot run
-so is undone and run one program at a time, and the reason is told.
+executed for all its programs before the next one is; an atomic takes its lanes program by program. A launch that cannot
+run that way is undone and run one program at a time, and the reason is reported.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,14 +22,15 @@ from pytest_fusion.interpreter.control.batch import Batch, NotBatchedError
 from pytest_fusion.interpreter.control.fingerprint import fingerprint
 from pytest_fusion.interpreter.memory import access, memory_findings
 from pytest_fusion.interpreter.memory.regions import Regions
+from pytest_fusion.interpreter.scoped import holding, listed
 from pytest_fusion.spec.wording import not_modelled
 
 Mode = Literal["batched", "serial"]
-# In which order programs take their turns: as launched, the last one first, or shuffled by a seed.
+# The order in which programs run: as launched, the last one first, or shuffled by a seed.
 Order = Literal["launched", "reversed"] | int
 
-# The first batch of a launch. What is learned from it, the widest block, decides about the others, and nothing that
-# earlier launches showed: one launch must take its atomics in one order always.
+# Programs of a launch's first batch. The widest block met there sizes the others. Earlier launches have no influence:
+# a launch must always perform its atomics in the same order.
 _FIRST = 128
 # Elements of a batch's widest array: below, Python's own cost of 20-40 us an operation shows; above, arrays leave
 # the second-level cache.
@@ -39,18 +40,26 @@ _MOST = 1 << 14
 # "serial" switches batches off for a whole process and its children.
 ENVIRONMENT = "PYTEST_FUSION_EXECUTOR"
 
-_mode: Mode | None = None
-_order: Order = "launched"
-_most_alone: int | None = None
-_skipping = False
+
+@dataclass(slots=True)
+class _Settings:
+    """How launches run now. ``mode``: ``None`` for what the environment says. ``most_alone``: see that function."""
+
+    mode: Mode | None = None
+    order: Order = "launched"
+    most_alone: int | None = None
+    skipping: bool = False
+
+
+_settings = _Settings()
 _fallbacks: dict[tuple[str, str], int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a launch was run: ``executor`` and, for a serial one that was not asked for, the ``reason``.
+    """How a launch was run: ``executor`` and, where it fell back to serial, the ``reason``.
 
-    ``replayed``: as `replay` has it, since all that it loads is what it was.
+    ``replayed``: only its loads and stores were repeated (`launch_replay`).
     """
 
     kernel: str
@@ -63,73 +72,44 @@ class Execution:
 _listeners: list[Callable[[Execution], None]] = []
 
 
-@contextmanager
-def executing(wanted: Mode) -> Iterator[None]:
+def executing(wanted: Mode) -> AbstractContextManager[None]:
     """Run launches in this mode."""
-    global _mode
-    before, _mode = _mode, wanted
-    try:
-        yield
-    finally:
-        _mode = before
+    return holding(_settings, mode=wanted)
 
 
-@contextmanager
-def ordered(wanted: Order) -> Iterator[None]:
-    """Run the programs of each launch in this order, and the lanes of each back to front. A device promises none.
+def ordered(wanted: Order) -> AbstractContextManager[None]:
+    """Run the programs of each launch in this order, and the lanes of each in reverse. A device guarantees no order.
 
     A kernel that waits for programs with lower ids may raise when they come later.
     """
-    global _order
-    before, _order = _order, wanted
-    try:
-        yield
-    finally:
-        _order = before
+    return holding(_settings, order=wanted)
 
 
-@contextmanager
-def most_alone(programs: int) -> Iterator[None]:
-    """Refuse, with ``TooManyProgramsError``, a launch of more programs that turns out to need them one by one."""
-    global _most_alone
-    before, _most_alone = _most_alone, programs
-    try:
-        yield
-    finally:
-        _most_alone = before
+def most_alone(programs: int) -> AbstractContextManager[None]:
+    """Raise ``TooManyProgramsError`` for a launch of more programs that cannot run as a batch."""
+    return holding(_settings, most_alone=programs)
 
 
-@contextmanager
-def skipped() -> Iterator[None]:
-    """Launches are announced and bound and not run: their memory stays as it is. For counting at full sizes."""
-    global _skipping
-    before, _skipping = _skipping, True
-    try:
-        yield
-    finally:
-        _skipping = before
+def skipped() -> AbstractContextManager[None]:
+    """Announce and bind launches without running them: memory stays as it is. For counting at full sizes."""
+    return holding(_settings, skipping=True)
 
 
 def fallbacks() -> dict[tuple[str, str], int]:
-    """Kernels that could not run as a batch, with the reason: how often since the process began."""
+    """How often each kernel could not run as a batch, by kernel and reason, since the process began."""
     return dict(_fallbacks)
 
 
-@contextmanager
-def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
-    """Tell ``listener`` how each launch was run, after it."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
+def listening(listener: Callable[[Execution], None]) -> AbstractContextManager[object]:
+    """Call ``listener`` after each launch, with how it was run."""
+    return listed(_listeners, listener)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every program of a launch runs: ``function(**arguments)``; ``reason`` says why it must run alone.
+    """What every program of a launch runs: ``function(**arguments)``; ``reason`` is why it must run alone.
 
-    ``options`` are all that changes what a launch of these arguments computes.
+    ``options`` is everything else that changes what a launch with these arguments computes.
     """
 
     kernel: str
@@ -142,7 +122,7 @@ class Program:
 
 
 class ProgramError(Exception):
-    """What a program raised, with the program's id; the cause is the original."""
+    """An error raised by a program, with the program's id; the cause is the original exception."""
 
     def __init__(self, error: Exception, program: tuple[int, ...]) -> None:
         super().__init__(str(error))
@@ -151,23 +131,24 @@ class ProgramError(Exception):
 
 def mode() -> Mode:
     """How launches are run now."""
-    if _mode is not None:
-        return _mode
+    if _settings.mode is not None:
+        return _settings.mode
     return "serial" if os.environ.get(ENVIRONMENT) == "serial" else "batched"
 
 
 def run(program: Program) -> None:
-    """Every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` where findings are raised at once."""
-    if _skipping:
+    """Run every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` unless findings are collected."""
+    if _settings.skipping:
         return
     launch = again = None
-    if launch_replay.keeps():
-        how = program.grid, program.options, program.reason, _order, mode(), memory_findings.current().tracking
+    if launch_replay.is_allowed():
+        order, tracking = _settings.order, memory_findings.current().tracking
+        how = program.grid, program.options, program.reason, order, mode(), tracking
         launch = fingerprint(program.function, program.arguments, program.regions, how)
         with _launching(program):
             again = launch_replay.replayed(launch)
     if again:
-        _tell(program, "batched", "", replayed=True)
+        _report(program, "batched", "", replayed=True)
         return
     if again is False:
         program.regions.restore()
@@ -183,7 +164,7 @@ def _compute(program: Program) -> None:
         before = list(memory_findings.current().found)
         try:
             _run(program, _batches(total))
-            _tell(program, "batched", "")
+            _report(program, "batched", "")
             return
         except MemoryFinding:
             raise
@@ -191,7 +172,7 @@ def _compute(program: Program) -> None:
             reason = str(error)
         except Exception as error:
             if not_modelled(error) is not None:
-                raise  # one by one the programs would ask for it too
+                raise  # one by one the programs would need it too
             # The serial run says which program it was; if none raises there, the fault is the batch's.
             reason = f"as one batch it raised {type(error).__name__}: {error}"
         program.regions.restore()
@@ -201,22 +182,23 @@ def _compute(program: Program) -> None:
     if reason:
         key = (program.kernel, reason)
         _fallbacks[key] = _fallbacks.get(key, 0) + 1
-        if _most_alone is not None and total > _most_alone:
+        if _settings.most_alone is not None and total > _settings.most_alone:
             raise TooManyProgramsError(
-                f"{program.kernel} asks for {total} programs; one by one, this lane runs {_most_alone} ({reason})"
+                f"{program.kernel} launches {total} programs; one by one, the CPU lane runs at most "
+                f"{_settings.most_alone} ({reason})"
             )
     _run(program, _one_by_one(total))
-    _tell(program, "batched" if total <= 1 and batched and not reason else "serial", reason)
+    _report(program, "batched" if total <= 1 and batched and not reason else "serial", reason)
 
 
-def _tell(program: Program, executor: Mode, reason: str, *, replayed: bool = False) -> None:
+def _report(program: Program, executor: Mode, reason: str, *, replayed: bool = False) -> None:
     for listener in tuple(_listeners):
         listener(Execution(program.kernel, program.grid, executor, reason, replayed))
 
 
 def _batches(total: int) -> Generator[tuple[int, int], int, None]:
-    """First program and number of programs of each batch; is sent the widest block that was met."""
-    # A little more than the first batch is not worth a second one.
+    """Yield the first program and the size of each batch; receive the widest block met so far."""
+    # Slightly more programs than the first batch holds are not worth a second one.
     size = total if total <= _FIRST * 3 // 2 else _FIRST
     first = 0
     while first < total:
@@ -239,7 +221,7 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
         while part is not None:
             first, count = part
             ids = _ids(program.grid, turns[first : first + count])
-            with batch.running(Batch(ids, first, turned=_order != "launched")) as now:
+            with batch.running(Batch(ids, first, turned=_settings.order != "launched")) as now:
                 tape.part(now)
                 try:
                     program.function(**program.arguments)
@@ -265,11 +247,11 @@ def _launching(program: Program) -> Iterator[None]:
 
 
 def _turns(total: int) -> Array:
-    """The programs, numbered as launched, in the order of their turns."""
-    if isinstance(_order, int):
-        return np.random.default_rng(_order).permutation(total)
+    """The programs' numbers as launched, in the order in which they run."""
+    if isinstance(_settings.order, int):
+        return np.random.default_rng(_settings.order).permutation(total)
     numbers = np.arange(total, dtype=np.int64)
-    return numbers[::-1] if _order == "reversed" else numbers
+    return numbers[::-1] if _settings.order == "reversed" else numbers
 
 
 def _ids(grid: tuple[int, int, int], numbers: Array) -> Array:

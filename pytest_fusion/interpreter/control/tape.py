@@ -1,7 +1,7 @@
-"""What a launch does to memory, step by step: all of it that cannot be told from what was loaded before.
+"""A record of the loads, stores and atomics of a launch, from which it can be repeated on other memory.
 
-Whatever else a program does (it prints, it computes with an address, it reaches memory of no argument, something is
-found) spoils the tape.
+Whatever else a program does (it prints, it computes with an address, it reaches memory of no argument, it has a
+finding) spoils the tape.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pytest_fusion.interpreter.bridge import observers
+from pytest_fusion.interpreter.bridge import lane_state
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, bits
 from pytest_fusion.interpreter.control import batch
 from pytest_fusion.interpreter.memory import memory_findings
 from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.interpreter.memory.regions import Origin, View
 
-# Addresses that are equal modulo so many bytes are alike: descriptors ask for 16, and a hint for more spoils a tape.
+# Addresses that are equal modulo this many bytes are alike: descriptors need 16, and a hint for more spoils a tape.
 ALIGNMENT = 64
-# What a step takes beside its arrays, measured over 20,000 of them.
+# Bytes of a step without its arrays, measured over 20,000 of them.
 _STEP_BYTES = 760
-# What it does with pointers into the tensors of an origin, and what it gives.
+# A memory operation: pointers and the tensors that they came from -> the loaded values.
 Transfer: TypeAlias = Callable[[Array, Origin], Array | None]
 
 
@@ -32,8 +32,8 @@ Transfer: TypeAlias = Callable[[Array, Origin], Array | None]
 class Step:
     """One load, store or atomic of a batch, at a line of the kernel.
 
-    ``argument`` is the position of the view that its pointers lead to, ``offsets`` (uint64) what is left of them
-    without the address of its region. ``found`` are the bits that it gave, ``None`` for a store. ``active`` is the
+    ``argument`` is the position of the view that its pointers lead to, ``offsets`` (uint64) are the pointers less the
+    address of that view's region. ``found`` are the bits that it returned, ``None`` for a store. ``active`` is the
     batch's.
     """
 
@@ -59,7 +59,7 @@ class Part:
 class Tape:
     """The batches of one launch; without any once it is ``spoilt``.
 
-    ``arguments`` are the positions of its views, for as long as it is recorded; ``room`` the bytes that it may keep.
+    ``arguments`` are the positions of its views while it is recorded; ``room`` is the most bytes that it may take.
     """
 
     arguments: dict[View, int]
@@ -69,13 +69,13 @@ class Tape:
     nbytes: int = 0
 
     def spoil(self) -> None:
-        """Let go of it all: the launch did what no step says."""
+        """Drop all steps: the launch did something that no step describes."""
         self.spoilt = True
         self.nbytes = 0
         self.parts.clear()
 
     def add(self, transfer: Transfer, pointers: Array, origin: Origin | None, arrays: tuple[Array | None, ...]) -> None:
-        """A step; ``arrays`` are what it gave, and then what it was given."""
+        """Add a step; ``arrays`` are its result, then its operands."""
         if self.spoilt:
             return
         active = batch.current.active
@@ -96,10 +96,10 @@ _running: Tape | None = None
 
 @contextmanager
 def recording(tape: Tape) -> Iterator[None]:
-    """Steps of the body go to ``tape``; it is spoilt by an error, a finding or a note."""
+    """Record the steps of the block on ``tape``; an error, a finding or a note spoils it."""
     global _running
     before, _running = _running, tape
-    told = _told()
+    before_it = _reports()
     try:
         yield
     except BaseException:
@@ -107,27 +107,27 @@ def recording(tape: Tape) -> Iterator[None]:
         raise
     finally:
         _running = before
-        if _told() != told:
+        if _reports() != before_it:
             tape.spoil()
         tape.arguments = {}
 
 
 def running() -> Tape | None:
-    """The tape of the launch that runs now."""
+    """The tape of the launch that runs now, if it is recorded."""
     return _running
 
 
 def part(now: batch.Batch) -> None:
-    """The steps that follow are this batch's."""
+    """Begin the steps of the batch ``now``."""
     if _running is not None and not _running.spoilt:
         _running.parts.append(Part(now.programs, now.first, now.turned))
 
 
 def spoil() -> None:
-    """The program does what no step says."""
+    """Spoil the tape of the launch that runs now, if there is one."""
     if _running is not None:
         _running.spoil()
 
 
-def _told() -> tuple[int, int]:
-    return memory_findings.reported(), observers.noted()
+def _reports() -> tuple[int, dict[str, int]]:
+    return memory_findings.reported(), lane_state.counted_notes()

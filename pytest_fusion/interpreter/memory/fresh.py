@@ -9,15 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
+from pytest_fusion.interpreter.bridge.aten import schema, written_by
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.memory.regions import Facts, mark, memory_at
 
-_EMPTY: Final = frozenset(
-    {"empty", "empty_strided", "empty_permuted", "empty_like", "new_empty", "new_empty_strided"},
-)
 # A signalling NaN in float16, bfloat16 and float32, and no small number in any other dtype of more than one byte.
 _PATTERN: Final = (0xA5, 0x7F)
 
@@ -47,15 +44,11 @@ class FreshMemory(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        schema = func._schema
-        if schema.name.removeprefix("aten::") in _EMPTY:
+        if schema(func).empty:
             self._remember(result)
-        elif schema.is_mutable:
-            given = [*args, *(kwargs.get(argument.name) for argument in schema.arguments[len(args) :])]
-            for argument, value in zip(schema.arguments, given, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    for tensor in tree_leaves(value):
-                        self._written(tensor)
+        else:
+            for tensor in written_by(func, args, kwargs):
+                self._written(tensor)
         return result
 
     def _remember(self, made: Tensor) -> None:
@@ -68,8 +61,8 @@ class FreshMemory(DispatchMode):
         facts = Facts(written=np.zeros(len(memory), np.bool_), untouched=_untouched(memory, pattern))
         self._known[storage.data_ptr()] = (StorageWeakRef(storage), facts)  # type: ignore[no-untyped-call]
 
-    def _written(self, tensor: Any) -> None:
-        if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    def _written(self, tensor: Tensor) -> None:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return
         facts = self(tensor.untyped_storage().data_ptr())
         if facts is not None and facts.written is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 from pytest_fusion.errors import MemoryFinding
+from pytest_fusion.interpreter.scoped import holding, listed
 
 Kind = Literal[
     "out-of-bounds-load",
@@ -146,29 +147,36 @@ class Findings:
 _deferred: list[list[Finding]] = []
 
 
-@contextmanager
-def deferring() -> Iterator[list[Finding]]:
-    """Hold findings back in a list, until it is known whether they matter."""
-    held: list[Finding] = []
-    _deferred.append(held)
-    try:
-        yield held
-    finally:
-        _deferred.pop()
+def deferring() -> AbstractContextManager[list[Finding]]:
+    """Collect findings in a list instead, until it is known whether they matter."""
+    return listed(_deferred, [])
 
 
-_reported = 0
+@dataclass(slots=True)
+class _Running:
+    """The kernel that runs now. A frame of one knows ``runtime_name``, and its file is not below ``triton_folder``.
+
+    ``replayed``: the line whose access is repeated while no kernel runs. ``reported`` counts findings.
+    """
+
+    kernel: str = ""
+    runtime_name: str = ""
+    triton_folder: str = ""
+    replayed: Site | None = None
+    reported: int = 0
+
+
+_now = _Running()
 
 
 def reported() -> int:
-    """How many findings there have been since the process began, with those that were held back."""
-    return _reported
+    """How many findings there have been since the process began, deferred ones included."""
+    return _now.reported
 
 
 def report(finding: Finding) -> None:
     """Pass a finding on to where findings go now."""
-    global _reported
-    _reported += 1
+    _now.reported += 1
     if _deferred:
         _deferred[-1].append(finding)
     else:
@@ -185,66 +193,39 @@ def current() -> Findings:
     return _sessions[-1]
 
 
-@contextmanager
-def into(findings: Findings) -> Iterator[Findings]:
+def into(findings: Findings) -> AbstractContextManager[Findings]:
     """Send findings to ``findings``."""
-    _sessions.append(findings)
-    try:
-        yield findings
-    finally:
-        _sessions.pop()
-
-
-_kernel = ""
-_runtime_name = ""
-_triton_folder = ""
+    return listed(_sessions, findings)
 
 
 def configure(runtime_name: str, triton_folder: str) -> None:
-    """How a frame of a rewritten kernel is known: the global ``runtime_name``, and a file that is not Triton's own."""
-    global _runtime_name, _triton_folder
-    _runtime_name, _triton_folder = runtime_name, triton_folder
+    """Set how the frames of rewritten kernels are recognised."""
+    _now.runtime_name, _now.triton_folder = runtime_name, triton_folder
 
 
-@contextmanager
-def launching(kernel: str) -> Iterator[None]:
+def launching(kernel: str) -> AbstractContextManager[None]:
     """Name the kernel that runs now."""
-    global _kernel
-    before, _kernel = _kernel, kernel
-    try:
-        yield
-    finally:
-        _kernel = before
+    return holding(_now, kernel=kernel)
 
 
-_there: Site | None = None
+def replaying() -> AbstractContextManager[None]:
+    """Allow ``replay_at``, since no kernel runs whose frame has a line."""
+    return holding(_now, replayed=None)
 
 
-@contextmanager
-def standing() -> Iterator[Callable[[Site], None]]:
-    """Yields what is told of each line that the body stands for, since no kernel runs in it."""
-    global _there
-
-    def at(site: Site) -> None:
-        global _there
-        _there = site
-
-    before = _there
-    try:
-        yield at
-    finally:
-        _there = before
+def replay_at(site: Site) -> None:
+    """Set the line whose access is repeated now."""
+    _now.replayed = site
 
 
 def site() -> Site:
     """The line of the kernel, or of its device function, that runs now."""
-    if _there is not None:
-        return _there
-    frame = sys._getframe(1)
-    at: Site | None = None
+    if _now.replayed is not None:
+        return _now.replayed
+    name, folder = _now.runtime_name, _now.triton_folder
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _runtime_name in frame.f_globals and not frame.f_code.co_filename.startswith(_triton_folder):
-            at = Site(_kernel, frame.f_code.co_filename, frame.f_lineno)
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    return at or Site(_kernel, "", 0)
+        if name in frame.f_globals and not frame.f_code.co_filename.startswith(folder):
+            return Site(_now.kernel, frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return Site(_now.kernel, "", 0)

@@ -6,7 +6,7 @@ import gc
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.control.batch import some
+from pytest_fusion.interpreter.scoped import listed
 
 # A storage larger than this is mostly gap, or no interpreted kernel would ever be done with it: what is needed of it is
 # computed or kept for the elements alone, since a copy or a mask would take the memory that its pages do not.
@@ -71,14 +72,9 @@ class Provider(Protocol):
 _providers: list[Provider] = []
 
 
-@contextmanager
-def described_by(provider: Provider) -> Iterator[None]:
-    """Ask ``provider(storage address)`` about the storages of launches."""
-    _providers.append(provider)
-    try:
-        yield
-    finally:
-        _providers.remove(provider)
+def described_by(provider: Provider) -> AbstractContextManager[object]:
+    """Call ``provider(storage address)`` for what is known about the storages of launches."""
+    return listed(_providers, provider)
 
 
 def _facts(address: int) -> Facts | None:

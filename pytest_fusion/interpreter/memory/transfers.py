@@ -1,13 +1,14 @@
 """Loads, stores and atomics of all programs of a batch.
 
-What a check refuses is not done: a refused load yields the masked fill, a refused store changes nothing. Values move
-through numpy views of the storages; Triton's own C++ loops take 40 ns an element where these take 2-5.
+Lanes that a check refuses are not performed: such a load gives the masked fill, such a store changes nothing. Values
+move through numpy views of the storages; Triton's own C++ loops take 40 ns an element where these take 2-5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,24 +23,30 @@ from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.interpreter.memory.regions import Origin
 from pytest_fusion.interpreter.memory.touched import Touched
 from pytest_fusion.interpreter.memory.undefined_lanes import masked_lanes
+from pytest_fusion.interpreter.scoped import holding
 
-_padded: dict[Site, None] | None = None
-_repeated: Site | None = None
+
+@dataclass(slots=True)
+class _Padding:
+    """``lines``: those that padded a block with ``other`` so far. ``repeated``: the one that repeats elements."""
+
+    lines: dict[Site, None] | None = None
+    repeated: Site | None = None
+
+
+_padding = _Padding()
 
 
 @contextmanager
 def repeated_lanes(line: Site | None = None) -> Iterator[dict[Site, None]]:
-    """Masked-off lanes of the loads with ``other`` in one line hold the last element kept along their axis instead.
+    """Give masked-off lanes of the loads in ``line`` the last loaded element along their axis instead of ``other``.
 
-    Yields the lines with such loads, in the order of their first one, complete when the body is done.
+    Yields the lines that pad blocks with ``other``, in the order in which they first ran; the dict is complete when
+    the block ends.
     """
-    global _padded, _repeated
-    before = _padded, _repeated
-    _padded, _repeated = {}, line
-    try:
-        yield _padded
-    finally:
-        _padded, _repeated = before
+    lines: dict[Site, None] = {}
+    with holding(_padding, lines=lines, repeated=line):
+        yield lines
 
 
 def load(
@@ -51,9 +58,9 @@ def load(
 ) -> Array:
     """Values of ``dtype`` at ``pointers``; where masked off or refused ``other``, else a fill."""
     found = _load(pointers, origin, dtype, mask, other)
-    if (kept := tape.running()) is not None:
+    if (recording := tape.running()) is not None:
         again = partial(_load, dtype=dtype, mask=mask, other=other)
-        kept.add(again, pointers, origin, (found, mask, other))
+        recording.add(again, pointers, origin, (found, mask, other))
     return found
 
 
@@ -85,30 +92,30 @@ def _load(
     if result is None:
         shape = np.broadcast_shapes(pointers.shape, rest.shape if rest.ndim else (1,) * pointers.ndim)
         result = broadcast(rest, shape).copy()
-    if _padded is not None and other is not None and mask is not None and mask.ndim > 1 and not mask.all():
+    if _padding.lines is not None and other is not None and mask is not None and mask.ndim > 1 and not mask.all():
         here = memory_findings.site()
-        _padded[here] = None
-        if here == _repeated:
+        _padding.lines[here] = None
+        if here == _padding.repeated:
             result = _repeating(result, mask)
     return np.ascontiguousarray(result).view(dtype)
 
 
 def _repeating(values: Array, mask: Array) -> Array:
-    """``values`` with the last one kept along an axis, the last such axis, in the place of those masked off."""
+    """``values`` with masked-off lanes replaced by the last unmasked one along the last axis that has any."""
     mask = broadcast(mask, values.shape)
     for axis in range(values.ndim - 1, 0, -1):
         last = values.shape[axis] - 1 - np.flip(mask, axis).argmax(axis, keepdims=True)
-        kept = mask.any(axis, keepdims=True)
-        values = np.where(mask | ~kept, values, np.take_along_axis(values, last, axis))
-        mask = mask | kept
+        loaded = mask.any(axis, keepdims=True)
+        values = np.where(mask | ~loaded, values, np.take_along_axis(values, last, axis))
+        mask = mask | loaded
     return values
 
 
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:
     """Write ``values`` to ``pointers`` where ``mask`` holds; of equal addresses the last lane in turn wins."""
     _store(pointers, origin, values, mask)
-    if (kept := tape.running()) is not None:
-        kept.add(partial(_store, values=values, mask=mask), pointers, origin, (None, values, mask))
+    if (recording := tape.running()) is not None:
+        recording.add(partial(_store, values=values, mask=mask), pointers, origin, (None, values, mask))
 
 
 def _store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None) -> None:
@@ -160,15 +167,15 @@ def atomic(
 ) -> Array:
     """A read-modify-write of every lane, one after the other: program by program, lane by lane.
 
-    ``update(elements, values, memory)`` does it for lanes in order and returns what each found and whether it changed
-    its element; with ``expected`` that comes first. What a masked lane gets is zero.
+    ``update(elements, values, memory)`` performs it for lanes in order and returns what each found and whether it
+    changed its element; ``expected`` is passed first where given. A masked lane gets zero.
     """
     again = partial(
         _atomic, values=values, mask=mask, update=update, expected=expected, acquire=acquire, release=release
     )
     found = again(pointers, origin)
-    if (kept := tape.running()) is not None:
-        kept.add(again, pointers, origin, (found, values, mask, expected))
+    if (recording := tape.running()) is not None:
+        recording.add(again, pointers, origin, (found, values, mask, expected))
     return found
 
 

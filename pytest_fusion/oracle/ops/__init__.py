@@ -13,13 +13,12 @@ from pytest_fusion.oracle.ops import (
     product,
     reduction,
 )
-from pytest_fusion.oracle.ops.rule_registry import COMPUTED, EXACT, SEMANTIC, VIEWS, Op, Rule, each
+from pytest_fusion.oracle.ops.rule_registry import COMPUTED, EXACT, SEMANTIC, Op, Rule, each
 
 __all__ = [
     "COMPUTED",
     "EXACT",
     "SEMANTIC",
-    "VIEWS",
     "Op",
     "Rule",
     "attention",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.oracle.cancellation import again, unrounded
 from pytest_fusion.oracle.lane_store import Lanes
 from pytest_fusion.oracle.rounding import LARGEST32, U32, U64, D, Noise, unit
@@ -25,8 +26,6 @@ COMPUTED: dict[str, Rule] = {}
 EXACT: dict[str, Rule] = {}
 # Rounds, compares or converts: done for real in every lane, on what an honest kernel would read there.
 SEMANTIC: dict[str, Rule] = {}
-# Returns another view of memory that the store already knows, although the schema does not say so.
-VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "lift_fresh", "alias", "detach", "contiguous", "lift"})
 
 
 @dataclass(slots=True)
@@ -227,7 +226,7 @@ def single(value: Tensor) -> Tensor:
 
 def each(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Runs ``function`` lane by lane and stacks what it returns; for operations without a batched form."""
-    width = max((v.shape[0] for v in _tensors((args, kwargs))), default=1)
+    width = max((v.shape[0] for v in tensors_of((args, kwargs))), default=1)
     results = [function(*_lane(args, i), **_lane(kwargs, i)) for i in range(width)]
     if isinstance(results[0], Tensor):
         return torch.stack(results)
@@ -236,16 +235,6 @@ def each(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*results, strict=True)
         )
     return results[0]
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        return [t for v in tree.values() for t in _tensors(v)]
-    if isinstance(tree, (tuple, list)):
-        return [t for v in tree for t in _tensors(v)]
-    return []
 
 
 def _lane(tree: Any, index: int) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import U32, D
-from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
+from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_of
 
 # Lanes round more than a kernel that keeps a quotient in float32, whose codes some of 65536 elements never have then:
 # of 24 lanes one strays at 19 of them, and the kernel, right to the last code, at 71.
@@ -156,23 +156,18 @@ def _verdict(
         ratio = 0.0 if agreed else moved / limit
         return ValuesVerdict(True, None, name, ratio, None, None, None, None, 0, total, False, "codes agree")
     worst = int(distance.to(D).argmax()) if outside else int(shown.to(torch.int8).argmax())
-    index: list[int] = []
-    rest = worst
-    for size in reversed(candidate.shape):
-        index.append(rest % size)
-        rest //= size
-    index.reverse()
+    index = index_of(worst, candidate.shape)
     value, expected = float(got[worst]), float(oracle[worst])
     if outside:
         reason = (
-            f"{outside} of {total} values are none that honest rounding reaches; worst at {index}: got {value:g}, "
-            f"exact {expected:g}"
+            f"{outside} of {total} values are none that honest rounding reaches; worst at {list(index)}: "
+            f"got {value:g}, exact {expected:g}"
         )
     else:
         reason = f"{moved} of {total} values differ from the exact ones where rounding moves at most {limit:.0f}"
     ratio = math.inf if outside else moved / limit
     return ValuesVerdict(
-        False, "C", name, ratio, tuple(index), value, expected, 0.0, outside or moved, total, not outside, reason
+        False, "C", name, ratio, index, value, expected, 0.0, outside or moved, total, not outside, reason
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.rounding import D
-from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
+from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_of
 
 
 def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> ValuesVerdict:
@@ -29,7 +29,7 @@ def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> 
     worst = int(share.argmax())
     ratio = float(share[worst])
     ok = not bool(wrong.any())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), tuple(native.shape)))
+    index = index_of(worst, native.shape)
     name = "max" if bool(same.all()) else "nonfinite"
     value, expected = float(got[worst]), float(want[worst])
     reason = "within the given tolerance"

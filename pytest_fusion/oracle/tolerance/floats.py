@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import U32, U64, D
-from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
+from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_of
 from pytest_fusion.oracle.tolerance.spread import Deviation, Spread, allowed_classes, spread_of
 from pytest_fusion.oracle.tolerance.statistics import ENOUGH, Statistics, common_bias, repetition, statistics_of
 from pytest_fusion.run import pristine
@@ -177,7 +177,7 @@ def _which(statistic: str, score: Tensor, shape: tuple[int, ...]) -> str:
         return ""
     square = score.square().reshape(-1, shape[-1]).sum(-1 if statistic == "row" else 0)
     worst = int(square.argmax())
-    return f" {_unravel(worst, shape[:-1])}" if statistic == "row" else f" {worst}"
+    return f" {list(index_of(worst, shape[:-1]))}" if statistic == "row" else f" {worst}"
 
 
 def _verdict(
@@ -208,7 +208,7 @@ def _verdict(
     ok = not failing
     gross = ratios["max"] > GROSS
     expected, value = float(spread.centre[worst]), float(got[worst])
-    index = tuple(int(i) for i in _unravel(worst, shape))
+    index = index_of(worst, shape)
     reason = "within rounding"
     if not ok:
         which = f"{name}{_which(name, error / deviation.mean, shape)}"
@@ -245,7 +245,7 @@ def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...])
     # Half of the distance to the next number is as good as nothing, and less than any other number is off.
     halves = torch.where(wrong, 2 * (got - spread.centre) / spread.step, 0.0).abs()
     worst = int(halves.argmax())
-    index, count = tuple(_unravel(worst, shape)), int(wrong.sum())
+    index, count = index_of(worst, shape), int(wrong.sum())
     value, expected = float(got[worst]), float(spread.centre[worst])
     reason = (
         f"{count} of {got.numel()} elements are other numbers than the reference's, of which nothing is "
@@ -258,7 +258,7 @@ def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...])
 def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
     wrong = ~fine
     first = int(wrong.to(torch.int8).argmax())
-    index = tuple(_unravel(first, shape))
+    index = index_of(first, shape)
     value, expected = float(got[first]), float(spread.native[first])
     reason = (
         f"{int(wrong.sum())} of {got.numel()} elements are finite where the reference is not or the other way round; "
@@ -273,14 +273,6 @@ def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]
     return ValuesVerdict(
         False, "C", "nonfinite", math.inf, index, value, expected, None, int(wrong.sum()), got.numel(), False, reason
     )
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> list[int]:
-    index: list[int] = []
-    for size in reversed(shape):
-        index.append(flat % size)
-        flat //= size
-    return index[::-1]
 
 
 def excess_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:

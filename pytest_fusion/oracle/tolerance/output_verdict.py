@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_fusion.oracle.lane_result import OutputLanes
 
 Grade = Literal["A", "B", "C"]
+
+
+def index_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of element ``flat`` of a contiguous tensor; ``torch.unravel_index`` without tensors."""
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        index.append(at)
+    return tuple(reversed(index))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from pytest_fusion.case.containers import tensors_of
+from pytest_fusion.interpreter.bridge.aten import schema, written_by
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
-
-# Make tensors without touching them.
-_FACTORIES = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
-# Ask about a tensor, or hand it on.
-_FREE = frozenset({"detach", "alias", "lift", "lift_fresh", "_local_scalar_dense", "_unsafe_view", "_reshape_alias"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 def algorithmic_bytes(inputs: Iterable[Any], outputs: Any) -> int:
     """The tensors among ``inputs`` and ``outputs`` (any nesting), each moved once; written inputs count in both."""
-    return sum(bytes_of(t for t in tree_leaves(side) if isinstance(t, Tensor)) for side in (list(inputs), outputs))
+    return sum(bytes_of(tensors_of(side)) for side in (list(inputs), outputs))
 
 
 class _Ledger(DispatchMode):
@@ -69,13 +65,13 @@ class _Ledger(DispatchMode):
         result = func(*args, **kwargs)
         if func._overloadpacket in flop_registry:
             self.flops += int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
-        name = func._schema.name.partition("::")[2]
-        moved = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-        if name.rstrip("_") in _FREE or name in _FACTORIES or _is_view(func) or not made:
+        facts = schema(func)
+        moved = tensors_of((args, kwargs))
+        made = tensors_of(result)
+        if facts.empty or facts.view or facts.name in ("detach_", "_local_scalar_dense") or not made:
             return result
-        written = [args[i] for i, a in enumerate(func._schema.arguments[: len(args)]) if _written(a)]
-        reads = [t for t in moved if not (name in ("copy_", "fill_", "zero_") and any(t is w for w in written))]
+        written = written_by(func, args, kwargs) if facts.name in ("copy_", "fill_", "zero_") else []
+        reads = [t for t in moved if not any(t is w for w in written)]
         amount = bytes_of(reads) + bytes_of(made)
         self.largest = max(self.largest, sum(t.numel() for t in made))
         self.bytes += amount
@@ -89,13 +85,3 @@ def traffic_of(function: Callable[[], object]) -> Traffic:
     with ledger:
         function()
     return Traffic(ledger.bytes, ledger.operations, ledger.flops, ledger.largest)
-
-
-def _is_view(func: Any) -> bool:
-    aliases = [result.alias_info for result in func._schema.returns]
-    writes = any(_written(argument) for argument in func._schema.arguments)
-    return bool(aliases) and not writes and all(alias is not None and not alias.is_write for alias in aliases)
-
-
-def _written(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)

@@ -56,7 +56,7 @@ class Backing:
         self._pages = self.memory.data_ptr() - SLACK_BYTES
 
     def holds(self, start: int, stop: int, bits: bytes) -> bool | None:
-        """Whether bytes ``start`` to ``stop`` repeat ``bits``; ``None`` off the CPU, where asking would synchronise.
+        """Whether bytes ``start`` to ``stop`` repeat ``bits``; ``None`` off the CPU, where reading would synchronise.
 
         The plain comparison of bytes takes 0.5 us for a guard, the same by torch operations 12.
         """
@@ -112,7 +112,7 @@ def _repeated(bits: bytes, size: int) -> bytes:
 
 @cache
 def _mincore() -> Callable[[int], bytes] | None:
-    """Tells which pages of the slack at an address are resident: one byte for each, 1 or 0; empty on an error."""
+    """Which pages of the slack at an address are resident: one byte for each, 1 or 0; empty on an error."""
     if not sys.platform.startswith("linux"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What was written where nothing may be written, as plain data."""
+"""Writes to memory where none are allowed, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor of few elements that lie gigabytes apart: guarded, and what lies between its elements never touched."""
+"""A guarded tensor of few elements that are gigabytes apart; the gaps between them are never touched."""
 
 from __future__ import annotations
 

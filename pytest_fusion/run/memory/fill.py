@@ -1,4 +1,4 @@
-"""Bit patterns put wherever a kernel should not look: guard zones, gaps between elements, fresh allocations."""
+"""Bit patterns for memory that a kernel should not read: guard zones, gaps between elements, fresh allocations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tensor inside guard zones, and what can be learned from its surroundings."""
+"""One tensor inside guard zones, and the damage around it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Region:
 
     @property
     def block(self) -> int:
-        """Where the guarded block begins that the storage lies in."""
+        """The address of the guarded block around the storage."""
         return int(self._backing.memory.data_ptr())
 
     @property
@@ -141,9 +141,9 @@ class Region:
         if self.ungapped:
             self._fill_guards()
             return
-        kept = self.own.clone()
+        values = self.own.clone()
         self._words.fill_(self._value)
-        self.own.copy_(kept)
+        self.own.copy_(values)
 
     def suspicion(self) -> Tensor | bool:
         """Whether guards or gaps changed (slack apart), as a 0-dim bool on the device where it may be one; no sync."""
@@ -211,7 +211,7 @@ class Region:
         self._saved = self.own.clone()
 
     def altered(self) -> Tensor | None:
-        """0-dim bool on the device: whether an own element differs from what ``save`` kept; ``None`` without it."""
+        """0-dim bool on the device: whether an own element differs from what ``save`` stored; ``None`` without it."""
         return None if self._saved is None else self.own.ne(self._saved).any()
 
     def change(self) -> Change | None:

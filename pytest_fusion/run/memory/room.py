@@ -1,4 +1,4 @@
-"""Whether tensors of gigabytes have room, asked before they are made."""
+"""Whether tensors of gigabytes have room, checked before they are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GB = 1e9
 
 
 def lacking(storages: Iterable[int], device: torch.device) -> str | None:
-    """What stands in the way of inputs with storages of so many bytes; ``None`` where they have room.
+    """The reason why inputs with storages of these sizes do not fit; ``None`` where they do.
 
     On the CPU they are address space, for which there is no asking: it is refused or it is there.
     """

@@ -1,10 +1,9 @@
-"""Guards and poison for the memory that a candidate allocates itself."""
+"""Guards and poison for the memory that a kernel's launcher allocates itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -12,41 +11,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.case.containers import tensors_of
+from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, kernel_key, schema, shares_memory
+from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported
 from pytest_fusion.run.memory.region import Layout, Region
-
-_aten = torch.ops.aten
-
-# Memory whose content is undefined: it gets the fill. torch.Tensor(n) and Tensor.new(n) arrive as aten.empty too. All
-# else that torch returns fresh keeps its values and gets guards: x.clone(), x.float() and x + y are common buffers for
-# a kernel that writes in place.
-_EMPTY: Final = frozenset(
-    {
-        _aten.empty.memory_format,
-        _aten.empty_strided.default,
-        _aten.empty_permuted.default,
-        _aten.empty_like.default,
-        _aten.new_empty.default,
-        _aten.new_empty_strided.default,
-    }
-)
-
-_COPIES: Final = frozenset(
-    {
-        _aten.clone.default,
-        _aten.copy_.default,
-        _aten._to_copy.default,
-        _aten.lift_fresh.default,
-        _aten.set_.source_Storage_storage_offset,
-        _aten.set_.source_Tensor,
-    }
-)
-
-# Kernels of torch's own are not on trial: what they allocate inside stays theirs.
-TORCH_NAMESPACES: Final = frozenset({"aten", "prim", "prims", "inductor", "profiler", "higher_order"})
 
 # What may be held at once. Beyond it, dead regions are checked and let go, and what is too large stays unguarded:
 # a guarded allocation costs its size twice for a moment, and the watched run must not be the one that runs out.
@@ -129,7 +100,7 @@ class Watch:
             return [*self._settled, *find_damage([region for region, _, _ in self._regions.values()], self.device)]
 
     def unwritten(self, tensor: Tensor) -> Tensor | None:
-        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` when that says nothing.
+        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` when that is unknown.
 
         It says nothing about memory that was not watched or did not start empty. One fill alone proves nothing: a
         kernel may compute that very number. An element is unwritten when it holds each of two fills in turn.
@@ -153,7 +124,7 @@ class Watch:
         return entry is not None and entry[2]
 
     def take_written(self, address: int) -> list[Layout]:
-        """What operators of torch have written of the storage at ``address`` since this was asked last."""
+        """The bytes of the storage at ``address`` that operators of torch have written since the last call."""
         return self._written.pop(address, [])
 
     def blocks(self) -> frozenset[int]:
@@ -257,37 +228,33 @@ class Watch:
             tensor.set_(ordinary, offset, size, strides)
 
 
-class _Mode(DispatchMode):
-    supports_higher_order_operators = True
-
+class _Mode(OperatorMode):
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without this, torch.compile runs everything eagerly while the mode is active, and says nothing."""
+        """True: otherwise torch.compile silently runs everything eagerly while the mode is active."""
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
-            return func(*args, **kwargs)
-        self._watch._computed += _computes(func)
-        self._watch._worked += _works(func)
-        if func._schema.is_mutable:
+    def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        facts = schema(func)
+        idle = facts.empty or facts.view or facts.name == "set_"
+        self._watch._computed += not (idle or facts.copies)
+        self._watch._worked += not idle and func.namespace in TORCH_NAMESPACES
+        if facts.writes:
             return self._mutate(func, types, args, kwargs)
-        if not _makes_a_tensor(func):
+        if not facts.makes:
             return self._call(func, types, args, kwargs)
         made = func(*args, **kwargs)
-        if kwargs.get("pin_memory") or any(_same_storage(made, given) for given in _tensors(args, kwargs)):
+        if made is None or kwargs.get("pin_memory") or shares_memory(made, tensors_of((args, kwargs))):
             return made
-        return self._watch._guard(func.overloadpacket.__name__, made, empty=func in _EMPTY)
+        # With values too: x.clone(), x.float() and x + y are common buffers for a kernel that writes in place.
+        return self._watch._guard(func.overloadpacket.__name__, made, empty=facts.empty)
 
     def _call(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run ``func``; if it is somebody's custom operator, stay active inside it.
+        """Run ``func``; stay active inside a user's custom operator.
 
         A mode is popped while its handler runs, hence for the whole body of the operator, where a fused kernel
         allocates its outputs. Pushing it again and calling the operator the usual way would come straight back here;
@@ -297,14 +264,14 @@ class _Mode(DispatchMode):
         if key is None:
             return func(*args, **kwargs)
         with self:
-            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+            return func.redispatch(key, *args, **kwargs)
 
     def _mutate(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that writes arguments; where it must resize one of ours, give that an ordinary storage.
 
         Guarded storages cannot grow. A resize that fails has already changed the tensor's sizes, so these are kept.
         """
-        ours = [t for t in _tensors(args, kwargs) if self._watch._entry(t) is not None]
+        ours = [t for t in tensors_of((args, kwargs)) if self._watch._entry(t) is not None]
         if func.namespace in TORCH_NAMESPACES:
             self._watch._note_written(ours)
         before = [(t, t.shape, t.stride(), int(t.storage_offset())) for t in ours]
@@ -318,60 +285,8 @@ class _Mode(DispatchMode):
         return self._call(func, types, args, kwargs)
 
 
-def kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The dispatch key under which ``func`` has a kernel for its arguments, or ``None`` to leave it to torch.
-
-    Left alone are calls that another mode or a tensor subclass wants to see, and those without one clear device.
-    """
-    if torch._C._len_torch_dispatch_stack() or any(kind is not Tensor for kind in types):
-        return None
-    devices = {t.device.type if t.layout is torch.strided else "other" for t in _tensors(args, kwargs)}
-    name = {"cpu": "CPU", "cuda": "CUDA"}.get(devices.pop()) if len(devices) == 1 else None
-    if name is None or not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), name):
-        return None
-    return getattr(torch._C.DispatchKey, name)
-
-
-@lru_cache(maxsize=4096)
-def _computes(func: Any) -> bool:
-    return not (func in _EMPTY or func in _COPIES or func.is_view)
-
-
-@lru_cache(maxsize=4096)
-def _works(func: Any) -> bool:
-    return func.namespace in TORCH_NAMESPACES and (_computes(func) or func in _COPIES)
-
-
-@lru_cache(maxsize=4096)
-def _makes_a_tensor(func: Any) -> bool:
-    """Whether ``func`` is an operator of torch's own that returns one tensor, which is no view of an argument."""
-    returns = func._schema.returns
-    return (
-        func.namespace == "aten"
-        and len(returns) == 1
-        and returns[0].alias_info is None
-        and isinstance(returns[0].type, torch.TensorType)
-    )
-
-
-def _same_storage(a: object, b: Tensor) -> bool:
-    """Whether both are one memory after all: dropout in evaluation returns its argument, against its schema."""
-    try:
-        return isinstance(a, Tensor) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return a is b
-
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if isinstance(item, Tensor))
-
-
 def unwatched() -> Any:
-    """Our own questions must not be watched, nor be seen by anybody else's mode."""
+    """Run the body unwatched, and unseen by other dispatch modes: it is the plugin's own work."""
     if not torch._C._len_torch_dispatch_stack():
         return nullcontext()  # asked after the run, as is usual; the other takes 10 us
     disable: Callable[[], Any] = torch.utils._python_dispatch._disable_current_modes

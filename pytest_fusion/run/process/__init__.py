@@ -1,1 +1,1 @@
-"""Child processes: forked for tests, spawned for compiling; files replaced whole."""
+"""Child processes: `fork` runs a closure, `worker` spawns a process, `supervisor` limits and ends both."""

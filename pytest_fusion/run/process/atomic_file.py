@@ -1,4 +1,4 @@
-"""A file replaced as a whole: a reader sees the old one or the new one, also where the writer is killed."""
+"""Replaces a file as a whole: a reader sees the old one or the new one, even where the writer is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def try_writing(folder: Path) -> None:
 
 
 def replace_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write ``data`` beside ``path``, sync it, and rename it over; an old file's mode is kept. Raises ``OSError``.
+    """Write ``data`` beside ``path``, sync it, and rename it over; an old file's mode stays. Raises ``OSError``.
 
     A new file has ``mode`` less the user's umask.
     """
@@ -43,5 +43,5 @@ def replace_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def _part(folder: Path) -> Path:
-    """A name that nobody else writes to."""
+    """A name that no other process writes to."""
     return folder / f"{_PART}{secrets.token_hex(6)}.tmp"

@@ -1,17 +1,12 @@
-"""The process that compiles: no interpreter, no GPU, jobs in as JSON on standard input, one line of JSON out for each.
-
-Run as ``python -m pytest_fusion.run.process.compile_worker answer FD``, or forked by a process that is run as
-``... serve SOCKET``; what modules print goes where it would, answers to ``FD``.
-"""
+"""The processes that compile: without interpreter and GPU, forked from one that has imported torch and Triton."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
-import json
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_fusion.run.measure.resources.compiler import compiled
@@ -21,9 +16,9 @@ from pytest_fusion.run.measure.resources.rehearsal import rehearse
 from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.targets import TARGETS, Target
-from pytest_fusion.run.process import forkserver
+from pytest_fusion.run.process import compile_jobs
 
-# By whoever compiles: the stance of torch.compiler imports Dynamo, and modules of tests import the rest.
+# What every job imports: the stance of torch.compiler imports Dynamo, and modules of tests import the rest.
 _IMPORTED = (
     *("torch", "torch._dynamo", "triton", "triton.compiler", "triton.backends.nvidia.compiler"),
     *("pytest", "hypothesis", "pytest_fusion.plugin.decorator"),
@@ -31,7 +26,7 @@ _IMPORTED = (
 
 
 def prepare(target: Target) -> None:
-    """Model a device of ``target`` for whatever asks, before users' modules are imported."""
+    """Model a device of ``target`` in torch and Triton, before users' modules are imported."""
     import torch
 
     from pytest_fusion.interpreter.bridge import autotune, modelled_device
@@ -55,7 +50,7 @@ def prepare(target: Target) -> None:
 def answer(
     job: dict[str, Any], target: Target, known: dict[str, Resources], begins: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What one job found: a launch described elsewhere, or a whole call.
+    """The result of one job: a launch described elsewhere, or a whole call.
 
     ``known`` is what was compiled before, ``begins`` is called with each kernel's name.
     """
@@ -76,53 +71,31 @@ def answer(
             known[key] = compiled(noted, target)
         if known[key] not in found:
             found.append(known[key])
-    told = [noted.specialisation.as_json() for noted in launches if noted.specialisation is not None]
-    return {"resources": [one.as_json() for one in found], "launches": told, "problem": problem, "read": read}
+    launched = [noted.specialisation.as_json() for noted in launches if noted.specialisation is not None]
+    return {"resources": [one.as_json() for one in found], "launches": launched, "problem": problem, "read": read}
 
 
-def work(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
-    """All jobs of a request, one after the other: ``begins`` is said before each, what it found after."""
+def work(request: Mapping[str, Any], progress: Callable[[dict[str, Any]], None]) -> None:
+    """Run all jobs of a request, one after the other; ``progress`` is called before each kernel and after each job."""
+    # An abort's last words are those of the compiler, not Python's stack.
+    faulthandler.disable()
     sys.path[:] = request["path"]
     target = TARGETS[request["target"]]
     prepare(target)
     known: dict[str, Resources] = {}
     for job in request["jobs"]:
         number = job["id"]
-        say({"begins": number})
+        progress({"begins": number})
 
         def begins(kernel: str, number: int = number) -> None:
-            say({"begins": number, "kernel": kernel})
+            progress({"begins": number, "kernel": kernel})
 
-        say({"id": number, **answer(job, target, known, begins)})
-
-
-def answer_all(answers_to: int) -> None:
-    """Read the request from standard input and answer it on this file descriptor."""
-    request = json.load(sys.stdin)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
-    with os.fdopen(answers_to, "w", encoding="utf-8") as answers:
-
-        def say(message: dict[str, Any]) -> None:
-            answers.write(json.dumps(message) + "\n")
-            answers.flush()
-
-        work(request, say)
+        progress({"id": number, "found": answer(job, target, known, begins)})
 
 
-def serve(connection: int) -> None:
-    """Import what takes long, and fork a process for each request that comes by this socket."""
+def main(requests: str, replies: str) -> None:
+    """Import what takes long, and fork a process for each batch of jobs."""
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    forkserver.serve(connection, answer_all)
-
-
-def main(arguments: list[str]) -> None:
-    what, number = arguments
-    {"answer": answer_all, "serve": serve}[what](int(number))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    compile_jobs.serve(requests, replies, work)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import pickle
-import select
 import signal
 import sys
 import tempfile
@@ -17,11 +16,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar
 
-from pytest_fusion.run.process.forked_child import HEADER, NOTE, Channel, ChildError, live
+from pytest_fusion.run.process.forked_child import NOTE, Channel, ChildError, live
+from pytest_fusion.run.process.frames import FrameReader
+from pytest_fusion.run.process.supervisor import (
+    TimeLimit,
+    fault_position,
+    kill_group,
+    last_output,
+    signal_name,
+)
 from pytest_fusion.spec.wording import out_of_memory
 
 __all__ = ["Channel", "ChildError", "Crash", "can_fork", "cuda_is_poisoned", "run_isolated", "unwrap"]
@@ -31,28 +38,14 @@ T = TypeVar("T")
 # After the time limit the child gets this long to write down where it hangs (faulthandler, on SIGABRT) before SIGKILL.
 _LAST_WORDS_S: Final = 1.0
 
-# The key of a note that says which kernel is being compiled, and how long that may take.
+# The key of a note that names the kernel that is being compiled, which has a longer time limit.
 COMPILING: Final = "compiling"
-_COMPILING_S: Final = 300.0
-
-# A child that has worked for this share of its limit has used it up; one that waited for so many limits is stuck.
-_BUSY: Final = 0.8
-_STUCK: Final = 4.0
-
-# How often a silent child is looked at. Its end is normally seen at once, as the end of the pipe; a grandchild that
-# holds the pipe open hides it.
-_POLL_S: Final = 0.05
 
 # Two forks at once can lock each other out in the fork handlers of logging and of BLAS libraries (seen once in some
 # hundred runs of four threads).
 _FORKING: Final = threading.Lock()
 
-_STDERR_TAIL_BYTES: Final = 8 * 1024
-# faulthandler's first words, and how far from the end they are looked for: 100 frames of 300 characters.
-_FAULT: Final = b"Fatal Python error: "
-_FAULT_BYTES: Final = 32 * 1024
 _FORWARDED_BYTES: Final = 1024 * 1024
-_READ_BYTES: Final = 1024 * 1024
 
 # Signals that Python turns into exceptions: Ctrl-C, and the timer of a timeout plugin.
 _INTERRUPTS: Final = (signal.SIGINT, signal.SIGALRM) if hasattr(signal, "SIGALRM") else ()
@@ -65,17 +58,18 @@ class Crash:
     ``kind`` is ``"signal"`` (``detail`` its name, ``"SIGSEGV"``), ``"exit"`` (``detail`` says with which code it left)
     or ``"timeout"`` (``detail`` gives the limit). ``last_note`` is what it last said it was doing, ``None`` before the
     first note; ``stderr_tail`` is the beginning of Python's stack, most recent call first, where the interpreter could
-    still write it, else the end of its stderr.
+    still write it, else the end of its stderr. ``code`` is the exit status, negative for a signal.
     """
 
     kind: Literal["signal", "exit", "timeout"]
     detail: str
     last_note: Any
     stderr_tail: str
+    code: int = field(default=0, compare=False, repr=False)
 
 
 def can_fork() -> str | None:
-    """Why work must not be forked off this process, or ``None``; imports no torch and starts no CUDA."""
+    """The reason why this process must not fork, or ``None``; imports no torch and starts no CUDA."""
     if not hasattr(os, "fork"):
         return f"this platform ({sys.platform}) has no fork"
     if sys.platform == "darwin":
@@ -91,15 +85,21 @@ def can_fork() -> str | None:
 
 
 def run_isolated(
-    work: Callable[[Channel], T], *, time_limit_s: float | None, forward: bool = True
+    work: Callable[[Channel], T],
+    *,
+    time_limit_s: float | None,
+    wall_clock: bool = False,
+    forward: bool = True,
+    on_note: Callable[[Any], None] | None = None,
 ) -> T | Crash | ChildError:
-    """``work`` in a forked child: its result, the exception it raised as ``ChildError``, or how it died as ``Crash``.
+    """Run ``work`` in a forked child: its result, the exception it raised as ``ChildError``, or its end as ``Crash``.
 
-    ``work`` calls ``Channel.note`` before each step; ``time_limit_s`` is per step. The result must pickle; keep it to
-    plain types. What the child printed is written to this process's ``sys.stdout`` and ``sys.stderr`` once it ended, so
-    that whatever captures them, by descriptor or by replacing the objects, has it; all but the stack of a crash, which
-    is for the report to tell once. ``forward=False`` drops it all. When anything is raised here
-    (``KeyboardInterrupt``, a timeout plugin's exception), the child and what it started are killed first.
+    ``work`` calls ``Channel.note`` before each step, and ``on_note`` is called here with each note. ``time_limit_s`` is
+    per step; it counts work, and with ``wall_clock`` waiting too. The result must pickle; keep it to plain types. What
+    the child printed is written to this process's ``sys.stdout`` and ``sys.stderr`` once it ended, so that whatever
+    captures them, by descriptor or by replacing the objects, has it; all but the stack of a crash, which is in the
+    report. ``forward=False`` drops it all. When anything is raised here (``KeyboardInterrupt``, a timeout plugin's
+    exception), the child and what it started are killed first.
 
     Raises ``OSError`` when there is no process or memory for a child.
     """
@@ -113,7 +113,7 @@ def run_isolated(
                 # one that is pending, so it stands where the mask is restored.
                 signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
                 pid = _fork(work, writer, reader, out, err, mask)
-                child = _Child(pid, reader, time_limit_s)
+                child = _Child(pid, reader, TimeLimit(pid, time_limit_s, wall_clock=wall_clock), on_note)
             except BaseException:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 raise
@@ -126,21 +126,21 @@ def run_isolated(
                 child.bury()
                 if forward:
                     _forward(out, sys.stdout, out.seek(0, os.SEEK_END))
-                    _forward(err, sys.stderr, _fault(err))
+                    _forward(err, sys.stderr, fault_position(err))
         finally:
             os.close(reader)
-        return child.outcome(_tail(err))  # type: ignore[no-any-return]
+        return child.outcome(last_output(err))  # type: ignore[no-any-return]
 
 
 def unwrap(outcome: T | Crash | ChildError) -> T | Crash:
-    """``outcome`` itself, unless it is the child's exception, which is raised."""
+    """Return ``outcome``, or raise it where it is the child's exception."""
     if isinstance(outcome, ChildError):
         outcome.reraise()
     return outcome
 
 
 def cuda_is_poisoned() -> bool:
-    """Whether this process's CUDA context is lost, so that nothing that runs on it from now on means anything.
+    """Whether this process's CUDA context is lost, so that no later result on it means anything.
 
     An illegal access or a device assert stays: every later call fails. Errors of one launch (too much shared memory, an
     invalid configuration) surface once and are gone, so the probe is made twice and the second answer counts. Out of
@@ -163,112 +163,71 @@ def cuda_is_poisoned() -> bool:
 class _Child:
     """The parent's side of one forked child."""
 
-    def __init__(self, pid: int, reader: int, time_limit_s: float | None) -> None:
+    def __init__(self, pid: int, reader: int, limit: TimeLimit, on_note: Callable[[Any], None] | None) -> None:
         self._pid = pid
-        self._reader = reader
-        self._limit = time_limit_s
-        self._received = bytearray()
+        self._frames = FrameReader(reader)
+        self._limit = limit
+        self._on_note = on_note
         self._note: Any = None
-        self._answered = False
+        self._answer: bytearray | None = None
         self._timed_out = False
         self._status: int | None = None
-        os.set_blocking(reader, False)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # the child does the same, but may not have come to it when it must be killed
 
     def listen(self) -> None:
         """Read until the child has answered, is gone, or has used up its time."""
-        poll = select.poll()
-        poll.register(self._reader, select.POLLIN)
-        heard, worked = time.monotonic(), self._worked_s()
-        while not self._answered:
-            wait = _POLL_S if self._limit is None else min(_POLL_S, heard + self._limit - time.monotonic())
-            if wait <= 0 and self._is_late(time.monotonic() - heard, self._worked_s() - worked):
+        while self._answer is None:
+            if self._limit.passed(compiling=isinstance(self._note, dict) and bool(self._note.get(COMPILING))):
                 self._timed_out = True
                 return
-            wait = wait if wait > 0 else _POLL_S
-            # Rounded up: poll takes whole milliseconds, and 0.4 of one would be none at all.
-            if poll.poll(int(wait * 1000) + 1):
-                size = self._receive()
-                if size == 0:
-                    self._wait(_LAST_WORDS_S)
-                    return
-                heard, worked = time.monotonic(), self._worked_s()
+            size = self._frames.wait(self._limit.pause())
+            if size:
+                self._limit.renew()
+                self._take_frames()
+            elif size == 0:
+                self._wait(_LAST_WORDS_S)
+                return
             elif self._reap():
-                self._receive()
+                while self._frames.wait(0):
+                    self._take_frames()
                 return
 
-    def _is_late(self, waited_s: float, worked_s: float) -> bool:
-        """Whether the limit is used up: by work, not by waiting for a core; one that waits long is stuck all the same.
-
-        To compile a row of 2^17 elements takes a minute on a busy machine, which is no fault of the kernel's.
-        """
-        assert self._limit is not None
-        if isinstance(self._note, dict) and self._note.get(COMPILING):
-            return waited_s >= max(_COMPILING_S, self._limit)
-        return worked_s >= _BUSY * self._limit or waited_s >= _STUCK * self._limit
-
-    def _worked_s(self) -> float:
-        """Seconds of a core that the child has used, where the system tells; else more than any limit."""
-        try:
-            # The name may hold blanks and brackets; after the last bracket, utime and stime are the 12th and 13th word.
-            words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-            return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, IndexError):
-            return time.monotonic()
+    def _take_frames(self) -> None:
+        while self._answer is None and (frame := self._frames.next()) is not None:
+            kind, payload = frame
+            if kind != NOTE:
+                self._answer = payload
+                return
+            self._note = json.loads(payload)
+            if self._on_note is not None:
+                self._on_note(self._note)
 
     def bury(self) -> None:
         """Leave no process behind, and none that the child started in its group."""
         if self._timed_out:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGABRT)
+        if self._timed_out or self._answer is not None:
             self._wait(_LAST_WORDS_S)
-        if self._answered:
-            self._wait(_LAST_WORDS_S)
-        for kill in (os.killpg, os.kill):
-            # A pid that was waited for may be another process's by now; as a group's number it stays taken while
-            # the group has members.
-            if kill is os.killpg or self._status is None:
-                with contextlib.suppress(OSError):
-                    kill(self._pid, signal.SIGKILL)
+        kill_group(self._pid)
+        # A pid that was waited for may be another process's by now; as a group's number it stays taken while the group
+        # has members.
+        if self._status is None:
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
         self._reap(block=True)
 
     def outcome(self, stderr_tail: str) -> Any:
         """What became of it, once buried."""
-        if self._answered:
-            return pickle.loads(memoryview(self._received)[HEADER.size :])
+        if self._answer is not None:
+            return pickle.loads(self._answer)
+        code = os.waitstatus_to_exitcode(self._status or 0)
         if self._timed_out:
-            return Crash("timeout", f"no end after {self._limit:g} s", self._note, stderr_tail)
-        status = self._status or 0
-        if os.WIFSIGNALED(status):
-            return Crash("signal", _signal_name(os.WTERMSIG(status)), self._note, stderr_tail)
-        return Crash("exit", f"exit code {os.WEXITSTATUS(status)}", self._note, stderr_tail)
-
-    def _receive(self) -> int | None:
-        """Take in what there is: the number of bytes, 0 at the end of the pipe, ``None`` when nothing was waiting."""
-        total: int | None = None
-        while True:
-            try:
-                part = os.read(self._reader, _READ_BYTES)
-            except BlockingIOError:
-                return total
-            self._received += part
-            total = (total or 0) + len(part)
-            self._digest()
-            if not part or self._answered:
-                return total
-
-    def _digest(self) -> None:
-        while len(self._received) >= HEADER.size:
-            kind, size = HEADER.unpack_from(self._received)
-            end = HEADER.size + size
-            if len(self._received) < end:
-                return
-            if kind != NOTE:
-                self._answered = True
-                return
-            self._note = json.loads(self._received[HEADER.size : end])
-            del self._received[:end]
+            return Crash("timeout", f"no end after {self._limit.seconds:g} s", self._note, stderr_tail, code)
+        if code < 0:
+            return Crash("signal", signal_name(-code), self._note, stderr_tail, code)
+        return Crash("exit", f"exit code {code}", self._note, stderr_tail, code)
 
     def _reap(self, *, block: bool = False) -> bool:
         if self._status is None:
@@ -312,13 +271,6 @@ def _thread_names() -> list[str]:
     return names
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _scratch_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):  # forbidden in some containers
@@ -327,14 +279,14 @@ def _scratch_file() -> IO[bytes]:
 
 
 def _flush() -> None:
-    """What is buffered now would otherwise be written twice, by the parent and by the child."""
+    """Write what is buffered, which parent and child would both write otherwise."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
             stream.flush()  # type: ignore[union-attr]
 
 
 def _forward(file: IO[bytes], stream: Any, size: int) -> None:
-    """Write the first ``size`` bytes of ``file``, or what of them is bearable, to ``stream``."""
+    """Write the first ``size`` bytes of ``file``, at most 1 MiB, to ``stream``."""
     if size and stream is not None:
         file.seek(0)
         text = file.read(min(size, _FORWARDED_BYTES)).decode("utf-8", "replace")
@@ -342,17 +294,3 @@ def _forward(file: IO[bytes], stream: Any, size: int) -> None:
             text += f"\n[{size - _FORWARDED_BYTES} more bytes of output left out]\n"
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
-
-
-def _fault(file: IO[bytes]) -> int:
-    """Where the stack that faulthandler wrote last begins; the end of the file where there is none."""
-    size = file.seek(0, os.SEEK_END)
-    start = file.seek(max(0, size - _FAULT_BYTES))
-    found = file.read().rfind(_FAULT)
-    return size if found < 0 else start + found
-
-
-def _tail(file: IO[bytes]) -> str:
-    size, fault = file.seek(0, os.SEEK_END), _fault(file)
-    file.seek(fault if fault < size else max(0, size - _STDERR_TAIL_BYTES))
-    return file.read(_STDERR_TAIL_BYTES).decode("utf-8", "replace")

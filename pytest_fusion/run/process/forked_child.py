@@ -1,4 +1,4 @@
-"""The forked child's side of ``isolate``: what it sends, how it settles in, how it leaves."""
+"""The forked child's side of `run_isolated`: its start, what it sends, and its end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import json
 import os
 import pickle
 import signal
-import struct
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from pytest_fusion.run.process.frames import write_frame
 from pytest_fusion.spec.wording import words
 
 NOTE: Final = b"n"
 RESULT: Final = b"r"
 ERROR: Final = b"e"
-HEADER: Final = struct.Struct("<cQ")
 
 _PR_SET_PDEATHSIG: Final = 1
 # Of glibc's malloc.h, and the largest block that the second is documented to take.
@@ -31,7 +30,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_BLOCK = -1, -3, 1 << 25
 
 
 class ChildTraceback(Exception):
-    """Carries the text of a traceback from the child, as the cause of the exception that is raised again here."""
+    """The text of the child's traceback, as the cause of the exception that is raised again here."""
 
     def __str__(self) -> str:
         return f"\n\nin the isolated process:\n{self.args[0]}"
@@ -39,7 +38,7 @@ class ChildTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChildError:
-    """An exception that ``work`` raised: in words, and pickled where its type allows."""
+    """An exception that ``work`` raised: as text, and pickled where its type allows."""
 
     type_name: str
     message: str
@@ -63,40 +62,33 @@ class ChildError:
 
 
 class Channel:
-    """What the child says while it works."""
+    """Sends notes from the child while it works."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def note(self, data: Any) -> None:
-        """Say what comes next, as JSON types; the parent has it before this returns, and the time limit starts anew.
+        """Send the next step, as JSON types; the parent has it before this returns, and the time limit starts anew.
 
         Raises ``TypeError`` for what JSON cannot hold.
         """
-        self.send(NOTE, json.dumps(data).encode())
-
-    def send(self, kind: bytes, payload: bytes) -> None:
-        # In one piece: each write wakes the parent, on a core that the work needs.
-        rest = memoryview(HEADER.pack(kind, len(payload)) + payload)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        write_frame(self._descriptor, NOTE, json.dumps(data).encode())
 
 
 def live(work: Callable[[Channel], object], descriptor: int, out: int, err: int, parent: int) -> NoReturn:
-    """All that the child ever does. It leaves by ``os._exit``: exit handlers and pytest's clean-up are the parent's."""
+    """Run ``work`` in the child and leave by ``os._exit``: exit handlers and pytest's clean-up are the parent's."""
     code = 1
     try:
         inherited = (sys.stdout, sys.stderr)
-        _settle_in(out, err, parent)
-        channel = Channel(descriptor)
+        _prepare_child(out, err, parent)
         try:
-            kind, payload = RESULT, pickle.dumps(work(channel), protocol=pickle.HIGHEST_PROTOCOL)
+            kind, payload = RESULT, pickle.dumps(work(Channel(descriptor)), protocol=pickle.HIGHEST_PROTOCOL)
         except BaseException as error:  # noqa: BLE001 - the parent decides what SystemExit or a skip means
             kind, payload = ERROR, pickle.dumps(ChildError.of(error))
         for stream in (*inherited, sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        channel.send(kind, payload)
+        write_frame(descriptor, kind, payload)
         code = 0
     except BaseException:  # noqa: BLE001 - whatever it is, this process must not return into pytest
         traceback.print_exc()
@@ -105,7 +97,7 @@ def live(work: Callable[[Channel], object], descriptor: int, out: int, err: int,
         os._exit(code)
 
 
-def _settle_in(out: int, err: int, parent: int) -> None:
+def _prepare_child(out: int, err: int, parent: int) -> None:
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # a group of its own: killed as a whole, and Ctrl-C reaches the parent alone
     _die_with(parent)
@@ -136,7 +128,7 @@ def _keep_freed_memory() -> None:
 
 
 def _one_thread() -> None:
-    """Only the forking thread survives a fork; a pool that torch believes to have is waited for forever."""
+    """Restrict torch to one thread: the fork copied no other, and waiting for a missing one never ends."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
@@ -156,7 +148,7 @@ def _die_with(parent: int) -> None:
 
 
 def _no_core_dump() -> None:
-    """A crash is expected here: the core of a process with torch in it takes seconds and gigabytes to write."""
+    """Write no core: crashes are expected here, and one of a process with torch takes seconds and gigabytes."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -169,7 +161,7 @@ def _text_stream(descriptor: int) -> io.TextIOWrapper:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """``error`` in a form that is known to come back, or ``None``.
+    """``error`` in a form that can be loaded again, or ``None``.
 
     Exceptions with arguments of their own often fail only when loaded, because loading calls ``__init__`` with
     ``args``; pytest's (``Skipped``) fail because they claim to be builtins. Both are taken apart instead.

@@ -1,4 +1,4 @@
-"""Compiling ahead: forked workers compile what the covering phase, and the search's first half, will launch.
+"""A fast path: forked workers compile ahead what the covering phase and the search's first half will launch.
 
 A row-wise kernel meets some hundred specialisations (block size, dtype, divisibility of sizes, strides, addresses), at
 0.1-0.3 s each. Triton's disk cache is shared and written atomically, so workers fill it and the test finds it warm.
@@ -23,20 +23,20 @@ _NICE = 10
 
 
 def cache_is_empty() -> bool:
-    """Whether Triton's disk cache holds next to nothing, so that waiting for the first miss would only lose time."""
+    """Whether Triton's disk cache is nearly empty, so that waiting for the first miss would only lose time."""
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
     return len(list(itertools.islice(folder.glob("*"), _FEW_ENTRIES))) < _FEW_ENTRIES
 
 
 def workers() -> int:
-    """How many processes may compile beside the test itself; 0 where a core is all there is."""
+    """How many processes may compile beside the test itself; 0 where there is only a core for the test."""
     share = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(0, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) // share - 2))
 
 
 @contextmanager
 def compiling_ahead(work: Callable[[int, int], None]) -> Iterator[Callable[[], None]]:
-    """Stand ready to run ``work(worker, workers)`` in forked children while the body runs; end them with it.
+    """Prepare forked children for ``work(worker, workers)`` while the body runs; end them with it.
 
     Yields the call that starts them, good once and from a child of the body too: with a warm cache nobody calls it, and
     no context is made. The children only fill a cache: what they raise, print or die of is dropped.

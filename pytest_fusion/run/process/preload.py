@@ -1,4 +1,4 @@
-"""What one forked child had to import, the next ones inherit.
+"""A fast path: what one forked child had to import, the next ones inherit.
 
 A first call of a ``torch.library.custom_op`` imports ``torch._dynamo``: some 2 s that every child would pay again. The
 parent learns from the child which of these it needed, and imports them itself.
@@ -20,7 +20,7 @@ _TORCH = ("aten::", "prims::", "rngprims::", "prim::", "debug_mode_ops::", "indu
 
 
 def needed() -> tuple[str, ...]:
-    """Those of the slow modules that this process has imported."""
+    """The slow modules that this process has imported."""
     return tuple(name for name in _SLOW if name in sys.modules)
 
 

@@ -17,13 +17,13 @@ _SIZE, _PRODUCTS = 4096, 40
 
 @functools.cache
 def own_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: cuBLAS keeps a workspace of 32 MB for each stream that it has worked on."""
+    """The stream of competing work, one for all: cuBLAS allocates 32 MB for each stream that it has worked on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def competing(device: torch.device) -> Iterator[None]:
-    """Matrix products on another stream of ``device``, queued before what happens inside; on a CPU nothing.
+    """Queue matrix products on another stream of ``device`` before the body runs; on a CPU nothing.
 
     They take multiprocessors, cache and bandwidth away, so that the programs of a kernel run in other groups and at
     other speeds than alone.

@@ -1,4 +1,4 @@
-"""Work that a call puts on other streams of a GPU, delayed so that who does not wait for it is seen."""
+"""Delays work that a call puts on other streams of a GPU, which shows where it does not wait for that work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CYCLES = 20_000_000
 
 @contextmanager
 def delayed(device: torch.device) -> Iterator[None]:
-    """Every other stream of ``device`` that the body turns to begins with a pause; nothing happens off CUDA.
+    """Begin each other stream of ``device`` that the body uses with a pause; without CUDA nothing happens.
 
     A stream is met when ``torch.cuda.set_stream`` (so ``with torch.cuda.stream``) or a Triton launch selects it; one
     that only C++ knows is not.

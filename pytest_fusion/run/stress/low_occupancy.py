@@ -1,4 +1,4 @@
-"""A device on which few programs run at a time, which is what decides in what order they do."""
+"""Occupies a device so that few programs run at a time, which changes their order."""
 
 from __future__ import annotations
 

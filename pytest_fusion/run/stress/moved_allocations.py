@@ -1,4 +1,4 @@
-"""Blocks that come and go between calls, so that the next call's memory lies elsewhere and held something else."""
+"""Blocks allocated and freed between calls, so that the next call gets other memory with other contents."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.nested import map_tensors, tensors_in
+from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.run import pristine
 
 # 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
@@ -21,7 +21,7 @@ _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 @dataclass(slots=True)
 class Behind:
-    """What a call behind a slow producer returned.
+    """The result of a call behind a slow producer.
 
     ``late``: what the default stream did after the call came back still ran before the producer had ended.
     """
@@ -44,7 +44,7 @@ def behind_producer(
     A consumer on the same stream copies the results and the arguments at once. ``wait`` lets the producer finish before
     the call, so that what is wrong then has other reasons. Raises what the call raises.
     """
-    device = next(t.device for name, value in arguments.items() for t in tensors_in(name, value).values())
+    device = tensors_of(arguments)[0].device
     # That the producer has not ended on the host's clock says little of a GPU that other processes share (the wait goes
     # on while they have it) or of streams that share a hardware queue: a copy on the default stream is asked instead.
     ended, seen = torch.zeros(2, dtype=torch.int32, device=device).unbind()
@@ -72,7 +72,7 @@ def settle(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def current_device(device: torch.device) -> Iterator[None]:
-    """Another current device for what runs inside."""
+    """Make another device the current one in the body."""
     with torch.cuda.device(device):
         yield
 
@@ -92,7 +92,7 @@ class Waits:
 
 @contextlib.contextmanager
 def waits() -> Iterator[Waits]:
-    """Note what inside waits for the device.
+    """Record where the body waits for the device.
 
     ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations. It does not know explicit calls of
     ``torch.cuda.synchronize`` and of an event's ``synchronize``, so these are replaced for as long as it lasts.

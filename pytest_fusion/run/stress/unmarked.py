@@ -1,4 +1,4 @@
-"""A call that shows no test: on the stack of a plain thread, without pytest in the environment or among the imports.
+"""A call that cannot see that it is tested: in a plain thread, without pytest in the environment or imports.
 
 A kernel that asks who calls it (``sys._getframe``, ``PYTEST_CURRENT_TEST``, ``"pytest" in sys.modules``, ``sys.argv``)
 finds nothing in it. What else tells a kernel that it is on trial (this package among the imports, the poison in gaps
@@ -28,7 +28,7 @@ _HIDDEN_VARIABLES = "PYTEST"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a frame shows to who inspects it."""
+    """The attributes of a frame that a kernel could inspect."""
 
     filename: str
     function: str
@@ -71,7 +71,7 @@ def _stand_in(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
 
 
 def _worker() -> Callable[..., None]:
-    """The thread's own function, as if from nowhere: a frame of this file would give the test away."""
+    """The thread's own function, with no file name: a frame of this file would reveal the test."""
     return _disguised(_work, Frame("<thread>", "work", "__main__"))
 
 
@@ -95,7 +95,7 @@ def _work(prepare: Callable[[], Any], call: Callable[[], Any], box: dict[str, An
 
 @contextmanager
 def _hidden() -> Iterator[None]:
-    """No pytest among the imports, in the environment and on the command line; submodules stay, so none loads twice."""
+    """Hide pytest in imports, environment and command line; submodules stay, so that none loads twice."""
     modules = {name: sys.modules.pop(name) for name in _HIDDEN_MODULES if name in sys.modules}
     names = [name for name in os.environ if name.startswith(_HIDDEN_VARIABLES)]
     variables = {name: os.environ.pop(name) for name in names}

@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 
 from benchmarks.judging.machines import CLOUD, H200, ROUGH, Machine, Session
-from benchmarks.judging.rates import incumbent, rates, stored
+from benchmarks.judging.rates import beside, incumbent, rates, stored
 from pytest_fusion.bench.baseline.bootstrap import FEWEST, Estimate, block_ratios, estimate, settled
 from pytest_fusion.bench.baseline.history import OTHER_UNIT, SAME_UNIT, level, scatter, worth
 from pytest_fusion.bench.baseline.latency_judge import (
     Noise,
-    Question,
-    against_incumbent,
     against_stored,
     judge,
     noise,
-    suite,
 )
 from pytest_fusion.bench.baseline.row import Session as Stored
 from pytest_fusion.bench.baseline.tails import chi_square_limit, holm, student_limit, student_tail
 from tests.bench.baseline.made import latency
+from tests.sweeps import sweep
 
 QUIET = Noise(0.0005)
 
@@ -33,7 +31,7 @@ def _blocks(centre: float, scale: float = 0.001, count: int = 20) -> list[float]
 
 
 def _ask(centre: float, scale: float = 0.001, machine: Noise = QUIET, count: int = 20) -> str:
-    question = against_incumbent("case", estimate(_blocks(centre, scale, count)), machine)
+    question = beside("case", estimate(_blocks(centre, scale, count)), machine)
     return judge([question])[0].verdict
 
 
@@ -231,35 +229,7 @@ def test_a_gpu_that_others_used_makes_short_kernels_worth_less() -> None:
     assert verdict(5e-5, apart) == "regressed"
 
 
-def test_many_small_slowdowns_are_seen_together() -> None:
-    """Twenty cases that are all 0.8 % slower than the incumbent: none counts alone, all together do."""
-
-    def cases(centre: float, count: int = 20) -> list[Question]:
-        ratios = _blocks(centre, 0.002, count)
-        return [
-            against_incumbent(str(i), Estimate(r, r - 0.002, r + 0.002, 0.0008, tuple([r] * 20)), QUIET)
-            for i, r in enumerate(ratios)
-        ]
-
-    slower = suite(cases(0.008))
-    assert (slower.verdict, slower.failed, slower.name) == ("regressed", True, "all cases together")
-    assert suite(cases(0.0)).verdict == "same"
-    assert suite(cases(-0.008)).verdict == "improved"
-    few = suite(cases(0.1, 4))
-    assert (few.verdict, few.failed) == ("inconclusive", False)
-    assert "4 cases have a ratio to judge, and 5 are needed" in few.reason
-
-
-def test_what_a_session_has_in_common_does_not_average_out() -> None:
-    """A hundred cases on another GPU of the model are off together, and that is no regression of the suite."""
-    shared = [
-        Question(str(i), 0.03 + 0.0001 * i, 0.028, 0.0005, 19, math.log1p(0.03), 0.0015, 0.028) for i in range(100)
-    ]
-
-    assert suite(shared).verdict == "inconclusive"
-
-
-@pytest.mark.parametrize("machine", [H200, CLOUD, ROUGH], ids=lambda machine: machine.name)
+@sweep("machine", [H200, CLOUD, ROUGH], ids=lambda machine: machine.name)
 def test_a_run_in_which_nothing_changed_raises_no_alarm(machine: Machine) -> None:
     """Forty simulated runs on each machine, against the incumbent and stored ratios of the same GPU and others."""
     for rule in (incumbent, stored(1), stored(1, same_unit=False)):

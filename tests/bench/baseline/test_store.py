@@ -359,12 +359,3 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
         assert store.write(tmp_path, [baseline(row({"launches.kernels": 9}))]) == [real]
     assert path.is_symlink()
     assert json.loads(real.read_text())["rows"][0]["facts"] == {"launches.kernels": 9}
-
-
-def test_other_generations_of_the_same_test_are_found(tmp_path: Path) -> None:
-    """What is stored of a test on other device classes, and nothing of other tests."""
-    rows = [row(), row(device="NVIDIA H100 (sm_90)"), row(test=TEST.replace("bf16", "f16"))]
-    with store.locked(tmp_path):
-        store.write(tmp_path, [baseline(one) for one in rows])
-
-    assert [found.device for found in store.on_other_devices(tmp_path, TEST, H200)] == ["NVIDIA H100 (sm_90)"]

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from pytest_fusion import FusionSpec, dim, tensor
-from pytest_fusion.interpreter.bridge import observers
-from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.interpreter.launch import Launch, announce
 
 T = torch.Tensor
 _CALLS = itertools.count()
@@ -81,7 +80,7 @@ def varies(x: T) -> T:
 def launched(x: T, times: int = 1) -> T:
     """Stands for Triton kernels in any layout: launches, and a result in fresh memory."""
     for number in range(times if x.numel() else 0):
-        observers.announce(Launch(f"kernel_{number}", (1, 1, 1)))
+        announce(Launch(f"kernel_{number}", (1, 1, 1)))
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     out.numpy()[...] = np.exp(x.detach().numpy() / 8)
     return out

@@ -56,6 +56,7 @@ def test_a_wrong_kernel_is_rolled_back_with_its_case(duel: Duels, tmp_path: Path
     assert worse[0]["case"]["dims"]["hidden"] == 1
 
 
+@pytest.mark.slow
 def test_what_both_fail_alike_is_not_blamed(duel: Duels) -> None:
     """KNOWN_BAD cases are counted and told, and the rest decides."""
     record = duel(kernels.wrong_alone, kernels.wrong_alone)
@@ -64,6 +65,7 @@ def test_what_both_fail_alike_is_not_blamed(duel: Duels) -> None:
     assert record.replay is None
 
 
+@pytest.mark.slow
 def test_what_both_fail_by_far_more_is_held(duel: Duels) -> None:
     """A bug of the incumbent does not hide a larger one of the same check."""
     record = duel(kernels.far_wrong_alone, kernels.wrong_alone)
@@ -72,6 +74,7 @@ def test_what_both_fail_by_far_more_is_held(duel: Duels) -> None:
     assert "the candidate by" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_a_better_kernel_is_promoted(duel: Duels) -> None:
     """A kernel that passes what the incumbent fails is better, and the incumbent's failures are told."""
     record = duel(kernels.right, kernels.wrong_alone)
@@ -80,6 +83,7 @@ def test_a_better_kernel_is_promoted(duel: Duels) -> None:
     assert record.canary["counts"]["better"] == -metric(record, "verdicts")["value"]
 
 
+@pytest.mark.slow
 def test_nothing_is_said_beside_an_incumbent_that_always_fails(duel: Duels) -> None:
     """An incumbent that passes nothing is nothing to compare with, however good the candidate is."""
     record = duel(kernels.right, kernels.wrong)
@@ -87,6 +91,7 @@ def test_nothing_is_said_beside_an_incumbent_that_always_fails(duel: Duels) -> N
     assert "the candidate alone passes" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_few_cases_are_no_data(duel: Duels) -> None:
     """Six cases promote nobody."""
     record = duel(kernels.right, kernels.right, cases=6)
@@ -94,6 +99,7 @@ def test_few_cases_are_no_data(duel: Duels) -> None:
     assert "20 are needed" in record.message
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_less_accurate_is_held(duel: Duels) -> None:
     """Errors within tolerance, but shown to be larger than the incumbent's by more than a quarter, are not promoted."""
     record = duel(kernels.careless, kernels.right)
@@ -102,6 +108,7 @@ def test_a_kernel_that_is_less_accurate_is_held(duel: Duels) -> None:
     assert duel(kernels.right, kernels.careless).canary["verdict"] == "promote"
 
 
+@pytest.mark.slow
 def test_new_refusals_are_held(duel: Duels) -> None:
     """A case that the candidate alone refuses as `rejects=` allows is no failure, and is not promoted either."""
     record = duel(kernels.refuses_alone, kernels.right, rejects=NotImplementedError)
@@ -110,6 +117,7 @@ def test_new_refusals_are_held(duel: Duels) -> None:
     assert (back.canary["verdict"], metric(back, "refusals")["status"]) == ("promote", "better")
 
 
+@pytest.mark.slow
 def test_wrong_results_in_place_of_refusals_roll_back(duel: Duels) -> None:
     """What the incumbent refuses can be served by something else; a wrong result is used."""
     record = duel(kernels.wrong_alone, kernels.refuses_alone, rejects=NotImplementedError)
@@ -117,6 +125,7 @@ def test_wrong_results_in_place_of_refusals_roll_back(duel: Duels) -> None:
     assert "the incumbent refuses" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_new_chance_is_held_where_it_is_allowed(duel: Duels) -> None:
     """An output that varies is a failure, or with `deterministic=False` worse than one that does not."""
     record = duel(kernels.varies, kernels.right, deterministic=False)
@@ -126,6 +135,7 @@ def test_new_chance_is_held_where_it_is_allowed(duel: Duels) -> None:
     assert metric(same, "determinism")["status"] == "pass"
 
 
+@pytest.mark.slow
 def test_more_launches_roll_back(duel: Duels) -> None:
     """One launch more for the same case is told with its numbers, its kernel and its case; fewer are better."""
     without = ("memory", "latency", "spills")
@@ -137,12 +147,14 @@ def test_more_launches_roll_back(duel: Duels) -> None:
     assert (back.canary["verdict"], metric(back, "launches")["status"]) == ("promote", "better")
 
 
+@pytest.mark.slow
 def test_launches_that_nobody_saw_are_no_data(duel: Duels) -> None:
     """Without a Triton launch on the CPU lane, what runs may be a path for the CPU, and nothing is promoted for it."""
     record = duel(kernels.right, kernels.right, without=("memory", "latency"))
     assert (record.canary["verdict"], metric(record, "launches")["status"]) == ("hold", "nodata")
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_held(duel: Duels) -> None:
     """On the CPU there is no latency and no peak memory, and whoever did not leave them out is not promoted."""
     record = duel(kernels.right, kernels.right, without=("launches",))
@@ -153,6 +165,7 @@ def test_what_was_not_measured_is_held(duel: Duels) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_pinned_and_recorded_cases(duel: Duels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They are compared besides the generated ones, and a rollback may come of them alone."""
     case = Case({"rows": 3, "hidden": 1}, "float32", {"x": TensorCase("float32")}, seed=5)
@@ -209,6 +222,7 @@ def test_a_function_that_takes_other_inputs_is_no_incumbent(duel: Duels) -> None
     assert "does not take the inputs of this test" in record.canary["reasons"][0]
 
 
+@pytest.mark.slow
 def test_a_test_that_could_not_fail_is_an_error(duel: Duels) -> None:
     """Two kernels that agree about zeros say nothing; the canary says that."""
     record = duel(zeros, kernels.right, reference=zeros)
@@ -220,6 +234,7 @@ def zeros(x: Any) -> Any:
     return x * 0
 
 
+@pytest.mark.slow
 def test_a_candidate_that_dies_is_rolled_back(duel: Duels) -> None:
     """A candidate that ends its process, where the incumbent ends well, is rolled back with that case."""
     record = duel(kernels.dies_alone, kernels.right, isolate="on")
@@ -227,6 +242,7 @@ def test_a_candidate_that_dies_is_rolled_back(duel: Duels) -> None:
     assert record.replay is not None
 
 
+@pytest.mark.slow
 def test_an_incumbent_that_dies_is_not_the_candidates_fault(duel: Duels) -> None:
     """Cases in which the incumbent ends the process count for the candidate, and the others go on."""
     record = duel(kernels.right, kernels.dies_alone, isolate="on", dims={"rows": 3, "hidden": 1}, cases=3)

@@ -12,13 +12,13 @@ import torch
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.canary.offline import paired_latency
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote
-from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Kernel
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.checks.context import Bench
 from pytest_fusion.run.measure.timing.pairs import Blocks
+from pytest_fusion.run.process.worker import WorkerLost
 from tests.canary.offline import kernels
 
 SPEC = kernels.SPEC.with_(bench=[{"rows": 8, "hidden": 8}, {"rows": 16, "hidden": 8}])
@@ -160,11 +160,11 @@ def test_a_process_that_ends_leaves_no_number(device: dict[str, float]) -> None:
     class Ended(_There):
         def timer(self, case: Case, what: Any) -> Any:
             if what == "fused":
-                raise Gone("its pipe is closed")
+                raise WorkerLost("its pipe is closed")
             return super().timer(case, what)
 
         def untime(self) -> None:
-            raise Gone("its pipe is closed")
+            raise WorkerLost("its pipe is closed")
 
     sized, _ = paired_latency.sizes(SPEC, None)
     ours = Bench(SPEC.with_(fused=kernels.right), torch.device("cuda:0"))

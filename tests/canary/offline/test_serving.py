@@ -13,10 +13,10 @@ import pytest
 from pytest_fusion.canary.offline import paired_latency
 from pytest_fusion.canary.offline.incumbent import serving
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Process, Remote
-from pytest_fusion.canary.offline.incumbent.wire import Gone
 from pytest_fusion.canary.offline.kernel import Kernel, contract
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.errors import CanaryError
+from pytest_fusion.run.process.worker import Messages, Worker, WorkerLost
 from tests.canary.offline import kernels
 from tests.canary.offline.test_latency import device, entries
 
@@ -24,28 +24,41 @@ __all__ = ["device"]
 SPEC = kernels.SPEC.with_(bench=[{"rows": 8, "hidden": 8}])
 
 
+class _Thread(Worker):
+    """The other end of a thread's pipes."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+
+    def stop(self) -> int:
+        self._messages.close()
+        return 0
+
+
 class _Here(Process):
     """A process that is a thread of this one."""
 
     def __init__(self, folder: Any) -> None:
         super().__init__(folder)
-        theirs_in, self._requests = os.pipe()
-        self._replies, theirs_out = os.pipe()
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        self.messages = Messages(ours_in, ours_out)
+        self._worker = _Thread(self.messages)
         opened = {"contract": contract(SPEC), "programs": 100, "deep": False}
-        self.link = serving._Link({"requests": theirs_in, "replies": theirs_out, "top": os.fspath(folder)})
+        self.link = serving._Link({"top": os.fspath(folder)}, Messages(theirs_in, theirs_out))
         self.link.opened = opened
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
 
     def _serve(self) -> None:
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(WorkerLost):
             serving._answer_all(self.link, SPEC, "cpu", {})
 
 
 @pytest.fixture
 def remote(tmp_path: Any) -> Iterator[Remote]:
     process = _Here(tmp_path)
-    assert "torch" in _received(process)
+    assert not {"error", "missing"} & set(process.messages.receive(60.0))
     bench = kernels_bench()
     yield Remote(process, bench.device, 60.0)
     process.stop()
@@ -59,12 +72,6 @@ def kernels_bench() -> Any:
     from pytest_fusion.checks.context import Bench
 
     return Bench(SPEC, torch.device("cpu"))
-
-
-def _received(process: Process) -> dict[str, Any]:
-    from pytest_fusion.canary.offline.incumbent.wire import receive
-
-    return receive(process._replies, 60.0)
 
 
 def _case() -> Case:
@@ -85,6 +92,7 @@ def test_an_error_of_ours_is_no_crash_of_the_kernel(remote: Remote, monkeypatch:
     assert remote.measure(_case()).outputs
 
 
+@pytest.mark.slow
 def test_costs_are_answered_as_data(remote: Remote) -> None:
     """A kernel of plain torch compiles nothing and spills nothing, and both are said in JSON."""
     remote.measure(_case())

@@ -68,6 +68,7 @@ def test_equal_elements_are_moved_together(value: float) -> None:
     assert not judged(low, lambda: _in_own_dtype(x)).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 8, 13, 15, 19])
 def test_fewer_roundings_than_the_reference_pass(seed: int) -> None:
     """Codes of a long float16 row that a kernel rounds once; one that rounds otherwise fails."""

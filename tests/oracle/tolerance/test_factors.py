@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.oracle.tolerance.judging import judged
+from tests.sweeps import sweep
 
 
 @pytest.mark.parametrize("rows_at_once", [250, 8])
@@ -91,7 +92,7 @@ def turned_into(x: Tensor, angle: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("turned", [turned, turned_into])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("seed", range(4))
+@sweep("seed", range(4))
 def test_both_factors_may_be_computed_from_16_bits(
     seed: int, dtype: torch.dtype, turned: Callable[[Tensor, Tensor], Tensor]
 ) -> None:

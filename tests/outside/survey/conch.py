@@ -175,7 +175,7 @@ def voxels(points: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
     return (counts > 0).sum()[None].int(), counts.int(), sums
 
 
-def ops() -> list[Op]:
+def ops() -> list[Op]:  # noqa: C901 - a table with a small function in each row
     """Needs Conch, and a mended Triton imported before it."""
     from conch.ops.activation import gelu_tanh_and_mul, silu_and_mul
     from conch.ops.attention import paged_attention, varlen_attention

@@ -86,6 +86,7 @@ def test_loop_that_ignores_signals() -> None:
     assert crash.kind == "timeout"
 
 
+@pytest.mark.slow
 def test_notes_renew_the_time() -> None:
     """The limit is per note: many short steps may together take longer than one."""
 

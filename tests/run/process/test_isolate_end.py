@@ -20,6 +20,7 @@ from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, run_isolat
 from tests.forked import run_pytest
 from tests.run.process.children import LINUX, alive
 from tests.run.process.waiting import eventually
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="isolation forks")
 
@@ -163,6 +164,7 @@ def test_from_a_thread() -> None:
     assert results == {i: i * i for i in range(4)}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="reads /proc")
 def test_nothing_is_left_behind() -> None:
     """A thousand children leave no descriptor open, no process unburied and no memory taken."""
@@ -239,7 +241,7 @@ CRASHING_TESTS = """
 """
 
 
-@pytest.mark.parametrize("options", [(), ("-s",), ("--capture=sys",), ("-n", "2")], ids=" ".join)
+@sweep("options", [(), ("-s",), ("--capture=sys",), ("-n", "2")], ids=" ".join)
 def test_under_pytest(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
     """A test whose child crashes, leaves or hangs fails alone, with its note, and all others report."""
     pytester.makepyfile(CRASHING_TESTS)
@@ -253,6 +255,7 @@ def test_under_pytest(pytester: pytest.Pytester, options: tuple[str, ...]) -> No
     assert text.count("child 1\n") <= 2  # captured, and quoted in the report
 
 
+@pytest.mark.slow
 def test_a_child_that_waits_gets_more_time_than_one_that_works() -> None:
     """The limit counts work: one that slept for twice as long comes to its end, one that never ends is stopped."""
     assert run_isolated(lambda channel: time.sleep(0.8) or 3, time_limit_s=0.4) == 3
@@ -261,6 +264,7 @@ def test_a_child_that_waits_gets_more_time_than_one_that_works() -> None:
     assert crash.kind == "timeout"
 
 
+@pytest.mark.slow
 def test_compiling_is_no_hang() -> None:
     """While a kernel is being compiled, the limit of a case does not run; afterwards it does again."""
 

@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from tests.sweeps import sweep
+
 
 def _lines(code: str) -> list[str]:
     """What it prints, in a process that has imported nothing else."""
@@ -15,7 +17,7 @@ def _lines(code: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(("gradients", "expected"), [("True", ["False", "True"]), ("False", ["False", "False"])])
+@sweep(("gradients", "expected"), [("False", ["False", "False"]), ("True", ["False", "True"])])
 def test_gradients_find_their_imports_done(gradients: str, expected: list[str]) -> None:
     """Sympy comes with the first upstream gradient; a parent that knows of gradients has it before."""
     code = f"""
@@ -28,6 +30,7 @@ def test_gradients_find_their_imports_done(gradients: str, expected: list[str]) 
     assert _lines(code) == expected
 
 
+@pytest.mark.slow
 def test_a_gradient_imports_what_is_learnt() -> None:
     """What a child needed for a gradient is what the next one inherits."""
     code = """
@@ -41,6 +44,7 @@ def test_a_gradient_imports_what_is_learnt() -> None:
     assert _lines(code) == ["False", "True"]
 
 
+@pytest.mark.slow
 def test_tritons_files_are_hashed_once() -> None:
     """The hash is there before a child asks for it."""
     code = """

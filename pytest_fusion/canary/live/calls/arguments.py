@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.process.fork import cuda_is_poisoned
 
 # More of a call's tensors would make more classes than can be counted by.
@@ -38,18 +39,6 @@ def names_of(function: Callable[..., Any]) -> Names:
     return named
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-
-
 def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
     """A hashable key: shapes, dtypes and devices of tensors, values of ints, bools and strings, types of the rest."""
     return tuple(_part(value) for value in args), tuple((name, _part(kwargs[name])) for name in sorted(kwargs))
@@ -68,7 +57,7 @@ def _part(value: Any) -> object:
 def bucket_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """``"float16[2^10,2^12] float16[2^12]"``: dtypes, and sizes rounded up to a power of two; at most four tensors."""
     parts = []
-    for tensor in tensors_in([args, kwargs]):
+    for tensor in tensors_of([args, kwargs]):
         sizes = ",".join("0" if size == 0 else f"2^{(size - 1).bit_length()}" for size in tensor.shape)
         parts.append(f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]")
         if len(parts) == _MOST_TENSORS:
@@ -90,7 +79,7 @@ def shapes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[object,
             append(value.shape)
             append(value.dtype)
         elif kind not in _PLAIN:
-            for tensor in tensors_in(value):
+            for tensor in tensors_of(value):
                 append(tensor.shape)
                 append(tensor.dtype)
     return tuple(parts) if len(parts) <= _MOST_SHAPES else tuple(parts[:_MOST_SHAPES])
@@ -98,12 +87,12 @@ def shapes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[object,
 
 def devices_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[torch.device]:
     """The devices of a call's tensors."""
-    return {tensor.device for tensor in tensors_in([args, kwargs])}
+    return {tensor.device for tensor in tensors_of([args, kwargs])}
 
 
 def versions_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
     """The tensors with their counters of in-place writes, without inference tensors, which have none."""
-    return [(tensor, tensor._version) for tensor in tensors_in([args, kwargs]) if not tensor.is_inference()]
+    return [(tensor, tensor._version) for tensor in tensors_of([args, kwargs]) if not tensor.is_inference()]
 
 
 def context_lost(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

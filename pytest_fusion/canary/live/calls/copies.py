@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.canary.live.calls.arguments import Names, tensors_in
+from pytest_fusion.canary.live.calls.arguments import Names
+from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.run.placing import write
 
 # Allocations of CUDA start on 512 bytes: a copy that starts there too has pointers that divide by what the originals'
@@ -61,7 +62,7 @@ def copies_of(
     for name, value in arguments.items():
         if only is not None and name not in only:
             continue
-        for tensor in tensors_in(value):
+        for tensor in tensors_of(value):
             if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
                 raise CannotCopyError(f"{name} is not a plain strided tensor")
             if tensor.device.type not in ("cpu", "cuda"):
@@ -90,13 +91,17 @@ def copies_of(
             offset = int(tensor.storage_offset()) - start // tensor.element_size()
             made[key] = _view(piece.untyped_storage(), offset, tensor)
             pairs.append(Pair(name, _view(tensor.untyped_storage(), int(tensor.storage_offset()), tensor), made[key]))
-    return Copies(_replaced(args, made), _replaced(dict(kwargs), made), pairs)
+
+    def replaced(tensor: Tensor) -> Tensor:
+        return made.get(id(tensor), tensor)
+
+    return Copies(map_tensors(args, replaced), map_tensors(dict(kwargs), replaced), pairs)
 
 
 def copied_bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """Bytes that copies of all tensors of a call would need; 0 where some cannot be copied."""
     try:
-        return _bytes(_spans(tensors_in([args, kwargs])))
+        return _bytes(_spans(tensors_of([args, kwargs])))
     except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no plain storage
         return 0
 
@@ -132,16 +137,3 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     reach = sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = int(tensor.storage_offset()) * tensor.element_size()
     return start, start + (reach + 1) * tensor.element_size()
-
-
-def _replaced(value: Any, made: Mapping[int, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return made.get(id(value), value)
-    if isinstance(value, tuple):
-        items = [_replaced(item, made) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [_replaced(item, made) for item in value]
-    if isinstance(value, dict):
-        return {key: _replaced(item, made) for key, item in value.items()}
-    return value

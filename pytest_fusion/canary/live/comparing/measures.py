@@ -14,7 +14,7 @@ import torch
 
 from pytest_fusion.canary.evidence.ledger import Ledger
 from pytest_fusion.canary.evidence.observation import Observation
-from pytest_fusion.canary.live.calls.arguments import Names, signature_of, tensors_in
+from pytest_fusion.canary.live.calls.arguments import Names, signature_of
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
 from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copied_bytes, copies_of
 from pytest_fusion.canary.live.calls.generators import Generators
@@ -25,6 +25,7 @@ from pytest_fusion.canary.live.comparing.result_compare import Forms
 from pytest_fusion.canary.live.comparing.stopwatch import Span, clock_of
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.placing import write
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import out_of_memory, said
@@ -153,7 +154,7 @@ class Measures:
                 self._ledger.count(why)
         if chosen.plan is None:
             return None
-        devices = {tensor.device for tensor in tensors_in([copies.args, copies.kwargs])}
+        devices = {tensor.device for tensor in tensors_of([copies.args, copies.kwargs])}
         try:
             device = clock_of(devices)
         except ValueError:
@@ -204,7 +205,7 @@ class Measures:
     @contextmanager
     def spending(self, tensors: object) -> Iterator[None]:
         """Measures the GPU time inside as the canary's own and charges it to the budget."""
-        devices = {tensor.device for tensor in tensors_in(tensors) if tensor.device.type == "cuda"}
+        devices = {tensor.device for tensor in tensors_of(tensors) if tensor.device.type == "cuda"}
         with beside_captures():
             if len(devices) != 1:
                 yield

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.canary.live.calls.arguments import Names, tensors_in
+from pytest_fusion.canary.live.calls.arguments import Names
 from pytest_fusion.canary.live.calls.copies import Copies
 from pytest_fusion.canary.live.comparing.stopwatch import clock_of
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.oracle.lane_mode import LaneMode
 from pytest_fusion.oracle.reference import takes
 from pytest_fusion.oracle.rounding import GRIDS, Noise, quantum
-from pytest_fusion.run.tree import leaves
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import said
 
@@ -78,7 +77,7 @@ class Referee:
         with self._lock, torch.no_grad():
             if not self.wants:
                 return ""
-            devices = {tensor.device for tensor in (*ours, *theirs, *tensors_in([inputs.args, inputs.kwargs]))}
+            devices = {tensor.device for tensor in (*ours, *theirs, *tensors_of([inputs.args, inputs.kwargs]))}
             try:
                 device = clock_of(devices)
             except ValueError as error:
@@ -124,7 +123,7 @@ class Referee:
 
 
 def _outputs(result: object) -> list[Tensor]:
-    return [leaf.value for leaf in leaves(result) if leaf.is_tensor and leaf.value.is_floating_point()]
+    return [t for t in tensors_of(result) if t.is_floating_point()]
 
 
 def _on_the_host(tensor: Tensor) -> Tensor:

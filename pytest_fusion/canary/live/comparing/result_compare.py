@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_fusion.run.tree import Leaf, leaves, nesting
+from pytest_fusion.case.containers import Leaf, leaves, nesting
 from pytest_fusion.spec.promises import Tolerance
 
 # Relative to the element and to the root mean square of the output: some four roundings of the dtype, and for float32

@@ -114,15 +114,15 @@ class Incumbent:
 
     def close(self) -> list[str]:
         """Closes the open test and returns notes on it. ``CanaryError`` if it imported files of the work tree."""
-        from pytest_fusion.canary.offline.incumbent.wire import Gone
+        from pytest_fusion.run.process.worker import WorkerLost
 
         process = self._process
         if process is None or not self._is_open:
             return []
         self._is_open = False
         try:
-            answer = process.ask("close", seconds=60.0)
-        except Gone:
+            answer = process.request("close", seconds=60.0)
+        except WorkerLost:
             process.stop()
             return []
         foreign = answer.get("foreign", [])
@@ -171,17 +171,17 @@ class Incumbent:
 
     def _ask_to_open(self, process: Process) -> None:
         from pytest_fusion.canary.offline.incumbent.incumbent_process import START_S
-        from pytest_fusion.canary.offline.incumbent.wire import Gone
+        from pytest_fusion.run.process.worker import WorkerLost
 
         self._is_open = False
         try:
-            process.ask("open", seconds=START_S, **self._opened)
+            process.request("open", seconds=START_S, **self._opened)
             self._is_open = True
-        except Gone as gone:
-            words = process.last_words()
+        except WorkerLost as lost:
+            words = process.last_output()
             process.stop()
             raise CanaryError(
-                f"the incumbent {self.named} could not be started ({gone}); its last output:\n{words}"
+                f"the incumbent {self.named} could not be started ({lost}); its last output:\n{words}"
             ) from None
 
     def _settings(self) -> dict[str, Any]:

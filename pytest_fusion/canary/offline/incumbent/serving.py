@@ -1,4 +1,4 @@
-"""The incumbent's process: tests of another revision or environment, whose kernels run when they are asked for."""
+"""The inside of the incumbent's process: runs kernels of another revision or environment on request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fusion.errors import FusionError
-from pytest_fusion.spec.wording import first_line
+from pytest_fusion.run.process.worker import Messages, Requests, WorkerLost
+from pytest_fusion.spec.wording import first_line, said
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.offline.kernel import Kernel
     from pytest_fusion.engine.job import Job
     from pytest_fusion.report.record import TestRecord
     from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -31,38 +31,24 @@ _SHOWN = 600
 _IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 
 
-class _Link:
-    """The pipe to the process that asks, and the question that waits for its answer."""
+class _Link(Requests):
+    """The requests of the process that compares, and the one that opened the test that runs now."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], messages: Messages) -> None:
+        super().__init__(messages)
         self.settings = settings
-        self._requests, self._replies = int(settings["requests"]), int(settings["replies"])
-        self._number = ""
-        # The question that opened the test that runs now, and whether the test has come to its kernel.
         self.opened: Mapping[str, Any] = {}
+        # Whether the open test has reached its kernel.
         self.reached = False
-
-    def next(self) -> dict[str, Any]:
-        """Raises ``Gone`` when nobody asks any more."""
-        from pytest_fusion.canary.offline.incumbent.wire import receive
-
-        message = receive(self._requests)
-        self._number = str(message["id"])
-        return message
-
-    def answer(self, **what: Any) -> None:
-        from pytest_fusion.canary.offline.incumbent.wire import send
-
-        send(self._replies, {"id": self._number, **what})
 
 
 _links: list[_Link] = []
 
 
-def main(file: str) -> None:
-    """Serve whoever wrote ``file``, until its end of the pipe is closed."""
+def main(file: str, requests: str, replies: str) -> None:
+    """Serve the process that wrote ``file``, until it closes its end of the pipes."""
     settings = json.loads(Path(file).read_text())
-    _links.append(_Link(settings))
+    _links.append(_Link(settings, Messages(int(requests), int(replies))))
     if settings.get("checkout"):
         from pytest_fusion.canary.offline.incumbent.import_paths import redirect
 
@@ -74,7 +60,7 @@ def main(file: str) -> None:
             pytest.main(_arguments(settings), plugins=[_Serving(_links[0])])
     finally:
         sys.stdout.flush()
-        # Whoever asked may have been killed, and has left the folder to nobody else.
+        # The process that compares may have been killed, and the folder left to this one.
         if os.getppid() != settings["asker"]:
             shutil.rmtree(settings["folder"], ignore_errors=True)
 
@@ -92,12 +78,12 @@ def _arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 class _Serving:
-    """In place of running all tests: runs the one that is asked for, which then answers until it is let go."""
+    """Runs only the requested test, which then answers requests until it is closed."""
 
     def __init__(self, link: _Link) -> None:
         self._link = link
         self._uncollected: dict[str, str] = {}
-        self._said = ""
+        self._outcome = ""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -105,15 +91,13 @@ class _Serving:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
-            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext.strip()
-            self._said = f"{report.when} {report.outcome}: {str(said)[-_SHOWN:]}"
+            text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext.strip()
+            self._outcome = f"{report.when} {report.outcome}: {str(text)[-_SHOWN:]}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        from pytest_fusion.canary.offline.incumbent.wire import Gone
-
         link, items = self._link, {item.nodeid: item for item in session.items}
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(WorkerLost):
             while True:
                 message = link.next()
                 item = items.get(message.get("nodeid", ""))
@@ -122,16 +106,16 @@ class _Serving:
                 elif item is None:
                     link.answer(missing=self._why_missing(message["nodeid"]))
                 else:
-                    link.opened, link.reached, self._said = message, False, ""
+                    link.opened, link.reached, self._outcome = message, False, ""
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                     if not link.reached:
-                        link.answer(missing=f"it could not be run there: {self._said or 'it judges no kernel'}")
+                        link.answer(missing=f"it could not be run there: {self._outcome or 'it judges no kernel'}")
         return True
 
     def _why_missing(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        said = self._uncollected.get(file) or next(iter(self._uncollected.values()), "")
-        return f"{file} could not be collected there: {said}" if said else "there is no such test there"
+        reason = self._uncollected.get(file) or next(iter(self._uncollected.values()), "")
+        return f"{file} could not be collected there: {reason}" if reason else "there is no such test there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +123,7 @@ class Serve:
     """The mode inside the incumbent's process: answer what the other process asks of the test's kernel."""
 
     def run(self, job: Job) -> TestRecord:
-        """Answers until the other process is gone; raises ``Gone`` then."""
+        """Answers until the other process is gone; raises ``WorkerLost`` then."""
         from pytest_fusion.report.record import TestRecord
 
         _answer_all(_links[0], job.spec, job.request.device, job.extra)
@@ -147,14 +131,13 @@ class Serve:
 
 
 def _serve_specs(link: _Link) -> None:
-    """Specs by their names, without tests."""
-    from pytest_fusion.canary.offline.incumbent.wire import Gone
+    """Answer requests for specs by their names, without tests."""
     from pytest_fusion.run import device_choice
     from pytest_fusion.spec.importable import named_spec
 
     device = str(link.settings["device"])
     device_choice.prepare(device)
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(WorkerLost):
         while True:
             link.opened = link.next()
             try:
@@ -165,127 +148,40 @@ def _serve_specs(link: _Link) -> None:
             _answer_all(link, spec, device, {})
 
 
-def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, Any]) -> None:
-    import torch
+def _imported(settings: Mapping[str, Any]) -> list[str]:
+    """Files of the work tree that were imported: foreign to a revision, shared by two environments."""
+    from pytest_fusion.canary.offline.incumbent.import_paths import caches, imported_from
 
-    from pytest_fusion.canary.offline.kernel import Kernel, held_to
-    from pytest_fusion.checks.context import Bench
+    ours = Path(__file__).resolve().parents[3]
+    checkout = [Path(settings["checkout"])] if settings.get("checkout") else []
+    return imported_from(Path(settings["top"]), (ours, *caches(), *checkout))
+
+
+def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, Any]) -> None:
+    """Answer the requests for the kernel of one spec, until it is closed."""
+    from pytest_fusion.canary.offline.incumbent.served_kernel import ServedKernel
     from pytest_fusion.run.clock import Clock
     from pytest_fusion.run.fused import ContextLost
-    from pytest_fusion.spec.wording import said
 
-    asked, link.reached = link.opened, True
+    link.reached = True
     try:
-        spec = held_to(spec, asked["contract"])
+        served = ServedKernel(spec, link.opened, device, extra)
     except FusionError as error:
-        link.answer(missing=f"its spec there cannot be held to what is asked today: {error}")
+        link.answer(missing=f"its spec there does not fit the promises of today's: {error}")
         return
-    bench = Bench(spec, torch.device(device), extra, programs=int(asked["programs"]), deep=bool(asked["deep"]))
-    bench.clock = Clock(lambda: link.answer(pulse=True))
-    kernel, stopwatch = Kernel(bench), _Stopwatch()
-    link.answer(torch=torch.__version__)
+    served.kernel.bench.clock = Clock(lambda: link.answer(pulse=True))
+    link.answer()
     while True:
         message = link.next()
         if message["op"] == "close":
-            link.answer(foreign=_foreign(link.settings), shared=_shared(link.settings))
+            link.answer(**{"foreign" if link.settings.get("checkout") else "shared": _imported(link.settings)})
             return
         try:
-            link.answer(**(stopwatch.answered(kernel, message) or _answered(kernel, message)))
+            link.answer(**served.answer(message))
         except ContextLost as lost:
             link.answer(gone=str(lost))
-            os._exit(1)  # nothing that runs on this context from now on means anything
+            os._exit(1)  # no later result on this context means anything
         except FusionError as error:
             link.answer(error=first_line(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is no failure of a kernel: those are verdicts
+        except Exception as error:  # noqa: BLE001 - not a failure of a kernel: those are verdicts
             link.answer(error=f"{message['op']}: {said(error)}")
-
-
-class _Stopwatch:
-    """The one batch of calls that is timed here, by the pairs of whoever asks."""
-
-    def __init__(self) -> None:
-        self._timer: Any = None
-
-    def answered(self, kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing for what is no question about time. Raises ``CanaryError`` where the call cannot be timed."""
-        if message["op"] not in ("time", "sample", "untime"):
-            return {}
-        import torch
-
-        from pytest_fusion.errors import CanaryError
-        from pytest_fusion.spec.wording import said
-
-        if message["op"] == "untime":
-            self._timer = None
-            torch.cuda.empty_cache()
-            return {"untimed": True}
-        try:
-            if message["op"] == "time":
-                return {"source": self._begin(kernel, message)}
-            return {"seconds": self._timer.seconds()}
-        except Exception as error:  # noqa: BLE001 - the checks have judged it; here it is a number or none
-            raise CanaryError(f"called there to be timed, it raised {said(error)[:200]}") from None
-
-    def _begin(self, kernel: Kernel, message: Mapping[str, Any]) -> str:
-        import torch
-
-        from pytest_fusion.bench import latency
-        from pytest_fusion.bench.on_device import opened
-        from pytest_fusion.canary.offline.paired_latency import timer
-        from pytest_fusion.case.case_model import Case
-
-        device = torch.device("cuda", kernel.bench.device.index or 0)
-        case, what = Case.from_json(message["case"]), message["what"]
-        self._timer = timer(kernel.bench, case, what, device, opened(device).cache)
-        return latency.digest(kernel.spec.fused if what == "fused" else kernel.spec.reference)
-
-
-def _answered(kernel: Kernel, message: Mapping[str, Any]) -> dict[str, Any]:
-    from pytest_fusion.canary.offline.incumbent.wire import write_tensors
-    from pytest_fusion.canary.offline.ran import FOREIGN, Ran
-    from pytest_fusion.case.case_model import Case
-    from pytest_fusion.case.misfit import misfit
-    from pytest_fusion.run.measure.launches import Uncounted
-
-    if message["op"] == "compiled":
-        return kernel.compiled(message["keys"]).as_json()
-    if message["op"] == "spills":
-        return kernel.spills([(text, Case.from_json(case)) for text, case in message["sized"]]).as_json()
-    case = Case.from_json(message["case"])
-    if message["op"] == "judge":
-        wrong = misfit(kernel.spec, case)
-        if wrong is not None:
-            return {"ran": Ran("rejected", FOREIGN, f"its spec there has no such case: {wrong}").as_json()}
-        return {"ran": kernel.judge(case, again=message["again"], alone=message["alone"]).as_json()}
-    if message["op"] == "measure":
-        found = kernel.measure(case)
-        if found.outputs:
-            write_tensors(Path(message["file"]), found.outputs)
-        return {
-            "inputs": found.inputs,
-            "reference": found.reference,
-            "memory": found.memory,
-            "problem": found.problem,
-            "results": bool(found.outputs),
-        }
-    counts = kernel.count(case)
-    return {"reason": counts.reason} if isinstance(counts, Uncounted) else {"counts": counts.as_json()}
-
-
-def _foreign(settings: Mapping[str, Any]) -> list[str]:
-    """Files of the work tree that were imported though a revision was asked for."""
-    if not settings.get("checkout"):
-        return []
-    return _imported(settings, Path(settings["checkout"]))
-
-
-def _shared(settings: Mapping[str, Any]) -> list[str]:
-    """Files of the work tree that both environments import: tests, and perhaps what was to be compared."""
-    return [] if settings.get("checkout") else _imported(settings)
-
-
-def _imported(settings: Mapping[str, Any], *without: Path) -> list[str]:
-    from pytest_fusion.canary.offline.incumbent.import_paths import caches, imported_from
-
-    ours = Path(__file__).parents[3]
-    return imported_from(Path(settings["top"]), (ours, *caches(), *without))

@@ -14,19 +14,19 @@ from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.nested import map_tensors
-from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.case.containers import tensors_of
+from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, has_kernel, kernel_key, shares_memory, written_by
+from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.interpreter.memory.regions import Facts, described_by
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.measure.launches import inductor
 from pytest_fusion.run.measure.launches.gpu_tensors import Places
 from pytest_fusion.run.measure.launches.launch_count import Counts, named
-from pytest_fusion.run.measure.launches.operator_launches import Work, caller, tensors, work_of, written_by
-from pytest_fusion.run.memory.watch import TORCH_NAMESPACES, kernel_key
+from pytest_fusion.run.measure.launches.operator_launches import Work, caller, work_of
+from pytest_fusion.run.memory.watch import unwatched
 
 # Of these ATen has one kernel for CUDA and a formula of several for the CPU, for some or all inputs (`is_cuda` in
 # Dropout.cpp, SoftMax.cpp, layer_norm.cpp, RNN.cpp, attention.cpp).
@@ -86,20 +86,20 @@ def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], N
 
 def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
     """One call counted, and whether it compiled what it should have found compiled."""
-    given = _all_tensors(arguments)
+    given = tensors_of(arguments)
     log = _Log(Places(told=any(t.device.type == "cuda" for t in given)))
     log.places.proved(given)
     before = _versions(given)
     with _counting(log) as compiled:
         result = call()
-    returned = _all_tensors(result)
+    returned = tensors_of(result)
     log.places.proved(returned)
     work = [*log.launched, *log.places.work()]
     work += [Work("kernel", name) for name, count in compiled.kernels.items() for _ in range(count)]
     doubts = [f"operator {name} ran code that launches nothing here" for name in log.opaque]
     doubts += [f"operator {name} has code of its own for the CPU, and that is what ran" for name in log.other]
     doubts += [f"torch.compile: {reason}" for reason in compiled.doubts]
-    idle = _versions(given) == before and not any(t.numel() and _is_new(t, given) for t in returned)
+    idle = _versions(given) == before and not any(t.numel() and not shares_memory(t, given) for t in returned)
     if not (log.events or idle or doubts):
         doubts.append("no launch and no operator of torch was seen, and yet there is a result")
     kernels = [one.name for one in work if one.kind == "kernel"]
@@ -140,10 +140,9 @@ class _Met:
         return frozenset()
 
 
-class _Operators(DispatchMode):
+class _Operators(OperatorMode):
     """Notes what each operator does on the device, inside of a user's operators too."""
 
-    supports_higher_order_operators = True
     functions: _Functions
 
     def __init__(self, log: _Log) -> None:
@@ -155,12 +154,7 @@ class _Operators(DispatchMode):
         """As in ``memory.watch``: without this, torch.compile runs eagerly while the mode is active."""
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
-            return func(*args, **kwargs)
+    def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func.namespace not in TORCH_NAMESPACES:
             return self._of_user(func, types, args, kwargs)
         result = func(*args, **kwargs)
@@ -179,16 +173,16 @@ class _Operators(DispatchMode):
             depth, log.depth = log.depth, 0
             try:
                 with self.functions, self:
-                    result = func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+                    result = func.redispatch(key, *args, **kwargs)
             finally:
                 log.depth = depth
-        made = [t for t in tensors((result,), {}) if t.numel() and not _shares_any(t, args, kwargs)]
+        made = [t for t in tensors_of(result) if t.numel() and not shares_memory(t, tensors_of((args, kwargs)))]
         if log.events == before and (made or any(t.numel() for t in written_by(func, args, kwargs))):
             log.opaque[str(func.name())] = None
-        elif len(log.launched) == launches and _has_own_for_cpu(func) and not log.places.told:
+        elif len(log.launched) == launches and has_kernel(func, "CPU") and not log.places.told:
             log.other[str(func.name())] = None
-        log.places.note(tensors(args, kwargs), tensors((result,), {}), [], mixed=True)
-        log.places.proved(tensors((result,), {}))
+        log.places.note(tensors_of((args, kwargs)), tensors_of(result), [], mixed=True)
+        log.places.proved(tensors_of(result))
         return result
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -202,8 +196,8 @@ class _Operators(DispatchMode):
         if work:
             where = caller()
             work = [replace(one, where=where) for one in work]
-        given = tensors(args[:1] if name in _INDEXED else args, {} if name in _INDEXED else kwargs)
-        outputs = written_by(func, args, kwargs) + tensors((result,), {})
+        given = tensors_of(args[:1] if name in _INDEXED else (args, kwargs))
+        outputs = written_by(func, args, kwargs) + tensors_of(result)
         across = name in _MIXED and (name != "_to_copy" or kwargs.get("device") is not None)
         log.places.note(given, outputs, work, mixed=across)
         if name == "lift_fresh" and not log.depth:  # torch.from_numpy, which no function mode sees
@@ -234,7 +228,7 @@ class _Functions(TorchFunctionMode):
                 log.within = ""
         if not isinstance(result, torch.Tensor):
             return result
-        given = tensors(args, kwargs)
+        given = tensors_of((args, kwargs))
         target = _target(name, args, kwargs)
         if target == "host" and given:
             return self._brought_to_host(given[0], result)
@@ -251,16 +245,11 @@ class _Functions(TorchFunctionMode):
             return result
         self._log.events += 1
         places.note([], [source], [Work("memcpy", "aten::_to_copy", where=caller())], mixed=True)
-        if _shares_any(result, [source], {}):
-            with _disable_current_modes():
+        if shares_memory(result, [source]):
+            with unwatched():
                 result = result.clone()
         places.on_host(result)
         return result
-
-
-def _has_own_for_cpu(func: Any) -> bool:
-    """Whether the operator was registered for the CPU by itself, and not for all devices at once."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"))
 
 
 def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -278,29 +267,6 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ""
 
 
-def _all_tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, keep)
-    return found
-
-
 def _versions(given: list[torch.Tensor]) -> list[int]:
     """How often torch has written each that has elements; those of inference mode do not count that."""
     return [0 if t.is_inference() else t._version for t in given if t.numel()]
-
-
-def _shares_any(t: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return not _is_new(t, tensors(args, kwargs))
-
-
-def _is_new(t: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    try:
-        address = t.untyped_storage().data_ptr()
-        return all(other.untyped_storage().data_ptr() != address for other in others)
-    except (RuntimeError, NotImplementedError):
-        return all(t is not other for other in others)

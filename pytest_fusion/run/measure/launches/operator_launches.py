@@ -15,6 +15,9 @@ from typing import Any, Final, Literal
 
 import torch
 
+from pytest_fusion.case.containers import tensors_of
+from pytest_fusion.interpreter.bridge.aten import schema, shares_memory, written_by
+
 _aten = torch.ops.aten
 
 # A kernel for copies along more dimensions than this is not torch's only way to concatenate (CAT_ARRAY_MAX_INPUT_DIMS).
@@ -22,16 +25,9 @@ _CAT_DIMS = 4
 
 # Memory, or another look at it, and no work.
 _IDLE: Final = frozenset(
-    "empty empty_strided empty_permuted empty_like new_empty new_empty_strided set_ resize_ resize_as_ _unsafe_view "
-    "_reshape_alias lift lift_fresh record_stream is_pinned pin_memory _pin_memory is_same_size "
+    "set_ resize_ resize_as_ record_stream is_pinned pin_memory _pin_memory is_same_size "
     "_has_same_storage_numel sym_size sym_stride sym_numel sym_storage_offset _assert_async _assert_scalar "
     "_functional_assert_async _functional_sym_constrain_range sym_constrain_range detach_ _version".split()
-)
-# A copy of the first tensor (the second for ``copy_`` and ``fill_``), by a copy engine where both are dense alike.
-_COPIES: Final = frozenset(
-    "clone _to_copy copy lift_fresh_copy expand_copy view_copy permute_copy t_copy transpose_copy squeeze_copy "
-    "unsqueeze_copy select_copy slice_copy diagonal_copy as_strided_copy detach_copy alias_copy unfold_copy "
-    "narrow_copy view_as_real_copy view_as_complex_copy _reshape_alias_copy _conj_physical _reshape_copy".split()
 )
 # Rounding an integer to a whole number copies it.
 _ROUNDINGS: Final = frozenset("ceil floor trunc round ceil_ floor_ trunc_ round_".split())
@@ -55,8 +51,8 @@ class Work:
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Work]:
     """What ``func`` (an overload in ``aten``) does at the least on a GPU for these arguments; ``[]`` for nothing."""
     name = func.overloadpacket.__name__
-    given, made = tensors(args, kwargs), tensors((result,), {})
-    if name in _IDLE or _looks(func):
+    given, made = tensors_of((args, kwargs)), tensors_of(result)
+    if name in _IDLE or schema(func).empty or _looks(func):
         return []
     if name == "_local_scalar_dense":
         return [_work("memcpy", name)]
@@ -69,52 +65,26 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
         return [_work("memcpy", name)]
     if name in ("cat", "stack"):
         return _joined(name, given, made)
-    source = _source(name, args, given, made)
+    source = _source(func, args, given, made)
     if source is not None:
         return [_copied(name, source, written[0])]
     if any(t.numel() == 0 for t in given):
         return []
     if not _always(func) and all(t.numel() <= 1 for t in written):
         return []
-    if not func._schema.is_mutable and all(_shares(t, given) for t in made):
+    if not schema(func).writes and all(shares_memory(t, given) for t in made):
         return []
     return [_work("kernel", name, _form(given, made))]
-
-
-def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors among arguments or results, those of lists too."""
-    found: list[torch.Tensor] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors(value, {})
-    return found
-
-
-def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The arguments that the operator writes, by its schema."""
-    found: list[torch.Tensor] = []
-    for position, name in _written(func):
-        value = args[position] if position < len(args) else kwargs.get(name)
-        found += tensors((value,), {})
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _written(func: Any) -> tuple[tuple[int, str], ...]:
-    arguments = enumerate(func._schema.arguments)
-    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
 @lru_cache(maxsize=4096)
 def _looks(func: Any) -> bool:
     """Whether it only looks at memory in another way, or says something about a tensor."""
     in_place = getattr(torch.Tag, "inplace_view", None)
-    if func.is_view or (in_place is not None and in_place in func.tags):
+    if schema(func).view or (in_place is not None and in_place in func.tags):
         return True
     returns = [str(value.type) for value in func._schema.returns]
-    says = not any("Tensor" in kind for kind in returns) and not func._schema.is_mutable
+    says = not any("Tensor" in kind for kind in returns) and not schema(func).writes
     return says and func.overloadpacket.__name__ not in ("_local_scalar_dense", "equal")
 
 
@@ -132,11 +102,12 @@ _FILLS: Final = frozenset(
 )
 
 
-def _source(name: str, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]) -> torch.Tensor | None:
+def _source(func: Any, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]) -> torch.Tensor | None:
     """What the operator copies, where it does no more; ``None`` for one that computes."""
+    name = schema(func).name
     if name == "copy_" or (name in ("fill_", "fill", "copy") and len(given) > 1):
         return given[1]
-    if name in _COPIES and given:
+    if schema(func).copies and given:
         return given[0] if made and made[0].shape == given[0].shape else made[0] if made else None
     if name in _ROUNDINGS and given and not given[0].is_floating_point():
         return given[0]
@@ -190,18 +161,7 @@ def _joined(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> l
 def _compares(given: list[torch.Tensor]) -> bool:
     """Whether ``equal`` has to look: not at nothing, other shapes or one memory."""
     a, b = given[:2]
-    return a.shape == b.shape and bool(a.numel()) and not _shares(a, [b])
-
-
-def _shares(t: torch.Tensor, others: list[torch.Tensor]) -> bool:
-    """Whether it lies in the memory of one of these: dropout in evaluation returns its argument, against its schema."""
-    try:
-        if t.device.type == "meta":  # no addresses: all would be 0
-            return any(other.untyped_storage()._cdata == t.untyped_storage()._cdata for other in others)
-        address = t.untyped_storage().data_ptr()
-        return any(other.untyped_storage().data_ptr() == address for other in others)
-    except (RuntimeError, NotImplementedError):
-        return any(t is other for other in others)
+    return a.shape == b.shape and bool(a.numel()) and not shares_memory(a, [b])
 
 
 def _form(given: list[torch.Tensor], made: list[torch.Tensor]) -> str:

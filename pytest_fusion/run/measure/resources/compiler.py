@@ -181,15 +181,12 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
         "shared_static": static,
         "instructions": usage.instructions,
     }
-    line = specialisation.place.line
-    if usage.miscompiled:
-        return Resources(**common, status="refused", reason=usage.miscompiled, line=line)
     shared, warps = static + int(metadata.shared), int(metadata.num_warps)
     beyond = excess(
         target, registers=usage.registers, shared=shared, warps=warps, tensor_columns=common["tensor_columns"]
     )
     if beyond:
-        return Resources(**common, status="refused", reason=beyond, line=line, exceeds=True)
+        return Resources(**common, status="refused", reason=beyond, line=specialisation.place.line, exceeds=True)
     held = occupancy(target, warps=warps, registers=usage.registers, shared=shared)
     return Resources(**common, occupancy=held)
 

@@ -9,8 +9,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_fusion.run.measure.resources.unset import unset
-
 _SECONDS = 60
 _USAGE = re.compile(r"\b(REG|STACK|SHARED|LOCAL):(\d+)")
 # `/*0a10*/   @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;`
@@ -43,26 +41,12 @@ class NoToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Registers and bytes of local memory of a thread, bytes of static shared memory of a block, instruction counts.
-
-    ``unset`` is a register that the code reads and nothing has written, in words, where the assembler went wrong.
-    """
+    """Registers and bytes of local memory of a thread, bytes of static shared memory of a block, instruction counts."""
 
     registers: int
     local_bytes: int
     shared_static: int
     instructions: dict[str, int]
-    unset: str = ""
-
-    @property
-    def miscompiled(self) -> str:
-        """Why nothing that the kernel computes can be relied on; empty where nothing is known against it."""
-        if not self.unset:
-            return ""
-        return (
-            f"ptxas made code of it that reads {self.unset}, so what it computes is undefined: a mistake of the "
-            "assembler; take another tile, or a Triton that brings a newer ptxas"
-        )
 
 
 def read(cubin: bytes, tool: str) -> Usage:
@@ -86,7 +70,6 @@ def read(cubin: bytes, tool: str) -> Usage:
         local_bytes=found.get("STACK", 0) + found.get("LOCAL", 0),
         shared_static=found.get("SHARED", 0),
         instructions=counts(opcodes),
-        unset=unset(done.stdout),
     )
 
 

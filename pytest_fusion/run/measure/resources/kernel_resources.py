@@ -20,7 +20,7 @@ from pytest_fusion.run.measure.resources.resource_record import Resources, figur
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.targets import Target
 from pytest_fusion.run.measure.resources.value_reads import READS, values_read
-from pytest_fusion.run.process.compile_workers import Answer, Job, ask
+from pytest_fusion.run.process.compile_jobs import Answer, Job, compile_all
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 
@@ -140,7 +140,7 @@ def _rehearsed(asked: Sequence[_Asked]) -> None:
             one.reason = str(calls[key])
         else:
             jobs.append(Job(number, one.target, {"call": calls[key]}))
-    for number, answer in ask(jobs).items():
+    for number, answer in compile_all(jobs).items():
         one, found = asked[number], answer.found or {}
         kernels = [Resources.from_json(data) for data in found.get("resources", ())]
         problem = str(found.get("problem", answer.reason))
@@ -187,7 +187,7 @@ def _interpreted(asked: Sequence[_Asked]) -> None:
                     "others": [other.as_json() for other in launch.others],
                 }
                 jobs.append(Job(len(owners) - 1, one.target, data))
-    answers = ask(jobs)
+    answers = compile_all(jobs)
     for number, one in enumerate(asked):
         kernels = [
             _answered(launch, answers.get(job), one.target) for job, (own, launch) in owners.items() if own == number

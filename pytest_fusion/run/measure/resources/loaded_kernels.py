@@ -58,17 +58,16 @@ def read(kernel: Any, launch: Noted) -> Resources:
         from triton import knobs
 
         usage = cubin.read(kernel.asm["cubin"], str(knobs.nvidia.cuobjdump.path))
-        static, instructions, note, wrong = usage.shared_static, usage.instructions, "", usage.miscompiled
+        static, instructions, note = usage.shared_static, usage.instructions, ""
     except (cubin.NoToolError, RuntimeError, KeyError) as error:
-        static, instructions, note, wrong = 0, {}, f"its instructions cannot be read: {error}", ""
+        static, instructions, note = 0, {}, f"its instructions cannot be read: {error}"
     if target is not None and metadata.target.arch >= _DECLARES_RESERVED:
         static = max(0, static - target.shared_reserved)
     registers, shared, warps = int(kernel.n_regs), int(metadata.shared), int(metadata.num_warps)
     return Resources(
         launch.kernel,
         name,
-        "refused" if wrong else "compiled",
-        wrong,
+        "compiled",
         file=file,
         line=found.place.line if found is not None else 0,
         registers=registers,

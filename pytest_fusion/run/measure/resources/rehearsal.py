@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from pytest_fusion.case import blank
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.measure.resources.launcher_call import made
 from pytest_fusion.run.measure.resources.noting import Noted, noted
 from pytest_fusion.run.measure.resources.value_reads import values_read
@@ -53,9 +53,7 @@ def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
 
 def _backward(result: Any, leaves: list[torch.Tensor]) -> None:
     """With upstream gradients of zeros; what comes of it is left, where ``backward`` would copy it into ``.grad``."""
-    outputs: list[torch.Tensor] = []
-    map_tensors(result, lambda tensor: outputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    wanted = [output for output in outputs if output.requires_grad]
+    wanted = [output for output in tensors_of(result) if output.requires_grad]
     if wanted and leaves:
         torch.autograd.grad(wanted, leaves, [torch.zeros_like(output) for output in wanted], allow_unused=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.run.measure.traffic import bytes_of
 from pytest_fusion.run.storage_slices import storage_of
 
@@ -31,7 +31,7 @@ def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dic
     All lie in one piece of memory for each device, because where they lie shows: eight times anew on an H200, ten
     copies of 33 MB made each for itself were read in 18.4 to 19.2 us, those in one piece in 18.8 to 18.9.
     """
-    own = [t for value in logical.values() for t in _tensors(value)]
+    own = tensors_of(logical)
     size = max(1, bytes_of(own))
     kept = max(1, min(count, room // size))
     pieces = {device: _Piece(kept * sum(map(_room, of)), device) for device, of in _by_device(own).items()}
@@ -102,14 +102,3 @@ def _overlap(t: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    def note(t: torch.Tensor) -> torch.Tensor:
-        found.append(t)
-        return t
-
-    map_tensors(value, note)
-    return found

@@ -1,15 +1,15 @@
-"""`Again`: one test once more, in a process of its own that a tool of NVIDIA's watches."""
+"""`Again`: one test run once more, in a process of its own under a tool of NVIDIA's."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pytest_fusion.run.process.supervisor import kill_group, last_line
 
 # Files that a project's own settings name are those of the run that this one is part of.
 _FILES = ("fusion-json", "fusion-report", "junit-xml")
@@ -41,16 +41,15 @@ class Ended:
     @property
     def last_line(self) -> str:
         """The last line that is not empty, cut at 200 characters."""
-        lines = (line.strip() for line in reversed(self.output.splitlines()))
-        return next(filter(None, lines), "no output")[:200]
+        return (last_line(self.output) or "no output")[:200]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's own, less what pytest and pytest-xdist put there, and ``more``."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST_")}
+    """This process's environment without the variables of pytest and pytest-xdist, and ``more``."""
+    usual = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST_")}
     for name in ("PYTEST_CURRENT_TEST", "GITHUB_STEP_SUMMARY"):
-        kept.pop(name, None)
-    return {**kept, **more}
+        usual.pop(name, None)
+    return {**usual, **more}
 
 
 def ended(command: Sequence[str], *, start: Path, env: Mapping[str, str], seconds: float) -> Ended:
@@ -73,8 +72,7 @@ def ended(command: Sequence[str], *, start: Path, env: Mapping[str, str], second
     try:
         stdout, stderr = process.communicate(timeout=seconds)
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         process.communicate()
         raise
     return Ended(process.returncode, f"{stdout}\n{stderr}")

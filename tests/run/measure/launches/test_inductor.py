@@ -60,7 +60,7 @@ def test_without_inductor_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.counts.kernels, found.counts.doubts, found.bounds) == (1, (), True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_function_is_counted_as_it_runs_here() -> None:

@@ -93,37 +93,6 @@ def tuned(a: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def two_products_kernel(y, q, k, v, keys, k_row, k_step, v_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Attention without its softmax."""
-    rows, columns = tl.arange(0, M)[:, None], tl.arange(0, K)[None, :]
-    query = tl.load(q + rows * K + columns)
-    total = tl.zeros((M, K), tl.float32)
-    for first in range(0, keys, N):
-        key = first + tl.arange(0, N)[:, None]
-        tile = tl.load(k + key * k_row + columns * k_step, mask=key < keys, other=0.0)
-        weights = tl.exp2(tl.dot(query, tl.trans(tile)))
-        tile = tl.load(v + key * v_row + columns, mask=key < keys, other=0.0)
-        total = tl.dot(weights.to(tile.dtype), tile, total)
-    tl.store(y + rows * K + columns, total)
-
-
-def two_products(a: torch.Tensor, keys: int) -> torch.Tensor:
-    y = torch.empty((64, 32), dtype=torch.float32, device=a.device)
-    two_products_kernel[(1,)](y, a, a, a, 70, 2, 3, 34, M=64, N=keys, K=32, num_warps=4, num_stages=1)
-    return y
-
-
-def miscompiled(a: torch.Tensor) -> torch.Tensor:
-    """With Triton 3.6.0 its ptxas 12.8 leaves the address of the second 16 keys to chance, for sm_90."""
-    return two_products(a, 64)
-
-
-def compiled_well(a: torch.Tensor) -> torch.Tensor:
-    """The same in blocks of 32 keys."""
-    return two_products(a, 32)
-
-
-@triton.jit
 def hopper_kernel(y, x, n, BLOCK: tl.constexpr):
     tl.static_assert(tl.target_info.cuda_capability_geq(9, 0), "Hopper and later")
     at = tl.arange(0, BLOCK)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_fusion.case.nested import map_tensors
+from pytest_fusion.case.containers import map_tensors
 
 
 class Pair(NamedTuple):

@@ -1,55 +1,16 @@
-"""What goes between two processes arrives as it was, or is told not to."""
+"""Tensors that go from one process to another arrive as they were, or the file is refused."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from pytest_fusion.canary.offline.incumbent.wire import Gone, bytes_of, read_tensors, receive, send, write_tensors
+from pytest_fusion.canary.offline.incumbent.tensor_file import bytes_of, read_tensors, write_tensors
 from pytest_fusion.errors import CanaryError
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def pipe() -> Iterator[list[int]]:
-    ends = list(os.pipe())
-    yield ends
-    for end in ends:
-        if end >= 0:
-            os.close(end)
-
-
-def test_messages(pipe: list[int]) -> None:
-    """Two messages written at once are read one by one."""
-    reader, writer = pipe
-    send(writer, {"a": 1})
-    send(writer, {"text": "ü" * 10_000})
-    assert receive(reader) == {"a": 1}
-    assert receive(reader, 5.0) == {"text": "ü" * 10_000}
-
-
-def test_a_closed_pipe_and_a_silent_one(pipe: list[int]) -> None:
-    """Whoever waits for a process that is gone, or says nothing in time, is told which of the two it is."""
-    reader, writer = pipe
-    with pytest.raises(Gone) as silent:
-        receive(reader, 0.0)
-    os.write(writer, b"\0\0")
-    os.close(writer)
-    pipe[1] = -1
-    with pytest.raises(Gone) as closed:
-        receive(reader)
-    assert (silent.value.late, closed.value.late) == (True, False)
-    os.close(reader)
-    pipe[0] = -1
-    other_reader, pipe[1] = os.pipe()
-    os.close(other_reader)
-    with pytest.raises(Gone):
-        send(pipe[1], {})
 
 
 def test_tensors(tmp_path: Path) -> None:

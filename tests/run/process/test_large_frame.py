@@ -1,4 +1,4 @@
-"""Frames below `with_room` cost no mapping of memory, at whatever depth most calls are made."""
+"""Frames below `call_in_large_frame` cost no mapping of memory, at whatever depth most calls are made."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pytest_fusion.run.process.large_frame import with_room
+from pytest_fusion.run.process.large_frame import call_in_large_frame
 
 resource = pytest.importorskip("resource")
 CALLS = 300
@@ -31,7 +31,7 @@ def test_no_depth_maps_memory_at_each_call() -> None:
     depths = range(400)
     if max(map(_faults, depths)) < CALLS:
         pytest.skip(f"{sys.implementation.name} {sys.version.split()[0]} maps nothing for frames")
-    assert with_room(lambda: max(map(_faults, depths))) < CALLS / 10
+    assert call_in_large_frame(lambda: max(map(_faults, depths))) < CALLS / 10
 
 
 def test_results_and_exceptions_come_through() -> None:
@@ -40,6 +40,6 @@ def test_results_and_exceptions_come_through() -> None:
     def fails() -> None:
         raise ValueError("mine")
 
-    assert with_room(lambda: with_room(lambda: 7)) == 7
+    assert call_in_large_frame(lambda: call_in_large_frame(lambda: 7)) == 7
     with pytest.raises(ValueError, match="mine"):
-        with_room(fails)
+        call_in_large_frame(fails)

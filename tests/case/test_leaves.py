@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from pytest_fusion.run.tree import leaves, nesting
+from pytest_fusion.case.containers import leaves, nesting
 
 
 @dataclasses.dataclass

@@ -1,0 +1,93 @@
+"""`ServedKernel`: the incumbent's kernel inside its own process, and its answers as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_fusion.bench import latency, on_device
+from pytest_fusion.canary.offline import paired_latency
+from pytest_fusion.canary.offline.incumbent.incumbent_process import Timed
+from pytest_fusion.canary.offline.incumbent.tensor_file import write_tensors
+from pytest_fusion.canary.offline.kernel import Kernel, held_to
+from pytest_fusion.canary.offline.ran import FOREIGN, Ran
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.misfit import misfit
+from pytest_fusion.checks.context import Bench
+from pytest_fusion.errors import CanaryError
+from pytest_fusion.run.measure.launches import Uncounted
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import said
+
+
+class ServedKernel:
+    """The kernel of ``spec``, held to the promises in the message ``opened``; a method answers the request of its name.
+
+    Raises ``FusionError`` where the spec cannot be held to them.
+    """
+
+    def __init__(self, spec: FusionSpec, opened: Mapping[str, Any], device: str, extra: Mapping[str, Any]) -> None:
+        spec = held_to(spec, opened["contract"])
+        bench = Bench(spec, torch.device(device), extra, programs=int(opened["programs"]), deep=bool(opened["deep"]))
+        self.kernel = Kernel(bench)
+        # The one batch of calls that is timed here, alternately with one in the other process.
+        self._timer: Any = None
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one request."""
+        arguments = {name: value for name, value in message.items() if name not in ("id", "op")}
+        if "case" in arguments:
+            arguments["case"] = Case.from_json(arguments["case"])
+        found: dict[str, Any] = getattr(self, message["op"])(**arguments)
+        return found
+
+    def judge(self, case: Case, *, again: bool, alone: bool) -> dict[str, Any]:
+        wrong = misfit(self.kernel.spec, case)
+        if wrong is not None:
+            return {"ran": Ran("rejected", FOREIGN, f"the case does not fit its spec there: {wrong}").as_json()}
+        return {"ran": self.kernel.judge(case, again=again, alone=alone).as_json()}
+
+    def measure(self, case: Case, file: str) -> dict[str, Any]:
+        found = self.kernel.measure(case)
+        if found.outputs:
+            write_tensors(Path(file), found.outputs)
+        facts = {name: getattr(found, name) for name in ("inputs", "reference", "memory", "problem")}
+        return {**facts, "results": bool(found.outputs)}
+
+    def count(self, case: Case) -> dict[str, Any]:
+        counts = self.kernel.count(case)
+        return {"reason": counts.reason} if isinstance(counts, Uncounted) else {"counts": counts.as_json()}
+
+    def compiled(self, keys: Sequence[str]) -> dict[str, Any]:
+        return self.kernel.compiled(keys).as_json()
+
+    def spills(self, sized: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        return self.kernel.spills([(text, Case.from_json(case)) for text, case in sized]).as_json()
+
+    def time(self, case: Case, what: Timed) -> dict[str, Any]:
+        kernel = self.kernel
+        device = torch.device("cuda", kernel.bench.device.index or 0)
+        with _refusing():
+            self._timer = paired_latency.timer(kernel.bench, case, what, device, on_device.opened(device).cache)
+        return {"source": latency.digest(kernel.spec.fused if what == "fused" else kernel.spec.reference)}
+
+    def sample(self) -> dict[str, Any]:
+        with _refusing():
+            return {"seconds": self._timer.seconds()}
+
+    def untime(self) -> dict[str, Any]:
+        self._timer = None
+        torch.cuda.empty_cache()
+        return {}
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the checks have judged it; here it is a number or none
+        raise CanaryError(f"called there to be timed, it raised {said(error)[:200]}") from None

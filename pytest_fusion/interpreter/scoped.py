@@ -1,0 +1,33 @@
+"""State that holds for the duration of a ``with`` block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def holding(state: object, **values: Any) -> Iterator[None]:
+    """Set these attributes of ``state``, and restore the earlier values afterwards."""
+    before = {name: getattr(state, name) for name in values}
+    for name, value in values.items():
+        setattr(state, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(state, name, value)
+
+
+@contextmanager
+def listed(entries: list[T], entry: T) -> Iterator[T]:
+    """Append ``entry`` to ``entries``, and remove that very object afterwards."""
+    entries.append(entry)
+    try:
+        yield entry
+    finally:
+        # Blocks may end in another order than they began, and entries may be equal to each other.
+        del entries[max(at for at, one in enumerate(entries) if one is entry)]

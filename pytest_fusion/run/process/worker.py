@@ -1,0 +1,156 @@
+"""A process that this one spawns and sends requests to: JSON messages in frames, over a pipe in each direction.
+
+Tensors go beside them as a file whose name is in the message (``canary.offline.incumbent.tensor_file``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_fusion.run.process.frames import FrameReader, write_frame
+from pytest_fusion.run.process.supervisor import end_process, last_output
+
+_MESSAGE = b"m"
+_END_S = 2.0
+_PACKAGE = Path(__file__).resolve().parents[2]
+# The worker runs this very package, whichever other version its environment, revision or path has: a package is where
+# it was first found, and so are its modules.
+_BOOT = """
+import importlib, importlib.util, sys
+found = importlib.util.spec_from_file_location("pytest_fusion", sys.argv[1] + "/__init__.py",
+                                               submodule_search_locations=[sys.argv[1]])
+package = sys.modules["pytest_fusion"] = importlib.util.module_from_spec(found)
+found.loader.exec_module(package)
+importlib.import_module(sys.argv[2]).main(*sys.argv[3:])
+"""
+
+
+def command(python: str, module: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """The command line that calls ``main`` of a module of this package; `Worker` adds the numbers of two pipes."""
+    return [python, *options, "-c", _BOOT, os.fspath(_PACKAGE), module, *arguments]
+
+
+class WorkerLost(Exception):
+    """The process at the other end has ended, or gave no answer in time (``late``)."""
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
+
+
+class Messages:
+    """One end of the two pipes."""
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self._frames = FrameReader(incoming)
+        self._descriptors = (incoming, outgoing)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Raises ``WorkerLost``."""
+        try:
+            write_frame(self._descriptors[1], _MESSAGE, json.dumps(message).encode())
+        except BrokenPipeError:
+            raise WorkerLost("its pipe is closed") from None
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]:
+        """Wait ``seconds`` or for ever. Raises ``WorkerLost`` at the end of the pipe or of the time."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while (frame := self._frames.next()) is None:
+            size = self._frames.wait(None if end is None else max(0.0, end - time.monotonic()))
+            if size is None:
+                raise WorkerLost("it gave no answer in time", late=True)
+            if size == 0:
+                raise WorkerLost("its pipe is closed")
+        found = json.loads(frame[1])
+        assert isinstance(found, dict)
+        return found
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+class Requests:
+    """Inside a worker: the requests of the process that started it."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+        self._number = ""
+
+    def next(self) -> dict[str, Any]:
+        """Raises ``WorkerLost`` when the other process has ended or closed its end."""
+        message = self._messages.receive()
+        self._number = str(message["id"])
+        return message
+
+    def answer(self, **what: Any) -> None:
+        """Answer the last request; with ``pulse`` alone, report progress on it."""
+        self._messages.send({"id": self._number, **what})
+
+
+class Worker:
+    """A spawned process, in a session of its own: Ctrl-C reaches this process alone, which ends it in order.
+
+    Raises ``OSError`` where it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], start: Path | None = None) -> None:
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        self._messages = Messages(ours_in, ours_out)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(theirs_in), str(theirs_out)],
+                cwd=start,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs_in, theirs_out),
+                start_new_session=True,
+            )
+        except OSError:
+            self._messages.close()
+            self._output.close()
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def request(
+        self, op: str, *, seconds: float | None, pulse: Callable[[Any], None] = lambda _: None, **what: Any
+    ) -> dict[str, Any]:
+        """Send one request and return its answer; ``pulse`` is called with each report of progress.
+
+        ``seconds`` is the limit of each wait. Raises ``WorkerLost``.
+        """
+        number = secrets.token_hex(4)
+        self._messages.send({"id": number, "op": op, **what})
+        while True:
+            answer = self._messages.receive(seconds)
+            if answer.get("id") == number and "pulse" not in answer:
+                return answer
+            pulse(answer.get("pulse"))
+
+    def last_output(self) -> str:
+        """The end of what it printed; to be read once it has ended, or is about to be stopped."""
+        return last_output(self._output)
+
+    def stop(self) -> int:
+        """Close the pipes, wait for its end, kill what is left of its group; returns the exit status."""
+        self._messages.close()
+        self._output.close()
+        return end_process(self._process, _END_S)

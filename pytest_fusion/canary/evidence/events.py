@@ -147,3 +147,9 @@ def read(path: Path) -> Iterator[Event]:
                 continue
             if isinstance(event, dict) and line.endswith(b"\n"):
                 yield event
+
+
+def location(kernel: Callable[..., Any]) -> str:
+    """Where a kernel is defined, as ``"package.module:function"``, as the log names it."""
+    name = getattr(kernel, "__qualname__", type(kernel).__qualname__)
+    return f"{getattr(kernel, '__module__', '?')}:{name}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.canary.evidence.events import Log
+from pytest_fusion.canary.evidence.events import Log, location
 from pytest_fusion.canary.evidence.evidence_counts import Evidence
 from pytest_fusion.canary.evidence.ledger import Ledger
 from pytest_fusion.canary.evidence.observation import FirstFaults, Judge, Observation
@@ -494,12 +494,6 @@ class Canary:
             self.trip(decision.reason)
 
     def _begun(self, event: str) -> None:
-        arms = {"incumbent": _location(self._incumbent), "candidate": _location(self._candidate)}
+        arms = {"incumbent": location(self._incumbent), "candidate": location(self._candidate)}
         rollout, tripped = self._control.rollout, self._control.tripped
         self._log.add(event, rollout=rollout, state=self.state, tripped=tripped, **arms)
-
-
-def _location(kernel: Callable[..., Any]) -> str:
-    """Where a kernel is defined, as ``"package.module:function"``, for the log."""
-    name = getattr(kernel, "__qualname__", type(kernel).__qualname__)
-    return f"{getattr(kernel, '__module__', '?')}:{name}"

@@ -329,6 +329,7 @@ def _write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str 
         script = _script(job, replay, failure.verdict, shown)
         if isinstance(script, str):
             return _Written(pinned or path, None, f"none could be written: {script}")
+        replace_whole(file.with_suffix(".pt"), script.saved)
         replace_whole(file, script.text.encode())
     except OSError as error:  # a read-only checkout must not hide the failure itself
         return _Written(

@@ -53,6 +53,7 @@ def write_artefacts(job: Job, failure: Failure, cause: str | None, *, pinned: st
         script = _script(job, replay, failure.verdict, shown)
         if isinstance(script, str):
             return Written(pinned or path, None, f"none could be written: {script}")
+        replace_whole(file.with_suffix(".pt"), script.saved)
         replace_whole(file, script.text.encode())
     except OSError as error:  # a read-only checkout must not hide the failure itself
         return Written(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pytest_fusion.case.containers import tensors_by_name
-from pytest_fusion.diagnosis.repro.standalone.tensors import in_place
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import derived, tensor
 
@@ -122,14 +119,3 @@ def test_a_spec_that_says_otherwise_is_refused(
     with pytest.raises(SpecError) as refused:
         judge_one(counted, counted, {**LISTS, "count": derived(_rows)}, mutates=mutates)
     assert said in str(refused.value)
-
-
-def test_scripts_call_the_tensors_the_same() -> None:
-    """What a stand-alone script compares has the names that the report has."""
-    a, b, c = torch.zeros(3, 1).unbind()
-    for value in (a, [a, b], {"m": [a, b], "v": (c,)}, [], [[a], None, {"x": b}]):
-        expected = {f"{name} (in place)": t for name, t in tensors_by_name("ps", value).items()}
-        found = in_place({"ps": value}, ["ps"])
-        assert list(found) == list(expected)
-        assert all(found[name] is t for name, t in expected.items())
-    assert in_place({"ps": SimpleNamespace()}, ["ps"]) == {}

@@ -1,4 +1,4 @@
-"""The script beside a replay file shows the failure with torch and the user's modules alone."""
+"""The script beside a replay file shows the failure, with this package and without it."""
 
 from __future__ import annotations
 
@@ -117,31 +117,37 @@ def test_refuse(x):
 SPEC = FusionSpec(fused=lambda x: kernels.double(x), reference=TWICE, inputs=SHAPE, name="spec")
 test_spec = settings(max_examples=60)(SPEC.test())
 
+@pytest.fixture
+def scale():
+    return lambda x: 3 * x
+
 @fused_equivalent(TWICE, inputs=SHAPE)
-def test_fixture(x, monkeypatch):
-    return 3 * x
+def test_fixture(x, scale):
+    return scale(x)
 """
-# Runs scripts one after the other in one process, which is to know nothing of this package in the end.
+# Runs scripts one after the other in one process, in which this package may be hidden from them.
 RUN = """
-import contextlib, io, json, runpy, sys
-codes = {}
-for script in sys.argv[1:]:
+import contextlib, importlib.util, io, json, runpy, sys
+codes, find_spec = {}, importlib.util.find_spec
+hidden, *scripts = sys.argv[1:]
+importlib.util.find_spec = lambda name, *more: None if name == hidden else find_spec(name, *more)
+for script in scripts:
     sys.argv[1:], said = [], io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         codes[script] = (end.code, said.getvalue())
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "Finder"]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("pytest_fusion", "kernels", "test_it")]:
-        assert "StandIn" in type(sys.modules.pop(name)).__name__ or not name.startswith("pytest_fusion"), name
+    assert not hidden or not hasattr(sys.modules.get(hidden), "__file__")
+    for name in [name for name in sys.modules if name.partition(".")[0] in (hidden, "kernels", "test_it")]:
+        del sys.modules[name]
 print(json.dumps(codes))
 """
 
 
-def _run(scripts: list[Path], folder: Path, **more: str) -> dict[str, tuple[int, str]]:
+def _run(scripts: list[Path], folder: Path, hidden: str, **more: str) -> dict[str, tuple[int, str]]:
     environment = {**os.environ, **more}
-    command = [sys.executable, "-c", RUN, *map(str, scripts)]
+    command = [sys.executable, "-c", RUN, hidden, *map(str, scripts)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -153,7 +159,7 @@ def _run(scripts: list[Path], folder: Path, **more: str) -> dict[str, tuple[int,
 def test_scripts_show_what_failed_and_that_it_is_mended(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From another folder, without this package: each failure shows, none does once the kernels are mended."""
+    """From another folder, with this package and without: each failure shows, none does once the kernels are right."""
     monkeypatch.delenv("MENDED", raising=False)
     project.pytester.makepyfile(kernels=KERNELS)
     project.write(TESTS)
@@ -167,20 +173,62 @@ def test_scripts_show_what_failed_and_that_it_is_mended(
     checks = {name: test["failed_check"] for name, test in project.tests.items()}
     assert set(checks.values()) >= {"gradients", "unwritten", "inputs", "error"}
 
-    broken = _run([*scripts.values(), incomplete], tmp_path)
-    codes = {name: broken[script.stem][0] for name, script in scripts.items()}
-    assert codes == dict.fromkeys(scripts, 1), broken
-    code, said = broken[incomplete.stem]
-    assert code == 2
-    assert "fixture monkeypatch: a MonkeyPatch is neither plain data" in said
-    assert "not complete, fixture monkeypatch" in project.tests["test_fixture"]["message"]
-    assert "the input x was changed" in broken[scripts["test_input"].stem][1]
-    assert "the input x was changed" in broken[scripts["test_spoils"].stem][1]
-    assert "the kernel raised RuntimeError" in broken[scripts["test_refuse"].stem][1]
+    assert all(script.with_suffix(".pt").is_file() for script in scripts.values())
 
-    mended = _run(list(scripts.values()), tmp_path, MENDED="1")
-    codes = {name: mended[script.stem][0] for name, script in scripts.items()}
-    assert codes == dict.fromkeys(scripts, 0), mended
+    for hidden in ("", "pytest_fusion"):
+        broken = _run([*scripts.values(), incomplete], tmp_path, hidden)
+        codes = {name: broken[script.stem][0] for name, script in scripts.items()}
+        assert codes == dict.fromkeys(scripts, 1), broken
+        code, said = broken[incomplete.stem]
+        assert code == 2
+        assert "fixture scale: it cannot be saved" in said
+        assert "the input x was changed" in broken[scripts["test_input"].stem][1]
+        assert "the input x was changed" in broken[scripts["test_spoils"].stem][1]
+        assert "the kernel raised RuntimeError" in broken[scripts["test_refuse"].stem][1]
+        mended = _run(list(scripts.values()), tmp_path, hidden, MENDED="1")
+        codes = {name: mended[script.stem][0] for name, script in scripts.items()}
+        assert codes == dict.fromkeys(scripts, 0), mended
+    assert "not complete, fixture scale" in project.tests["test_fixture"]["message"]
+
+
+TUNED = """
+import os
+import triton
+import triton.language as tl
+
+@triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=["n"])
+@triton.jit
+def kernel(y, x, n, BLOCK: tl.constexpr, WRONG: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * (3 if WRONG else 2), mask=at < n)
+
+def double(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    grid = lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)
+    kernel[grid](y, x, x.numel(), WRONG="MENDED" not in os.environ)
+    return y
+
+@settings(max_examples=10)
+@fused_equivalent(lambda x: 2 * x, inputs=X, dtypes="float32")
+def test_tuned(x):
+    return double(x)
+"""
+
+
+@pytest.mark.parametrize("hidden", ["", "pytest_fusion"])
+def test_an_autotuned_kernel_runs_without_a_gpu(
+    hidden: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script takes a config and benchmarks none, in this package's interpreter and in Triton's own."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("MENDED", raising=False)
+    project.write(TUNED)
+    project.run(subprocess=True).assert_outcomes(failed=1)
+    script = project.pytester.path / project.tests["test_tuned"]["script"]
+
+    assert _run([script], tmp_path, hidden)[script.stem][0] == 1
+    assert _run([script], tmp_path, hidden, MENDED="1")[script.stem][0] == 0
 
 
 @pytest.mark.slow
@@ -197,6 +245,13 @@ def test_a_script_away_from_its_project_says_so(project: Project, tmp_path: Path
     assert done.returncode == 2
     assert "test_it.py is neither below" in done.stdout
     assert "run this in the project's folder" in done.stdout
+
+    inside = script.with_name("alone.py")
+    inside.write_text(script.read_text())
+    done = subprocess.run([sys.executable, inside], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "the inputs cannot be loaded" in done.stdout
 
 
 def _die(*_: Any, **__: Any) -> Any:

@@ -141,7 +141,7 @@ class Campaign:
         return math.inf if self.budget is None else self.budget - self.tally.cases
 
     def _run(self, case: Case, choice: Mapping[str, Any] | None = None, *, again: bool | None = None) -> CaseResult:
-        return self._run_told(multiprocessors.told(case), choice, again=again)
+        return self._run_told(multiprocessors.with_few(case), choice, again=again)
 
     def _run_told(self, case: Case, choice: Mapping[str, Any] | None = None, *, again: bool | None) -> CaseResult:
         tally = self.tally

@@ -75,14 +75,14 @@ def _with(result: CaseResult, found: Verdict, instead: Verdict) -> CaseResult:
 
 
 def _fresh(case: Case, found: Verdict, attempt: int) -> Case:
-    """The case with other values; after a wrong gradient, such as ask for all gradients, with a random upstream one.
+    """The case with new values; after a gradient failure, a seed that requires every gradient of a random upstream one.
 
     Most others have an upstream gradient of zeros, of one repeated number or of one sign, or leave inputs out: a
     rounding too many does not show there.
     """
     seeds = (counter_random.mix(case.seed, "confirm", attempt, turn) >> 1 for turn in range(_TURNS))
-    asked = (seed for seed in seeds if found.check != gradients.NAME or gradients.asks_plainly(seed))
-    return case.with_(seed=next(asked, counter_random.mix(case.seed, "confirm", attempt) >> 1))
+    plain = (seed for seed in seeds if found.check != gradients.NAME or gradients.all_gradients(seed))
+    return case.with_(seed=next(plain, counter_random.mix(case.seed, "confirm", attempt) >> 1))
 
 
 def dry_run(context: Context, case: Case) -> CaseResult:
@@ -94,7 +94,7 @@ def dry_run(context: Context, case: Case) -> CaseResult:
         return result
     result.launches = compile_only(context.spec.fused, place(logical, case, context.device, FILLS[0]), context.extra)
     if context.spec.grad and context.on(gradients.NAME):
-        with contextlib.suppress(Exception):  # what stops the reference or the kernel here is told by the test itself
+        with contextlib.suppress(Exception):  # what stops the reference or the kernel here shows in the test itself
             reference, expected = reference_of(context, case, logical, priced=False)
             trial = Trial(context, result, logical, reference, expected, lambda _: result)
             if gradients.due(trial):

@@ -71,7 +71,7 @@ class _State:
 
     plain: int = 0
     layouts: set[tuple[Any, ...]] = field(default_factory=set)
-    asked: int = 0
+    cases: int = 0
     compiled: Counter[str] = field(default_factory=Counter)
     ran: dict[str, None] = field(default_factory=dict)
     left: dict[str, None] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class _State:
     steps: int = 0
 
 
-def asked(spec: FusionSpec) -> bool:
+def wanted(spec: FusionSpec) -> bool:
     """Whether the spec itself wants this check."""
     return spec.compile or spec.max_recompiles is not None
 
@@ -91,7 +91,7 @@ def asked(spec: FusionSpec) -> bool:
 def due(trial: Trial) -> bool:
     """A few cases of ordinary values, plain ones and strided ones; every one where a finding is being shrunk."""
     context, case = trial.context, trial.result.case
-    if not (asked(trial.spec) or context.deep):
+    if not (wanted(trial.spec) or context.deep):
         return False
     state = context.state(_State)
     if state.found:
@@ -105,7 +105,7 @@ def due(trial: Trial) -> bool:
         return False
     if _kind(case) == "plain":
         return state.plain < _COMPILED_OF_A_KIND
-    return not _layouts(trial) <= state.layouts and state.asked < _MOST_CASES
+    return not _layouts(trial) <= state.layouts and state.cases < _MOST_CASES
 
 
 def _kind(case: Case) -> str:
@@ -128,7 +128,7 @@ def _layouts(trial: Trial) -> set[tuple[Any, ...]]:
 def run(trial: Trial) -> Verdict:
     """The first thing that is wrong; `unknown` where only a part could be tried."""
     state, case = trial.context.state(_State), trial.result.case
-    state.asked += 1
+    state.cases += 1
     state.plain += _kind(case) == "plain"
     state.layouts |= _layouts(trial)
     found = _Compiling(trial, state).run()
@@ -142,7 +142,7 @@ def run(trial: Trial) -> Verdict:
 def summary(context: Context) -> Verdict:
     """What was tried, what was not and why."""
     state = context.state(_State)
-    if not (asked(context.spec) or context.deep):
+    if not (wanted(context.spec) or context.deep):
         return unknown(NAME, "not asked for: compile=True or --fusion-profile deep switches it on")
     if not state.ran and not state.left:
         return unknown(NAME, "no case of ordinary values with more than one element was judged")
@@ -190,14 +190,14 @@ class _Compiling:
         return failed(NAME, reason, identity=identity, statistical=statistical, cause=slug, **evidence)
 
     def refuse(self, reason: str, slug: str, *, where: str = "", **evidence: Any) -> Verdict | None:
-        """A refusal rather than a wrong answer: what was asked for, or noted."""
-        if asked(self.spec):
+        """A refusal rather than a wrong answer: a failure where the spec wants this check, else `unknown`."""
+        if wanted(self.spec):
             return self.fail(reason, slug, where=where, **evidence)
         self.state.left[reason] = None
         return None
 
     def log(self) -> Log | None:
-        """What an eager call of this case goes through; ``None`` where it raises, which is for other checks to say."""
+        """The operators of an eager call of this case; ``None`` where it raises, which other checks report."""
         placed = self.place(self.trial.result.case, self.trial.logical)
         with logged() as log:
             _, error = self.call(self.spec.fused, placed)
@@ -409,7 +409,7 @@ class _Compiling:
                 return None
             reason = (
                 f"the call cannot be captured in a CUDA graph: {_first_line(error)}; it waits for the device or "
-                "launches on another stream. Say syncs=True if it has to wait"
+                "launches on another stream. Declare syncs=True if it has to wait"
             )
             return self.refuse(reason, "graph-capture", error=type(error).__name__)
         rewrite(placed, logical)
@@ -442,7 +442,7 @@ def judged(trial: Trial, result: Any, placed: Placed) -> Verdict | None:
 
 
 def _differences(fake: list[Made], real: list[Made]) -> Iterator[tuple[str, object, object]]:
-    """What the two say otherwise about each tensor; strides count where they mean something."""
+    """How two forms of each tensor differ; strides count where they mean something."""
     if len(fake) != len(real):
         yield "a number of tensors", len(fake), len(real)
         return

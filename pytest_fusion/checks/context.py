@@ -101,7 +101,7 @@ class Context:
 
 @dataclass(slots=True)
 class CaseResult:
-    """What one case showed. ``case`` is the failing one, which may differ from the one asked for in its seed."""
+    """What one case showed. ``case`` is the failing one, maybe with another seed than the one that was to be judged."""
 
     case: Case
     verdicts: list[Verdict] = field(default_factory=list)
@@ -165,10 +165,10 @@ def unasked(error: ReferenceFailed) -> str:
 
 
 def reject(context: Context, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
-    """The case asks nothing of the kernel."""
+    """The result of a case that is not judged."""
     line = raised_by_filter(error)
-    said = f" (a warnings filter makes it an error: -W {line} lets it pass)" if line is not None else ""
-    context.progress.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200] + said)
+    advice = f" (a warnings filter makes it an error: -W {line} lets it pass)" if line is not None else ""
+    context.progress.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200] + advice)
     result.rejected = kind
     if kind in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE) and context.device.type == "cuda":
         # What torch keeps of freed tensors is what the next kernel, and another process's context, is loaded into.
@@ -187,7 +187,7 @@ def error_verdict(outcome: Outcome) -> Verdict:
     assert error is not None
     kind = type(error).__name__
     text = first_line(error)
-    said = f"the kernel raised {kind}: {text}".rstrip(": ")
+    what = f"the kernel raised {kind}: {text}".rstrip(": ")
     advice = f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant"
     if (line := raised_by_filter(error)) is not None:
         advice = (
@@ -195,10 +195,10 @@ def error_verdict(outcome: Outcome) -> Verdict:
             f"have; let it pass with -W {line}, or with {line!r} in filterwarnings of the ini file"
         )
     if isinstance(error, GridTooLargeError):
-        said, advice = text, "; where no caller has as many, bound the dim with dims="
+        what, advice = text, "; where no caller has as many, bound the dim with dims="
     return failed(
         "error",
-        said + advice,
+        what + advice,
         identity=f"error:{kind}:{outcome.origin}",
         error=kind,
         origin=outcome.origin,

@@ -31,9 +31,9 @@ def note(context: Context, expected: Outputs) -> None:
 
 
 def notes(context: Context, judged: int) -> list[str]:
-    """What is to be told of a name that is neither an output of any of the ``judged`` cases nor a gradient.
+    """Notes on names that are neither an output of any of the ``judged`` cases nor a gradient.
 
-    Raises ``SpecError`` where no other case and no other parametrization that the reference is told of could make it
+    Raises ``SpecError`` where no other case and no other parametrization that reaches the reference could make it
     one: the name of an input says by itself that its gradient is meant.
     """
     spec, seen = context.spec, context.state(_Seen).outputs
@@ -43,23 +43,23 @@ def notes(context: Context, judged: int) -> list[str]:
     known = {*gradients, *(name for output in seen for name in spellings(output))}
     plain = all(isinstance(declared, TensorSpec | ConstantSpec) for declared in spec.inputs.values())
     enough = _SETTLED if plain else _SETTLED_IF_DRAWN
-    said = []
+    notes = []
     for name in spec.deterministic:
         if name in known:
             continue
-        told = f"outputs: {', '.join(seen)}; gradients: {', '.join(gradients) or 'none, as grad= asks for none'}"
+        known_names = f"outputs: {', '.join(seen)}; gradients: {', '.join(gradients) or 'none, as grad= names none'}"
         # Nearer than any name that is spelled alike: the gradient of x is called dx.
         hint = did_you_mean(name, [f"d{name}"] if f"d{name}" in gradients else known)
         hint = hint if "did you mean" in hint else ""
-        text = f"deterministic={{{name!r}: ...}} names neither an output nor a gradient{hint} ({told})"
+        text = f"deterministic={{{name!r}: ...}} names neither an output nor a gradient{hint} ({known_names})"
         if judged >= enough and (name in spec.inputs or not takes(spec.reference, context.extra)):
             raise SpecError(f"{spec.name}: {text}")
-        said.append(text)
-    return said
+        notes.append(text)
+    return notes
 
 
 def _gradients(spec: FusionSpec) -> Iterator[str]:
-    """The gradients that ``grad=`` asks for in any case."""
+    """The gradients that ``grad=`` names in any case."""
     among = spec.inputs if spec.grad is True else spec.grad or ()
     assert not isinstance(among, bool | str)
     for name in among:

@@ -54,7 +54,7 @@ class _State:
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """Without CUDA nothing of this can be asked."""
+    """Why there is nothing to check without CUDA."""
     return None if device.type == "cuda" else _NO_GPU
 
 
@@ -92,8 +92,8 @@ def run(trial: Trial) -> Verdict:
 
 
 _BLIND = (
-    "no call behind a slow producer could be told from one that ran too early: it waits for the device by itself, or "
-    "its result does not depend on floating inputs"
+    "no call behind a slow producer could be distinguished from one that ran too early: it waits for the device by "
+    "itself, or its result does not depend on floating inputs"
 )
 _LEFT: dict[str, str] = {"streams": _BLIND}
 
@@ -181,7 +181,7 @@ class _Parts:
         )
 
     def early(self) -> bool:
-        """Whether a call on what lies there before the producer wrote gives an answer that is known to be wrong."""
+        """Whether a call on the memory as it is before the producer wrote gives a wrong answer."""
         placed = self.place()
         _blank(placed)
         result, error = self.guarded(lambda: self.fused(**placed.arguments))
@@ -252,7 +252,7 @@ class _Parts:
             return None
         return self.fail(
             f"the call waits for the device at {seen[0][0]}, which stops the CPU until all queued work is done and "
-            "cannot be captured in a CUDA graph; say syncs=True if it has to",
+            "cannot be captured in a CUDA graph; declare syncs=True if it has to",
             "hidden-sync",
             places=seen[0],
         )

@@ -98,7 +98,7 @@ def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
 
 
 def read_at(outcome: Outcome, *, scratch: bool) -> str:
-    """Which line read memory that nothing wrote, or the gaps of an input, in words; empty where nobody saw it."""
+    """Which line read memory that nothing wrote, or the gaps of an input, in words; empty where it was not seen."""
     sites = (
         [(found.file, found.line, found.code) for found in outcome.findings.found if found.kind == "unwritten-load"]
         if scratch

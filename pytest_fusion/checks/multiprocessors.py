@@ -1,4 +1,4 @@
-"""How many multiprocessors an interpreted kernel is told of: few, so that a persistent one has several turns.
+"""How many multiprocessors the modelled GPU has: few, so that a persistent kernel has several turns.
 
 The case alone decides, and with it all of its calls: how a kernel splits a sum may follow from what it is told. It is
 told so before it is judged first; what is made of it, for a smaller failure or an experiment, is told the same.
@@ -21,7 +21,7 @@ FEW, MANY = 8, int(modelled_device.PROPERTIES["multi_processor_count"])
 _FROM, _TO = 100, 2000
 
 
-def told(case: Case) -> Case:
+def with_few(case: Case) -> Case:
     """The case with ``FEW`` where the longest of its sizes is one of hundreds and no GPU answers for itself."""
     longest = max((count(size) for size in case.sizes.values()), default=0)
     if torch.cuda.device_count() > 0 or not _FROM <= longest <= _TO:
@@ -30,7 +30,7 @@ def told(case: Case) -> Case:
 
 
 def multiprocessors_of(case: Case) -> int:
-    """Those that a launcher is told of in this case, where there is no GPU."""
+    """Within this block the modelled GPU has as many multiprocessors as the case states."""
     return MANY if case.multiprocessors is None else case.multiprocessors
 
 

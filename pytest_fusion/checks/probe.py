@@ -1,4 +1,4 @@
-"""One case judged with something changed that no case can say: its values, or the layout of given values.
+"""One case judged with a change that no case can state: in its values, or in the layout of given values.
 
 What comes back keeps the tensors, for a diagnosis to look at.
 """

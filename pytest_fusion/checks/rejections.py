@@ -1,4 +1,4 @@
-"""Kinds of rejections: why a case asked nothing of the kernel. The names of records and of their counts."""
+"""Kinds of rejections: why a case was not judged. The names of records and of their counts."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Trial:
         note = self.note
         note(passed("error"))
         self.forbid_nothing()
-        ours, theirs = self.kept(placed.arguments), self.kept(self.reference.arguments)
+        ours, theirs = self.read_only(placed.arguments), self.read_only(self.reference.arguments)
         with self.context.clock.phase("judge"):
             verdict = structure.check_structure(
                 got,
@@ -167,9 +167,9 @@ class Trial:
         return self.note(error_verdict(outcome))
 
     def forbid_nothing(self) -> None:
-        """Raise ``SpecError`` where the spec names nothing to compare; a list that is empty in this case is no such.
+        """Raise ``SpecError`` where the spec names nothing to compare; a list may be empty in this case.
 
-        So is an object whose tensors nobody looks into: equal types would pass for equal results.
+        An object with tensors inside that are not compared raises too: equal types would pass for equal results.
         """
         for name, value in self.expected.plain.items():
             inner = hidden(value)
@@ -199,8 +199,8 @@ class Trial:
                 "too, or name the inputs that are written in place in mutates="
             )
 
-    def kept(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The inputs whose memory stays the caller's: results may lie in what the kernel is allowed to write."""
+    def read_only(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The inputs whose memory stays the caller's: results may share memory that the kernel is allowed to write."""
         given_up = {*self.spec.mutates, *self.spec.clobbers}
         return {name: t for name, t in arguments.items() if isinstance(t, torch.Tensor) and name not in given_up}
 
@@ -268,7 +268,7 @@ class Trial:
         check, source, slug = (
             ("unwritten", "fresh memory (torch.empty) that nothing wrote", "scratch")
             if caused_by_fresh
-            else ("bounds", "what lies between or around the elements of an input", "surroundings")
+            else ("bounds", "the bytes between or around the elements of an input", "surroundings")
         )
         source += memory.read_at(fresh, scratch=caused_by_fresh)
         return self.note(
@@ -304,7 +304,7 @@ class Trial:
         return self._lanes[key][name]
 
     def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
-        """Lanes of one output from the reference on the inputs as they lie: ``F.linear`` rounds once more before it
+        """Lanes of one output from the reference on inputs in their layouts: ``F.linear`` rounds once more before it
         adds a bias that has a stride, unless ``x`` is a matrix. ``None`` where all are contiguous, or it does not take
         them so, or means something else by them."""
         if self._laid is None:

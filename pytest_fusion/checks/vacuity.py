@@ -36,18 +36,18 @@ class Vacuity:
 
     def __init__(self) -> None:
         self._open: dict[str, set[str]] = {}
-        self._asked: dict[str, dict[str, int]] = {}
+        self._tried: dict[str, dict[str, int]] = {}
         self._previous: dict[str, torch.Tensor] = {}
 
     def observe(self, name: str, right: torch.Tensor, accepts: Callable[[torch.Tensor], bool]) -> None:
         """Try the wrong answers that no case refuted yet. ``accepts`` is the case's own judge of this output."""
         pending = self._open.setdefault(name, set(_MEANING))
-        asked = self._asked.setdefault(name, {})
+        tried = self._tried.setdefault(name, {})
         for kind in sorted(pending):
             wrong = self._wrong(kind, name, right)
             if wrong is None:
                 continue
-            asked[kind] = asked.get(kind, 0) + 1
+            tried[kind] = tried.get(kind, 0) + 1
             if not accepts(wrong):
                 pending.discard(kind)
         if "previous" in pending and right.numel():
@@ -56,7 +56,7 @@ class Vacuity:
             self._previous.pop(name, None)
 
     def _wrong(self, kind: str, name: str, right: torch.Tensor) -> torch.Tensor | None:
-        """A wrong answer of this kind; ``None`` where the case could not tell it from the right one by any judge."""
+        """A wrong answer of this kind; ``None`` where the case cannot distinguish it from the right one."""
         if right.numel() == 0:
             return None
         if kind == "zeros":
@@ -86,20 +86,20 @@ class Vacuity:
         if judged < ENOUGH_CASES:
             return unknown("vacuity", f"only {judged} case(s) were judged; {ENOUGH_CASES} are needed to tell")
         for name, pending in sorted(self._open.items()):
-            asked = self._asked[name]
+            tried = self._tried[name]
             for kind in sorted(pending if fixed else pending - {_COARSE}):
-                if asked.get(kind, 0) >= ENOUGH_CASES:
+                if tried.get(kind, 0) >= ENOUGH_CASES:
                     return failed(
                         "vacuity",
-                        f"{_MEANING[kind]} would have passed as {name} in all {asked[kind]} cases that could tell, so "
-                        "this test proves nothing about it; widen values=, dims= or tighten the tolerance",
+                        f"{_MEANING[kind]} would have passed as {name} in all {tried[kind]} cases that could show it, "
+                        "so this test proves nothing about it; widen values=, dims= or tighten the tolerance",
                         identity=f"vacuity:{name}:{kind}",
                         output=name,
                         wrong=kind,
-                        cases=asked[kind],
+                        cases=tried[kind],
                     )
         if not self._open:
             return unknown("vacuity", "no case had an output tensor that is compared element by element")
         names = sorted(self._open)
-        coarse = [name for name in names if _COARSE in self._open[name] and _COARSE in self._asked[name]]
+        coarse = [name for name in names if _COARSE in self._open[name] and _COARSE in self._tried[name]]
         return passed("vacuity", outputs=names, coarse=coarse)

@@ -37,7 +37,7 @@ def judge_one(
 
 
 def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
-    """``laid`` where the reference means the same by inputs that lie otherwise, and only its rounding differs."""
+    """``laid`` where the reference means the same by inputs in other layouts, and only its rounding differs."""
     one, other = lanes.oracle, laid.oracle
     if one.shape != other.shape or not bool((one.isfinite() == other.isfinite()).all()):
         return None

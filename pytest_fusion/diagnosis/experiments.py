@@ -174,7 +174,7 @@ class Lab:
         for seed in range(200):
             if len(found) == count:
                 break
-            if seed != own and (self.check != gradients.NAME or gradients.asks_plainly(seed)):
+            if seed != own and (self.check != gradients.NAME or gradients.all_gradients(seed)):
                 found.append(seed)
         return found
 

@@ -93,7 +93,7 @@ class Judging:
             return None
         clock = self.bench.clock
         clock.forget()
-        result = self.judge(multiprocessors.told(chosen.case), again=again)
+        result = self.judge(multiprocessors.with_few(chosen.case), again=again)
         if result.rejected is None and chosen.choice is not None:
             cases.judged(chosen.choice)
         cases.ran(chosen, result.launches, clock)

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.checks.multiprocessors import FEW, MANY, described, multiprocessors_of, told
+from pytest_fusion.checks.multiprocessors import FEW, MANY, described, multiprocessors_of, with_few
 from pytest_fusion.interpreter.bridge.modelled_device import PROPERTIES
 from pytest_fusion.spec.inputs import tensor
 from tests.checks.conftest import Examine, JudgeOne
@@ -57,7 +57,7 @@ def test_a_persistent_loop_has_a_second_turn(examine: Examine) -> None:
 def test_the_case_decides(sizes: tuple[Any, ...], count: int) -> None:
     """A long one has those of an H100, since the interpreter runs turns one after the other; so have small ones, of
     which the first call is one, and a given call."""
-    case = told(Case({str(i): size for i, size in enumerate(sizes)}, "float32", {"x": TensorCase("float32")}))
+    case = with_few(Case({str(i): size for i, size in enumerate(sizes)}, "float32", {"x": TensorCase("float32")}))
     assert multiprocessors_of(case) == count
     with described(case):
         assert asked() == PROPERTIES["multi_processor_count"] == count
@@ -75,7 +75,7 @@ def test_all_calls_of_a_case_are_told_the_same(judge_one: JudgeOne) -> None:
     result = judge_one(
         summed,
         lambda x: x.sum(-1),
-        case=told(Case({"rows": 150, "hidden": 20}, "float32", {"x": TensorCase("float32")})),
+        case=with_few(Case({"rows": 150, "hidden": 20}, "float32", {"x": TensorCase("float32")})),
         invariant="rows",
     )
 

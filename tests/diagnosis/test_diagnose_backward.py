@@ -43,10 +43,10 @@ def differentiable(backward: Callable[[T, T], T]) -> Callable[[T], T]:
     return fused
 
 
-def asks_plainly(seed: int) -> bool:
+def all_gradients(seed: int) -> bool:
     """Itself and where a statistical failure is confirmed."""
     fresh = [counter_random.mix(seed, "confirm", attempt) >> 1 for attempt in (1, 2)]
-    return all(map(gradients.asks_plainly, (seed, *fresh)))
+    return all(map(gradients.all_gradients, (seed, *fresh)))
 
 
 def gradient_of_square(x: T, g: T) -> T:
@@ -96,7 +96,7 @@ def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> 
     cause, backward, choice, change = GRADIENTS[name]
 
     def plainly(case: Case) -> Case:
-        return change(case.with_(seed=next(filter(asks_plainly, range(1000)))))
+        return change(case.with_(seed=next(filter(all_gradients, range(1000)))))
 
     def square(x: T) -> T:
         return x.float().square().to(x.dtype)
@@ -122,7 +122,7 @@ def test_an_element_that_is_wrong_by_itself_is_not_mixed_up(
     """The first and the last slice are right alone where a value that few hold is wrong; so is the worst one then."""
 
     def plainly(case: Case) -> Case:
-        return next(each for seed in range(100) if asks_plainly(seed) for each in [case.with_(seed=seed)])
+        return next(each for seed in range(100) if all_gradients(seed) for each in [case.with_(seed=seed)])
 
     inputs = {"x": tensor("n")}
     lab = lab_of(
@@ -167,7 +167,7 @@ def test_a_sum_over_rows_is_told_from_roundings_of_its_terms(
     """Another order of the rows, and of the upstream gradient with them, changes the first and not the second."""
 
     def plainly(case: Case) -> Case:
-        return case.with_(seed=next(filter(asks_plainly, range(1000))))
+        return case.with_(seed=next(filter(all_gradients, range(1000))))
 
     inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
     choice = {"dim rows": 65, "dim hidden": 33, "dtype": "bfloat16"}
@@ -190,7 +190,7 @@ def test_a_right_gradient_is_right_whatever_else_varies(lab_of: Any) -> None:
         return found
 
     def twice(seed: int) -> bool:
-        return asks_plainly(seed) and counter_random.mix(seed, "twice") % 4 == 0
+        return all_gradients(seed) and counter_random.mix(seed, "twice") % 4 == 0
 
     def square(x: T) -> T:
         return x.float().square().to(x.dtype)

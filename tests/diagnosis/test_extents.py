@@ -318,7 +318,7 @@ def test_a_gradient_that_is_0_tells_of_no_padding(
     """A slope's gradient is 0 above 0, where the forward is not; that of a maximum counts what pads below 0 alone."""
 
     def plainly(case: Case) -> Case:
-        return case.with_(seed=next(filter(gradients.asks_plainly, range(100))))
+        return case.with_(seed=next(filter(gradients.all_gradients, range(100))))
 
     inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
     more: dict[str, Any] = {"dtypes": "float32", "grad": ("w",), "dims": {"rows": dim(1)}}

@@ -103,7 +103,7 @@ def test_parts_of_other_places_are_told_from_other_parts() -> None:
 
 
 def asking_plainly(case: Case) -> Case:
-    return case.with_(seed=next(filter(gradients.asks_plainly, range(100))))
+    return case.with_(seed=next(filter(gradients.all_gradients, range(100))))
 
 
 @pytest.mark.parametrize(("how", "places"), [("mean", False), ("backwards", True)])
@@ -190,7 +190,7 @@ def test_a_rounding_that_ones_do_not_show_is_no_factor(
 ) -> None:
     """What is right of ones and not of threes may be a product that is rounded; a factor left out is off by 2/3."""
     choice = {"dim rows": 3, "dim hidden": 4, "dtype": dtype}
-    for seed in seeds or (next(filter(gradients.asks_plainly, range(100))),):
+    for seed in seeds or (next(filter(gradients.all_gradients, range(100))),):
         more: dict[str, Any] = {"change": lambda case, seed=seed: case.with_(seed=seed), "grad": True, "dtypes": dtype}
         lab = lab_of(function_of(forward, backward), forward, ROWS, choice, **more)
         assert lab.verdict.check == "gradients"
@@ -208,7 +208,7 @@ def test_a_factor_of_each_case_is_not_said_to_be_one_of_all(lab_of: Any) -> None
         return g * (x > 0) / x.numel()
 
     choice = {"dim rows": 3, "dim hidden": 4, "dtype": "float32"}
-    seed = next(filter(gradients.asks_plainly, range(100)))
+    seed = next(filter(gradients.all_gradients, range(100)))
     more: dict[str, Any] = {"change": lambda case: case.with_(seed=seed), "grad": True, "dtypes": "float32"}
     found = diagnose(lab_of(function_of(kept, by_all), kept, ROWS, choice, **more))
     assert found.cause == "gradient-scale", found

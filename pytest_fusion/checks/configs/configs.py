@@ -53,8 +53,8 @@ _ADVICE = (
 )
 _REASONS: Mapping[Reason, str] = {
     "dims": "dims= admits none",
-    "limits": "such a case has more elements than this profile allows",
-    "rejected": "such cases were rejected",
+    "limits": "a case of that size has more elements than this profile allows",
+    "rejected": "those cases were rejected",
     "cases": "more cases would reach it",
 }
 _OWN = "its pruning leaves configs that are not in its list, which cannot be run one by one"
@@ -74,7 +74,7 @@ class _Progress:
 
 @dataclass(slots=True)
 class _Focus:
-    """The kernel and config (``None``: the call that tunes) that failed, all that a shrinking case is asked about.
+    """The kernel and config (``None``: the call that tunes) that failed, the only ones that run while the case shrinks.
 
     A suspicion that fresh values did not repeat ends it.
     """
@@ -236,21 +236,21 @@ def summary(context: Context) -> Verdict:
     within = [short for kernel in kernels for short in _within(kernel, state.reach, context.spec)]
     if not within:
         return Verdict(NAME, "pass", words)
-    settled, _, told = min(within, key=lambda short: (short[0], -short[1]))
-    others = {said for *_, said in within} - {told}
-    words = f"{words}; {told}" + (f" (and {len(others)} more of this kind)" if others else "")
+    settled, _, first = min(within, key=lambda short: (short[0], -short[1]))
+    others = {text for *_, text in within} - {first}
+    words = f"{words}; {first}" + (f" (and {len(others)} more of this kind)" if others else "")
     return Verdict(NAME, "pass", words) if settled else unknown(NAME, words)
 
 
 def _within(progress: _Progress, reach: Reach, spec: FusionSpec) -> Iterator[tuple[bool, int, str]]:
-    """The blocks than which a config met no longer axis, in words, and whether there is no such case at all."""
+    """The blocks that no axis passed under a config, in words, and whether no case can pass them."""
     seen = progress.kernel
     for index in sorted(progress.ran):
         lacking = reach.lacking((id(seen.tuner), index), spec)
         for name, size in seen.blocks(index).items():
             if reason := lacking.get(size):
-                told = f"{seen.called(index)} met no axis longer than {name}={size}: {_REASONS[reason]}"
-                yield reason in ("dims", "rejected"), size, told
+                text = f"{seen.called(index)} met no axis longer than {name}={size}: {_REASONS[reason]}"
+                yield reason in ("dims", "rejected"), size, text
 
 
 def _counted(progress: _Progress) -> str:

@@ -60,17 +60,17 @@ class Reach:
 
     blocks: dict[Key, frozenset[int]] = field(default_factory=dict)
     _met: dict[Key, set[Past]] = field(default_factory=dict)
-    _asked: dict[Key, set[Past]] = field(default_factory=dict)
+    _tried: dict[Key, set[Past]] = field(default_factory=dict)
     _made: set[Past] = field(default_factory=set)
     _too_large: set[Past] = field(default_factory=set)
 
     def add(self, key: Key, blocks: Mapping[str, int]) -> None:
         """A config, and what may be a block in it, by its name."""
         self.blocks[key] = frozenset(blocks.values())
-        self._met[key], self._asked[key] = set(), set()
+        self._met[key], self._tried[key] = set(), set()
 
     def drop(self, key: Key) -> None:
-        """A config that the kernel refuses, of which nothing more is asked."""
+        """Leave out a config that the kernel refuses."""
         self.blocks[key] = frozenset()
 
     def note(self, key: Key, spec: FusionSpec, case: Case) -> None:
@@ -79,7 +79,7 @@ class Reach:
             self._met[key] |= set(_passed(spec, case, self.blocks[key]))
 
     def following(self, plan: Plan, base: int, most: int) -> Aim | None:
-        """The next case, for at most so many configs; ``None`` where nothing is left to ask.
+        """The next case, for at most so many configs; ``None`` where none is left.
 
         More than two of the largest block come first: that is past the smaller ones too, so one case serves all.
         """
@@ -87,7 +87,7 @@ class Reach:
         rank = {name: position for position, name in enumerate((_ELEMENTS, *dims))}
         while True:
             wanted = {key: set(_wanted(dims, own)) - self._met[key] for key, own in self.blocks.items()}
-            left = {past for key, found in wanted.items() for past in found - self._asked[key]}
+            left = {past for key, found in wanted.items() for past in found - self._tried[key]}
             if not left:
                 return None
             past = max(left, key=lambda one: (one.what != _ELEMENTS, one.twice, one.block, rank[one.what]))
@@ -99,7 +99,7 @@ class Reach:
             gaining = sorted((key for key in gains if gains[key]), key=lambda key: past not in gains[key])
             for key in wanted:
                 if key not in gaining[most:]:
-                    self._asked[key].add(past)
+                    self._tried[key].add(past)
             if case is not None and gaining:
                 return Aim(case, tuple(gaining[:most]))
 
@@ -110,7 +110,7 @@ class Reach:
 
     def _why(self, key: Key, block: int, spec: FusionSpec) -> Reason:
         wanted = {Past(name, block) for name in spec.sized}
-        if wanted - self._asked[key]:
+        if wanted - self._tried[key]:
             return "cases"
         if wanted & self._too_large:
             return "limits"
@@ -141,7 +141,7 @@ def _wanted(dims: tuple[str, ...], blocks: frozenset[int]) -> Iterator[Past]:
 
 
 def _passed(spec: FusionSpec, case: Case, blocks: frozenset[int]) -> Iterator[Past]:
-    """What of a case is longer than which blocks; nothing where it has no elements."""
+    """The axes of a case that are longer than blocks; none where it has no elements."""
     shapes = {
         name: shape_of(inner, case.sizes)
         for name, declared in spec.inputs.items()
@@ -181,7 +181,7 @@ def _grown(plan: Plan, past: Past, beside: int, seed: int) -> Case:
 
 
 def _seed(spec: FusionSpec, base: int, past: Past) -> int:
-    """One of which random upstream gradients for all inputs follow, where gradients are asked for."""
+    """A seed that requires every gradient of a random upstream one, where the spec wants gradients."""
     words = ("past a block", past.what, past.block, past.twice)
     seeds = [counter_random.mix(base, *words, turn) >> 33 for turn in range(_TURNS)]
-    return next((seed for seed in seeds if not spec.grad or gradients.asks_plainly(seed)), seeds[0])
+    return next((seed for seed in seeds if not spec.grad or gradients.all_gradients(seed)), seeds[0])

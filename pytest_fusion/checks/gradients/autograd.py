@@ -92,7 +92,7 @@ def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict 
 
 
 def notes(context: Context) -> list[str]:
-    """What the report says of second derivatives that nobody computes."""
+    """Notes for the report on second derivatives that are not computed."""
     second = context.state(_State).second
     if second["right"] or not second["missing"]:
         return []
@@ -156,7 +156,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
 
 
 def _given(t: torch.Tensor, arguments: Mapping[str, Any], wanted: Iterable[str]) -> bool:
-    """Whether a result is an input handed back: that requires grad in any mode, since the caller said so."""
+    """Whether a result is an input that was handed back, which requires grad in any mode."""
     return t.grad_fn is None and any(t.data_ptr() == arguments[name].data_ptr() for name in wanted)
 
 
@@ -284,7 +284,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
     with context.clock.phase("make"):
         placed, above = prepared(trial, upstream, FILLS[0])
         of = {name: _drawn(trial, "second", name) for name in wanted}
-    asked: list[str] = []
+    differentiated: list[str] = []
     found: dict[str, torch.Tensor | None] = {}
     own: list[Any] = []
 
@@ -295,7 +295,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
         given = [t.requires_grad_(True) for t in above.tensors.values()]
         gradients = torch.autograd.grad(ends, leaves, given, create_graph=True, allow_unused=True)
         once = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None and g.requires_grad}
-        asked.extend(once)
+        differentiated.extend(once)
         if once:
             # Not `grad`, which leaves out nodes that lead to none of the inputs: the one that refuses is such a node.
             torch.autograd.backward(list(once.values()), [of[name] for name in once])
@@ -306,16 +306,16 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
     if outcome.error is not None:
         return None, "refused"
     try:
-        right = upstream.second({name: of[name] for name in asked})
+        right = upstream.second({name: of[name] for name in differentiated})
     except (ReferenceFailed, NoGraph):
         return None, "not asked"
-    return _judged_second(found, right, asked, _OWN if own else _TORCHS)
+    return _judged_second(found, right, differentiated, _OWN if own else _TORCHS)
 
 
 def _judged_second(
-    found: Mapping[str, torch.Tensor | None], right: Mapping[str, OutputLanes], asked: list[str], likely: str
+    found: Mapping[str, torch.Tensor | None], right: Mapping[str, OutputLanes], differentiated: list[str], likely: str
 ) -> tuple[Verdict | None, Second]:
-    missing = not asked
+    missing = not differentiated
     for name, lanes in right.items():
         exact = lanes.oracle.double()
         size = float(exact.norm())

@@ -81,14 +81,14 @@ class Attempt:
         with unwatched():
             self.forward = {name: t.detach().clone() for name, t in outputs.items()}
         ends = connected(outputs, self.upstream)
-        kept = {name: t.detach() for name, t in saved_tensors.saved(ends).items()}
+        saved = {name: t.detach() for name, t in saved_tensors.saved(ends).items()}
         with unwatched():
-            before = {name: t.clone() for name, t in kept.items()}
+            before = {name: t.clone() for name, t in saved.items()}
             self.altered = self.placed.arena.altered()
         gradients = self._backward(ends, keep=self._twice)
         found = self.backward = Backward(gradients)
         with unwatched():
-            found.saved = [name for name, t in kept.items() if not _released(t) and repeat.differ(t, before[name])]
+            found.saved = [name for name, t in saved.items() if not _released(t) and repeat.differ(t, before[name])]
             found.outputs = self._changed(outputs, arguments)
         found.direct = self._set_directly(arguments)
         if self._twice:
@@ -110,7 +110,7 @@ class Attempt:
         return dict(zip(self._wanted, found, strict=True))
 
     def _changed(self, outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Results that backward changed, but for those that lie in an input that it may overwrite."""
+        """Results that backward changed, except those in the memory of an input that it may overwrite."""
         spec = self._trial.spec
         given_up = tensors_of({name: arguments[name] for name in (*spec.mutates, *spec.clobbers)}).values()
         masks = {
@@ -144,7 +144,7 @@ def _released(t: torch.Tensor) -> bool:
 
 
 class _Handed(torch.autograd.Function):
-    """Makes the tensor in a list a result of ``leaf``: autograd lets nobody overwrite a leaf, or a view of one."""
+    """Makes the tensor in a list a result of ``leaf``: autograd forbids to overwrite a leaf, or a view of one."""
 
     @staticmethod
     def forward(_: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:  # noqa: ARG004

@@ -1,4 +1,4 @@
-"""Why a gradient is wrong, as far as other upstream gradients and other bytes in fresh memory can tell."""
+"""Why a gradient is wrong, by other upstream gradients and other bytes in fresh memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TELLING = 0.01
 # An error of a larger share, where the upstream gradient is threes, is of no rounding, which takes a bfloat16 1/256.
 _LEFT_OUT = 0.1
 # Upstream gradients of so many elements are asked about one by one: all of the reference, so many of the kernel.
-_MOST_ELEMENTS, _MOST_ASKED = 128, 6
+_MOST_ELEMENTS, _MOST_RUN = 128, 6
 # In shares of the largest part: what is another one, and what is the same. So many of the wrong ones tell.
 _MOVED, _SAME_PART, _MOST_PARTS = 1e-3, 1e-4, 0.9
 
@@ -157,8 +157,10 @@ def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> t
         )
     if not _lacks_a_factor(trial, others, name, usual):
         return None
-    said = "it is right for an upstream gradient of ones and for no other: the factor is left out or applied wrongly"
-    return "gradient-scale", said
+    sentence = (
+        "it is right for an upstream gradient of ones and for no other: the factor is left out or applied wrongly"
+    )
+    return "gradient-scale", sentence
 
 
 def _exact(upstream: Upstream, name: str) -> torch.Tensor | None:
@@ -197,7 +199,7 @@ def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
     places = [(output, at) for output, size in sizes.items() for at in range(size)]
     if not 1 < len(places) <= _MOST_ELEMENTS:
         return False
-    chosen = sorted({i * (len(places) - 1) // (_MOST_ASKED - 1) for i in range(_MOST_ASKED)})
+    chosen = sorted({i * (len(places) - 1) // (_MOST_RUN - 1) for i in range(_MOST_RUN)})
     got, right = [], []
     for i, (output, at) in enumerate(places):
         alone = upstream.constant(0.0)

@@ -39,14 +39,14 @@ from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-__all__ = ["NAME", "asks_plainly", "compile_only", "due", "missing", "run", "wanted"]
+__all__ = ["NAME", "all_gradients", "compile_only", "due", "missing", "run", "wanted"]
 
 # Values whose gradients depend on how a formula is written: 0 * inf, inf - inf.
 _WILD = frozenset({"nan", "inf", "masked", "huge"})
 # One case in so many asks for the same gradients twice, by retain_graph and under the other fill.
 _TWICE_EVERY = 4
 # What may be done where nobody asks for a second backward.
-_ALONE = f"; where it is meant for one backward, let the next one raise, or say without={{{SECOND!r}: 'reason'}}"
+_ALONE = f"; where it is meant for one backward, let the next one raise, or declare without={{{SECOND!r}: 'reason'}}"
 # One case in so many asks for a part of the gradients.
 _PART_EVERY = 3
 # Of four such cases two ask for one alone, the next for all but one, the last for any part.
@@ -74,7 +74,7 @@ class _State:
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """Without ``grad=`` nobody asks for gradients."""
+    """Why there are no gradients to check without ``grad=``."""
     return None if spec.grad else "not asked for: grad= is False"
 
 
@@ -86,7 +86,7 @@ def due(trial: Trial) -> bool:
 
 
 def wanted(trial: Trial) -> list[str]:
-    """The inputs that this case asks gradients for: all that ``grad=`` allows, in one case of three a part of them.
+    """The inputs that require grad in this case: all that ``grad=`` allows, in one case of three a part of them.
 
     What is absent (an optional bias) is not among them.
     """
@@ -116,8 +116,8 @@ def wanted(trial: Trial) -> list[str]:
     return [name for name in able if counter_random.mix(case.seed, "subset", name) % 2] or able[:1]
 
 
-def asks_plainly(seed: int) -> bool:
-    """Whether a case of this seed asks for the gradients of all inputs at once, with a random upstream gradient."""
+def all_gradients(seed: int) -> bool:
+    """Whether a case of this seed requires the gradients of all inputs, for a random upstream gradient."""
     kind = KINDS[counter_random.mix(seed, "upstream kind") % len(KINDS)]
     return kind == "random" and counter_random.mix(seed, "subset?") % _PART_EVERY != 0
 
@@ -308,13 +308,13 @@ def _judging(trial: Trial) -> blame.Right:
     def right(attempt: Attempt, upstream: Upstream) -> bool | None:
         if attempt.backward is None or _ended(trial, attempt) is not None:
             return None
-        kept, differs = trial.result.evidence, trial.result.differs
+        evidence, differs = trial.result.evidence, trial.result.differs
         try:
             return _compare(trial, upstream, attempt.backward, upstream.lanes(FEW_LANES)) is None
         except (NoGraph, ReferenceFailed):
             return None
         finally:
-            trial.result.evidence, trial.result.differs = kept, differs
+            trial.result.evidence, trial.result.differs = evidence, differs
 
     return right
 
@@ -326,7 +326,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
         return None
     before, after = _steady(trial, first.named()), named(backward.again)
     difference = repeat.first_difference(before, after)
-    kept = f" ({', '.join(backward.saved)})" if backward.saved else ""
+    names = f" ({', '.join(backward.saved)})" if backward.saved else ""
     if difference is not None:
         name, mask = difference
         chance = _chance(trial, upstream, before)
@@ -336,7 +336,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
         return failed(
             NAME,
             f"a second backward through the retained graph gives another {name} in {int(mask.sum())} of "
-            f"{mask.numel()} element(s): the first one overwrote what it had saved{kept}{_ALONE}",
+            f"{mask.numel()} element(s): the first one overwrote what it had saved{names}{_ALONE}",
             identity=f"gradients:again:{name}",
             cause="mutates-input",
         )
@@ -345,7 +345,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
         return failed(
             NAME,
             f"a second backward changed {int(mask.sum())} of {mask.numel()} element(s) of the d{name} that the first "
-            f"one had returned: both are one buffer{kept}{_ALONE}",
+            f"one had returned: both are one buffer{names}{_ALONE}",
             identity=f"gradients:overwritten:{name}",
             cause="mutates-input",
         )

@@ -22,7 +22,7 @@ from pytest_fusion.spec.promises import Tolerance
 # `zero-rows` a loss that leaves out some rows.
 KINDS = ("random", "random", "random", "expanded", "expanded", "negative", "zero", "zero-rows")
 _LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
-_KEPT_ROWS = 0.6
+_SHARE_OF_ROWS = 0.6
 # What most callers send; the fast path of a backward asks for it beside plain inputs.
 _PLAIN_OF, _PLAIN_IN = 2, 5
 # A slice begins somewhere: with the gradient of a concatenation, in the middle of the whole one.
@@ -36,7 +36,7 @@ class NoGraph(Exception):
 
 
 def differentiable(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The floating outputs that autograd can be asked about."""
+    """The floating outputs that autograd can differentiate."""
     return {name: t for name, t in outputs.items() if t.dtype.is_floating_point and t.requires_grad}
 
 
@@ -104,11 +104,11 @@ class Upstream:
             return torch.randn((), generator=generator, device=device).to(dtype).expand(output.shape)
         drawn = torch.randn(output.shape, generator=generator, device=device)
         if self.kind == "zero-rows" and drawn.dim():
-            drawn = drawn * (torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) < _KEPT_ROWS)
+            drawn = drawn * (torch.rand((*drawn.shape[:-1], 1), generator=generator, device=device) < _SHARE_OF_ROWS)
         return (-drawn.abs() if self.kind == "negative" else drawn).to(dtype)
 
     def strides(self, name: str) -> dict[str, Any] | None:
-        """How an output's upstream gradient lies, in elements; ``None`` for one element of storage."""
+        """The strides, offset and storage of an output's upstream gradient; ``None`` for one element of storage."""
         if self.layout[name].kind == "expanded":
             return None
         plan = geometry(tuple(self.upstream[name].shape), self.layout[name])
@@ -139,7 +139,7 @@ class Upstream:
             leaves = [arguments[name] for name in self.wanted]
             again: Sequence[torch.Tensor | None] = [None] * len(leaves)
             if ends:
-                again = _ask(list(ends.values()), leaves, [of[name] for name in ends])
+                again = _differentiate(list(ends.values()), leaves, [of[name] for name in ends])
             names[:] = self.wanted
             zeros = [torch.zeros_like(self.trial.logical[name]) for name in self.wanted]
             return [t if t is not None else zero for t, zero in zip(again, zeros, strict=True)]
@@ -157,7 +157,7 @@ class Upstream:
         arguments, outputs = self._graph()
         leaves = [arguments[name] for name in self.wanted]
         ends, given = [outputs[name] for name in self.used], [self.upstream[name] for name in self.used]
-        found = _ask(ends, leaves, given, create_graph=twice)
+        found = _differentiate(ends, leaves, given, create_graph=twice)
         return arguments, dict(zip(self.wanted, found, strict=True))
 
     def _graph(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -194,7 +194,7 @@ class Upstream:
         return Layout(kind, _OFFSETS[counter_random.mix(seed, "upstream offset", name) % len(_OFFSETS)], variant)
 
 
-def _ask(
+def _differentiate(
     ends: Sequence[torch.Tensor],
     leaves: Sequence[torch.Tensor],
     given: Sequence[torch.Tensor],

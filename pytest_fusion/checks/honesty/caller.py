@@ -22,7 +22,7 @@ FirstWrong = Callable[[Mapping[str, torch.Tensor]], str | None]
 
 
 def judge(trial: Trial, first_wrong: FirstWrong) -> Verdict | str | None:
-    """A failure; why nothing can be told; ``None`` where the answer is the case's own for any caller.
+    """A failure, or the reason why nothing can be known; ``None`` where the answer is the case's own for any caller.
 
     A thread has its own autocast, default device and locals, so the call that shows no test is compared with one in a
     thread that does: only where that is right, and the other wrong twice, the caller makes the difference.

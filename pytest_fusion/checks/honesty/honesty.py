@@ -1,4 +1,4 @@
-"""Check `honesty`: an answer is computed when it is asked for, is done when it is returned, and then is the caller's.
+"""Check `honesty`: an answer is computed in its call, complete when it is returned, and then belongs to the caller.
 
 A few calls of a case that passed everything else (``later``, ``observed``) ask what only a kernel does not survive that
 returns right answers while it is being judged, or once. What a call replaced in torch, in the timers and in this
@@ -30,7 +30,7 @@ _PATIENCE_S, _WHILE_SHRINKING_S = 1.0, 0.05
 
 @dataclass(slots=True)
 class _State:
-    """How many cases were asked; once something is ``found`` all cases are those of its shrinking."""
+    """How many cases had further calls; once something is ``found`` all cases are those of its shrinking."""
 
     cases: int = 0
     found: bool = False
@@ -102,11 +102,11 @@ def _tampering() -> Verdict | None:
         return None
     names = replaced or foreign
     listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    told = "a call of the kernel replaced" if replaced else "somebody replaced functions of this package:"
+    what = "a call of the kernel replaced" if replaced else "functions of this package were replaced:"
     after = "; it was put back and nothing was judged with it" if replaced else ""
     return failed(
         NAME,
-        f"{told} {listed}{after}. Whoever uses it next in this process gets another one: change it where a caller can "
+        f"{what} {listed}{after}. Whoever uses it next in this process gets another one: change it where a caller can "
         "undo that, or not at all",
         identity=f"{NAME}:tampers",
         cause="tampers",

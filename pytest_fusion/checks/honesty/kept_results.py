@@ -144,12 +144,12 @@ class LaterCalls:
         if logical is None:
             self.left["values"] = "no other values of the same shapes could be drawn"
             return None
-        a = self.other = self._called(self._place(logical), told=True)
+        a = self.other = self._called(self._place(logical), watched=True)
         if self.varying:
             try:
                 self.there = self._trial(case, logical)
             except ReferenceFailed:
-                self.left["values"] = "the reference does not bear other values"
+                self.left["values"] = "the reference does not take other values"
                 return None
         verdict = self._late(a) or self._earlier(a)
         if verdict is not None:
@@ -285,14 +285,14 @@ class LaterCalls:
         with self.context.clock.phase("make"):
             return place(logical, self.case, self.context.device, FILLS[0])
 
-    def _called(self, placed: Placed, *, told: bool = False) -> _Call:
-        """One call. ``told`` also notes whether it runs the reference. Raises ``_Refused``, ``_Raised``."""
+    def _called(self, placed: Placed, *, watched: bool = False) -> _Call:
+        """One call. ``watched`` also notes whether it runs the reference. Raises ``_Refused``, ``_Raised``."""
         returned: Tensors = {}
 
         def fused(**arguments: Any) -> Any:
             with (
                 delayed_streams.delayed(self.context.device),
-                self._reference_noted() if told else contextlib.nullcontext(),
+                self._reference_noted() if watched else contextlib.nullcontext(),
             ):
                 result = self.spec.fused(**arguments)
             now = collect(result, placed.arguments, self.spec.mutates).tensors
@@ -379,7 +379,7 @@ class LaterCalls:
         )
 
     def _raised(self, outcome: Outcome) -> Verdict:
-        """A call raised: by itself such a case may do so too, and then `error` will say so; else that is a finding."""
+        """A call raised: a finding, unless the case raises by itself too."""
         error = outcome.error
         kind = type(error).__name__
         logical = self.trial.alone(self.case.with_(seed=numbers.mix(self.case.seed, NAME, "other") >> 1))
@@ -387,7 +387,7 @@ class LaterCalls:
             return unknown(NAME, f"a call with other values raised {kind}")
         return failed(
             NAME,
-            f"a later call on values that a first call bears raised {kind}: {error} (in {outcome.origin})",
+            f"a later call on values that a first call takes raised {kind}: {error} (in {outcome.origin})",
             identity=f"honesty:raises:{kind}",
             cause="cached-answer",
         )
@@ -419,7 +419,7 @@ def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:
 
 
 def _scribble(t: torch.Tensor, inputs: Any) -> bool:
-    """Write over a result, as its owner may; ``False`` where it lies in the call's own inputs or takes no writing."""
+    """Write over a result, as its owner may; ``False`` where it shares memory with an input or cannot be written."""
     if any(structure.overlap(t, other) for other in inputs):
         return False
     try:

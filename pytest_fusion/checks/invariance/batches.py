@@ -43,7 +43,7 @@ _SLOW_S, _TEST_S = 0.4, 1.2
 
 @dataclass(slots=True)
 class Spent:
-    """Which cases of a test were asked: how many at all, how many for their width alone, the widest slice so far.
+    """How many cases of a test ran, how many for their width alone, and the widest slice so far.
 
     Those of 32 and of 16 bits by themselves: another order of a root mean square shows in one row in ten of the former,
     and the latter round it away. Once something is ``found`` the cases are those of its shrinking; ``at``
@@ -68,7 +68,7 @@ class InvarianceState:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many cases are asked: of all, of those that more is asked of, and besides for slices twice as wide.
+    """How many cases run: of all, of thorough ones, and besides for slices twice as wide.
 
     Most sums of the first cases are too short to be split: what the batch decides shows in long ones.
     """
@@ -81,22 +81,22 @@ class Effort:
     def _most(self, trial: Trial) -> int:
         return self.thorough if trial.thorough else self.any_case
 
-    def due(self, asked: Spent, trial: Trial, width: int) -> bool:
+    def due(self, so_far: Spent, trial: Trial, width: int) -> bool:
         """Whether the case is one of them; every one is where a finding is being shrunk."""
         narrow, spent = _narrow(trial), _spent(trial)
         most = self._most(trial)
-        if asked.found or asked.cases[narrow] < (most - asked.cases[not narrow] if spent else most):
+        if so_far.found or so_far.cases[narrow] < (most - so_far.cases[not narrow] if spent else most):
             return True
         # One at least: the first cases, of short slices, may have taken the seconds.
-        return asked.wide[narrow] < (1 if spent else self.wide) and width >= 2 * asked.widest[narrow]
+        return so_far.wide[narrow] < (1 if spent else self.wide) and width >= 2 * so_far.widest[narrow]
 
-    def note(self, asked: Spent, trial: Trial, width: int) -> bool:
-        """Count a case that is asked; whether it is one for its width."""
+    def note(self, so_far: Spent, trial: Trial, width: int) -> bool:
+        """Count a case that runs. True if it runs for its width."""
         narrow = _narrow(trial)
-        counts = asked.cases if asked.cases[narrow] < self._most(trial) else asked.wide
+        counts = so_far.cases if so_far.cases[narrow] < self._most(trial) else so_far.wide
         counts[narrow] += 1
-        asked.widest[narrow] = max(asked.widest[narrow], width)
-        return counts is asked.wide
+        so_far.widest[narrow] = max(so_far.widest[narrow], width)
+        return counts is so_far.wide
 
 
 def _narrow(trial: Trial) -> bool:
@@ -118,8 +118,8 @@ def _spent(trial: Trial) -> bool:
 class Batches:
     """The sizes for one dim of one case."""
 
-    def __init__(self, trial: Trial, dim: str, asked: Spent) -> None:
-        self._trial, self._dim, self._case, self._asked = trial, dim, trial.result.case, asked
+    def __init__(self, trial: Trial, dim: str, so_far: Spent) -> None:
+        self._trial, self._dim, self._case, self._so_far = trial, dim, trial.result.case, so_far
         size = self._case.sizes[dim]
         assert isinstance(size, int)
         self._size = size
@@ -131,8 +131,8 @@ class Batches:
 
     @property
     def _all(self) -> bool:
-        """Whether all that could show a finding is asked: it is being shrunk, or there is no other case."""
-        return self._asked.found or self._trial.context.complete
+        """Whether all sizes run: a finding is being shrunk, or there is no other case."""
+        return self._so_far.found or self._trial.context.complete
 
     def fits(self, size: int) -> bool:
         """Whether the spec admits the size beside the case's others, at a cost that a call may have."""
@@ -151,7 +151,7 @@ class Batches:
         return self._most is None or size <= max(self._most, self._size)
 
     def took(self, size: int, seconds: float) -> None:
-        """Told what a call of so many slices took."""
+        """Note the seconds of a call of so many slices."""
         if self._interpreted and seconds > _SLOW_S:
             self._most = min(size, size if self._most is None else self._most)
 
@@ -171,8 +171,8 @@ class Batches:
         every = sorted({size for group in usable for size in group})
         if self._trial.context.complete:
             return every
-        if self._asked.found:
-            least, most = self._asked.at
+        if self._so_far.found:
+            least, most = self._so_far.at
             sides = [*[size for size in every if size <= least][-1:], *[size for size in every if size >= most][:1]]
             return list(dict.fromkeys(sides)) or every[:1]
         drawn = [

@@ -18,7 +18,7 @@ from pytest_fusion.spec.values import ValueProfile
 
 
 class Unsliceable(Exception):
-    """The dim cannot be cut into slices that stand for themselves; the message says why."""
+    """The dim cannot be cut into slices that stand for themselves; the message is the reason."""
 
 
 def tensors(spec: FusionSpec) -> Iterator[tuple[str, TensorSpec]]:
@@ -77,7 +77,7 @@ def _why_not(spec: FusionSpec, dim: str) -> str | None:
 
 
 def _points_along(values: Any, dim: str, *, last: bool) -> bool:
-    """Whether values are indices along the dim; ``last``: it is the last axis, along which permutations lie."""
+    """Whether values are indices along the dim; ``last``: it is the last axis, the one of permutations."""
     if not isinstance(values, ValueProfile):
         return False
     bounds = [parse_expression(bound).names for _, bound in values.params if isinstance(bound, str)]

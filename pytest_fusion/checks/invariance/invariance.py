@@ -27,8 +27,8 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 
 __all__ = ["MANY", "NAME", "adopt", "dims_of", "due", "missing", "of_many", "outputs", "run"]
 
-# A case costs some twenty calls, so that few are asked; half of them need not be among those that more is asked
-# of. Several dims share the calls of a case.
+# A case costs some twenty calls, so that few run; half of them need not be thorough ones.
+# Several dims share the calls of a case.
 _EFFORT = Effort(any_case=3, thorough=6, wide=4, calls=22)
 _FEWEST_CALLS = 7
 # Fewer than a launcher's usual thresholds, of 64 and more.
@@ -36,7 +36,7 @@ MANY = 37
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """Without ``invariant=`` nobody asks; of a dim that can never be cut nothing can be known."""
+    """Why there is nothing to check: ``invariant=`` names no dim, or none that can be cut."""
     if not spec.invariant:
         return "not asked for: invariant= names no dim"
     reasons = unsliceable(spec)
@@ -44,20 +44,20 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 
 
 def due(trial: Trial) -> bool:
-    """Few cases of a test, those that more is asked of first; every one where a finding is being shrunk."""
-    return any(_EFFORT.due(_asked(trial), trial, width(trial, dim)) for dim in dims_of(trial))
+    """Few cases of a test, thorough ones first; every one where a finding is being shrunk."""
+    return any(_EFFORT.due(_so_far(trial), trial, width(trial, dim)) for dim in dims_of(trial))
 
 
 def run(trial: Trial) -> Verdict:
     """Every dim that the case has at least two slices of."""
-    dims, asked = dims_of(trial), _asked(trial)
-    wide = _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
+    dims, so_far = dims_of(trial), _so_far(trial)
+    wide = _EFFORT.note(so_far, trial, max(width(trial, dim) for dim in dims))
     reasons = unsliceable(trial.spec)
     sizes: dict[str, list[int]] = {}
     for dim in dims:
-        many = of_many(trial, dim, asked, outputs) if wide and not asked.found else trial
+        many = of_many(trial, dim, so_far, outputs) if wide and not so_far.found else trial
         try:
-            along = Along(many, dim, asked, outputs)
+            along = Along(many, dim, so_far, outputs)
             verdict = along.judge(max(_EFFORT.calls // len(dims), _FEWEST_CALLS))
         except Unsliceable as error:
             reasons[dim] = f"{dim}: {error}"
@@ -79,14 +79,14 @@ def run(trial: Trial) -> Verdict:
     return passed(NAME, sizes=sizes)
 
 
-def of_many(trial: Trial, dim: str, asked: Spent, make: Call) -> Trial:
+def of_many(trial: Trial, dim: str, so_far: Spent, make: Call) -> Trial:
     """The case with `MANY` slices of other values, or as it is where it has as many or cannot; ``make`` calls it once.
 
     In one row of ten, or fewer, another order of its sum shows: of two rows repeated to 257 mostly none does.
     """
     size, context = trial.result.case.sizes[dim], trial.context
     assert isinstance(size, int)
-    if size >= MANY or not Batches(trial, dim, asked).fits(MANY):
+    if size >= MANY or not Batches(trial, dim, so_far).fits(MANY):
         return trial
     case = resized(trial.result.case, dim, MANY)
     try:
@@ -107,12 +107,12 @@ def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:
     if outcome.error is not None or accessed is not None or memory.check_damage(outcome.damage).failed:
         raise OtherCase(len(slices))
     found = trial.collect(outcome, placed).tensors
-    kept = {name: t.detach().clone() for name, t in found.items() if not trial.tolerates(name)}
-    return Called(kept, outcome.launches)
+    steady = {name: t.detach().clone() for name, t in found.items() if not trial.tolerates(name)}
+    return Called(steady, outcome.launches)
 
 
 def dims_of(trial: Trial) -> list[str]:
-    """The dims to ask about in this case."""
+    """The dims to check in this case."""
     never, sizes = unsliceable(trial.spec), trial.result.case.sizes
     return [
         dim
@@ -136,7 +136,7 @@ def adopt(trial: Trial, dim: str, size: int) -> bool:
     return True
 
 
-def _asked(trial: Trial) -> Spent:
+def _so_far(trial: Trial) -> Spent:
     return trial.context.state(InvarianceState).outputs
 
 

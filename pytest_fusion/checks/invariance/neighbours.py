@@ -1,4 +1,4 @@
-"""The slices of a case along one dim, in whatever company: do they keep their bits, and if not, what decides?
+"""The slices of a case along one dim, run alone, permuted, beside NaN and in other numbers, and their bits compared.
 
 They are called alone, all in another order, beside NaN, and repeated to other sizes (`batches`). What is called, and
 what of it is compared, is told from outside: the outputs (`invariance`) or gradients (`sliced_gradients`).
@@ -29,7 +29,7 @@ _CONFIRMATIONS, _WHILE_SHRINKING = 2, 1
 
 
 class OtherCase(Exception):
-    """A call of other slices, as many as the exception's argument says, went wrong by itself."""
+    """A call of other slices failed by itself; the argument is their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Variant:
     nan: bool = False
 
     @property
-    def kept(self) -> list[int]:
+    def compared(self) -> list[int]:
         """The positions whose bits are compared."""
         return list(range(0, len(self.slices), 2 if self.nan else 1))
 
@@ -72,15 +72,15 @@ class _Difference:
 class Along:
     """One dim of one case: its slices in other calls."""
 
-    def __init__(self, trial: Trial, dim: str, asked: Spent, call: Call, *, gradients: bool = False) -> None:
+    def __init__(self, trial: Trial, dim: str, so_far: Spent, call: Call, *, gradients: bool = False) -> None:
         self.trial, self.dim, self.case = trial, dim, trial.result.case
-        self._asked, self._make, self._gradients = asked, call, gradients
+        self._so_far, self._make, self._gradients = so_far, call, gradients
         size = self.case.sizes[dim]
         assert isinstance(size, int)
         self.size = size
         self.seen: list[int] = []
         self._launches: dict[int, list[Launch]] = {}
-        self.batches = Batches(trial, dim, asked)
+        self.batches = Batches(trial, dim, so_far)
         others = (self.size + 1, self.size - 1, 2 * self.size)
         other = resized(self.case, dim, next((s for s in others if self.batches.fits(s)), self.size))
         self.input_axes = input_axes(trial.spec, self.case, other, trial.logical, dim)
@@ -88,7 +88,7 @@ class Along:
         self._axes: dict[str, int] | None = None
 
     def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:
-        """Up to so many calls and what they tell to ask; ``None`` where every slice kept its bits.
+        """The verdict of up to so many calls and those that they suggest; ``None`` where every slice kept its bits.
 
         ``axes``: of what is compared, the axis that follows the dim, where that is known beforehand.
         """
@@ -100,11 +100,11 @@ class Along:
         if not base:
             raise Unsliceable("every output may vary from run to run, as deterministic= allows")
         for variant in self._variants(calls - 1):
-            verdict = self._asks(base, whole, variant)
+            verdict = self._differs(base, whole, variant)
             if verdict is not None:
                 return verdict
         for size in self.batches.learnt(self._launches):
-            verdict = self._asks(base, whole, self._repeated(size))
+            verdict = self._differs(base, whole, self._repeated(size))
             if verdict is not None:
                 return verdict
         if all(size == self.size for size in self.seen):
@@ -118,7 +118,7 @@ class Along:
                 return self._following(base, got, len(variant.slices))
         raise Unsliceable("no other size of it was accepted")
 
-    def _asks(self, base: Mapping[str, torch.Tensor], whole: _Variant, variant: _Variant) -> Verdict | None:
+    def _differs(self, base: Mapping[str, torch.Tensor], whole: _Variant, variant: _Variant) -> Verdict | None:
         """What one further call shows."""
         size = len(variant.slices)
         if self._axes is None and size == self.size:
@@ -137,18 +137,18 @@ class Along:
         verdict = self._confirmed(base, whole, got, variant)
         if verdict is None:
             verdict = self._explained(base, variant, found)
-            self._asked.found = True
+            self._so_far.found = True
             seen = verdict.evidence
-            self._asked.at = size, size
+            self._so_far.at = size, size
             if isinstance(seen, SliceDifference) and seen.depends_on == "size":
-                self._asked.at = seen.sizes[0], seen.sizes[1]
+                self._so_far.at = seen.sizes[0], seen.sizes[1]
         return verdict
 
     def _repeated(self, size: int) -> _Variant:
         return _Variant(tuple(i % self.size for i in range(size)))
 
     def _variants(self, count: int) -> list[_Variant]:
-        """What to call. The case alone decides, so that a replay asks the same."""
+        """The calls to make. The case alone decides, so that a replay makes the same."""
         alone = [_Variant((self.size - 1,))] if self.batches.fits(1) else []
         same = [_Variant(tuple(reversed(range(self.size))))]
         same += [_Variant(tuple(range(self.size)), nan=True)] if self._may_be_nan() else []
@@ -173,7 +173,7 @@ class Along:
             return None
         # Not the wall's seconds alone: beside six processes on two cores a threshold at 300 rows was met by no call.
         used = process_time() - used
-        self._asked.seconds += min(perf_counter() - begun, used)
+        self._so_far.seconds += min(perf_counter() - begun, used)
         self.batches.took(size, min(clock.seconds.get("fused", 0.0) - before, used))
         if called is None:
             return None
@@ -189,7 +189,7 @@ class Along:
         return logical
 
     def _lying(self, size: int) -> Case:
-        """The case, in which the inputs of so many slices lie as slices of its own inputs do."""
+        """The case, with layouts for inputs of so many slices that are those of slices of its own inputs."""
         case = self.case
         for name, axis in self.input_axes.items():
             if (own := case.tensors.get(name)) is not None:
@@ -232,17 +232,17 @@ class Along:
     ) -> _Difference | None:
         """The first slice with other bits than in the case's own call."""
         assert self._axes is not None
-        kept = variant.kept
+        compared = variant.compared
         for name, axis in self._axes.items():
             shape = [len(variant.slices) if i == axis else s for i, s in enumerate(base[name].shape)]
             if name not in got or list(got[name].shape) != shape or got[name].dtype != base[name].dtype:
                 raise Unsliceable(f"the shape of {name} follows it in a way that cannot be cut into slices")
-            expected = selected(base[name], axis, [variant.slices[i] for i in kept])
-            found = selected(got[name], axis, kept)
+            expected = selected(base[name], axis, [variant.slices[i] for i in compared])
+            found = selected(got[name], axis, compared)
             mask = repeat.differing(expected, found)
             if bool(mask.any()):
                 first = [int(i) for i in mask.nonzero()[0]]
-                number = variant.slices[kept[first[axis]]]
+                number = variant.slices[compared[first[axis]]]
                 first[axis] = number
                 return _Difference(name, number, first, int(mask.sum()), _most_ulp(expected, found, mask))
         return None
@@ -255,14 +255,14 @@ class Along:
         variant: _Variant,
     ) -> Verdict | None:
         """``None`` where both calls give their own bits again."""
-        for _ in range(_WHILE_SHRINKING if self._asked.found else _CONFIRMATIONS):
+        for _ in range(_WHILE_SHRINKING if self._so_far.found else _CONFIRMATIONS):
             for before, again in ((base, self._call(whole)), (got, self._call(variant))):
                 if again is None or repeat.first_difference(before, again) is not None:
                     return unknown(NAME, "the same call gives other bits from time to time: `repeat` comes first")
         return None
 
     def _explained(self, base: Mapping[str, torch.Tensor], variant: _Variant, found: _Difference) -> Verdict:
-        """The finding, and what the slice's bits depend on: asked of calls that hold nothing but this one slice."""
+        """The finding, and what the slice's bits depend on, by calls that hold nothing but this one slice."""
         dim, number, size = self.dim, found.slice, len(variant.slices)
         assert self._axes is not None
         axis = self._axes[found.output]
@@ -313,7 +313,7 @@ class Along:
         return got[output]
 
     def _threshold(self, number: int, output: str, low: int, high: int) -> tuple[int, int]:
-        """Two sizes, neighbours unless calls between them fail, from one to the other of which the bits change."""
+        """Two sizes between which the bits change: neighbours, unless calls between them fail."""
         assert self._axes is not None
         axis = self._axes[output]
         start = self._uniform(number, low, output)
@@ -332,7 +332,7 @@ class Along:
         if not self._gradients:
             return ""
         return (
-            f"; outputs keep theirs. invariant= is said of the gradients of inputs with {self.dim} too; "
+            f"; outputs keep theirs. invariant= covers the gradients of inputs with {self.dim} too; "
             f"without={{{GRADIENTS!r}: 'reason'}} leaves them out"
         )
 

@@ -40,14 +40,14 @@ def due(trial: Trial, upstream: Upstream) -> bool:
         return False
     if invariance.missing(spec, context.device) is not None or not (context.focus.sought or NAME).startswith(NAME):
         return False
-    asked = _asked(trial)
-    return any(_EFFORT.due(asked, trial, width(trial, dim)) for dim in invariance.dims_of(trial))
+    so_far = _so_far(trial)
+    return any(_EFFORT.due(so_far, trial, width(trial, dim)) for dim in invariance.dims_of(trial))
 
 
 def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     """What it found or why nothing can be known; ``None`` where no gradient follows a dim. ``first`` was right."""
-    dims, asked = invariance.dims_of(trial), _asked(trial)
-    wide = _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
+    dims, so_far = invariance.dims_of(trial), _so_far(trial)
+    wide = _EFFORT.note(so_far, trial, max(width(trial, dim) for dim in dims))
     reasons: dict[str, str] = {}
     sizes: dict[str, list[int]] = {}
     with trial.context.clock.check(NAME):
@@ -81,8 +81,8 @@ def _along(
 
     A case that is asked for its width has many slices, as in `invariance`.
     """
-    asked = _asked(trial)
-    forward, came = Along(trial, dim, asked, invariance.outputs), first.named()
+    so_far = _so_far(trial)
+    forward, came = Along(trial, dim, so_far, invariance.outputs), first.named()
     axes = {
         f"d{name}": axis
         for name, axis in forward.input_axes.items()
@@ -99,11 +99,11 @@ def _along(
         return lambda trial, slices: _gradients(trial, _cut(upstream, given, slices), slices, axes)
 
     many, gradients = trial, called_with(upstream)
-    if wide and not asked.found:
+    if wide and not so_far.found:
         others = called_with(_of_many(upstream, given))
-        many = invariance.of_many(trial, dim, asked, others)
+        many = invariance.of_many(trial, dim, so_far, others)
         gradients = gradients if many is trial else others
-    along = Along(many, dim, asked, gradients, gradients=True)
+    along = Along(many, dim, so_far, gradients, gradients=True)
     verdict = along.judge(calls, axes)
     if verdict is not None and verdict.failed:
         trial.result.case = many.result.case
@@ -148,5 +148,5 @@ def _taken(upstream: Upstream, name: str, axis: int, slices: Sequence[int]) -> t
     return given.as_strided(shape, [0] * len(shape))  # one element of storage
 
 
-def _asked(trial: Trial) -> Spent:
+def _so_far(trial: Trial) -> Spent:
     return trial.context.state(InvarianceState).gradients

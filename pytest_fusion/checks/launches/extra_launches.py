@@ -1,4 +1,4 @@
-"""Of check `launches`: which kernels of a call are too many, as far as its own counts tell, and what helps."""
+"""Of check `launches`: which kernels of a call are too many, by its own counts, and what helps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def surplus(counts: Counts, work: list[Work], *, plain: Counts | None, fewest: C
 
 
 def _helps(work: list[Work], extra: Counter[str]) -> str:
-    """By what the operators of torch among the surplus do; of a GPU's names nothing says which operator they are."""
+    """Advice by what the operators of torch among the surplus do; a GPU's kernel names do not show their operators."""
     torchs = [one for one in work if one.kind == "kernel" and one.name.startswith(_TORCH)]
     if set(extra) <= {one.name for one in work}:
         torchs = [one for one in torchs if one.name in extra]
@@ -69,11 +69,11 @@ def words(names: Counter[str]) -> str:
 
 def listed(counts: Counts, work: Iterable[Work]) -> str:
     """The kernels of a call; with the place and the arguments of those that are known, and what else is known."""
-    told = {one.name: one for one in reversed([one for one in work if one.kind == "kernel"])}
+    first = {one.name: one for one in reversed([one for one in work if one.kind == "kernel"])}
     ordered = sorted(counts.names, key=lambda entry: -entry[1])
-    shown = [_times(name, count) + _place(told.get(name)) for name, count in ordered[:_MOST_NAMES]]
+    shown = [_times(name, count) + _place(first.get(name)) for name, count in ordered[:_MOST_NAMES]]
     left = len(ordered) - len(shown)
-    behind = [one.name + _place(one) for name, one in sorted(told.items()) if name not in dict(counts.names)]
+    behind = [one.name + _place(one) for name, one in sorted(first.items()) if name not in dict(counts.names)]
     return (
         ", ".join(shown)
         + (f" and {left} more" if left > 0 else "")

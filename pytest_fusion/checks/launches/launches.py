@@ -169,7 +169,7 @@ class _Counting:
         return self.model(placed) if self.context.device.type != "cuda" else (self.measure(placed), [])
 
     def measure(self, placed: Placed) -> Counts | Uncounted:
-        """Counted on the device. The profiler is asked for the first case, and before anybody is accused."""
+        """Counted on the device. The profiler counts the first case too, and every count that fails."""
         call, back, given = self.caller(placed), self.preparer(placed), placed.arguments
         first, capture = not self.state.counted, not self.spec.syncs
         with _losing_contexts():

@@ -1,4 +1,4 @@
-"""Backward's mask against forward's: the gradient for an upstream of ones tells what backward dropped."""
+"""Backward's mask against forward's: the gradient for an upstream of ones shows what backward dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.outputs import collect
-from pytest_fusion.checks.randomness.masks import Mask, Masks, some_masks, tell_apart
+from pytest_fusion.checks.randomness.masks import Mask, Masks, sides_of, some_masks
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
@@ -43,7 +43,7 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     except ReferenceFailed:
         return None
     values = {name: (t, every[1][name]) for name, t in every[0].items() if name in every[1]}
-    sides = tell_apart(values, zip(random, every[2:], strict=True), broadcast=masks.rng.dims is not None)
+    sides = sides_of(values, zip(random, every[2:], strict=True), broadcast=masks.rng.dims is not None)
     got = _kernel_gradients(context, case, masks.probe, wanted) if sides else {}
     for name, side in sides.items():
         seen = side.read(got[name], mask.kept.shape) if name in got else None
@@ -54,7 +54,7 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
         return failed(
             "gradients",
             f"backward drops other elements than forward: {int(different.sum())} of "
-            f"{int((seen.known & mask.known).sum())} elements of the gradient of {name} say so, the first at {first}, "
+            f"{int((seen.known & mask.known).sum())} elements of the gradient of {name} differ, the first at {first}, "
             "with an upstream gradient of ones. Backward must draw with forward's seed, offsets and p",
             identity="gradients:rng-mask",
             cause="mask-mismatch",
@@ -92,7 +92,7 @@ def _reference_gradients(trial: Trial, masks: Masks, wanted: list[str], mask: to
 def _kernel_gradients(
     context: Context, case: Case, logical: Mapping[str, Any], wanted: list[str]
 ) -> dict[str, torch.Tensor]:
-    """What backward gives for an upstream gradient of ones; nothing where it raises, which `gradients` will tell."""
+    """What backward gives for an upstream gradient of ones; nothing where it raises, which `gradients` reports."""
     placed = place(logical, case, context.device, FILLS[0])
     for name in wanted:
         placed.arguments[name].requires_grad_(True)

@@ -80,7 +80,7 @@ def g_test(observed: torch.Tensor, expected: torch.Tensor) -> Fit | None:
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """Two bit strings of which one, ``distance`` further on, repeats the other: from 0, not at all, to 1."""
+    """How far one bit string repeats another, ``distance`` further on: from 0, not at all, to 1."""
 
     distance: int
     strength: float

@@ -1,4 +1,4 @@
-"""Sampled outputs against the probabilities that the reference returns for them, as ``distribution=`` asks.
+"""Sampled outputs against the probabilities that the reference returns for them, for ``distribution=``.
 
 Every case: shape, whole numbers, no draw outside the vocabulary or of probability 0. A few cases: the same inputs at
 many seeds. Each draw is turned into a number that is uniform if the draw was right, by its place in the cumulated
@@ -86,7 +86,7 @@ def summary(context: Context) -> Verdict | None:
     draws = context.state(_State).draws
     if not context.spec.distribution or not context.on("values") or draws >= _ENOUGH:
         return None
-    return unknown("values", f"{draws} draw(s) say nothing about a distribution; {_ENOUGH} are needed")
+    return unknown("values", f"{draws} draw(s) are too few to judge a distribution; {_ENOUGH} are needed")
 
 
 class _Rows:
@@ -231,8 +231,8 @@ def _cut(
         other, verdict = _draw(trial, rows, [seed])
         for name, own in rows.items() if other else ():
             both = torch.cat([drawn[name][:1], other[name]])
-            said = f"the seeds {start} and {seed}, which differ in bit {bit} alone,"
-            verdict = verdict or _ignored(name, own, both, said)
+            seeds = f"the seeds {start} and {seed}, which differ in bit {bit} alone,"
+            verdict = verdict or _ignored(name, own, both, seeds)
         if verdict is not None:
             return verdict
     return None

@@ -46,7 +46,7 @@ _NEAR = 1 / 16
 
 
 class LookFailed(Exception):
-    """The kernel raised when asked for its mask; ``outcome`` has the facts."""
+    """The kernel raised in a call for its mask; ``outcome`` has the facts."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(str(outcome.error))
@@ -74,7 +74,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Float64 values of an output where all is kept and where all is dropped, and where the two can be told apart."""
+    """Float64 values of an output with all kept and with all dropped, and where the two can be distinguished."""
 
     kept: torch.Tensor
     dropped: torch.Tensor
@@ -88,7 +88,7 @@ class Side:
         value, between = got.detach().to(torch.float64), (self.kept - self.dropped).abs()
         near = torch.maximum(_NEAR * between, torch.minimum(self.rounding / 2, between / 2))
         away = (value - self.dropped).abs()
-        # Where the two cannot be told apart the exact one, NaN as well, else the nearer.
+        # Where the two cannot be distinguished the exact one, NaN as well, else the nearer.
         nearer = torch.where(_same(value, self.dropped), False, (value - self.kept).abs() <= away)
         guess = (_same(value, self.kept) | nearer) & ~_same(self.kept, self.dropped)
         known = _reduced(self.apart, shape)
@@ -109,7 +109,7 @@ def _reduced(t: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return t
 
 
-def tell_apart(
+def sides_of(
     values: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
     random: Iterable[tuple[torch.Tensor, Mapping[str, torch.Tensor]]],
     *,
@@ -155,7 +155,7 @@ def _follows(
 
 
 def some_masks(shape: torch.Size, device: torch.device) -> list[torch.Tensor]:
-    """A mask of random bits and its complement, of which each has both values where there is room for them."""
+    """A mask of random bits and its complement, each with both values where there is room for them."""
     bits = counter_random.uniform(tuple(shape), counter_random.mix("some mask"), device) < 0.5
     flat = bits.view(-1)
     if flat.numel() > 1:
@@ -164,7 +164,7 @@ def some_masks(shape: torch.Size, device: torch.device) -> list[torch.Tensor]:
 
 
 def probability(rng: Rng, logical: Mapping[str, Any]) -> float | None:
-    """The probability to drop an element in this case; ``None`` where nobody knows."""
+    """The probability to drop an element in this case; ``None`` where it is unknown."""
     value = rng.p
     if callable(value):
         try:
@@ -179,7 +179,7 @@ def probability(rng: Rng, logical: Mapping[str, Any]) -> float | None:
 
 
 def positive(context: Context, case: Case, logical: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs with numbers from 1/2 to 3/2 in every floating tensor whose values nobody narrowed."""
+    """The inputs with numbers from 1/2 to 3/2 in every floating tensor whose values are not narrowed."""
     given = dict(logical)
     rng = context.spec.random
     assert rng is not None
@@ -417,7 +417,7 @@ class Masks:
         matters = any(
             a.shape == b.shape and bool(((a != b) & ~(a.isnan() & b.isnan())).any()) for a, b in values.values()
         )
-        return tell_apart(values, random, broadcast=self.rng.dims is not None), matters
+        return sides_of(values, random, broadcast=self.rng.dims is not None), matters
 
     def _choose(self, got: Mapping[str, torch.Tensor]) -> None:
         """The mask's shape and the outputs that show it. Raises ``ReferenceFailed`` where the reference takes none."""

@@ -68,8 +68,8 @@ def due(trial: Trial) -> bool:
     if trial.draws is None:
         elements = sum(t.numel() for t in trial.got.tensors.values())
         settled = context.state(_State).varied or context.state(_State).silent > _SILENT_CASES
-        asked = bool(context.state(_State).focus) or not settled
-        return asked and elements >= _SILENT_ELEMENTS and can_reseed(spec, trial.logical)
+        wanted = bool(context.state(_State).focus) or not settled
+        return wanted and elements >= _SILENT_ELEMENTS and can_reseed(spec, trial.logical)
     return bool(_parts(trial, trial.draws)) or trial.draws.masks.p in (0.0, 1.0)
 
 
@@ -166,7 +166,7 @@ def _share_kept(seen: list[Mask]) -> float:
 
 
 def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
-    """The share of kept elements lies within what chance allows."""
+    """The share of kept elements is within what chance allows."""
     if masks.p is None or masks.p in (0.0, 1.0):
         return None
     # Equal masks say no more than one.
@@ -181,13 +181,13 @@ def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
         return None
     share = kept / total
     inverted = abs(share - masks.p) < abs(share - expected) / 4
-    told = "the kernel keeps what it should drop" if inverted else "the threshold or the random numbers are off"
+    likely = "the kernel keeps what it should drop" if inverted else "the threshold or the random numbers are off"
     return _fails(
         "values",
         "share",
         "biased-mask",
         f"{kept} of {total} elements ({share:.4g}) are kept over {len(different)} seeds from {start} on, where "
-        f"p={masks.p:g} asks for {expected:.4g}: {told}. Where p is not the probability to drop, say so: "
+        f"p={masks.p:g} means {expected:.4g}: {likely}. Where p is not the probability to drop, say so: "
         "rng=rng(..., p=lambda p: 1 - p)",
         kept=kept,
         total=total,
@@ -329,7 +329,7 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
 
 
 def _without_mask(trial: Trial) -> Verdict | None:
-    """Some result of some case depends on the seed; how it must, the reference knows, or nobody does."""
+    """Some result of some case depends on the seed."""
     context, state = trial.context, trial.context.state(_State)
     context.state(_State).cases[NAME] += 1
     start = fresh_seed(trial.result.case, 1)

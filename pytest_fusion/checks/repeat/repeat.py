@@ -119,7 +119,7 @@ def variations(base: Mapping[str, torch.Tensor], runs: Iterable[Mapping[str, tor
 
 
 def seen(name: str, mask: torch.Tensor) -> Variation:
-    """The variation of which a difference is known and no more."""
+    """The variation of one difference of unknown size."""
     return _variation(name, mask.cpu(), [None])
 
 

@@ -60,7 +60,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """How many cases are asked, how often each is called (both fills' first calls included), in which orders."""
+    """How many cases run, how often each is called (both fills' first calls included), in which orders."""
 
     cases: int
     calls: int

@@ -20,9 +20,9 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.checks.memory import BACKWARD, RECORDING
 from pytest_fusion.checks.multiprocessors import multiprocessors_of
 from pytest_fusion.checks.verdict import Verdict

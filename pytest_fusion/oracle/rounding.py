@@ -137,7 +137,7 @@ class Noise:
         return self._draw("uniform", (self.lanes, *shape), device)
 
     def leaves(self, value: float) -> bool:
-        """Whether ``value`` is what a number that was asked about before, or in a run before this, leaves of 1."""
+        """Whether ``value`` is 1 minus a number that was passed before, in this run or an earlier one."""
         self.numbers.add(value)
         return any(abs(1 - other - value) < _SAME for other in self.numbers)
 

@@ -17,7 +17,7 @@ from pytest_fusion.interpreter.control.rewrite import AHEAD
 from pytest_fusion.interpreter.memory import memory_findings, transfers
 from pytest_fusion.interpreter.memory.regions import Origin
 
-# What atomics of pointers and reductions through descriptors have in common, by Triton's names.
+# The operations that atomics and reductions through descriptors share, by Triton's names.
 _FOLDS: dict[str, np.ufunc] = {
     "ADD": np.add,
     "MAX": np.fmax,
@@ -38,14 +38,14 @@ def _array(mask: Any) -> Array | None:
 
 
 def loader(handle: Any) -> Callable[..., Any]:
-    """``transfers.load`` as a handle of the type given first.
+    """A function that loads (``transfers.load``) and returns a handle of the type given first.
 
-    A compiler drops a load whose value nobody uses, so what is wrong with one is reported when the value is used; but
-    not a load for the next turn of a loop, which the last turn makes too.
+    A compiler drops a load whose value is never used, so its findings are reported when the value is used. A load for
+    the next iteration of a loop is no such case: the last iteration performs it too.
     """
 
     class Suspect(handle):  # type: ignore[misc]
-        """A loaded value with findings that its first use reports; ``control`` merges it unused."""
+        """A loaded value with findings that its first use reports; ``predication`` merges it without a use."""
 
         def __init__(self, values: Array, dtype: Any, held: list[memory_findings.Finding]) -> None:
             self.values, self.held = values, held
@@ -72,14 +72,14 @@ def loader(handle: Any) -> Callable[..., Any]:
     return load
 
 
-def mend_memory(interpreter: Any) -> None:
-    """Replace what touches memory, for the whole process."""
-    _mend_pointers(interpreter)
-    _mend_blocks(interpreter)
-    _mend_atomics(interpreter)
+def patch_memory(interpreter: Any) -> None:
+    """Replace the operations on memory, for the whole process."""
+    _patch_pointers(interpreter)
+    _patch_blocks(interpreter)
+    _patch_atomics(interpreter)
 
 
-def _mend_pointers(interpreter: Any) -> None:
+def _patch_pointers(interpreter: Any) -> None:
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     semantic = interpreter.TritonSemantic
     upstream_load = semantic.load
@@ -87,7 +87,7 @@ def _mend_pointers(interpreter: Any) -> None:
     other_given = [False]
 
     def semantic_load(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        # Upstream passes `other.handle if other else None`: a scalar `other` of zero is lost on the way.
+        # Upstream passes `other.handle if other else None`, which drops a scalar `other` of zero.
         other_given[0] = other is not None
         try:
             return upstream_load(self, ptr, mask, other, *rest, **named)
@@ -98,7 +98,7 @@ def _mend_pointers(interpreter: Any) -> None:
         # One byte holds an int1, whose width is one bit.
         size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
         pointers, offsets = aligned(ptr.data, offset.data)
-        # A view where there is one: widths of 64 bits only change their sign.
+        # A view where that is possible: 64-bit offsets only change their signedness.
         steps = offsets.view(np.uint64) if offsets.dtype == np.int64 else offsets.astype(np.uint64)
         return handle(pointers + (steps if size == 1 else steps * np.uint64(size)), ptr.dtype, ptr.attr)
 
@@ -129,14 +129,14 @@ def _mend_pointers(interpreter: Any) -> None:
     builder.create_masked_store = masked_store
 
 
-def _mend_blocks(interpreter: Any) -> None:
+def _patch_blocks(interpreter: Any) -> None:
     builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
 
     def padded(dtype: np.dtype[Any], nan: Array) -> Array:
-        """Out of a block's bounds: NaN in the programs that ask, else zero, NVIDIA's code generator's choice today.
+        """The value outside of a block's bounds: NaN in the programs where ``nan`` holds, else zero.
 
-        Block pointers without padding are left at zero rather than poisoned: whole libraries (flash-linear-attention)
-        load so and multiply at once.
+        Without padding the value is undefined; NVIDIA's code generator uses zero today. It is not poisoned because
+        whole libraries (flash-linear-attention) rely on it when they multiply.
         """
         zero = np.zeros(1, dtype)
         return np.where(nan, np.full(1, poison(dtype), dtype), zero) if is_float(dtype) and nan.any() else zero
@@ -203,7 +203,7 @@ def _mend_blocks(interpreter: Any) -> None:
         builder.create_tensor_pointer_store = block_store
 
 
-def _mend_atomics(interpreter: Any) -> None:
+def _patch_atomics(interpreter: Any) -> None:
     builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
     operation = ir.ATOMIC_OP
     functions = {getattr(operation, name): function for name, function in _FOLDS.items()}

@@ -16,7 +16,7 @@ import numpy as np
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
 from pytest_fusion.interpreter.memory.regions import Regions
 
-_KEPT = 4096
+_MOST_CACHED = 4096
 _INTEGER_WIDTH = re.compile(r"([iu])(\d+)")
 
 
@@ -28,7 +28,7 @@ class Arguments:
         self._handle = handle
         self._upstream = upstream
         self._types: dict[str, tuple[Any, np.dtype[Any]]] = {}
-        # A launch has two dozen scalars, and a stride, a size or a width comes again.
+        # A launch has two dozen scalars, most of them strides, sizes and widths that come again.
         self._numbers: dict[tuple[str, int], tuple[Any, Array]] = {}
         self._pointers: dict[Any, Any] = {}
 
@@ -54,7 +54,7 @@ class Arguments:
         return self._tl.tensor(self._handle(np.array([value.data_ptr()], np.uint64), pointer), pointer)
 
     def launched(self, name: str, value: Any, annotation: str, regions: Regions) -> Any:
-        """An argument as ``convert`` makes it, its memory known to ``regions`` and to the pointer that it becomes."""
+        """``convert(value)``, with its memory registered in ``regions`` and as the origin of the pointer."""
         if isinstance(value, tuple):
             parts = [self.launched(f"{name}[{i}]", v, "", regions) for i, v in enumerate(value)]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -67,7 +67,7 @@ class Arguments:
         if view is not None:
             handle = converted.handle.base if descriptor else converted.handle
             handle.attr["origin"] = frozenset({view})
-            # torch calls the address of an empty tensor 0; what lies around it is of use to a finding.
+            # torch reports the address of an empty tensor as 0; a finding needs its place in the storage.
             handle.data = np.array([view.region.address + view.start], np.uint64)
         return converted
 
@@ -78,7 +78,7 @@ class Arguments:
             type_, data = found
         else:
             type_, data = self._number(value, name)
-            if len(self._numbers) < _KEPT:
+            if len(self._numbers) < _MOST_CACHED:
                 self._numbers[name, value] = type_, data
         return self._tl.tensor(self._handle(data, type_), type_)
 

@@ -1,11 +1,11 @@
-"""``tl.multiple_of``, ``tl.max_contiguous``, ``tl.max_constancy``: promises on which vector accesses are built.
+"""Checks of ``tl.multiple_of``, ``tl.max_contiguous`` and ``tl.max_constancy``, the basis of vector accesses.
 
 The divisibility of a pointer is that of its address in bytes; of a block it is that of the first element of each
-contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Hints on indices
-that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``) are made by Triton's own tutorials, where the lanes that
-break them are masked in the result; they are not judged, for whether it matters is decided by what is stored. A block
-that still counts up somewhere shows by its values that it was wrapped. One that does not (``i % 1``, the zeros of a
-last tile's ``where``) is held against the indices that it was made from: a hint untrue of those too is reported.
+contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Triton's own
+tutorials put hints on indices that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``), and mask the lanes that
+break them in the result; such hints are not judged, since only the stored result matters. A block that still counts up
+somewhere shows by its values that it was wrapped. One that does not (``i % 1``, the zeros of a last tile's ``where``)
+is compared with the indices that it was made from: a hint that is false for those too is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Unwrapped:
 
 
 def _values(tensor: type, input: Any, values: Any, name: str) -> list[int] | None:
-    """One number per axis; ``None`` for what is no tensor (a loop's Python index)."""
+    """One number per axis; ``None`` for a value that is no tensor (a loop's Python index)."""
     if not isinstance(input, tensor):
         return None
     listed = values if isinstance(values, list | tuple) else [values]
@@ -89,7 +89,7 @@ def _steps(data: Array, axis: int) -> Array:
 
 
 def _broken_runs(data: Array, axis: int) -> bool:
-    """Whether the axis was wrapped or clamped somewhere: it counts up by one except where it falls back or stands."""
+    """Whether the axis was wrapped or clamped: it counts up by one except where it falls back or stays equal."""
     steps = _steps(data, axis)
     return bool(((steps < 0) | (steps == 0)).any()) and bool((steps == 1).any())
 
@@ -116,10 +116,10 @@ def _apart(data: Array, axis: int, number: int, step: int) -> Array:
 
 
 def _forgiven(input: Any, bad: Array, axis: int, of: Callable[[Array], Array]) -> Array:
-    """``bad`` without the lanes whose indices keep the promise before they were wrapped or clamped.
+    """``bad`` without the lanes for which the hint is true of the indices before they were wrapped or clamped.
 
-    Only a source that counts up somewhere can excuse: the bound of a clamp, one number everywhere, would promise
-    anything. One whose rank has changed since is compared where its elements still are the block's.
+    Only a source that counts up somewhere can excuse a lane: for the bound of a clamp, one number everywhere, any hint
+    is true. A source whose rank has changed since is compared if its elements still are the block's.
     """
     unwrapped: Unwrapped | None = input.handle.attr.get(WRAPPED)
     if unwrapped is None or not bad.any():

@@ -30,9 +30,9 @@ def _score(op: Op, x: Tensor) -> Tensor:
 
 
 def _calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
-    """``noisy``, but in half of the lanes ``x`` itself where its rounding errors are more than an exponential bears.
+    """``noisy``, but in half of the lanes ``x`` itself where its rounding errors could make an exponential overflow.
 
-    There a kernel may overflow and another may not, and what the latter finds needs lanes that are finite.
+    There one kernel may overflow and another may not, and the result of the latter needs lanes that are finite.
     """
     coarse = x.abs() * op.unit > 1
     if not bool(coarse.any()):

@@ -86,7 +86,7 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
 
 
 def moments(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
+    """Mean, centred values and the mean of their squares, each with its roundings; reduced dims have size 1."""
     mean = _updated(op, average(op, x, dims, True), x, dims, True)
     read = op.unrounded(x) if unrounded is None else unrounded
     centred = at_operands_size(op.noise, op.relative(read - mean, 1), x[0].abs(), op.unit)

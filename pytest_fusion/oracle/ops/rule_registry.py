@@ -93,7 +93,7 @@ class Op:
 
     @property
     def stored_unit(self) -> float:
-        """Roundoff of an accumulation kept in memory, of the native dtype as written (kind E) or float32 (kind F)."""
+        """Roundoff of an accumulation stored in memory, in the native dtype as written (kind E) or float32 (kind F)."""
         if self.noise.kind == "F" or not self.outs or not self.outs[0].dtype.is_floating_point:
             return self.unit
         return unit(self.outs[0].dtype)

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_fusion.errors import NotModelledError
 from pytest_fusion.interpreter.bridge.builder_memory import patch_memory
-from pytest_fusion.interpreter.bridge.builder_shapes import patch_shapes
+from pytest_fusion.interpreter.bridge.builder_shapes import create, patch_shapes
 from pytest_fusion.interpreter.bridge.lane_state import note
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
 from pytest_fusion.interpreter.compute import arith, libdevice
@@ -211,7 +211,7 @@ def _patch_casts(builder: Any, handle: Any, ir: Any) -> None:
 
 
 def _patch_compound(builder: Any, handle: Any, ir: Any) -> None:
-    def clamp(self: Any, arg: Any, lo: Any, hi: Any, propagate: Any) -> Any:
+    def clampf(self: Any, arg: Any, lo: Any, hi: Any, propagate: Any) -> Any:
         propagate_nan = propagate != ir.PROPAGATE_NAN.NONE
         value, low, high = aligned(arg.data, lo.data, hi.data)
         return handle(arith.clamp(value, low, high, propagate_nan=propagate_nan), arg.dtype.scalar)
@@ -244,7 +244,9 @@ def _patch_compound(builder: Any, handle: Any, ir: Any) -> None:
     def all_ones(self: Any, type: Any) -> Any:
         return handle(arith.all_ones(numpy_dtype(type)), type.scalar)
 
-    def extern(self: Any, library: str, path: str, symbol: str, arguments: Any, returns: Any, pure: bool) -> Any:
+    def extern_elementwise(
+        self: Any, library: str, path: str, symbol: str, arguments: Any, returns: Any, pure: bool
+    ) -> Any:
         data = libdevice.call(symbol, [a.data for a in arguments], numpy_dtype(returns))
         return handle(data, returns.scalar)
 
@@ -264,14 +266,8 @@ def _patch_compound(builder: Any, handle: Any, ir: Any) -> None:
         ]
         return handle(arith.dot(operands[0], operands[1], accumulator.data), accumulator.dtype.scalar)
 
-    builder.create_dot_scaled = dot_scaled
-    builder.create_clampf = clamp
-    builder.create_fma = fma
-    builder.create_select = select
-    builder.create_dot = dot
-    builder.create_histogram = histogram
+    create(builder, clampf, fma, select, dot, dot_scaled, histogram, extern_elementwise)
     builder.get_all_ones_value = all_ones
-    builder.create_extern_elementwise = extern
 
 
 class _Format(str):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_fusion.interpreter.bridge.builder_shapes import create
 from pytest_fusion.interpreter.bridge.descriptors import BlockPointer, Descriptor
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, is_float, numpy_dtype, poison
 from pytest_fusion.interpreter.compute import atomics
@@ -123,10 +124,7 @@ def _patch_pointers(interpreter: Any) -> None:
 
     semantic.load = semantic_load
     builder.create_addptr = add_pointer
-    builder.create_load = load
-    builder.create_masked_load = masked_load
-    builder.create_store = store
-    builder.create_masked_store = masked_store
+    create(builder, load, masked_load, store, masked_store)
 
 
 def _patch_blocks(interpreter: Any) -> None:
@@ -153,7 +151,7 @@ def _patch_blocks(interpreter: Any) -> None:
         pointers, mask = ptr.block(boundary_check)
         transfers.store(pointers, _origin(ptr.base), value.data, mask)
 
-    def make_descriptor(
+    def make_tensor_descriptor(
         self: Any, base: Any, shape: Any, strides: Any, tensor_shape: Any, is_signed: Any, padding: Any = None, *_: Any
     ) -> Descriptor:
         return Descriptor.make(base, shape, strides, tensor_shape, nan=padding == ir.PADDING_OPTION.PAD_NAN)
@@ -188,12 +186,8 @@ def _patch_blocks(interpreter: Any) -> None:
         values = np.ascontiguousarray(value.data)
         transfers.atomic(pointers, _origin(desc.base), values, mask, update, acquire=False, release=False)
 
-    builder.create_descriptor_reduce = descriptor_reduce
-    builder.create_make_tensor_descriptor = make_descriptor
-    builder.create_descriptor_load = descriptor_load
-    builder.create_descriptor_store = descriptor_store
-    builder.create_descriptor_gather = descriptor_gather
-    builder.create_descriptor_scatter = descriptor_scatter
+    create(builder, make_tensor_descriptor, descriptor_load, descriptor_store)
+    create(builder, descriptor_gather, descriptor_scatter, descriptor_reduce)
     if hasattr(builder, "create_tensor_pointer_load"):
         builder.create_make_block_ptr = lambda self, base, shape, strides, offsets, block_shape, order: (
             BlockPointer.make(base, shape, strides, offsets, block_shape)
@@ -218,7 +212,7 @@ def _patch_atomics(interpreter: Any) -> None:
             ptr.data, _origin(ptr), values, mask, update, acquire=sem in acquiring, release=sem in releasing
         )
 
-    def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    def atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         values = np.ascontiguousarray(val.data)
         if op == operation.XCHG:
             found = run(ptr, values, _array(mask), sem, atomics.exchange)
@@ -232,7 +226,7 @@ def _patch_atomics(interpreter: Any) -> None:
         found = run(ptr, values, _array(mask), sem, partial(atomics.fold, functions[op]))
         return handle(found.view(numpy_dtype(val.dtype)), val.dtype.scalar)
 
-    def cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
+    def atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
         found = transfers.atomic(
             ptr.data,
             _origin(ptr),
@@ -245,16 +239,16 @@ def _patch_atomics(interpreter: Any) -> None:
         )
         return handle(found, cmp.dtype.scalar)
 
-    def load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    def atomic_load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
         pointee = ptr.get_element_ty()
         nothing = np.zeros((1,) * ptr.data.ndim, numpy_dtype(pointee))
         return handle(run(ptr, nothing, _array(mask), sem, atomics.read), pointee)
 
-    def store(self: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> None:
+    def atomic_store(self: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> None:
         run(ptr, np.ascontiguousarray(value.data), _array(mask), sem, atomics.exchange)
 
-    def poll(self: Any, ptr: Any, expected: Any, timeout: Any, sem: Any, scope: Any) -> Any:
-        a, b = aligned(load(self, ptr, None, sem, scope).data, expected.data)
+    def atomic_poll(self: Any, ptr: Any, expected: Any, timeout: Any, sem: Any, scope: Any) -> Any:
+        a, b = aligned(atomic_load(self, ptr, None, sem, scope).data, expected.data)
         matched = np.asarray(a == b)
         if timeout is None and not bool(batch.current.of_active(matched).all()):
             what = "atomic_poll waits for what only another program of the launch can do"
@@ -263,9 +257,5 @@ def _patch_atomics(interpreter: Any) -> None:
             raise WaitsForAnotherError(f"{what}, and every program before it has ended")
         return handle(matched, interpreter.tl.int1)
 
-    builder.create_atomic_rmw = rmw
-    builder.create_atomic_cas = cas
-    # Triton 3.9.
-    builder.create_atomic_load = load
-    builder.create_atomic_store = store
-    builder.create_atomic_poll = poll
+    create(builder, atomic_rmw, atomic_cas)
+    create(builder, atomic_load, atomic_store, atomic_poll)  # Triton 3.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ def _together(a: Array, b: Array) -> tuple[Array, Array]:
     """Both arrays with the larger number of programs."""
     count = max(a.shape[0], b.shape[0])
     return lanes(a, count), lanes(b, count)
+
+
+def create(builder: Any, *operations: Callable[..., Any]) -> None:
+    """Install each operation as the builder's method ``create_<its name>``."""
+    for operation in operations:
+        setattr(builder, f"create_{operation.__name__}", operation)
 
 
 def patch_shapes(builder: Any, handle: Any) -> None:
@@ -70,8 +77,5 @@ def patch_shapes(builder: Any, handle: Any) -> None:
     def make_range(self: Any, returned: Any, start: Any, stop: Any) -> Any:
         return handle(np.arange(_size(start), _size(stop), dtype=np.int32)[None], returned.scalar)
 
-    for operation in (
-        *(reshape, trans, expand_dims, broadcast, splat, unsplat),
-        *(cat, join, split, gather, make_range),
-    ):
-        setattr(builder, f"create_{operation.__name__}", operation)
+    create(builder, reshape, trans, expand_dims, broadcast, splat, unsplat)
+    create(builder, cat, join, split, gather, make_range)

@@ -13,7 +13,6 @@ from pytest_fusion.errors import UnsupportedTritonError
 
 TESTED = ("3.6.0", "3.7.1", "3.9.0")
 
-_MODULE = "triton.runtime.interpreter"
 _CACHE_BEFORE_38 = ("cache_modifier", "eviction_policy")
 
 # Dotted name below triton.runtime.interpreter -> the parameter lists known (self left out); None: it must exist.

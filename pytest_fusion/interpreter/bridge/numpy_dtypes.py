@@ -49,8 +49,6 @@ FLOAT8 = frozenset(_FLOAT8.values())
 EXTENSION = frozenset({BFLOAT16, *FLOAT8})
 FLOATS = frozenset({*EXTENSION, *(np.dtype(t) for t in (np.float16, np.float32, np.float64))})
 
-_RAW = {dtype: np.dtype(f"u{dtype.itemsize}") for dtype in EXTENSION}
-
 # 0x7F in every byte: positive, far outside any tensor as an index, and neither the smallest nor the largest value, so
 # that a minimum or a maximum over it is wrong.
 _POISON_BYTE = 0x7F
@@ -76,12 +74,6 @@ def numpy_dtype(triton_type: Any) -> np.dtype[Any]:
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether ``dtype`` is a floating type, those of ``ml_dtypes`` included (numpy calls them void)."""
     return dtype in FLOATS
-
-
-def raw(array: Array) -> Array:
-    """``array`` as unsigned integers of the same width where its dtype is unknown to Triton's C++ code."""
-    bits = _RAW.get(array.dtype)
-    return array if bits is None else array.view(bits)
 
 
 def poison(dtype: np.dtype[Any]) -> Any:

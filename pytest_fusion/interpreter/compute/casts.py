@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_fusion.interpreter.bridge.numpy_dtypes import BFLOAT16, FLOAT8, Array, is_float, raw
+from pytest_fusion.interpreter.bridge.numpy_dtypes import BFLOAT16, FLOAT8, Array, bits, is_float
 
 _F32 = np.dtype(np.float32)
 _F64 = np.dtype(np.float64)
@@ -68,11 +68,9 @@ def _float_to_float(source: Array, target: np.dtype[Any], toward_zero: bool) -> 
 
 def _step_toward_zero(rounded: Array, exact: Array) -> Array:
     """``rounded``, one step smaller in magnitude wherever rounding had made ``exact`` larger."""
-    bits = raw(rounded)
-    if bits.dtype.kind == "f":
-        bits = bits.view(f"u{bits.dtype.itemsize}")
     beyond = np.abs(rounded.astype(_F64)) > np.abs(exact.astype(_F64))
-    return np.asarray((bits - beyond.astype(bits.dtype)).view(rounded.dtype))
+    pattern = bits(rounded)
+    return np.asarray((pattern - beyond.astype(pattern.dtype)).view(rounded.dtype))
 
 
 def _float_to_int(source: Array, target: np.dtype[Any]) -> Array:

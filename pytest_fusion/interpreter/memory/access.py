@@ -177,25 +177,10 @@ class Access:
             who = int(conflict.others[0])
             other = _program(who - 1) if who > 0 else None
             other_line = conflict.site.line if conflict.site else None
+        layout = (view.shape, view.strides, view.dtype) if view is not None else ((), (), "")
+        program, name, count = _program(number - 1), view.name if view is not None else None, int(lanes.sum())
         memory_findings.report(
-            Finding(
-                kind,
-                site.kernel,
-                site.file,
-                site.line,
-                site.code,
-                view.name if view else None,
-                _program(number - 1),
-                index,
-                offset,
-                view.shape if view else (),
-                view.strides if view else (),
-                view.dtype if view else "",
-                int(lanes.sum()),
-                other,
-                other_line,
-                detail,
-            )
+            Finding(kind, *site.located, name, program, index, offset, *layout, count, other, other_line, detail)
         )
 
     def number(self, row: int, rows: int) -> int:

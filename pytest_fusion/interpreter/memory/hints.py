@@ -58,21 +58,23 @@ def multiple_of(tensor: type, input: Any, values: Any, **_: Any) -> Any:
                     if _broken_runs(data, axis + 1):
                         continue
                     bad = _forgiven(input, bad, axis + 1, partial(_indivisible, axis=axis + 1, number=number))
-                _report(input, bad, f"multiple_of says {number}, but the value is {{}}")
+                _report(input, bad, f"multiple_of promises {number}, but the value is {{}}")
     return input
 
 
 def max_contiguous(tensor: type, input: Any, values: Any, **_: Any) -> Any:
     """Checks that each aligned group of that many elements counts up by one."""
     numbers = _values(tensor, input, values, "tt.contiguity")
-    _grouped(input, numbers, 1, "max_contiguous says {0} elements in a row, but after {1} comes another than {2}")
+    _grouped(
+        input, numbers, 1, "max_contiguous promises {number} elements in a row, but {} is not followed by that plus one"
+    )
     return input
 
 
 def max_constancy(tensor: type, input: Any, values: Any, **_: Any) -> Any:
     """Checks that each aligned group of that many elements has one value."""
     numbers = _values(tensor, input, values, "tt.constancy")
-    _grouped(input, numbers, 0, "max_constancy says {0} equal elements, but after {1} comes another than {2}")
+    _grouped(input, numbers, 0, "max_constancy promises {number} equal elements, but {} is not followed by that")
     return input
 
 
@@ -146,12 +148,7 @@ def _grouped(input: Any, numbers: list[int] | None, step: int, text: str) -> Non
         apart = partial(_apart, axis=axis + 1, number=number, step=step)
         bad = _forgiven(input, apart(data), axis + 1, apart)
         before = (slice(None),) * (axis + 1) + (slice(0, -1),)
-        _report(
-            input,
-            bad,
-            text.replace("{0}", str(number)).replace("{2}", "that plus one" if step else "that"),
-            data[before],
-        )
+        _report(input, bad, text.replace("{number}", str(number)), data[before])
 
 
 def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> None:
@@ -167,15 +164,5 @@ def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> Non
     site = memory_findings.site()
     row = position[0] if bad.shape[0] == now.count else 0
     x, y, z = (int(n) for n in now.programs[:, row])
-    memory_findings.report(
-        Finding(
-            "false-hint",
-            site.kernel,
-            site.file,
-            site.line,
-            site.code,
-            program=(x, y, z),
-            count=int(bad.sum()),
-            detail=text.replace("{}", str(shown)).replace("{1}", str(shown)),
-        )
-    )
+    detail = text.replace("{}", str(shown))
+    memory_findings.report(Finding("false-hint", *site.located, program=(x, y, z), count=int(bad.sum()), detail=detail))

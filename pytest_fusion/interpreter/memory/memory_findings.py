@@ -48,6 +48,11 @@ class Site:
     line: int
 
     @property
+    def located(self) -> tuple[str, str, int, str]:
+        """Kernel, file and line, and the text of the line."""
+        return self.kernel, self.file, self.line, self.code
+
+    @property
     def code(self) -> str:
         """The text of the line."""
         return linecache.getline(self.file, self.line).strip()

@@ -97,13 +97,17 @@ def memory_at(address: int, nbytes: int) -> Array:
     return np.asarray(_Bytes(address, nbytes))
 
 
+def bytes_of(storage: Array, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Array:
+    """The entries (*shape, itemsize), no copy, of a layout's elements in ``storage``, which has one per byte."""
+    if 0 in shape:
+        return storage[:0]
+    steps = (*(stride * itemsize for stride in strides), 1)
+    return np.lib.stride_tricks.as_strided(storage, (*shape, itemsize), steps)
+
+
 def mark(mask: Array, shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> None:
     """Set the bytes of a layout's elements in ``mask``, bool (bytes,); strides and offset are in elements."""
-    if 0 in shape:
-        return
-    steps = (*(stride * itemsize for stride in strides), 1)
-    start = mask[offset * itemsize :]
-    np.lib.stride_tricks.as_strided(start, (*shape, itemsize), steps)[...] = True
+    bytes_of(mask[offset * itemsize :], shape, strides, itemsize)[...] = True
 
 
 _saves = itertools.count()
@@ -131,7 +135,7 @@ class Region:
         return self.nbytes > FAR_BYTES and bool(self.views) and not any(view.whole for view in self.views)
 
     def _content(self) -> list[Array]:
-        return [view.content() for view in self.views] if self.far else [self.typed(1)]
+        return [view.within(self.typed(1)) for view in self.views] if self.far else [self.typed(1)]
 
     def typed(self, itemsize: int) -> Array:
         """The storage as unsigned integers of ``itemsize`` bytes."""
@@ -181,7 +185,7 @@ class Region:
             return Owned([(view.start, view.shape, view.strides, view.itemsize) for view in self.views])
         mask = np.zeros(self.nbytes, np.bool_)
         for view in self.views:
-            view.mark(mask)
+            view.within(mask)[...] = True
         return None if bool(mask.all()) else mask
 
 
@@ -207,19 +211,9 @@ class View:
             reach *= size
         return self.start == 0 and reach == self.region.nbytes
 
-    def mark(self, mask: Array) -> None:
-        """Set the bytes of the view's elements in bool (bytes of the region,)."""
-        if 0 not in self.shape:
-            self._of(mask)[...] = True
-
-    def content(self) -> Array:
-        """The bytes of its elements, uint8 (*shape, itemsize), no copy."""
-        return self._of(self.region.typed(1)) if 0 not in self.shape else np.zeros(0, np.uint8)
-
-    def _of(self, storage: Array) -> Array:
-        """The elements' bytes of an array with an entry per byte of the region."""
-        steps = tuple(stride * self.itemsize for stride in self.strides)
-        return np.lib.stride_tricks.as_strided(storage[self.start :], (*self.shape, self.itemsize), (*steps, 1))
+    def within(self, storage: Array) -> Array:
+        """The entries of its elements' bytes, (*shape, itemsize), in an array with one per byte of the region."""
+        return bytes_of(storage[self.start :], self.shape, self.strides, self.itemsize)
 
     def index(self, byte: int) -> tuple[int, ...] | None:
         """The logical index of the element at ``byte`` of the region; ``None`` if the view has none there."""

@@ -74,9 +74,9 @@ def results_of(out: Any) -> list[Any]:
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """Of an operator's arguments or results; these nest in tuples, lists and dicts alone.
+    """The tensors among an operator's arguments or results, which nest in tuples, lists and dicts only.
 
-    Asked four times for each operation of a reference: torch's pytree took 5 % of a whole test.
+    Called four times for each operation of a reference: torch's pytree took 5 % of a whole test.
     """
     if isinstance(tree, Tensor):
         return [tree]

@@ -38,16 +38,18 @@ PROPERTIES: dict[str, Any] = {
     "gcnArchName": "",
 }
 
-# The names under which triton.runtime.driver.active.utils reports the same facts.
-_DRIVER_PROPERTIES: dict[str, Any] = {
-    "max_shared_mem": 232448,
-    "max_num_regs": 65536,
-    "multiprocessor_count": 132,
-    "warpSize": 32,
-    "sm_clock_rate": 1980000,
-    "mem_clock_rate": 2619000,
-    "mem_bus_width": 5120,
-}
+
+def _driver_properties(device: int) -> dict[str, Any]:
+    """The same facts under the names of ``triton.runtime.driver.active.utils``, and the clocks of an H100 SXM."""
+    return {
+        "max_shared_mem": PROPERTIES["shared_memory_per_block_optin"],
+        "max_num_regs": PROPERTIES["regs_per_multiprocessor"],
+        "multiprocessor_count": PROPERTIES["multi_processor_count"],
+        "warpSize": PROPERTIES["warp_size"],
+        "sm_clock_rate": 1980000,
+        "mem_clock_rate": 2619000,
+        "mem_bus_width": 5120,
+    }
 
 
 def model(name: str, capability: tuple[int, int], *, multiprocessors: int, warps: int, shared: int, block: int) -> None:
@@ -61,24 +63,23 @@ def model(name: str, capability: tuple[int, int], *, multiprocessors: int, warps
         shared_memory_per_block_optin=block,
         shared_memory_per_multiprocessor=shared,
     )
-    _DRIVER_PROPERTIES.update(max_shared_mem=block, multiprocessor_count=multiprocessors)
 
 
 @contextmanager
 def multiprocessors(count: int) -> Iterator[None]:
     """Within this block the modelled device reports ``count`` multiprocessors."""
-    before = PROPERTIES["multi_processor_count"], _DRIVER_PROPERTIES["multiprocessor_count"]
-    PROPERTIES["multi_processor_count"] = _DRIVER_PROPERTIES["multiprocessor_count"] = count
+    before = PROPERTIES["multi_processor_count"]
+    PROPERTIES["multi_processor_count"] = count
     try:
         yield
     finally:
-        PROPERTIES["multi_processor_count"], _DRIVER_PROPERTIES["multiprocessor_count"] = before
+        PROPERTIES["multi_processor_count"] = before
 
 
 class ModelledDriver:
     """Stands in for ``triton.runtime.driver.active``; it launches and measures nothing."""
 
-    utils = SimpleNamespace(get_device_properties=lambda device: dict(_DRIVER_PROPERTIES))
+    utils = SimpleNamespace(get_device_properties=_driver_properties)
 
     def get_current_device(self) -> int:
         return 0
@@ -162,16 +163,15 @@ def posing_as_cuda(torch: Any) -> Iterator[None]:
     if torch.cuda.device_count() > 0:
         yield
         return
-    if "is_cuda" in vars(torch.Tensor):  # posing already
-        with on_the_cpu():
-            yield
-        return
-    torch.Tensor.is_cuda = property(lambda tensor: True)
+    nested = "is_cuda" in vars(torch.Tensor)
+    if not nested:
+        torch.Tensor.is_cuda = property(lambda tensor: True)
     try:
         with on_the_cpu():
             yield
     finally:
-        del torch.Tensor.is_cuda  # the base class's own answer is back
+        if not nested:
+            del torch.Tensor.is_cuda  # restores the base class's own property
 
 
 def unwrap_triton_op(torch: Any) -> None:

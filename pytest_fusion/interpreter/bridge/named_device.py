@@ -7,7 +7,7 @@ begins with the first call that fails for it: a mode of torch's functions costs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -58,14 +58,9 @@ def standing_in() -> bool:
     return bool(_wanted)
 
 
-@contextmanager
-def on_the_cpu() -> Iterator[None]:
+def on_the_cpu() -> AbstractContextManager[object]:
     """While the CPU stands in, torch's functions that name a CUDA device get the CPU."""
-    if not _wanted:
-        yield
-        return
-    with _OnTheCpu():
-        yield
+    return _OnTheCpu() if _wanted else nullcontext()
 
 
 def stay_on_the_cpu() -> None:

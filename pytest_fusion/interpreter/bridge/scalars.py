@@ -3,7 +3,8 @@
 A Python float arrives as float32, an integer as the narrowest of i32, i64, u64 that holds it, a bool as i1; an
 annotation such as ``tl.float64`` or ``"i64"`` overrules. Upstream leaves floats as Python numbers, so that
 ``eps.to(tl.float32)`` fails, and keeps integers of 2**31 and more in uint32, which then wraps at 32 bits.
-An integer 1 is specialised to a constant on the device; as a tensor it computes the same values and still has ``.to``.
+An integer 1 is specialised to a constant on the device; as a tensor it computes the same values (``launcher`` takes its
+``.to`` away).
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Shadow:
             self._writer = np.zeros(self.elements, np.int32)
         index, programs = self._fine(lanes)
         time = self.order.now()
-        with_store = self._store_after_store(index, programs, lanes, changed)
+        with_store = self._after_store(index, programs, lanes, changed)
         if with_store is None:
             with_store = self._store_after_atomic(index, programs, lanes)
         with_load = self._store_after_load(index, programs, lanes, changed) if self.loads else None
@@ -114,12 +114,8 @@ class Shadow:
 
     def atomic(self, lanes: Touched, site: Site, argument: Any) -> Conflict | None:
         """An atomic; races with another program's plain store."""
-        conflict = None
         index, programs = self._fine(lanes)
-        if self._writer is not None:
-            foreign, writer = self._after_store(index, programs, lanes, None)
-            if foreign.any():
-                conflict = self._conflict(foreign, writer, lanes, self.stores)
+        conflict = self._after_store(index, programs, lanes, None) if self._writer is not None else None
         if self._toucher is None or self._touched is None:
             self._toucher, self._touched = np.zeros((2, self.elements), np.int32)
         # Only the last one: a program whose own atomic came last has seen all of them (a ticket that it may reset).
@@ -140,16 +136,10 @@ class Shadow:
             foreign &= ~self._all_before(foreign & (touched == MANY), lanes, self.atomics)
         return self._conflict(foreign, touched, lanes, self.atomics, own=programs) if foreign.any() else None
 
-    def _store_after_store(
-        self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array]
-    ) -> Conflict | None:
-        foreign, writer = self._after_store(index, programs, lanes, changed)
-        return self._conflict(foreign, writer, lanes, self.stores) if foreign.any() else None
-
     def _after_store(
         self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array] | None
-    ) -> tuple[Array, Array]:
-        """The elements that another program stored, unordered with this access, and that program."""
+    ) -> Conflict | None:
+        """A store or atomic races with a store of another program, unless they are ordered."""
         assert self._writer is not None
         writer = self._writer[index]
         foreign = (writer != 0) & (writer != programs)
@@ -158,7 +148,7 @@ class Shadow:
         foreign = self._unordered(foreign, writer, self._stored(index), programs, lanes)
         if self.order.any:
             foreign &= ~self._all_before(foreign & (writer == MANY), lanes, self.stores)
-        return foreign, writer
+        return self._conflict(foreign, writer, lanes, self.stores) if foreign.any() else None
 
     def _store_after_atomic(self, index: Array | slice, programs: Array, lanes: Touched) -> Conflict | None:
         if self._toucher is None:

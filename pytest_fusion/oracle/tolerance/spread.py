@@ -1,4 +1,4 @@
-"""What the lanes say about each element: its exact value, how far honest rounding moves it, which infinities occur."""
+"""The spread of the lanes at each element: exact value, how far honest rounding moves it, which infinities occur."""
 
 from __future__ import annotations
 

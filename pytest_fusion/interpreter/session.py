@@ -12,7 +12,7 @@ corrects what it computes wrongly. A bad access raises ``MemoryFinding`` at its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -74,13 +74,14 @@ def interpreted(
     import_triton()
     session = Session(_findings=Findings(immediate=findings == "raise", tracking=checked))
     fresh = FreshMemory()
-    with ExitStack() as stack:
-        stack.enter_context(executing(executor))
-        stack.enter_context(listening(session.launches.append))
-        stack.enter_context(into(session._findings))
-        stack.enter_context(described_by(fresh))
-        stack.enter_context(posing_as_cuda(torch))
-        stack.enter_context(fresh)
+    with (
+        executing(executor),
+        listening(session.launches.append),
+        into(session._findings),
+        described_by(fresh),
+        posing_as_cuda(torch),
+        fresh,
+    ):
         yield session
 
 

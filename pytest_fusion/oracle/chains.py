@@ -1,8 +1,8 @@
-"""A chain of additions: what a reference adds up one by one a kernel may add up in another order.
+"""Chains of additions: a kernel may add in another order than a reference that adds one term after the other.
 
-``x + y + z`` is ``x + (y + z)`` too, and a loop over taps one ``tl.sum``. Where the reference's partial sums cancel its
-own roundings say little about the other orders: of three numbers near one, the first two of which cancel, nothing is
-rounded as written and half a unit of one in the other order.
+``x + y + z`` may be ``x + (y + z)``, and a loop over taps one ``tl.sum``. Where the reference's partial sums cancel,
+its own roundings do not show those of other orders: with three numbers near one, the first two cancelling, nothing is
+rounded as written, and half a unit of one in the other order.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def noted(lanes: Lanes, chain: Terms | None) -> Lanes:
 
 
 def _exact_in_any_order(most: Tensor, parts: Sequence[Terms], unit: float) -> Tensor:
-    """Where no order rounds: all are multiples of a unit of the largest partial sum, as small whole numbers are.
+    """Where no order rounds: all terms are multiples of a unit of the largest partial sum, like small whole numbers.
 
-    Of ``_SPARE`` times that unit: that a sum of others is such a multiple must not be chance.
+    The unit is taken ``_SPARE`` times as large, so that other sums are not multiples of it by chance.
     """
     _, exponent = torch.frexp(most.sqrt())
     step = torch.ldexp(torch.full_like(most, _SPARE * unit), exponent)

@@ -102,7 +102,7 @@ def drifted(noise: Noise, value: Tensor, size: Tensor | None) -> Tensor:
 
 def _constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Bool (..., M) and (..., N): the constant rows and columns; ``None`` where either has none."""
-    # Two columns tell of nearly all products that they have no constant row: the operands need not be read whole.
+    # Two columns rule out a constant row in nearly all products, without reading the operands whole.
     if a.shape[-1] < _TERMS or not bool((a[..., 0] == a[..., 1]).any() and (b[..., 0, :] == b[..., 1, :]).any()):
         return None
     rows, columns = (a == a[..., :1]).all(-1), (b == b[..., :1, :]).all(-2)
@@ -110,7 +110,7 @@ def _constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _repeats(terms: Tensor, dims: Sequence[int]) -> Tensor | None:
-    """Bool, dims kept: where terms repeat. ``None`` for nowhere."""
+    """Bool, with reduced dims of size 1: whether terms repeat. ``None`` if they do nowhere."""
     along = dims[-1]
     size = terms.shape[along]
     if size < _TERMS:

@@ -1,6 +1,6 @@
-"""Lanes of complex tensors: kept as those of their real and imaginary parts, computed as complex numbers.
+"""Lanes of complex tensors: stored for their real and imaginary parts, computed as complex numbers.
 
-``view_as_real`` and ``view_as_complex`` show one storage, so that what is kept for one is found for the other.
+``view_as_real`` and ``view_as_complex`` share one storage, so lanes stored through one are found through the other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_fusion.oracle.rounding import Noise
 
 
 def parts(tensor: Tensor) -> Tensor:
-    """``tensor``, or of a complex one its real and imaginary parts in one more axis; a view as it lies in memory."""
+    """``tensor``, or the real and imaginary parts of a complex one along a last axis; a view of its memory."""
     if not tensor.is_complex():
         return tensor
     return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)

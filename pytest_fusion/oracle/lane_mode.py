@@ -333,17 +333,17 @@ class LaneMode(DispatchMode):
                 else None
                 for value, native in zip(made, natives, strict=False)
             ]
-        kept: list[Lanes | None] = []
+        found: list[Lanes | None] = []
         for native in natives:
             if isinstance(native, Tensor) and native.dtype in GRIDS:
                 spread = self.noise.relative(native.detach().to(D).unsqueeze(0), 2.0 ** (1 - GRIDS[native.dtype].bits))
-                kept.append(Lanes(spread, spread))
+                found.append(Lanes(spread, spread))
             elif isinstance(native, Tensor) and native.is_complex():
                 lanes = self._unsure(native.detach().to(torch.complex128).unsqueeze(0), func, args)
-                kept.append(Lanes(lanes, lanes))
+                found.append(Lanes(lanes, lanes))
             else:
-                kept.append(None)
-        return kept
+                found.append(None)
+        return found
 
     def _shaken(self, seen: dict[int, Lanes]) -> dict[int, Lanes]:
         """Operands off by some units: what sums them rounds at their size, however little the sum comes to.
@@ -420,7 +420,7 @@ class LaneMode(DispatchMode):
         return out
 
     def _updating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation that writes arguments of which its schema says nothing; its decomposition is given copies."""
+        """An operation that writes arguments although its schema does not say so; its decomposition gets copies."""
         written = {at: args[at] for at in UPDATES[plan.name] if isinstance(args[at], Tensor)}
         with self:
             copies = {at: target.clone() for at, target in written.items()}

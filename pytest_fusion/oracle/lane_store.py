@@ -78,7 +78,7 @@ class Store:
         return int(tensor.untyped_storage()._cdata)
 
     def shares(self, one: Tensor, other: Tensor) -> bool:
-        """Whether both lie in one storage."""
+        """Whether both are in one storage."""
         return self._key(one) == self._key(other)
 
     def tracks(self, tensor: Tensor) -> bool:
@@ -217,7 +217,7 @@ class Store:
         return self._key(tensor) in self._codes
 
     def mark_eighth(self, tensor: Tensor) -> None:
-        """Notes that its values are float8 numbers, or such times factors that a kernel may apply to the sum."""
+        """Notes that its values are float8 numbers, possibly times factors that a kernel may apply to the sum."""
         self._eighths[self._key(tensor)] = _weak(tensor)
 
     def of_eighth(self, tensor: Tensor) -> bool:
@@ -229,12 +229,12 @@ class Store:
         self._largest[self._key(tensor)] = (_weak(tensor), (self._key(source), _weak(source)))
 
     def is_largest(self, tensor: Tensor, source: Tensor) -> bool:
-        """Whether ``tensor`` holds the largest values of what lies in the storage of ``source``."""
+        """Whether ``tensor`` holds the largest values of the storage of ``source``."""
         found = self._largest.get(self._key(tensor))
         return found is not None and found[1][0] == self._key(source)
 
     def _sweep(self) -> None:
-        # A StorageWeakRef keeps the address of a dead storage from being reused, so keys never lie; this frees lanes.
+        # A StorageWeakRef keeps the address of a dead storage from being reused, so keys stay valid; this frees lanes.
         marks = (self._unwritten, self._widened, self._computed, self._eighths, self._codes, self._largest)
         for table in (self._entries, *marks):
             for key in [key for key, held in table.items() if _owner(held).expired()]:  # type: ignore[no-untyped-call]

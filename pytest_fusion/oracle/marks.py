@@ -28,7 +28,7 @@ def adds_coarsely(device: torch.device) -> bool:
 
 
 def multiplied_coarsely(store: Store, factors: Sequence[Tensor], device: torch.device) -> bool:
-    """Whether the factors of a product may go to the tensor cores of such a device as float8."""
+    """Whether the factors of a product may go to the tensor cores of ``device`` as float8, where that costs bits."""
     return adds_coarsely(device) and all(map(store.of_eighth, factors))
 
 
@@ -40,7 +40,7 @@ def source_of(store: Store, given: Sequence[Tensor]) -> torch.dtype | None:
 def mark_made(
     store: Store, plan: Plan, args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> None:
-    """Of fresh ``results`` of an operation on the tensors ``given``."""
+    """Mark the fresh ``results`` of an operation on the tensors ``given``."""
     if not results:
         return
     made = results[0]
@@ -58,7 +58,7 @@ def mark_made(
 
 
 def mark_written(store: Store, source: torch.dtype | None, written: Sequence[Tensor]) -> None:
-    """Of tensors that were computed, among others, from numbers of the 16-bit dtype ``source``."""
+    """Mark tensors that were computed from, among others, numbers of the 16-bit dtype ``source``."""
     for target in written:
         if source is not None and target.dtype == torch.float32:
             store.mark_computed(target, source)

@@ -30,21 +30,21 @@ def noting(taken: list[str], mode: TorchDispatchMode) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for name in _WAYS_OUT:
-            stack.enter_context(patch.object(Tensor, name, _telling(getattr(Tensor, name), name, taken, mode)))
+            stack.enter_context(patch.object(Tensor, name, _noting(getattr(Tensor, name), name, taken, mode)))
         # No reference can be compiled before Dynamo is imported, which takes 2 s.
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 
-def _telling(upstream: Callable[..., Any], name: str, taken: list[str], mode: TorchDispatchMode) -> Callable[..., Any]:
+def _noting(upstream: Callable[..., Any], name: str, taken: list[str], mode: TorchDispatchMode) -> Callable[..., Any]:
     @functools.wraps(upstream)
-    def tell(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def note(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if tensor.is_floating_point() and tensor.numel() and _get_current_dispatch_mode() is mode:
             taken.append(name)
         return upstream(tensor, *args, **kwargs)
 
-    return tell
+    return note
 
 
 def priced(noise: Noise, lanes: Lanes, native: Tensor, known: bool) -> Lanes:

@@ -1,4 +1,4 @@
-"""The end of a reference's patience: lanes that take too long tell nothing against the kernel."""
+"""A time limit for lanes of the reference; reaching it is no evidence against the kernel."""
 
 from __future__ import annotations
 

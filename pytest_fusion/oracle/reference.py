@@ -54,7 +54,7 @@ def on_its_own(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
             raise
         raise ReferenceCrashed(
             f"{name}: the reference itself lost the CUDA context ({first_line(error)}), after the kernel had ended "
-            "well; bound the sizes in dims= so that it is not asked for what it does not bear, or mend it"
+            "well; bound the sizes in dims= to those that the reference can compute, or fix it"
         ) from error
 
 

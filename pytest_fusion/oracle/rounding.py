@@ -137,7 +137,7 @@ class Noise:
         return self._draw("uniform", (self.lanes, *shape), device)
 
     def leaves(self, value: float) -> bool:
-        """Whether ``value`` is what a number that was asked about before, or in a run before this, leaves of 1."""
+        """Whether ``value`` is 1 minus a number that was passed before, in this run or an earlier one."""
         self.numbers.add(value)
         return any(abs(1 - other - value) < _SAME for other in self.numbers)
 
@@ -162,7 +162,7 @@ class Noise:
     def rounded(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Stochastic rounding of lanes 1..K to the grid of ``dtype``; what the grid holds stays exact.
 
-        A random integer is added below the kept bits of the float64 pattern and the rest is masked: the result is one
+        A random integer is added below the grid's bits of the float64 pattern and the rest is masked: the result is one
         of the two neighbours, with a mean equal to the value (Parker's Monte Carlo arithmetic). Infinities and NaN
         pass through the integer arithmetic unchanged. float64 has no finer grid to round from: there the last bit is
         perturbed.

@@ -197,7 +197,7 @@ def test_too_many_programs_one_by_one_are_refused() -> None:
     """most_alone refuses before the serial run, with memory as it was; what runs as a batch it lets pass."""
     arrivals, out = zeros(1), zeros(5)
     with no_hang(), most_alone(4), interpreted() as session:
-        with pytest.raises(TooManyProgramsError, match=r"chain_kernel asks for 5 programs.*runs 4 \(the loop at .*\)"):
+        with pytest.raises(TooManyProgramsError, match=r"chain_kernel launches 5 programs.*most 4 \(the loop at .*\)"):
             chain_kernel[(5,)](out, zeros(1), zeros(1), arrivals)
         assert (arrivals.item(), out.tolist()) == (0, [0] * 5)
         chain_kernel[(4,)](out, zeros(1), zeros(1), arrivals)

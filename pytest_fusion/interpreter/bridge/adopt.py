@@ -1,4 +1,4 @@
-"""Interpret kernels that were made to be compiled, in a child that looks at a GPU's failure where accesses are seen."""
+"""Interprets kernels that were made to be compiled, in a child process that examines a GPU's failure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from pytest_fusion.interpreter.bridge.hook import install
 
-# What `triton.jit` hands to the interpreted function beside the function itself, as attributes of the compiled one.
-_KEPT = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
+# What `triton.jit` passes to the interpreted function besides the function, as attributes of the compiled one.
+_OPTIONS = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
 
 
 def adopt() -> None:
@@ -26,14 +26,14 @@ def adopt() -> None:
     install()
     compiled: Any = importlib.import_module("triton.runtime.jit").JITFunction
     interpreted: Any = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
-    # An object may become one of a subclass of its class, and of no other: the two have another layout.
+    # An object can change to a subclass of its class only: the two classes have different layouts.
     own = {name: value for name, value in vars(interpreted).items() if name not in ("__dict__", "__weakref__")}
     adopted: Any = type("AdoptedFunction", (compiled, interpreted), own)
-    gc.unfreeze()  # what was frozen before the fork is not listed
+    gc.unfreeze()  # objects frozen before the fork are not listed
     for kernel in gc.get_objects():
-        # Subclasses (Gluon's) have a language that nobody interprets.
+        # Subclasses are Gluon's, whose language is not interpreted.
         if type(kernel) is compiled:
-            twin = interpreted(kernel.fn, **{name: getattr(kernel, name, None) for name in _KEPT})
+            twin = interpreted(kernel.fn, **{name: getattr(kernel, name, None) for name in _OPTIONS})
             kernel.__class__ = adopted
             kernel.__dict__.clear()
             kernel.__dict__.update(twin.__dict__)

@@ -1,4 +1,4 @@
-"""``@triton.autotune`` without a device to time on: the first config that survives pruning, or the one forced.
+"""``@triton.autotune`` without a device to time on: chooses the first config that survives pruning, or a forced one.
 
 Only the measurement is left out. Pruning, the key, the cache and the hooks stay Triton's own code: after choosing, the
 tensors of ``reset_to_zero`` are cleared and those of ``restore_value`` untouched, as after a benchmark on a GPU.
@@ -44,7 +44,7 @@ def force_config(source: str, index: int) -> Iterator[None]:
 
 
 def patch(autotuner_class: Any) -> None:
-    """Make Triton's ``Autotuner`` choose instead of measure."""
+    """Make Triton's ``Autotuner`` choose a config without measuring."""
     upstream_run = autotuner_class.run
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def patch(autotuner_class: Any) -> None:
         _tuned.setdefault(id(self), self)
         if _source(self) not in _forced:
             return upstream_run(self, *args, **kwargs)
-        # The cache would answer with the config chosen before, and remember the forced one after.
+        # The cache would return the config chosen before, and store the forced one.
         cache, self.cache = self.cache, {}
         try:
             return upstream_run(self, *args, **kwargs)

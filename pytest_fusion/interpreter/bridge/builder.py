@@ -1,6 +1,6 @@
-"""Put the mended numerics into Triton's ``InterpreterBuilder``: glue between handles and plain arrays.
+"""Puts the corrected arithmetic into Triton's ``InterpreterBuilder``: glue between handles and plain arrays.
 
-Arrays have the program axis first (``batch``); operands of one operation differ in rank only where one is a scalar.
+Arrays have the program axis first (``batch``); operands of an operation differ in rank only where one is a scalar.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from pytest_fusion.errors import NotModelledError
-from pytest_fusion.interpreter.bridge.builder_memory import mend_memory
-from pytest_fusion.interpreter.bridge.builder_shapes import mend_shapes
+from pytest_fusion.interpreter.bridge.builder_memory import patch_memory
+from pytest_fusion.interpreter.bridge.builder_shapes import create, patch_shapes
 from pytest_fusion.interpreter.bridge.lane_state import note
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
 from pytest_fusion.interpreter.compute import arith, libdevice
@@ -70,13 +70,13 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "approx_divf": np.divide,
 }
 
-# Of a float32 input as tl.dot takes it: one piece of tf32, two of tf32 or two of bfloat16. Three of bfloat16 are whole.
+# Bits of a float32 factor that tl.dot uses: one or two pieces of tf32, two of bfloat16. Three of bfloat16 are all bits.
 _MANTISSA_BITS = {"TF32": 10, "TF32x3": 21, "BF16x3": 15}
 
-# Programmatic dependent launch: a grid waits for the one before it, which has ended here before the next begins.
+# Programmatic dependent launch: a grid waits for the one before it. Here that one has always ended.
 _ORDER_OF_GRIDS = frozenset({"griddepcontrol.wait", "griddepcontrol.launch_dependents"})
 
-# What wraps or clamps indices, and which of its operands are the indices from before.
+# Operations that wrap or clamp indices, and how many of their operands are indices.
 _WRAPPING = {"srem": 1, "urem": 1, "minsi": 2, "minui": 2, "maxsi": 2, "maxui": 2}
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
@@ -98,11 +98,11 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def mend(interpreter: Any) -> None:
+def patch(interpreter: Any) -> None:
     """Replace the operators of ``triton.runtime.interpreter`` that compute wrongly, for the whole process."""
     builder, handle, int1 = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter.tl.int1
     interpreter._get_np_dtype = numpy_dtype
-    # A check of each new handle's item size, which only mistakes of the interpreter itself could fail.
+    # Upstream checks each new handle's item size, which only a bug of the interpreter itself could break.
     handle.__post_init__ = lambda self: None
 
     def binary(function: Callable[[Array, Array], Array]) -> Callable[..., Any]:
@@ -134,17 +134,17 @@ def mend(interpreter: Any) -> None:
         setattr(builder, f"create_{name}", wrapping(apply, _WRAPPING[name]) if name in _WRAPPING else apply)
     for name, unary_function in _UNARY.items():
         setattr(builder, f"create_{name}", unary(unary_function))
-    _mend_casts(builder, handle, interpreter._ir)
-    _mend_compound(builder, handle, interpreter._ir)
+    _patch_casts(builder, handle, interpreter._ir)
+    _patch_compound(builder, handle, interpreter._ir)
     _accept_plain_formats(interpreter.TritonSemantic)
-    _mend_programs(builder, handle, interpreter.tl)
-    mend_shapes(builder, handle)
-    mend_memory(interpreter)
+    _patch_programs(builder, handle, interpreter.tl)
+    patch_shapes(builder, handle)
+    patch_memory(interpreter)
     _refuse(builder, handle)
 
 
-def _mend_programs(builder: Any, handle: Any, tl: Any) -> None:
-    """What differs between programs, and what they tell the outside."""
+def _patch_programs(builder: Any, handle: Any, tl: Any) -> None:
+    """Replace program ids and what programs report: prints, asserts, barriers."""
 
     def program_id(self: Any, axis: int) -> Any:
         return handle(batch.current.programs[axis].astype(np.int32), tl.int32)
@@ -171,13 +171,13 @@ def _mend_programs(builder: Any, handle: Any, tl: Any) -> None:
     builder.create_get_program_id = program_id
     builder.create_print = print_values
     builder.create_assert = lambda self, condition, message: require(condition, f"{message}")
-    builder.create_assume = lambda self, condition: require(condition, "tl.assume was told what is not so")
+    builder.create_assume = lambda self, condition: require(condition, "the condition of tl.assume is false")
     builder.create_barrier = lambda self: None
     for name in ("create_grid_dependency_wait", "create_grid_dependency_launch_dependents"):
         setattr(builder, name, lambda self, *_: None)
 
 
-def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
+def _patch_casts(builder: Any, handle: Any, ir: Any) -> None:
     def cast(self: Any, src: Any, dst_type: Any, *_: Any) -> Any:
         return handle(convert(src.data, numpy_dtype(dst_type)), dst_type.scalar)
 
@@ -192,7 +192,7 @@ def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
         if dst_type.scalar.is_ptr():
             for view in src.attr.get("origin", ()):
                 view.region.counted_in(numpy_dtype(dst_type.scalar.element_ty).itemsize)
-        # A pointer keeps knowing where it came from, as long as it stays one.
+        # A pointer keeps its origin as long as it stays a pointer.
         return handle(data, dst_type.scalar, src.attr if dst_type.scalar.is_ptr() and src.dtype.is_ptr() else {})
 
     def int_cast(self: Any, src: Any, dst_type: Any, *_: Any) -> Any:
@@ -206,12 +206,12 @@ def _mend_casts(builder: Any, handle: Any, ir: Any) -> None:
     builder.create_fp_to_fp = fp_to_fp
     for name in "bitcast int_to_ptr ptr_to_int".split():
         setattr(builder, f"create_{name}", bitcast)
-    # 3.6 and 3.7 lack the constant that tl.full(..., tl.bfloat16) asks for.
+    # 3.6 and 3.7 lack the constant that tl.full(..., tl.bfloat16) needs.
     builder.get_bf16 = lambda self, value: cast(self, self.get_fp32(value), self.get_bf16_ty())
 
 
-def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
-    def clamp(self: Any, arg: Any, lo: Any, hi: Any, propagate: Any) -> Any:
+def _patch_compound(builder: Any, handle: Any, ir: Any) -> None:
+    def clampf(self: Any, arg: Any, lo: Any, hi: Any, propagate: Any) -> Any:
         propagate_nan = propagate != ir.PROPAGATE_NAN.NONE
         value, low, high = aligned(arg.data, lo.data, hi.data)
         return handle(arith.clamp(value, low, high, propagate_nan=propagate_nan), arg.dtype.scalar)
@@ -244,7 +244,9 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
     def all_ones(self: Any, type: Any) -> Any:
         return handle(arith.all_ones(numpy_dtype(type)), type.scalar)
 
-    def extern(self: Any, library: str, path: str, symbol: str, arguments: Any, returns: Any, pure: bool) -> Any:
+    def extern_elementwise(
+        self: Any, library: str, path: str, symbol: str, arguments: Any, returns: Any, pure: bool
+    ) -> Any:
         data = libdevice.call(symbol, [a.data for a in arguments], numpy_dtype(returns))
         return handle(data, returns.scalar)
 
@@ -264,14 +266,8 @@ def _mend_compound(builder: Any, handle: Any, ir: Any) -> None:
         ]
         return handle(arith.dot(operands[0], operands[1], accumulator.data), accumulator.dtype.scalar)
 
-    builder.create_dot_scaled = dot_scaled
-    builder.create_clampf = clamp
-    builder.create_fma = fma
-    builder.create_select = select
-    builder.create_dot = dot
-    builder.create_histogram = histogram
+    create(builder, clampf, fma, select, dot, dot_scaled, histogram, extern_elementwise)
     builder.get_all_ones_value = all_ones
-    builder.create_extern_elementwise = extern
 
 
 class _Format(str):
@@ -285,7 +281,7 @@ class _Format(str):
 
 
 def _accept_plain_formats(semantic: Any) -> None:
-    """3.6 and 3.7 ask the format for ``.value``, which only the compiler's constants have."""
+    """Let ``dot_scaled`` take plain strings: 3.6 and 3.7 read ``.value``, which only the compiler's constants have."""
     upstream = semantic.dot_scaled
 
     def dot_scaled(self: Any, *args: Any, **named: Any) -> Any:
@@ -319,7 +315,7 @@ def _refuse(builder: Any, handle: Any) -> None:
 
 
 class _Results(list[Any]):
-    """What an operation with several results gives."""
+    """The results of an operation that has several."""
 
     __slots__ = ()
 
@@ -328,4 +324,4 @@ class _Results(list[Any]):
 
 
 class _NoOperationError(NotModelledError, AttributeError):
-    """An operation that the interpreter does not have; who asks whether it is there hears no."""
+    """An operation that the interpreter lacks; ``hasattr`` is false for it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_fusion.interpreter.bridge.builder_shapes import create
 from pytest_fusion.interpreter.bridge.descriptors import BlockPointer, Descriptor
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, is_float, numpy_dtype, poison
 from pytest_fusion.interpreter.compute import atomics
@@ -17,7 +18,7 @@ from pytest_fusion.interpreter.control.rewrite import AHEAD
 from pytest_fusion.interpreter.memory import memory_findings, transfers
 from pytest_fusion.interpreter.memory.regions import Origin
 
-# What atomics of pointers and reductions through descriptors have in common, by Triton's names.
+# The operations that atomics and reductions through descriptors share, by Triton's names.
 _FOLDS: dict[str, np.ufunc] = {
     "ADD": np.add,
     "MAX": np.fmax,
@@ -38,14 +39,14 @@ def _array(mask: Any) -> Array | None:
 
 
 def loader(handle: Any) -> Callable[..., Any]:
-    """``transfers.load`` as a handle of the type given first.
+    """A function that loads (``transfers.load``) and returns a handle of the type given first.
 
-    A compiler drops a load whose value nobody uses, so what is wrong with one is reported when the value is used; but
-    not a load for the next turn of a loop, which the last turn makes too.
+    A compiler drops a load whose value is never used, so its findings are reported when the value is used. A load for
+    the next iteration of a loop is no such case: the last iteration performs it too.
     """
 
     class Suspect(handle):  # type: ignore[misc]
-        """A loaded value with findings that its first use reports; ``control`` merges it unused."""
+        """A loaded value with findings that its first use reports; ``predication`` merges it without a use."""
 
         def __init__(self, values: Array, dtype: Any, held: list[memory_findings.Finding]) -> None:
             self.values, self.held = values, held
@@ -72,14 +73,14 @@ def loader(handle: Any) -> Callable[..., Any]:
     return load
 
 
-def mend_memory(interpreter: Any) -> None:
-    """Replace what touches memory, for the whole process."""
-    _mend_pointers(interpreter)
-    _mend_blocks(interpreter)
-    _mend_atomics(interpreter)
+def patch_memory(interpreter: Any) -> None:
+    """Replace the operations on memory, for the whole process."""
+    _patch_pointers(interpreter)
+    _patch_blocks(interpreter)
+    _patch_atomics(interpreter)
 
 
-def _mend_pointers(interpreter: Any) -> None:
+def _patch_pointers(interpreter: Any) -> None:
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     semantic = interpreter.TritonSemantic
     upstream_load = semantic.load
@@ -87,7 +88,7 @@ def _mend_pointers(interpreter: Any) -> None:
     other_given = [False]
 
     def semantic_load(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        # Upstream passes `other.handle if other else None`: a scalar `other` of zero is lost on the way.
+        # Upstream passes `other.handle if other else None`, which drops a scalar `other` of zero.
         other_given[0] = other is not None
         try:
             return upstream_load(self, ptr, mask, other, *rest, **named)
@@ -98,7 +99,7 @@ def _mend_pointers(interpreter: Any) -> None:
         # One byte holds an int1, whose width is one bit.
         size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
         pointers, offsets = aligned(ptr.data, offset.data)
-        # A view where there is one: widths of 64 bits only change their sign.
+        # A view where that is possible: 64-bit offsets only change their signedness.
         steps = offsets.view(np.uint64) if offsets.dtype == np.int64 else offsets.astype(np.uint64)
         return handle(pointers + (steps if size == 1 else steps * np.uint64(size)), ptr.dtype, ptr.attr)
 
@@ -123,20 +124,17 @@ def _mend_pointers(interpreter: Any) -> None:
 
     semantic.load = semantic_load
     builder.create_addptr = add_pointer
-    builder.create_load = load
-    builder.create_masked_load = masked_load
-    builder.create_store = store
-    builder.create_masked_store = masked_store
+    create(builder, load, masked_load, store, masked_store)
 
 
-def _mend_blocks(interpreter: Any) -> None:
+def _patch_blocks(interpreter: Any) -> None:
     builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
 
     def padded(dtype: np.dtype[Any], nan: Array) -> Array:
-        """Out of a block's bounds: NaN in the programs that ask, else zero, NVIDIA's code generator's choice today.
+        """The value outside of a block's bounds: NaN in the programs where ``nan`` holds, else zero.
 
-        Block pointers without padding are left at zero rather than poisoned: whole libraries (flash-linear-attention)
-        load so and multiply at once.
+        Without padding the value is undefined; NVIDIA's code generator uses zero today. It is not poisoned because
+        whole libraries (flash-linear-attention) rely on it when they multiply.
         """
         zero = np.zeros(1, dtype)
         return np.where(nan, np.full(1, poison(dtype), dtype), zero) if is_float(dtype) and nan.any() else zero
@@ -153,7 +151,7 @@ def _mend_blocks(interpreter: Any) -> None:
         pointers, mask = ptr.block(boundary_check)
         transfers.store(pointers, _origin(ptr.base), value.data, mask)
 
-    def make_descriptor(
+    def make_tensor_descriptor(
         self: Any, base: Any, shape: Any, strides: Any, tensor_shape: Any, is_signed: Any, padding: Any = None, *_: Any
     ) -> Descriptor:
         return Descriptor.make(base, shape, strides, tensor_shape, nan=padding == ir.PADDING_OPTION.PAD_NAN)
@@ -188,12 +186,8 @@ def _mend_blocks(interpreter: Any) -> None:
         values = np.ascontiguousarray(value.data)
         transfers.atomic(pointers, _origin(desc.base), values, mask, update, acquire=False, release=False)
 
-    builder.create_descriptor_reduce = descriptor_reduce
-    builder.create_make_tensor_descriptor = make_descriptor
-    builder.create_descriptor_load = descriptor_load
-    builder.create_descriptor_store = descriptor_store
-    builder.create_descriptor_gather = descriptor_gather
-    builder.create_descriptor_scatter = descriptor_scatter
+    create(builder, make_tensor_descriptor, descriptor_load, descriptor_store)
+    create(builder, descriptor_gather, descriptor_scatter, descriptor_reduce)
     if hasattr(builder, "create_tensor_pointer_load"):
         builder.create_make_block_ptr = lambda self, base, shape, strides, offsets, block_shape, order: (
             BlockPointer.make(base, shape, strides, offsets, block_shape)
@@ -203,7 +197,7 @@ def _mend_blocks(interpreter: Any) -> None:
         builder.create_tensor_pointer_store = block_store
 
 
-def _mend_atomics(interpreter: Any) -> None:
+def _patch_atomics(interpreter: Any) -> None:
     builder, handle, ir = interpreter.InterpreterBuilder, interpreter.TensorHandle, interpreter._ir
     operation = ir.ATOMIC_OP
     functions = {getattr(operation, name): function for name, function in _FOLDS.items()}
@@ -218,7 +212,7 @@ def _mend_atomics(interpreter: Any) -> None:
             ptr.data, _origin(ptr), values, mask, update, acquire=sem in acquiring, release=sem in releasing
         )
 
-    def rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    def atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         values = np.ascontiguousarray(val.data)
         if op == operation.XCHG:
             found = run(ptr, values, _array(mask), sem, atomics.exchange)
@@ -232,7 +226,7 @@ def _mend_atomics(interpreter: Any) -> None:
         found = run(ptr, values, _array(mask), sem, partial(atomics.fold, functions[op]))
         return handle(found.view(numpy_dtype(val.dtype)), val.dtype.scalar)
 
-    def cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
+    def atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
         found = transfers.atomic(
             ptr.data,
             _origin(ptr),
@@ -245,16 +239,16 @@ def _mend_atomics(interpreter: Any) -> None:
         )
         return handle(found, cmp.dtype.scalar)
 
-    def load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
+    def atomic_load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
         pointee = ptr.get_element_ty()
         nothing = np.zeros((1,) * ptr.data.ndim, numpy_dtype(pointee))
         return handle(run(ptr, nothing, _array(mask), sem, atomics.read), pointee)
 
-    def store(self: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> None:
+    def atomic_store(self: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> None:
         run(ptr, np.ascontiguousarray(value.data), _array(mask), sem, atomics.exchange)
 
-    def poll(self: Any, ptr: Any, expected: Any, timeout: Any, sem: Any, scope: Any) -> Any:
-        a, b = aligned(load(self, ptr, None, sem, scope).data, expected.data)
+    def atomic_poll(self: Any, ptr: Any, expected: Any, timeout: Any, sem: Any, scope: Any) -> Any:
+        a, b = aligned(atomic_load(self, ptr, None, sem, scope).data, expected.data)
         matched = np.asarray(a == b)
         if timeout is None and not bool(batch.current.of_active(matched).all()):
             what = "atomic_poll waits for what only another program of the launch can do"
@@ -263,9 +257,5 @@ def _mend_atomics(interpreter: Any) -> None:
             raise WaitsForAnotherError(f"{what}, and every program before it has ended")
         return handle(matched, interpreter.tl.int1)
 
-    builder.create_atomic_rmw = rmw
-    builder.create_atomic_cas = cas
-    # Triton 3.9.
-    builder.create_atomic_load = load
-    builder.create_atomic_store = store
-    builder.create_atomic_poll = poll
+    create(builder, atomic_rmw, atomic_cas)
+    create(builder, atomic_load, atomic_store, atomic_poll)  # Triton 3.9

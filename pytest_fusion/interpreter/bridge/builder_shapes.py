@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,19 @@ def _size(n: Any) -> int:
 
 
 def _together(a: Array, b: Array) -> tuple[Array, Array]:
-    """Both with as many programs as the one that has more."""
+    """Both arrays with the larger number of programs."""
     count = max(a.shape[0], b.shape[0])
     return lanes(a, count), lanes(b, count)
 
 
-def mend_shapes(builder: Any, handle: Any) -> None:
-    """Replace what changes the shape of blocks, for the whole process."""
+def create(builder: Any, *operations: Callable[..., Any]) -> None:
+    """Install each operation as the builder's method ``create_<its name>``."""
+    for operation in operations:
+        setattr(builder, f"create_{operation.__name__}", operation)
+
+
+def patch_shapes(builder: Any, handle: Any) -> None:
+    """Replace the operations that change the shape of blocks, for the whole process."""
 
     def like(data: Array, source: Any) -> Any:
         return handle(data, source.dtype.scalar, source.attr)
@@ -70,14 +77,5 @@ def mend_shapes(builder: Any, handle: Any) -> None:
     def make_range(self: Any, returned: Any, start: Any, stop: Any) -> Any:
         return handle(np.arange(_size(start), _size(stop), dtype=np.int32)[None], returned.scalar)
 
-    builder.create_reshape = reshape
-    builder.create_trans = trans
-    builder.create_expand_dims = expand_dims
-    builder.create_broadcast = broadcast
-    builder.create_splat = splat
-    builder.create_unsplat = unsplat
-    builder.create_cat = cat
-    builder.create_join = join
-    builder.create_split = split
-    builder.create_gather = gather
-    builder.create_make_range = make_range
+    create(builder, reshape, trans, expand_dims, broadcast, splat, unsplat)
+    create(builder, cat, join, split, gather, make_range)

@@ -1,7 +1,7 @@
-"""The private names of Triton that the CPU lane touches, and what they must look like.
+"""The private names of Triton that the interpreter uses, with the parameters that they must have.
 
-Nothing of it is promised by Triton, so it is checked before anything is replaced: a missing name means a release whose
-interpreter we do not know, and computing on would be worse than saying so.
+Triton guarantees none of them, so they are checked before anything is replaced: a missing name means a release with an
+unknown interpreter, whose results could be wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pytest_fusion.errors import UnsupportedTritonError
 
 TESTED = ("3.6.0", "3.7.1", "3.9.0")
 
-_MODULE = "triton.runtime.interpreter"
 _CACHE_BEFORE_38 = ("cache_modifier", "eviction_policy")
 
 # Dotted name below triton.runtime.interpreter -> the parameter lists known (self left out); None: it must exist.
@@ -120,7 +119,7 @@ _AUTOTUNER: dict[str, tuple[tuple[str, ...], ...] | None] = {
 
 
 def violations(interpreter: Any, autotuner: Any) -> list[str]:
-    """Every private name that is missing or has other parameters than known, as sentences; empty when all is well."""
+    """A sentence for every private name that is missing or has unknown parameters."""
     found = []
     for module, names in ((interpreter, _INTERPRETER), (autotuner, _AUTOTUNER)):
         for name, known in names.items():
@@ -144,9 +143,9 @@ def _violation(module: Any, name: str, known: tuple[tuple[str, ...], ...] | None
 
 
 def check(version: str, interpreter: Any, autotuner: Any) -> str | None:
-    """``None`` for a tested release, a remark for an untested one whose names all match.
+    """``None`` for a tested release, a note for an untested one whose names all match.
 
-    Raises ``UnsupportedTritonError`` naming the version, what was tested and each name that does not match.
+    Raises ``UnsupportedTritonError`` naming the version, the tested ones and each name that does not match.
     """
     broken = violations(interpreter, autotuner)
     release = version.split("+", maxsplit=1)[0]

@@ -25,7 +25,7 @@ def _pick(chosen: Array, mine: Array, theirs: Array) -> Array:
 
 @dataclass(slots=True)
 class Blocks:
-    """A block of a strided tensor: what descriptors and block pointers have in common.
+    """A block of a strided tensor: the common part of descriptors and block pointers.
 
     ``base``: the pointer's handle; ``shape`` and ``strides``: int64 (programs or 1,) each, strides in elements.
     """
@@ -37,7 +37,7 @@ class Blocks:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the elements."""
+        """The dtype of the elements."""
         return numpy_dtype(self.base.get_element_ty())
 
     def pointers(self, offsets: Sequence[Array], bounded: Sequence[int]) -> tuple[Array, Array]:
@@ -59,7 +59,7 @@ class Blocks:
         return np.broadcast_to(at, block), np.broadcast_to(mask, block)
 
     def alike(self, other: Blocks) -> bool:
-        """Whether the two could be one variable: of one kind, with blocks of one shape and type."""
+        """Whether the two could be values of one variable: same kind, block shape and type."""
         return type(self) is type(other) and (self.block_shape, self.dtype) == (other.block_shape, other.dtype)
 
     def _merged(self, chosen: Array, other: Blocks) -> dict[str, Any]:
@@ -74,17 +74,17 @@ class Blocks:
         }
 
 
-def _ask(held: Array, promise: str) -> None:
-    """Raised by hand: pytest rewrites the assertions of plugins, and adds six lines of numpy's to the sentence."""
-    if not bool(held.all()):
-        raise AssertionError(promise)
+def _require(met: Array, condition: str) -> None:
+    """Raise ``AssertionError`` unless all are met; pytest would rewrite an ``assert``, with six lines of numpy's."""
+    if not bool(met.all()):
+        raise AssertionError(condition)
 
 
 @dataclass(slots=True)
 class Descriptor(Blocks):
     """``tl.make_tensor_descriptor``, or a host ``TensorDescriptor``.
 
-    ``nan``: whether what is outside of the shape reads as NaN, bool (programs or 1,); ``round_f32_to_tf32`` likewise.
+    ``nan``: whether elements outside of the shape read as NaN, bool (programs or 1,); ``round_f32_to_tf32`` likewise.
     """
 
     nan: Array
@@ -92,26 +92,26 @@ class Descriptor(Blocks):
 
     @classmethod
     def make(cls, base: Any, shape: Any, strides: Any, block_shape: Any, *, nan: bool) -> Descriptor:
-        """Raises ``AssertionError`` for what the hardware refuses: a base or stride that is no multiple of 16 bytes."""
+        """Make a descriptor. Raises ``AssertionError`` for a base or stride that is no multiple of 16 bytes."""
         block = [int(getattr(n, "value", n)) for n in block_shape]
         made = cls(base, [_scalar(s) for s in shape], [_scalar(s) for s in strides], block, np.array([nan]))
         now = batch.current
-        _ask(now.of_active(base.data.reshape(-1)) % _ALIGNMENT == 0, "base must be 16-byte aligned")
+        _require(now.of_active(base.data.reshape(-1)) % _ALIGNMENT == 0, "base must be 16-byte aligned")
         for stride in made.strides[:-1]:
             aligned = now.of_active(stride * made.dtype.itemsize) % _ALIGNMENT == 0
-            _ask(aligned, "stride must be 16-byte aligned")
-        _ask(now.of_active(made.strides[-1]) == 1, "last dim must be contiguous")
+            _require(aligned, "stride must be 16-byte aligned")
+        _require(now.of_active(made.strides[-1]) == 1, "last dim must be contiguous")
         return made
 
     def block(self, indices: Sequence[Any]) -> tuple[Array, Array]:
         """Addresses and mask of the block at ``indices`` (handles of scalars).
 
-        Raises ``AssertionError`` where it begins at no multiple of 16 bytes: one stored at column 3 of bfloat16 was an
-        illegal instruction on an H200.
+        Raises ``AssertionError`` if it does not begin at a multiple of 16 bytes: a store at column 3 of bfloat16 was
+        an illegal instruction on an H200.
         """
         offsets = [_scalar(i) for i in indices]
         start = batch.current.of_active(offsets[-1] * self.dtype.itemsize)
-        _ask(start % _ALIGNMENT == 0, "block offset start must be 16-byte aligned")
+        _require(start % _ALIGNMENT == 0, "block offset start must be 16-byte aligned")
         return self.pointers(offsets, range(len(self.block_shape)))
 
     def rows(self, x_offsets: Any, y_offset: Any) -> tuple[Array, Array]:
@@ -143,13 +143,13 @@ class BlockPointer(Blocks):
 
     @classmethod
     def make(cls, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any) -> BlockPointer:
-        """From handles of scalars."""
+        """A block pointer from handles of scalars."""
         block = [int(getattr(n, "value", n)) for n in block_shape]
         parts = [[_scalar(part) for part in parts] for parts in (shape, strides, offsets)]
         return cls(base, parts[0], parts[1], block, parts[2])
 
     def advance(self, steps: Sequence[Any]) -> BlockPointer:
-        """The block ``steps`` further."""
+        """The block pointer moved by ``steps``."""
         moved = [o + _scalar(s) for o, s in zip(self.offsets, steps, strict=True)]
         return replace(self, offsets=moved)
 

@@ -1,4 +1,4 @@
-"""Switch the lane on: set ``TRITON_INTERPRET`` before Triton is imported and mend Triton right after it was."""
+"""Switches the interpreter on: sets ``TRITON_INTERPRET`` before Triton is imported and corrects Triton right after."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def enable() -> None:
     else is changed.
     """
     os.environ["TRITON_INTERPRET"] = "1"
-    _after_import("torch", _mend_torch)
+    _after_import("torch", _patch_torch)
     if not _imported("triton"):
         _after_import("triton", lambda module: _install_or_refuse())
     elif "triton.runtime.interpreter" in sys.modules:
@@ -37,9 +37,9 @@ def enable() -> None:
 
 
 def install() -> None:
-    """Check and mend the imported Triton; a second call does nothing.
+    """Check and correct the imported Triton; a second call does nothing.
 
-    Raises ``UnsupportedTritonError`` for a release whose private names are not those we know.
+    Raises ``UnsupportedTritonError`` for a release whose private names differ from the known ones.
     """
     if STATE.installed:
         return
@@ -57,32 +57,32 @@ def install() -> None:
     chained = not hasattr(interpreter, "BlockPointerHandle")
     runtime = KernelRuntime(interpreter.tl, interpreter.interpreter_semantic, interpreter.TensorHandle, chained)
     memory_findings.configure(RUNTIME, str(Path(str(triton.__file__)).parent))
-    builder.mend(interpreter)
+    builder.patch(interpreter)
     language.patch(interpreter, runtime)
     launcher.Launcher(interpreter, runtime).patch()
     launcher.refuse_gluon(importlib.import_module("triton.runtime.jit").JITFunction)
     autotune.patch(autotuner.Autotuner)
     STATE.installed = True
     if _imported("torch"):
-        _mend_torch(sys.modules["torch"])
+        _patch_torch(sys.modules["torch"])
 
 
 def _install_or_refuse() -> None:
-    """``install()``; if it cannot, launching says why instead of computing something."""
+    """``install()``; if that fails, every launch raises the reason instead of computing something."""
     try:
         install()
     except FusionError as error:
         STATE.problem = str(error)
-        kept = error
+        reason = error
         jit: Any = importlib.import_module("triton.runtime.jit")
 
         def refuse(self: Any, grid: Any) -> Any:
-            raise kept
+            raise reason
 
         jit.KernelInterface.__getitem__ = refuse
 
 
-def _mend_torch(torch: ModuleType) -> None:
+def _patch_torch(torch: ModuleType) -> None:
     from pytest_fusion.interpreter.bridge import modelled_device
 
     modelled_device.model_cuda(torch)
@@ -98,7 +98,7 @@ def _imported(name: str) -> bool:
 
 
 def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Run ``action(module)`` now if ``name`` is imported, else as soon as its import has finished."""
+    """Run ``action(module)`` now if ``name`` is imported, otherwise when its import has finished."""
     if _imported(name):
         action(sys.modules[name])
         return
@@ -109,7 +109,7 @@ def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: lets the other finders find ``name`` and wraps what they return."""
+    """A finder that finds nothing itself: it wraps the loader that another finder has for ``name``."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -130,14 +130,14 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return None
 
     def finish(self, module: ModuleType) -> None:
-        """The import is done: do not find it again, and act."""
+        """Remove the finder and run the action, once the import is done."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._action(module)
 
 
 class _Loader(importlib.abc.Loader):
-    """The module's own loader, which it gets back before its code runs (``importlib.resources`` asks for it)."""
+    """Wraps a module's own loader, and restores it before the module runs (``importlib.resources`` needs it)."""
 
     def __init__(self, loader: Any, finder: _AfterImport) -> None:
         self._loader = loader

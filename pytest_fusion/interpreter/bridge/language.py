@@ -52,7 +52,7 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
         language.max_constancy = partial(hints.max_constancy, core.tensor)
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     # Overflow checks cost three more operations for each integer one and end in an assertion that is off anyway,
-    # unless a kernel is compiled with debug=True, which ``launches`` turns on for it.
+    # except in a kernel with debug=True, for which ``launcher`` turns them on.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
@@ -96,7 +96,7 @@ def _with_semantic(member: Callable[..., Any], semantic: Any) -> Callable[..., A
 
 
 def _made_of(to_tensor: Callable[..., Any]) -> Callable[..., Any]:
-    """``to_tensor``, which makes a tensor of the constant that an integer argument of 1 is (``launches``)."""
+    """``to_tensor`` that also accepts the constant which an integer argument of 1 is (``launcher``)."""
 
     @functools.wraps(to_tensor)
     def made(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,9 +111,9 @@ def _patch_tensor(tensor: Any, handle: Any, block_type: Any) -> None:
         return int(batch.agreed(self.handle.data, "a number that Python needs"))
 
     def truth(self: Any) -> bool:
-        """What Triton's own code asks ("if other and other.type.is_block()"); kernels are rewritten and ask ``branch``.
+        """The truth of a tensor in Triton's own code ("if other and other.type.is_block()"); kernels use ``branch``.
 
-        Compiled, every tensor is true; upstream's interpreter knows scalars by their value.
+        Compiled, every tensor is true; upstream's interpreter takes a scalar's value.
         """
         data: Array = self.handle.data
         return bool(data.reshape(-1)[0]) if data.size == 1 else True
@@ -138,11 +138,11 @@ def _patch_tensor(tensor: Any, handle: Any, block_type: Any) -> None:
 
 
 def _remember_shapes(core: Any) -> None:
-    """Make types and shapes once each: describing its result was half of what an operation cost."""
+    """Cache types and shapes: describing its result was half the cost of an operation."""
     upstream_block, upstream_tensor = core.block_type.__init__, core.tensor.__init__
     blocks: dict[Any, dict[str, Any]] = {}
     shapes: dict[Any, tuple[Any, Any]] = {}
-    # The shape of a block type is one object for each element type; its number is found faster than what it holds.
+    # Each element type's block type has one shape object, and its id is looked up faster than its content.
     numbers: dict[int, tuple[Any, Any]] = {}
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:

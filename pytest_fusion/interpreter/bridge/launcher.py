@@ -31,9 +31,9 @@ _SHARED_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What never changes about a kernel between launches.
+    """The facts about a kernel that do not change between launches.
 
-    ``plain`` are the names that are neither constexpr nor annotated with a type: an integer there may be a constant.
+    ``plain`` are the names that are neither constexpr nor annotated with a type: an integer 1 there is a constant.
     """
 
     signature: inspect.Signature
@@ -45,9 +45,9 @@ class Signature:
 
 
 def refuse_gluon(compiled: Any) -> None:
-    """Have launches of Gluon kernels say that nobody interprets them; ``compiled`` is Triton's ``JITFunction``.
+    """Make launches of Gluon kernels raise ``NotModelledError``; ``compiled`` is Triton's ``JITFunction``.
 
-    ``TRITON_INTERPRET`` is nothing to ``gluon.jit``: its kernels would be compiled, for a GPU that is not there.
+    ``gluon.jit`` ignores ``TRITON_INTERPRET``: its kernels would be compiled, for a GPU that is not there.
     """
     run_compiled = compiled.run
 
@@ -92,8 +92,8 @@ class Warmed:
 
     def __getattr__(self, name: str) -> Any:
         raise _NotKnownError(
-            f"the kernel {self.__dict__.get('name', '')} needs {name!r} of its compiled form, and the CPU lane "
-            "compiles nothing. Test this kernel on a GPU (--fusion-device cuda)"
+            f"{name!r} of the compiled kernel {self.__dict__.get('name', '')} does not exist: the CPU lane compiles "
+            "nothing. Test this kernel on a GPU (--fusion-device cuda)"
         )
 
 
@@ -118,7 +118,7 @@ class Launcher:
         interpreter._implicit_cvt = self._arguments.convert
 
     def patch(self) -> None:
-        """Make Triton's own entry points come here."""
+        """Redirect Triton's own entry points to this launcher."""
         function_class = self._interpreter.InterpretedFunction
         launcher = self
 
@@ -139,14 +139,14 @@ class Launcher:
         function_class.rewrite = lambda self: launcher.rewrite(self.fn)
 
     def rewrite(self, function: Any) -> Callable[..., Any]:
-        """The function that stands for ``function`` inside kernels, made once."""
+        """The rewritten form of ``function``, made once."""
         found = self._rewritten.get(function)
         if found is None:
             found = self._rewritten[function] = rewritten(function, self._runtime)
         return found
 
     def launch(self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
-        """One launch of ``kernel`` (an ``InterpretedFunction``); raises ``InterpreterError`` for what it raises."""
+        """Launch ``kernel`` (an ``InterpretedFunction``); an error of it is raised as ``InterpreterError``."""
         known = self._signature(kernel.fn)
         named = {k: v for k, v in kwargs.items() if k in known.names}
         host_args, host_named, on_device = self._on_host(kernel, args, named)
@@ -163,7 +163,7 @@ class Launcher:
             on_device()
 
     def warmed(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
-        """What ``kernel.warmup`` gives: its launches have the constants that were compiled in."""
+        """The result of ``kernel.warmup``: its launches use the constants that were compiled in."""
         known = self._signature(kernel.fn)
         bound = known.signature.bind_partial(*args, **{k: v for k, v in kwargs.items() if k in known.names})
         bound.apply_defaults()
@@ -177,7 +177,7 @@ class Launcher:
         return Warmed(kernel.fn.__name__, warps, launch)
 
     def bind(self, kernel: Any, known: Signature, values: dict[str, Any], grid: Any) -> Program:
-        """Arguments as tensors, and the grid evaluated on the raw values, as on a GPU."""
+        """The program of a launch: arguments as tensors, and the grid evaluated on the raw values, as on a GPU."""
         constexpr = self._interpreter.tl.constexpr
         meta = {n: v.value if isinstance(v, constexpr) else v for n, v in values.items()}
         sizes = grid(meta) if callable(grid) else grid
@@ -185,7 +185,7 @@ class Launcher:
         if not 1 <= len(sizes) <= 3:
             raise ValueError(f"a launch grid has one to three dimensions, {kernel.fn.__name__} was given {sizes!r}")
         x, y, z = (*(operator.index(s) for s in sizes), 1, 1)[:3]
-        # A grid of no programs never reaches CUDA: Triton's launcher leaves it out.
+        # A grid without programs never reaches CUDA: Triton's launcher skips it.
         if max(y, z) > _MOST_IN_Y_AND_Z and x * y * z:
             raise GridTooLargeError(
                 f"{kernel.fn.__name__} was launched on a grid of {(x, y, z)}; CUDA refuses more than "
@@ -205,7 +205,7 @@ class Launcher:
         return Program(kernel.fn.__name__, function, arguments, (x, y, z), regions, reason)
 
     def run(self, program: Program, *, debug: bool = False, warps: int = _WARPS) -> None:
-        """Every program of the grid; raises ``InterpreterError`` for what one raises."""
+        """Run every program of the grid; an error of one is raised as ``InterpreterError``."""
         builder = self._interpreter.interpreter_builder
         before = builder.options
         builder.options = self._options_of(warps, debug=debug)
@@ -223,7 +223,7 @@ class Launcher:
             builder.options = before
 
     def _options_of(self, warps: int, *, debug: bool) -> Any:
-        """Of one launch; upstream's know neither warps nor the precisions that compilers take since bf16x3."""
+        """The builder's options for a launch; upstream's lack warps and the precisions of compilers since bf16x3."""
         found = self._options.get((debug, warps))
         if found is None:
             base = self._debugging if debug else self._plain
@@ -268,7 +268,7 @@ def _unspecialised(kernel: Any, known: Signature) -> set[str]:
 
 
 def _constant(name: str) -> Callable[..., Any]:
-    """What ``.to`` of an integer argument is where that is 1: Triton compiles it as a constant, a Python ``int``."""
+    """The ``.to`` of an integer argument that is 1: it raises, since Triton compiles 1 as a Python ``int``."""
 
     def to(*_: Any, **__: Any) -> Any:
         raise AttributeError(

@@ -1,12 +1,12 @@
-"""A modelled device for launchers that ask how many multiprocessors there are, on a machine without CUDA.
+"""A modelled device for launchers that read the number of multiprocessors, on a machine without CUDA.
 
 Launchers size their grids by ``torch.cuda.get_device_properties(x.device)`` or ``triton.runtime.driver.active``. Both
 raise without a device, so no such kernel could run here unmodified. While the CPU lane is on, and only where
 ``torch.cuda.is_available()`` is false (it stays false), they describe an H100 SXM: 132 multiprocessors of compute
 capability 9.0 (NVIDIA H100 whitepaper). Contexts that select a device do nothing.
 
-Checks tell cases of hundreds of rows of fewer: of 132 programs with tiles of 1024 elements none has a second turn
-below 135,169.
+Checks model fewer multiprocessors for some cases: with 132 programs and tiles of 1024 elements none has a second
+iteration below 135,169 elements.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ PROPERTIES: dict[str, Any] = {
     "gcnArchName": "",
 }
 
-# The names under which triton.runtime.driver.active.utils reports the same facts.
-_DRIVER_PROPERTIES: dict[str, Any] = {
-    "max_shared_mem": 232448,
-    "max_num_regs": 65536,
-    "multiprocessor_count": 132,
-    "warpSize": 32,
-    "sm_clock_rate": 1980000,
-    "mem_clock_rate": 2619000,
-    "mem_bus_width": 5120,
-}
+
+def _driver_properties(device: int) -> dict[str, Any]:
+    """The same facts under the names of ``triton.runtime.driver.active.utils``, and the clocks of an H100 SXM."""
+    return {
+        "max_shared_mem": PROPERTIES["shared_memory_per_block_optin"],
+        "max_num_regs": PROPERTIES["regs_per_multiprocessor"],
+        "multiprocessor_count": PROPERTIES["multi_processor_count"],
+        "warpSize": PROPERTIES["warp_size"],
+        "sm_clock_rate": 1980000,
+        "mem_clock_rate": 2619000,
+        "mem_bus_width": 5120,
+    }
 
 
 def model(name: str, capability: tuple[int, int], *, multiprocessors: int, warps: int, shared: int, block: int) -> None:
@@ -61,24 +63,23 @@ def model(name: str, capability: tuple[int, int], *, multiprocessors: int, warps
         shared_memory_per_block_optin=block,
         shared_memory_per_multiprocessor=shared,
     )
-    _DRIVER_PROPERTIES.update(max_shared_mem=block, multiprocessor_count=multiprocessors)
 
 
 @contextmanager
 def multiprocessors(count: int) -> Iterator[None]:
-    """So many while the context lasts, for launchers that ask the modelled device."""
-    before = PROPERTIES["multi_processor_count"], _DRIVER_PROPERTIES["multiprocessor_count"]
-    PROPERTIES["multi_processor_count"] = _DRIVER_PROPERTIES["multiprocessor_count"] = count
+    """Within this block the modelled device reports ``count`` multiprocessors."""
+    before = PROPERTIES["multi_processor_count"]
+    PROPERTIES["multi_processor_count"] = count
     try:
         yield
     finally:
-        PROPERTIES["multi_processor_count"], _DRIVER_PROPERTIES["multiprocessor_count"] = before
+        PROPERTIES["multi_processor_count"] = before
 
 
 class ModelledDriver:
-    """What ``triton.runtime.driver.active`` answers; it launches and measures nothing."""
+    """Stands in for ``triton.runtime.driver.active``; it launches and measures nothing."""
 
-    utils = SimpleNamespace(get_device_properties=lambda device: dict(_DRIVER_PROPERTIES))
+    utils = SimpleNamespace(get_device_properties=_driver_properties)
 
     def get_current_device(self) -> int:
         return 0
@@ -132,14 +133,14 @@ def model_cuda(torch: Any) -> None:
     upstream_device = cuda.device
 
     class device(upstream_device):  # type: ignore[misc, valid-type]  # noqa: N801 - torch's name
-        """``with torch.cuda.device(...)`` that selects nothing; a CPU device is as good as any."""
+        """``with torch.cuda.device(...)`` that selects nothing and accepts a CPU device."""
 
         def __init__(self, device: Any) -> None:
             self.idx = -1
             self.prev_idx = -1
 
     def get_device_properties(device: Any = None) -> Any:
-        """The properties of the modelled device, whichever device is asked for."""
+        """The properties of the modelled device, whatever ``device`` is."""
         return SimpleNamespace(**PROPERTIES)
 
     get_device_properties.modelled = True  # type: ignore[attr-defined]
@@ -158,24 +159,23 @@ def model_cuda(torch: Any) -> None:
 
 @contextmanager
 def posing_as_cuda(torch: Any) -> Iterator[None]:
-    """Let CPU tensors answer ``is_cuda`` with yes: most launchers assert it before they launch."""
+    """Make ``is_cuda`` true for CPU tensors: most launchers assert it before they launch."""
     if torch.cuda.device_count() > 0:
         yield
         return
-    if "is_cuda" in vars(torch.Tensor):  # posing already
-        with on_the_cpu():
-            yield
-        return
-    torch.Tensor.is_cuda = property(lambda tensor: True)
+    nested = "is_cuda" in vars(torch.Tensor)
+    if not nested:
+        torch.Tensor.is_cuda = property(lambda tensor: True)
     try:
         with on_the_cpu():
             yield
     finally:
-        del torch.Tensor.is_cuda  # the base class's own answer is back
+        if not nested:
+            del torch.Tensor.is_cuda  # restores the base class's own property
 
 
 def unwrap_triton_op(torch: Any) -> None:
-    """Let ``torch.library.wrap_triton`` take interpreted kernels: it hands them back, as it does outside tracing.
+    """Make ``torch.library.wrap_triton`` accept interpreted kernels and return them, as it does outside tracing.
 
     torch refuses them ("only works on functions annotated with triton.jit", pytorch#152868).
     """

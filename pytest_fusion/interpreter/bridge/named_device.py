@@ -1,13 +1,13 @@
 """Calls that name a CUDA device on a machine without one: ``torch.empty(n, device="cuda:0")`` is made on the CPU.
 
-Launchers of older packages name the device instead of taking their input's (Unsloth before 2025, many tutorials). Only
-where a call was seen to fail for that is anything done: a mode of torch's functions costs each of them 2 us.
+Launchers of older packages name the device instead of taking their input's (Unsloth before 2025, many tutorials). This
+begins with the first call that fails for it: a mode of torch's functions costs each of them 2 us.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +18,8 @@ from pytest_fusion.spec.wording import words
 
 T = TypeVar("T")
 
-# What torch says without CUDA: a build for CPUs, no driver, no device that is visible.
-_SAID = (
+# Torch's messages without CUDA: a build for CPUs, no driver, no visible device.
+_MESSAGES = (
     "Torch not compiled with CUDA enabled",
     "not linked with support for cuda",
     "Found no NVIDIA driver",
@@ -30,13 +30,13 @@ _wanted: list[bool] = []
 
 
 def missed(error: BaseException) -> bool:
-    """Whether ``error`` is torch's answer to a CUDA device that does not exist."""
+    """Whether torch raised ``error`` because a CUDA device does not exist."""
     text = words(error)
-    return torch.cuda.device_count() == 0 and any(said in text for said in _SAID)
+    return torch.cuda.device_count() == 0 and any(message in text for message in _MESSAGES)
 
 
 def stand_in(error: BaseException) -> bool:
-    """From the first such error on, the CPU stands in for devices that are named; true where that is new."""
+    """Use the CPU for named CUDA devices from the first error of that kind on. True if that begins now."""
     if _wanted or not missed(error):
         return False
     _wanted.append(True)
@@ -44,7 +44,7 @@ def stand_in(error: BaseException) -> bool:
 
 
 def with_stand_in(call: Callable[[], T]) -> T:
-    """What ``call`` returns; called once more where it names a device that is missing and the CPU now stands in."""
+    """``call()``, repeated once if it names a missing device for which the CPU stands in from now on."""
     try:
         return call()
     except Exception as error:
@@ -54,22 +54,17 @@ def with_stand_in(call: Callable[[], T]) -> T:
 
 
 def standing_in() -> bool:
-    """Whether a call asked for it in this process."""
+    """Whether a call of this process needed it."""
     return bool(_wanted)
 
 
-@contextmanager
-def on_the_cpu() -> Iterator[None]:
-    """While standing in, calls of torch's functions that name a CUDA device get the CPU."""
-    if not _wanted:
-        yield
-        return
-    with _OnTheCpu():
-        yield
+def on_the_cpu() -> AbstractContextManager[object]:
+    """While the CPU stands in, torch's functions that name a CUDA device get the CPU."""
+    return _OnTheCpu() if _wanted else nullcontext()
 
 
 def stay_on_the_cpu() -> None:
-    """The same to its end for a thread that makes one call: modes belong to threads."""
+    """The same for the rest of the current thread: modes belong to threads."""
     if _wanted:
         _OnTheCpu().__enter__()  # type: ignore[no-untyped-call]
 
@@ -91,8 +86,8 @@ class _OnTheCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# A mode is off inside of the functions that it is asked about, and these call the user's Python: the backward of
-# xformers' layer norm makes its locks on "cuda", and its gradients were unknown.
+# A mode is off inside the functions that it handles, and these call the user's Python: the backward of xformers'
+# layer norm makes its locks on "cuda", and its gradients were unknown.
 _BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 

@@ -1,7 +1,7 @@
 """Which numpy dtype holds a Triton type: ``ml_dtypes`` where Triton's own interpreter keeps bare bit patterns.
 
 Triton stores bfloat16 as ``uint16`` and float8 as ``uint8`` and then adds, compares and multiplies those integers
-(triton#11585 and #10945 were closed without a mend). With true dtypes numpy's operators are right: an operation on
+(triton#11585 and #10945 were closed without a fix). With true dtypes numpy's operators are right: an operation on
 two values of p bits rounded first to float32 and then to p bits is rounded once as long as 2p + 2 <= 24
 (Figueroa 1995), which holds for bfloat16 (p = 8) and float8.
 """
@@ -49,10 +49,8 @@ FLOAT8 = frozenset(_FLOAT8.values())
 EXTENSION = frozenset({BFLOAT16, *FLOAT8})
 FLOATS = frozenset({*EXTENSION, *(np.dtype(t) for t in (np.float16, np.float32, np.float64))})
 
-_RAW = {dtype: np.dtype(f"u{dtype.itemsize}") for dtype in EXTENSION}
-
-# 0x7F in every byte: positive, far outside any tensor as an index, and neither the smallest nor the largest value,
-# so that a running minimum or maximum over it is wrong in one direction at least.
+# 0x7F in every byte: positive, far outside any tensor as an index, and neither the smallest nor the largest value, so
+# that a minimum or a maximum over it is wrong.
 _POISON_BYTE = 0x7F
 
 
@@ -78,14 +76,8 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype in FLOATS
 
 
-def raw(array: Array) -> Array:
-    """``array`` as unsigned integers of the same width where its dtype is unknown to Triton's C++ code."""
-    bits = _RAW.get(array.dtype)
-    return array if bits is None else array.view(bits)
-
-
 def poison(dtype: np.dtype[Any]) -> Any:
-    """What a masked-off load without ``other`` yields: NaN, ``True`` or a large positive integer."""
+    """The value of a masked-off lane without ``other``: NaN, ``True`` or a large positive integer."""
     if dtype == np.bool_:
         return np.True_
     if is_float(dtype):
@@ -94,5 +86,5 @@ def poison(dtype: np.dtype[Any]) -> Any:
 
 
 def bits(array: Array) -> Array:
-    """Its bits, as unsigned integers of its width."""
+    """The bits of ``array``, as unsigned integers of its width."""
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")

@@ -3,7 +3,8 @@
 A Python float arrives as float32, an integer as the narrowest of i32, i64, u64 that holds it, a bool as i1; an
 annotation such as ``tl.float64`` or ``"i64"`` overrules. Upstream leaves floats as Python numbers, so that
 ``eps.to(tl.float32)`` fails, and keeps integers of 2**31 and more in uint32, which then wraps at 32 bits.
-An integer 1 is specialised to a constant on the device; as a tensor it computes the same values and still has ``.to``.
+An integer 1 is specialised to a constant on the device; as a tensor it computes the same values (``launcher`` takes its
+``.to`` away).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
 from pytest_fusion.interpreter.memory.regions import Regions
 
-_KEPT = 4096
+_MOST_CACHED = 4096
 _INTEGER_WIDTH = re.compile(r"([iu])(\d+)")
 
 
@@ -28,7 +29,7 @@ class Arguments:
         self._handle = handle
         self._upstream = upstream
         self._types: dict[str, tuple[Any, np.dtype[Any]]] = {}
-        # A launch has two dozen scalars, and a stride, a size or a width comes again.
+        # A launch has two dozen scalars, most of them strides, sizes and widths that come again.
         self._numbers: dict[tuple[str, int], tuple[Any, Array]] = {}
         self._pointers: dict[Any, Any] = {}
 
@@ -54,7 +55,7 @@ class Arguments:
         return self._tl.tensor(self._handle(np.array([value.data_ptr()], np.uint64), pointer), pointer)
 
     def launched(self, name: str, value: Any, annotation: str, regions: Regions) -> Any:
-        """An argument as ``convert`` makes it, its memory known to ``regions`` and to the pointer that it becomes."""
+        """``convert(value)``, with its memory registered in ``regions`` and as the origin of the pointer."""
         if isinstance(value, tuple):
             parts = [self.launched(f"{name}[{i}]", v, "", regions) for i, v in enumerate(value)]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -67,7 +68,7 @@ class Arguments:
         if view is not None:
             handle = converted.handle.base if descriptor else converted.handle
             handle.attr["origin"] = frozenset({view})
-            # torch calls the address of an empty tensor 0; what lies around it is of use to a finding.
+            # torch reports the address of an empty tensor as 0; a finding needs its place in the storage.
             handle.data = np.array([view.region.address + view.start], np.uint64)
         return converted
 
@@ -78,7 +79,7 @@ class Arguments:
             type_, data = found
         else:
             type_, data = self._number(value, name)
-            if len(self._numbers) < _KEPT:
+            if len(self._numbers) < _MOST_CACHED:
                 self._numbers[name, value] = type_, data
         return self._tl.tensor(self._handle(data, type_), type_)
 

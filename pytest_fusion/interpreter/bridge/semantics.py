@@ -146,7 +146,7 @@ def _quick_broadcast(interpreter: Any, block_types: dict[Any, Any]) -> Callable[
 
 
 def _common(left: Any, right: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Both shapes as numbers, and the shape that they broadcast to; ``None`` where they do not fit."""
+    """Both shapes as numbers, and the shape that they broadcast to, ``None`` where they do not."""
     a, b = (tuple(int(getattr(n, "value", n)) for n in shape) for shape in (left, right))
     fits = len(a) == len(b) and all(m == n or 1 in (m, n) for m, n in zip(a, b, strict=True))
     return a, b, tuple(n if m == 1 else m for m, n in zip(a, b, strict=True)) if fits else None

@@ -1,6 +1,6 @@
-"""Arithmetic that numpy does otherwise than a GPU, on plain arrays of any shape.
+"""Arithmetic in which numpy differs from a GPU, on plain arrays of any shape. Nothing here needs Triton.
 
-No Triton here: a batched executor can use the same functions. Callers hold ``numpy.errstate(all="ignore")``.
+Callers hold ``numpy.errstate(all="ignore")``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def binary(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array]
 
 
 def int_divide(lhs: Array, rhs: Array) -> Array:
-    """Quotient rounded toward zero, as in C; division by zero gives all ones as on NVIDIA, never a trap."""
+    """Quotient rounded toward zero, as in C; division by zero gives all ones, as on NVIDIA."""
     zero = rhs == 0
     safe = np.where(zero, rhs.dtype.type(1), rhs) if zero.any() else rhs
     quotient = (lhs - np.fmod(lhs, safe)) // safe
@@ -112,7 +112,7 @@ def _fma64(x: Array, y: Array, z: Array) -> Array:
 
 
 def _extreme(function: np.ufunc, both_zero: np.ufunc) -> Callable[[Array, Array], Array]:
-    """``function`` with an order of zeros: numpy takes either, whichever its place in a vector register suggests."""
+    """``function`` with +0.0 > -0.0: numpy returns either, depending on the place in a vector register."""
 
     def apply(lhs: Array, rhs: Array) -> Array:
         result = np.asarray(function(lhs, rhs))
@@ -184,11 +184,11 @@ def dot(a: Array, b: Array, accumulator: Array) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
-    """``a @ b``, where a row or a column has the same bits wherever in the tile it lies, as tensor cores have it.
+    """``a @ b`` with bits that do not depend on the position of a row or column in the tile, as on tensor cores.
 
-    BLAS has other kernels for the last rows and columns of a product: OpenBLAS 0.3 on an AMD EPYC gave every fourth
-    element of equal rows other bits, so that a kernel that moves rows about seemed not to be deterministic. ``einsum``
-    adds up in one order. By steps, as an instruction does: 256 products added one by one are off by 2.6 times as much.
+    BLAS uses other code for the last rows and columns of a product: with OpenBLAS 0.3 on an AMD EPYC every fourth
+    element of equal rows had other bits, so that a kernel which moves rows seemed not to be deterministic. ``einsum``
+    has one order. It adds in steps, as the instruction does: 256 products added one by one have 2.6 times the error.
     """
     steps = range(0, a.shape[-1], _MMA_K)
     parts = (

@@ -1,7 +1,7 @@
-"""What atomics leave in memory and give back, lane after lane, as if each ran alone.
+"""Atomics on arrays: memory afterwards and the values returned, lane after lane.
 
-Lanes come in the stated order: program by program, then as the block is laid out. The result of each lane's own turn is
-what a GPU gives it in that order; a GPU may take another.
+Lanes run program by program, then in the order of the block. Each result is what a GPU returns for that order; a GPU
+may choose another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, bits
 
 
 def _groups(elements: Array) -> tuple[Array, Array, Array]:
-    """Lanes sorted by element (stable), where each element's lanes begin, and how many it has."""
+    """Lanes sorted by element (stable), and for each element the start and number of its lanes."""
     order = np.argsort(elements, kind="stable")
     ordered = elements[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if ordered.size else np.zeros(0, int)
@@ -24,16 +24,16 @@ def _groups(elements: Array) -> tuple[Array, Array, Array]:
 
 
 def _turns(elements: Array) -> Iterator[Array]:
-    """Lanes that have their turn together: the first of every element, then the second, and so on."""
+    """Yield lanes that run together: the first of every element, then the second, and so on."""
     order, starts, counts = _groups(elements)
     for turn in range(int(counts.max()) if counts.size else 0):
         yield order[starts[counts > turn] + turn]
 
 
 def fold(function: Any, elements: Array, values: Array, memory: Array) -> tuple[Array, Array]:
-    """``memory[e] = function(memory[e], value)``; what each lane found, and which lanes changed something.
+    """``memory[e] = function(memory[e], value)``; the value that each lane found, and whether it changed it.
 
-    ``function`` is a ufunc: where few elements are fought over by many lanes, its ``accumulate`` takes the turns.
+    If many lanes share few elements, the ``accumulate`` of a ufunc runs them in order.
     """
     found = np.empty(values.shape, values.dtype)
     changed = np.zeros(values.shape, np.bool_)
@@ -58,12 +58,12 @@ def fold(function: Any, elements: Array, values: Array, memory: Array) -> tuple[
 
 
 def exchange(elements: Array, values: Array, memory: Array) -> tuple[Array, Array]:
-    """``memory[e] = value``; what each lane found, and which lanes changed something."""
+    """``memory[e] = value``; the value that each lane found, and whether it changed it."""
     return fold(lambda old, new: new, elements, values, memory)
 
 
 def read(elements: Array, values: Array, memory: Array) -> tuple[Array, Array]:
-    """What each lane finds; nothing changes."""
+    """The value that each lane finds; nothing changes."""
     return memory[elements], np.zeros(elements.shape, np.bool_)
 
 

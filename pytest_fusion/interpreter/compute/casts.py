@@ -3,7 +3,7 @@
 Read off the PTX that Triton emits for sm_90: ``cvt.rn`` between floats; ``cvt.rn.satfinite`` into float8, so that
 anything beyond the largest finite value, infinity included, becomes that value and NaN stays NaN; ``cvt.rzi`` from
 float to integer, which saturates, an 8-bit target going through 16 bits (``cvt.rzi.s16.f32`` and a one-byte store).
-Pure numpy: no Triton here, so that a batched executor can use the same functions.
+Nothing here needs Triton.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pytest_fusion.interpreter.bridge.numpy_dtypes import BFLOAT16, FLOAT8, Array, is_float, raw
+from pytest_fusion.interpreter.bridge.numpy_dtypes import BFLOAT16, FLOAT8, Array, bits, is_float
 
 _F32 = np.dtype(np.float32)
 _F64 = np.dtype(np.float64)
@@ -21,7 +21,7 @@ _INT8_VIA = {np.dtype(np.int8): np.dtype(np.int16), np.dtype(np.uint8): np.dtype
 
 
 def convert(source: Array, target: np.dtype[Any], *, toward_zero: bool = False) -> Array:
-    """``source`` as ``target``, any shape; floats round to nearest even, or toward zero when asked."""
+    """``source`` converted to ``target``, any shape; floats round to nearest even or, optionally, toward zero."""
     if source.dtype == target:
         return source
     if is_float(source.dtype):
@@ -38,7 +38,7 @@ def convert(source: Array, target: np.dtype[Any], *, toward_zero: bool = False) 
 
 
 def round_to_odd(source: Array) -> Array:
-    """float64 -> float32 such that a second rounding, to fewer than 22 bits, is as good as one from float64.
+    """float64 to float32, so that a second rounding, to fewer than 22 bits, equals one rounding from float64.
 
     An inexact result takes whichever neighbour has an odd last bit (Boldo and Melquiond 2008).
     """
@@ -68,11 +68,9 @@ def _float_to_float(source: Array, target: np.dtype[Any], toward_zero: bool) -> 
 
 def _step_toward_zero(rounded: Array, exact: Array) -> Array:
     """``rounded``, one step smaller in magnitude wherever rounding had made ``exact`` larger."""
-    bits = raw(rounded)
-    if bits.dtype.kind == "f":
-        bits = bits.view(f"u{bits.dtype.itemsize}")
     beyond = np.abs(rounded.astype(_F64)) > np.abs(exact.astype(_F64))
-    return np.asarray((bits - beyond.astype(bits.dtype)).view(rounded.dtype))
+    pattern = bits(rounded)
+    return np.asarray((pattern - beyond.astype(pattern.dtype)).view(rounded.dtype))
 
 
 def _float_to_int(source: Array, target: np.dtype[Any]) -> Array:

@@ -262,7 +262,7 @@ def _directed(value: Array, mode: str, dtype: np.dtype[Any]) -> Array:
 
 
 def _rounded(name: str, arguments: Sequence[Array], dtype: np.dtype[Any]) -> Array | None:
-    """The families whose name says how to round; ``None`` for a name of none of them."""
+    """The result of a function whose name contains a rounding mode; ``None`` for other names."""
     if found := _DIRECTED.fullmatch(name):
         width, operation, mode = found.groups()
         if width == "d" and mode != "n":

@@ -1,7 +1,7 @@
-"""``tl.reduce``, ``tl.associative_scan`` and what is built on them, vectorised.
+"""``tl.reduce``, ``tl.associative_scan`` and ``tl.map_elementwise``, vectorised.
 
 Upstream calls a custom combine function once per element in Python (0.19 s per 1024 elements). Here it is called on
-whole halves, log2(n) times. The device hands the combine function scalars, so that is what it gets: every element is a
+whole halves, log2(n) times. On the device the combine function receives scalars, so here too: every element is a
 program of its own meanwhile, and a function that branches on its arguments is predicated like a kernel.
 """
 
@@ -106,7 +106,7 @@ class Reducer:
         return list(trees.reduce_tree(arrays, axis, self._combiner(combine_fn, inputs)))
 
     def _pick(self, arrays: list[Array], axis: int, choose: Any, combine_fn: Any, inputs: list[Any]) -> list[Array]:
-        """Extreme value and its index. Where a NaN is among the values, the combine function itself decides."""
+        """Extreme value and its index. With a NaN among the values, the combine function itself decides."""
         values, floats = arrays[0], is_float(arrays[0].dtype)
         if floats and values.dtype.itemsize <= 2:
             values = values.astype(np.float32)
@@ -140,7 +140,7 @@ class Reducer:
         return combine
 
     def _arrays(self, inputs: list[Any]) -> list[Array]:
-        """The arrays of tensors that are reduced together, with one number of programs."""
+        """The arrays of tensors that are reduced together, with equal numbers of programs."""
         arrays = [np.asarray(t.handle.data) for t in inputs]
         count = max(a.shape[0] for a in arrays)
         return [batch.lanes(a, count) for a in arrays]

@@ -1,6 +1,6 @@
 """``tl.dot_scaled``: microscaling operands (OCP MX v1.0), decoded exactly and multiplied in float32.
 
-Triton 3.6 and 3.7 have none of it in their interpreter; 3.9's decodes float8 codes as integers.
+The interpreters of Triton 3.6 and 3.7 lack it; 3.9's decodes float8 codes as integers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def unpack_e2m1(packed: Array, axis: int) -> Array:
 
 
 def scale_factors(scale: Array) -> Array:
-    """Scales as float32: e8m0 bytes are powers of two and 255 is NaN; float8 scales are numbers."""
+    """Scales as float32: e8m0 bytes are powers of two, 255 is NaN; float8 scales are converted."""
     if scale.dtype.kind not in "iu":
         return scale.astype(np.float32)
     exponent = scale.view(np.uint8).astype(np.int32)
@@ -37,7 +37,7 @@ def scaled_operand(values: Array, scale: Array | None, *, packed: bool, along_k:
     """One operand decoded to float32: ``(..., M, K)``, or ``(..., K, N)`` for the ``right`` one.
 
     ``packed`` values are e2m1 pairs along K, or along the other dimension if not ``along_k``. ``scale`` is
-    ``(..., M or N, K / group)`` whichever side it belongs to; the group follows from the shapes.
+    ``(..., M or N, K / group)`` for either side; the group follows from the shapes.
     """
     k_axis, other_axis = (-2, -1) if right else (-1, -2)
     if packed:

@@ -1,6 +1,6 @@
 """Reductions and scans as balanced trees over plain arrays.
 
-A GPU reduces in a tree: a few values in each thread, then halves of the warp against each other, each partial result
+A GPU reduces in a tree: a few values in each thread, then one half of the warp with the other, each partial result
 rounded to the type reduced (``tl.sum`` of bfloat16 compiles to ``add.bf16`` at every step on sm_90). numpy instead adds
 float16 in float32 along one axis and one by one along another. The tree here depends on nothing but the length, so
 its bits are the same for one program and for a batch of them.
@@ -23,7 +23,7 @@ def _part(array: Array, axis: int, which: slice) -> Array:
 
 
 def fold(array: Array, axis: int, function: Any) -> Array:
-    """Reduce ``array`` over ``axis`` (kept, length 1), halves against each other.
+    """Reduce ``array`` over ``axis`` to length 1, combining its halves.
 
     ``function`` commutes; for integers it is a ufunc.
     """
@@ -39,7 +39,7 @@ def fold(array: Array, axis: int, function: Any) -> Array:
 
 
 def reduce_tree(arrays: Sequence[Array], axis: int, combine: Combine) -> list[Array]:
-    """Reduce several arrays together over ``axis`` (kept, length 1), neighbours first, their order preserved."""
+    """Reduce several arrays together over ``axis`` to length 1, neighbours first, in order."""
     level = list(arrays)
     while (length := level[0].shape[axis]) > 1:
         even = length - length % 2
@@ -78,7 +78,7 @@ def scan(array: Array, axis: int, function: np.ufunc) -> Array:
 
 
 def pick(values: Array, indices: Array, axis: int, choose: Callable[..., Any]) -> tuple[Array, Array]:
-    """The extreme value over ``axis`` (kept, length 1) and its entry of ``indices``.
+    """The extreme value over ``axis``, reduced to length 1, and its entry of ``indices``.
 
     ``choose`` is ``np.argmax`` or ``np.argmin``: the left-most of equal values wins. For arrays without NaN.
     """

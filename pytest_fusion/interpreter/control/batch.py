@@ -1,8 +1,8 @@
-"""The programs that run together, and which of them are active.
+"""The programs that run together, and the active ones among them.
 
 Every array behind a Triton tensor has the *program axis* first: a scalar is ``(programs,)``, a block is
-``(programs, *shape)``. The axis has length 1 where all programs agree (constants, arguments, ``tl.arange``), so that
-numpy's broadcasting computes what is common only once. One program at a time is the same thing with a batch of one.
+``(programs, *shape)``. The axis has length 1 where all programs agree (constants, arguments, ``tl.arange``), so
+that numpy's broadcasting computes shared values once. One program at a time is a batch of one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 
 
 class NotBatchedError(Exception):
-    """This launch cannot run as one batch: the message says why. It is run again, one program after the other."""
+    """A launch cannot run as one batch, for the reason in the message. It is run again, one program after the other."""
 
 
 class WaitsForAnotherError(RuntimeError):
-    """A program waits for what another program of the same launch has not done."""
+    """A program waits for another program of the same launch that cannot run before it ends."""
 
 
 @dataclass(slots=True)
 class Batch:
     """``programs``: ids (3, count) of x, y, z; ``first``: number of the first one in the order of the launch.
 
-    ``active`` is ``None`` while all programs are, else bool (count,). ``turned``: where lanes of one program meet at an
-    element, the last one has its turn first.
+    ``active`` is ``None`` while all programs are, else bool (count,). ``turned``: of lanes of a
+    program that access the same element, the last one goes first.
     """
 
     programs: Array
     first: int = 0
     active: Array | None = None
     turned: bool = False
-    # The largest block that was met, in elements a program; the size of the next batch follows from it.
+    # The largest block so far, in elements a program; it sets the size of the next batch.
     widest: int = 1
     # Counts the stores and atomics that changed memory; a loop that changes nothing never ends.
     changes: int = 0
@@ -55,7 +55,7 @@ class Batch:
             self._numbers = np.arange(self.first, self.first + self.count, dtype=np.int64)
         return self._numbers
 
-    def nobody(self) -> bool:
+    def empty(self) -> bool:
         """Whether no program is active: all that would run here have returned."""
         return self.active is not None and not bool(self.active.any())
 
@@ -71,7 +71,7 @@ def single(count: int = 1) -> Batch:
     return Batch(np.zeros((3, count), np.int64))
 
 
-# Counting takes 0.4 us, and `any`, which ends at the first, 1.0 us and less for each further element.
+# Counting takes 0.4 us. `any`, which stops at the first, takes 1.0 us and less for each further element.
 _FEW = 4096
 
 current: Batch = single()
@@ -89,14 +89,14 @@ def running(batch: Batch) -> Iterator[Batch]:
 
 
 def broadcast(array: Array, shape: tuple[int, ...]) -> Array:
-    """``array`` as `numpy.broadcast_to` has it, in less than half of its time; itself where it has that shape.
+    """`numpy.broadcast_to` in less than half the time; returns ``array`` itself if it has that shape.
 
     Raises ``ValueError`` where the shapes do not fit.
     """
     if array.shape == shape:
         return array
     lead = len(shape) - array.ndim
-    # numpy cannot lend out arrays of ml_dtypes' types.
+    # numpy exports no buffer of ml_dtypes' types.
     if lead < 0 or array.dtype.kind == "V" or not array.flags.c_contiguous:
         return np.broadcast_to(array, shape)
     strides = [0] * lead
@@ -108,12 +108,12 @@ def broadcast(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def some(lanes: Array) -> bool:
-    """Whether any of these bools holds: of a few thousand, `ndarray.any` takes longer to be called than to look."""
+    """Whether any of these bools is true. For a few thousand, calling `ndarray.any` takes longer than its work."""
     return bool(np.count_nonzero(lanes) if lanes.size <= _FEW else lanes.any())
 
 
 def lanes(array: Array, count: int) -> Array:
-    """``array`` with its program axis spelled out."""
+    """``array`` with its program axis broadcast to ``count``."""
     return broadcast(array, (count, *array.shape[1:]))
 
 
@@ -124,9 +124,9 @@ def aligned(*arrays: Array) -> list[Array]:
 
 
 def agreed(scalar: Array, what: str) -> int | float | bool:
-    """The one value that a scalar has for every active program.
+    """The value that a scalar has for every active program.
 
-    Raises ``NotBatchedError`` when it has several; ``what`` says for what one was needed.
+    Raises ``NotBatchedError`` if programs differ; ``what`` names the value in the message.
     """
     values = current.of_active(scalar.reshape(scalar.shape[0], -1)[:, 0])
     if values.size == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ ENVIRONMENT = "PYTEST_FUSION_EXECUTOR"
 
 @dataclass(slots=True)
 class _Settings:
-    """How launches run now. ``mode``: ``None`` for what the environment says. ``most_alone``: see that function."""
+    """How launches run now. ``mode``: ``None`` for the environment's. ``most_alone``: see that function."""
 
     mode: Mode | None = None
     order: Order = "launched"
@@ -238,11 +238,9 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
 
 @contextmanager
 def _launching(program: Program) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(access.launching(program.regions, program.grid))
-        stack.enter_context(memory_findings.launching(program.kernel))
-        # The device raises no floating-point warning; nor may code under `-W error`.
-        stack.enter_context(np.errstate(all="ignore"))
+    # A device raises no floating-point warning, so code under `-W error` must not see one either.
+    quiet = np.errstate(all="ignore")
+    with access.launching(program.regions, program.grid), memory_findings.launching(program.kernel), quiet:
         yield
 
 

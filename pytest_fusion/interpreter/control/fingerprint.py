@@ -1,8 +1,8 @@
-"""What tells a launch from others: equal for those whose programs do the same as long as they load the same.
+"""Fingerprints of launches: equal if their programs do the same as long as they load the same values.
 
-That is known of arguments and constants that a compiler takes as well, each of them immutable: numbers, strings,
-dtypes, ``tl.constexpr``, tuples of these, and functions of Triton, with all that they read in turn. With anything else
-in reach of a kernel (a list, an object, a plain Python function, ``print``) nothing is known.
+A fingerprint covers immutable arguments and constants that a compiler accepts too: numbers, strings, dtypes,
+``tl.constexpr``, tuples of these, and functions of Triton with everything that they read in turn. A kernel that can
+reach anything else (a list, an object, a plain Python function, ``print``) has none.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pytest_fusion.interpreter.control import tape
 from pytest_fusion.interpreter.control.rewrite import RUNTIME
 from pytest_fusion.interpreter.memory.regions import Region, Regions, View
 
-# Modules whose classes and functions have the same answer each time.
+# Modules whose classes and functions are deterministic.
 _PURE = frozenset({"builtins", "functools", "math", "operator"})
 _NUMBERS = frozenset({bool, int, str, type(None)})
-# Of Python's own functions those that do something, or whose answer is another one each time.
+# Python's own functions that have an effect or are not deterministic.
 _IMPURE = frozenset(
     "__import__ breakpoint compile delattr dir eval exec getattr globals hasattr id input iter locals next open print "
     "setattr vars".split()
@@ -32,14 +32,14 @@ _IMPURE = frozenset(
 
 
 class _Unknown(Exception):
-    """Nothing is known of what a kernel reads."""
+    """A kernel reads something that a fingerprint does not cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """``key`` is what launches are compared by; ``held`` are the functions that it knows by their addresses.
+    """``key`` identifies equal launches; ``held`` are the functions that it identifies by address.
 
-    ``views`` are the tensors of this launch, in the order that the key has them in.
+    ``views`` are the tensors of this launch, in the order of the key.
     """
 
     key: Hashable
@@ -48,7 +48,7 @@ class Fingerprint:
 
 
 def fingerprint(kernel: Any, arguments: Mapping[str, Any], regions: Regions, how: Hashable) -> Fingerprint | None:
-    """Of a launch of ``kernel`` that is run as ``how`` says; ``None`` where nothing is known of it."""
+    """The fingerprint of a launch of ``kernel`` in the mode ``how``; ``None`` if it reads anything not covered."""
     if not isinstance(kernel, FunctionType):
         return None
     reader = _Reader()
@@ -65,7 +65,7 @@ def fingerprint(kernel: Any, arguments: Mapping[str, Any], regions: Regions, how
 
 @dataclass(slots=True)
 class _Reader:
-    """Turns values into what they can be compared by; meets functions and reads what those read."""
+    """Turns values into hashable keys, and collects the functions that are reached with all that they read."""
 
     functions: list[FunctionType] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ class _Reader:
         return id(function)
 
     def read(self) -> Iterator[Hashable]:
-        """All that the functions read, those too that are met meanwhile."""
+        """Keys of everything that the functions read, including functions found on the way."""
         for function in self.functions:
             yield id(function), *self._read_by(function)
 
@@ -91,7 +91,7 @@ class _Reader:
             yield self._constant(_content(cell), names)
 
     def argument(self, value: Any) -> Hashable:
-        """Of one argument of a launch."""
+        """The key of an argument of a launch."""
         if issubclass(type(value), tuple):
             return type(value), *map(self.argument, tuple.__iter__(value))
         if not issubclass(type(value), _language().tensor):
@@ -99,13 +99,13 @@ class _Reader:
         handle = value.handle
         if not isinstance(data := getattr(handle, "data", None), np.ndarray):
             raise _Unknown
-        # Where a tensor lies is told by its region.
+        # The address of a tensor is covered by its region.
         at = "" if "origin" in handle.attr else data.tobytes()
         return str(value.dtype), at, "to" in vars(value)
 
     def _constant(self, value: Any, names: Iterable[str]) -> Hashable:
-        """Of a value that a program may see, and of those of a module's attributes that have one of these names."""
-        # By type alone: what a value says of itself may be anything, or raise.
+        """The key of a value that a program may read; of a module, the attributes with one of these names."""
+        # By type alone: attributes of a value may be anything, or raise.
         kind = type(value)
         if kind in _NUMBERS:
             return kind, value
@@ -164,6 +164,6 @@ def _content(cell: CellType) -> object:
 
 @lru_cache(maxsize=1024)
 def _names(code: CodeType) -> tuple[str, ...]:
-    """What the code may look up by name: globals and attributes, in a fixed order."""
+    """Names that the code may look up, globals and attributes, in a fixed order."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return tuple(sorted(set(code.co_names).union(*map(_names, inner))))

@@ -1,7 +1,7 @@
-"""Branches, loops and returns of programs that do not agree.
+"""Branches, loops and returns of programs that take different paths.
 
-A statement is run once for all programs that reach it; programs on another path are switched off meanwhile: they load
-nothing, store nothing, and the variables they had are put back when the paths meet (predication, as on a GPU's warp).
+A statement is run once for all programs that reach it. Programs on another path are inactive meanwhile: they load and
+store nothing, and their variables are restored when the paths meet (predication, as in a GPU's warp).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pytest_fusion.interpreter.control import batch
 from pytest_fusion.interpreter.control.batch import NotBatchedError, WaitsForAnotherError, aligned
 from pytest_fusion.interpreter.memory.regions import joined
 
-# A loop whose memory and variables stay as they are is asked this often before it is called endless.
+# After this many iterations that change neither memory nor variables a loop counts as endless.
 _ROUNDS_WITHOUT_CHANGE = 3
-# A loop that counts its turns changes in each: after so many, from which no program has left while others are waiting
-# behind it, it is taken for one that waits for them. If it was not, running alone gives the same.
+# A loop that counts its iterations changes in each. After this many, with no program leaving it while others wait
+# behind it, it counts as one that waits for them. If it was not, running the programs alone gives the same result.
 _TURNS_WHILE_OTHERS_WAIT = 2_000
 
 
 class _Missing:
-    """A variable that this path has not assigned."""
+    """The value of a variable that this path has not assigned."""
 
     def __repr__(self) -> str:
         return "<not assigned on this path>"
@@ -38,7 +38,7 @@ MISSING: Any = _Missing()
 
 
 class _Unlike:
-    """A variable that has another type or shape in some programs: compilers forget it, and whoever asks runs alone."""
+    """A variable with different types or shapes in different programs. Compilers drop it; a use ends the batch."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -46,10 +46,10 @@ class _Unlike:
     def __repr__(self) -> str:
         return f"<{self._reason}>"
 
-    def _asked(self, *_: Any) -> Any:
+    def _use(self, *_: Any) -> Any:
         raise NotBatchedError(self._reason)
 
-    __getattr__ = __bool__ = __eq__ = __ne__ = __index__ = __iter__ = __getitem__ = _asked
+    __getattr__ = __bool__ = __eq__ = __ne__ = __index__ = __iter__ = __getitem__ = _use
 
 
 Variables = tuple[Any, ...]
@@ -60,7 +60,7 @@ def _both(a: Array | None, b: Array) -> Array:
 
 
 class Merger:
-    """Puts together the values that a variable has in different programs. Built once per process."""
+    """Merges the values that a variable has in different programs. Built once per process."""
 
     def __init__(self, tl: Any, handle: Any, semantic: Any) -> None:
         self._tl = tl
@@ -125,13 +125,13 @@ class Merger:
 
 
 def _unused(handle: Any) -> Array:
-    """A handle's array, without calling that a use of what was loaded."""
+    """The array of a handle, without counting as a use of a loaded value."""
     array: Array = handle.values if hasattr(handle, "held") else handle.data
     return array
 
 
 class Branch:
-    """An ``if``: ``first`` and ``second`` say whether any program takes the one and the other path."""
+    """An ``if``: ``first`` and ``second`` are whether any program takes that path."""
 
     __slots__ = ("_before", "_mask", "_merger", "_saved", "_then", "divergent", "first", "second")
 
@@ -144,23 +144,23 @@ class Branch:
         self._then: Variables = ()
 
     def enter(self, variables: Variables) -> None:
-        """Programs that take the second path are switched off."""
+        """Begin the first path: programs that take the second become inactive."""
         assert self._mask is not None
         self._before, self._saved = batch.current.active, variables
         batch.current.active = _both(self._before, self._mask)
 
     def switch(self, variables: Variables) -> Variables:
-        """The other programs' turn, with the variables as they were."""
+        """Begin the second path: activate the other programs, and return the variables from before the branch."""
         assert self._mask is not None
         self._then = variables
         now = batch.current.active
-        # Programs that returned on the first path stay away from all that follows.
+        # Programs that returned on the first path stay inactive.
         self._before = _without(self._before, self._mask, now)
         batch.current.active = _both(self._before, ~self._mask)
         return self._saved
 
     def join(self, variables: Variables) -> Variables:
-        """All go on together."""
+        """End both paths: activate all programs, and return the merged variables."""
         assert self._mask is not None
         assert self._merger is not None
         self._before = _without(self._before, ~self._mask, batch.current.active)
@@ -179,11 +179,11 @@ def _without(before: Array | None, went: Array, still: Array | None) -> Array | 
 
 TAKEN = Branch(True, False)
 NOT_TAKEN = Branch(False, True)
-NOBODY = Branch(False, False)
+NEITHER = Branch(False, False)
 
 
 class Loop:
-    """Iterations of a loop; ``partial`` says whether some programs have left it already."""
+    """The iterations of a loop; ``partial``: whether some programs have left it already."""
 
     def __init__(self, merger: Merger) -> None:
         self.partial = False
@@ -205,19 +205,19 @@ class Loop:
                 self._narrow(trips > turn)
             yield start + turn * step
             self._gone()
-            if batch.current.nobody():
+            if batch.current.empty():
                 break
 
     def done(self) -> None:
-        """The end of the loop: the programs that had left it earlier go on too."""
+        """End the loop: the programs that had left it earlier become active again."""
         self._gone()
         batch.current.active = self._entered
 
     def test(self, condition: Array | bool, where: str) -> bool:
-        """Whether any program goes on with a ``while``; those that do not are switched off."""
+        """Whether any program goes on with a ``while``; those that do not become inactive."""
         self._gone()
         if isinstance(condition, bool):
-            again = condition and not batch.current.nobody()
+            again = condition and not batch.current.empty()
         else:
             mine = batch.current.of_active(condition)
             again = bool(mine.any())
@@ -238,7 +238,7 @@ class Loop:
         return True
 
     def turned(self, variables: Variables) -> None:
-        """Told at the end of each turn of a ``while``: the variables that the loop assigns."""
+        """End an iteration of a ``while``; ``variables`` are those that the loop assigns."""
         self._turns += 1
         changes = batch.current.changes
         same = changes == self._changes and _equal(variables, self._before)
@@ -246,12 +246,12 @@ class Loop:
         self._changes, self._before = changes, variables
 
     def merge(self, old: Variables, new: Variables) -> Variables:
-        """``new`` for the programs in this turn, ``old`` for those that had left before it."""
+        """``new`` for the programs in this iteration, ``old`` for those that had left before it."""
         assert self._active is not None
         return self._merger.merge(self._active, new, old)
 
     def agree(self, what: str) -> None:
-        """``break`` and ``continue`` are for all at once: ``NotBatchedError`` if some programs stay or have left."""
+        """Raise ``NotBatchedError`` unless all programs ``break`` or ``continue`` together."""
         if self.partial or batch.current.active is not self._active:
             raise NotBatchedError(f"{what} in a branch that only some programs take")
 
@@ -262,7 +262,7 @@ class Loop:
         self._turns = 0
 
     def _gone(self) -> None:
-        """Programs that returned inside the body leave the loop for good."""
+        """Remove programs that returned inside the body from the loop."""
         now = batch.current.active
         if now is self._active or now is None:
             return
@@ -295,9 +295,9 @@ def _bits(array: Array) -> Array:
 
 
 class Frame:
-    """One call of a function with a ``return`` inside a branch or a loop.
+    """A call of a function with a ``return`` inside a branch or a loop.
 
-    ``decided``: whether a tensor chose among its returns; compiled, it returns tensors then, which ``made`` makes.
+    ``decided``: whether a tensor chose among its returns. Compiled, it returns tensors then; ``made`` converts to one.
     """
 
     def __init__(self, merger: Merger, made: Callable[[Any], Any]) -> None:
@@ -308,29 +308,29 @@ class Frame:
         self._value: Any = MISSING
 
     def leave(self, value: Any) -> bool:
-        """The active programs return ``value``; whether nobody is left."""
+        """Return ``value`` from the active programs. True if none remain active."""
         now = batch.current.active
         value = self._made(value) if self.decided else value
         if self._returned is None:
             self._value, self._returned = value, now
-            if now is None or self._everybody():
+            if now is None or self._all_returned():
                 return True
         else:
             mine = np.ones(batch.current.count, np.bool_) if now is None else now
             self._value = self._merger.one(mine, value, self._value)
             self._returned = self._returned | mine
-            if self._everybody():
+            if self._all_returned():
                 return True
         batch.current.active = np.zeros(batch.current.count, np.bool_)
         return False
 
-    def _everybody(self) -> bool:
+    def _all_returned(self) -> bool:
         assert self._returned is not None
         return bool((self._returned if self._entered is None else self._returned | ~self._entered).all())
 
     def finish(self, value: Any) -> Any:
-        """The end of the function: what it returns, program by program, and everybody is back."""
-        if self._returned is not None and not batch.current.nobody():
+        """End the function: its value, program by program. All programs that called it become active again."""
+        if self._returned is not None and not batch.current.empty():
             self.leave(value)
         elif self._returned is None:
             self._value = self._made(value) if self.decided else value
@@ -338,6 +338,6 @@ class Frame:
         return self._value
 
     def result(self) -> Any:
-        """What the programs have returned, once ``leave`` said that nobody is left."""
+        """The returned value, after ``leave`` has returned true."""
         batch.current.active = self._entered
         return self._value

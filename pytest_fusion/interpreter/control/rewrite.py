@@ -1,15 +1,15 @@
-"""Rewrite a kernel's Python so that running it means what compiling it means.
+"""Rewrites a kernel's Python so that it runs as if compiled.
 
-What Python itself does differently from Triton's compiler:
+The differences between Python and Triton's compiler:
 
-* ``a and b``, ``a or b``, ``not a`` on tensors are element by element and evaluate every operand; Python asks for the
+* ``a and b``, ``a or b``, ``not a`` on tensors are element by element and evaluate every operand; Python takes the
   truth of a whole block, which silently drops half of a mask.
 * ``min`` and ``max`` of blocks are element by element too.
 * the variable of ``for i in range(...)`` is a tensor (``i.to(tl.int64)`` works), bounds included.
 * ``0 <= x < n`` is refused by compilers before 3.8.
 * a kernel defined inside a function sees that function's variables.
 * programs that run together may take different branches, leave loops at different times and return early: ``if``,
-  ``for``, ``while``, ``return``, ``assert`` and ``x if c else y`` go through ``control``.
+  ``for``, ``while``, ``return``, ``assert`` and ``x if c else y`` call ``runtime``.
 
 Upstream re-executes the ``def`` in the module's globals and copies its own globals there; here only the code object is
 replaced: defaults, annotations and closure cells stay those of the original function.
@@ -26,7 +26,7 @@ from typing import Any
 
 from pytest_fusion.interpreter.control.runtime import KernelRuntime
 
-# The only name put into a user's module; a keyword-like spelling nobody uses.
+# The only name added to a user's module, with an unusual spelling.
 RUNTIME = "__fusion_interpreter__"
 _PREFIX = "__fusion_"
 _FRAME = _PREFIX + "frame"
@@ -38,7 +38,7 @@ class _Transformer(ast.NodeTransformer):
     def __init__(self, framed: bool, file: str) -> None:
         self._file = file
         self.carried: set[str] = set()
-        # Lines of loads whose value the next turn of a loop uses.
+        # Lines of loads whose value the next iteration of a loop uses.
         self.ahead: set[int] = set()
         self._framed = framed
         self._made = 0
@@ -176,11 +176,11 @@ class _Transformer(ast.NodeTransformer):
         return _placed(node, [ast.Expr(check), node])
 
     def _turn(self, loop: str, names: list[str], body: list[ast.stmt]) -> list[ast.stmt]:
-        """One turn of a loop, with what programs that have left it must keep."""
-        kept, partial = self._temporary("kept"), _attribute(loop, "partial")
-        before = _set(kept, ast.IfExp(test=partial, body=_tuple(names), orelse=_tuple([])))
-        merged = _unpack(names, _method(loop, "merge", _name(kept), _tuple(names)))
-        return [before, *body, ast.If(test=partial, body=[merged], orelse=[])]
+        """An iteration of a loop, which restores the variables of programs that have left it."""
+        before_it, partial = self._temporary("before"), _attribute(loop, "partial")
+        saved = _set(before_it, ast.IfExp(test=partial, body=_tuple(names), orelse=_tuple([])))
+        merged = _unpack(names, _method(loop, "merge", _name(before_it), _tuple(names)))
+        return [saved, *body, ast.If(test=partial, body=[merged], orelse=[])]
 
     def _carry(self, statements: Iterable[ast.stmt]) -> list[str]:
         names = sorted(_assigned(statements))
@@ -193,7 +193,7 @@ class _Transformer(ast.NodeTransformer):
 
 
 def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
-    """Local names that the statements assign; those of nested scopes and our own temporaries left out."""
+    """Local names that the statements assign, without those of nested scopes and our own temporaries."""
     found: set[str] = set()
     waiting: list[ast.AST] = list(statements)
     while waiting:
@@ -209,7 +209,7 @@ def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _loads_ahead(loop: ast.For | ast.While) -> set[int]:
-    """Lines of the loop's assignments to names that its body or condition reads: the last turn's is not dead."""
+    """Lines of the loop's assignments to names that its body or condition reads: the last iteration's is not dead."""
     read = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     lines: set[int] = set()
     for node in ast.walk(loop):
@@ -219,7 +219,7 @@ def _loads_ahead(loop: ast.For | ast.While) -> set[int]:
 
 
 def _returns_inside(statements: Iterable[ast.stmt]) -> bool:
-    """Whether a ``return`` stands anywhere but at the end of the function's own block."""
+    """Whether there is a ``return`` anywhere but at the end of the function's own block."""
     return any(not isinstance(s, ast.Return | ast.FunctionDef) and _has(s, ast.Return) for s in statements)
 
 
@@ -291,7 +291,7 @@ def _call(method: str, args: list[ast.expr], keywords: list[ast.keyword] | None 
     )
 
 
-# Lines, by file, of loads that are not dead though nothing may have used their value when a launch ends.
+# Lines, by file, of loads that are not dead although their value may be unused when a launch ends.
 AHEAD: dict[str, set[int]] = {}
 
 
@@ -362,7 +362,7 @@ def _rewritten_code(function: FunctionType) -> CodeType | None:
     factory = module.body[0]
     assert isinstance(factory, ast.FunctionDef)
     factory.body = [definition]
-    # Under its own name it would be the factory's local, and a function that calls itself would ask for a closure.
+    # Under its own name it would be the factory's local, and a function that calls itself would need a closure.
     definition.name = _PREFIX + "function"
     ast.fix_missing_locations(module)
     compiled = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)

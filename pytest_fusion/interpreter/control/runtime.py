@@ -1,4 +1,4 @@
-"""What rewritten kernels call at run time (``rewrite`` says where)."""
+"""The functions that rewritten kernels call at run time (``rewrite`` inserts the calls)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import numpy as np
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.control import batch
 from pytest_fusion.interpreter.control.batch import NotBatchedError
-from pytest_fusion.interpreter.control.predication import MISSING, NOBODY, NOT_TAKEN, TAKEN, Branch, Frame, Loop, Merger
+from pytest_fusion.interpreter.control.predication import (
+    MISSING,
+    NEITHER,
+    NOT_TAKEN,
+    TAKEN,
+    Branch,
+    Frame,
+    Loop,
+    Merger,
+)
 
 
 class KernelRuntime:
@@ -79,18 +88,18 @@ class KernelRuntime:
         if of_tensors is None or not any(isinstance(v, self._tl.tensor) for v in values):
             return function(*operands, **options)
         with warnings.catch_warnings():
-            # That maximum() is preferred for blocks is for the compiler to say.
+            # The compiler, not the interpreter, warns that blocks should use maximum().
             warnings.simplefilter("ignore")
             return of_tensors(*values, **options)
 
     def branch(self, test: Any, frame: Frame | None = None) -> Branch:
-        """``if test``: which of the two paths the active programs take; ``frame`` is of whom it lets return."""
+        """``if test``: the paths that the active programs take; ``frame`` is the call that may return inside."""
         truth = self._truth(test)
         if frame is not None and isinstance(test, self._tl.tensor):
             frame.decided = True
         if isinstance(truth, bool):
-            if batch.current.nobody():
-                return NOBODY
+            if batch.current.empty():
+                return NEITHER
             return TAKEN if truth else NOT_TAKEN
         return Branch(True, True, self._merger, truth)
 
@@ -99,7 +108,7 @@ class KernelRuntime:
         branch = self.branch(test)
         if not branch.divergent:
             value = second() if branch.second else first()
-            # Compiled, what a tensor decides between is a tensor: a number's `//` and `%` would round down.
+            # Compiled, the result of a tensor's condition is a tensor: a number's `//` and `%` would round down.
             decided = isinstance(self._unwrapped(test), self._tl.tensor)
             return self._semantic.to_tensor(value, False) if decided else value
         branch.enter(())
@@ -128,7 +137,7 @@ class KernelRuntime:
         return Loop(self._merger)
 
     def together(self, what: str) -> None:
-        """``break`` or ``continue`` of a loop over compile-time values, which is for all programs at once."""
+        """``break`` or ``continue`` of a loop over compile-time values, which all programs must reach together."""
         if batch.current.active is not None:
             raise NotBatchedError(f"{what} in a branch that only some programs take")
 
@@ -168,7 +177,7 @@ class KernelRuntime:
         return np.array([int(bound)], np.int64)
 
     def _truth(self, value: Any) -> bool | Array:
-        """One truth, or bool (programs,) where active programs disagree."""
+        """A bool, or bool (programs,) where active programs disagree."""
         value = self._unwrapped(value)
         if not isinstance(value, self._tl.tensor):
             return bool(value)

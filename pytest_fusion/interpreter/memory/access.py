@@ -1,4 +1,4 @@
-"""One executed load, store or atomic: which memory its lanes reach, checked before anything happens."""
+"""One executed load, store or atomic: finds and checks the memory that its lanes reach, before it is performed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_fusion.interpreter.memory.regions import Origin, Region, Regions, Vi
 
 @dataclass(slots=True)
 class Launching:
-    """What memory is to the launch that runs now. ``grid`` has x, y, z."""
+    """The memory and order of the launch that runs now. ``grid`` has x, y, z."""
 
     regions: Regions
     grid: tuple[int, int, int]
@@ -36,7 +36,7 @@ def launch() -> Launching:
 
 @contextmanager
 def launching(regions: Regions, grid: tuple[int, int, int]) -> Iterator[Launching]:
-    """Accesses belong to this launch."""
+    """Make this the launch that runs now."""
     global _current
     before = _current
     _current = Launching(regions, grid, Order())
@@ -47,7 +47,7 @@ def launching(regions: Regions, grid: tuple[int, int, int]) -> Iterator[Launchin
 
 
 def _active(mask: Array | None, pointers: Array) -> Array | None:
-    """``mask`` without the lanes of programs that are switched off; ``None`` for all lanes."""
+    """``mask`` without the lanes of inactive programs; ``None`` for all lanes."""
     active = batch.current.active
     if active is None:
         return mask
@@ -77,7 +77,7 @@ class Access:
 
     @property
     def site(self) -> Site:
-        """The line that does it."""
+        """The line of the access."""
         if self._site is None:
             self._site = memory_findings.site()
         return self._site
@@ -177,25 +177,10 @@ class Access:
             who = int(conflict.others[0])
             other = _program(who - 1) if who > 0 else None
             other_line = conflict.site.line if conflict.site else None
+        layout = (view.shape, view.strides, view.dtype) if view is not None else ((), (), "")
+        program, name, count = _program(number - 1), view.name if view is not None else None, int(lanes.sum())
         memory_findings.report(
-            Finding(
-                kind,
-                site.kernel,
-                site.file,
-                site.line,
-                site.code,
-                view.name if view else None,
-                _program(number - 1),
-                index,
-                offset,
-                view.shape if view else (),
-                view.strides if view else (),
-                view.dtype if view else "",
-                int(lanes.sum()),
-                other,
-                other_line,
-                detail,
-            )
+            Finding(kind, *site.located, name, program, index, offset, *layout, count, other, other_line, detail)
         )
 
     def number(self, row: int, rows: int) -> int:

@@ -1,9 +1,9 @@
-"""Which atomics put two programs of a launch in an order.
+"""The order that atomics create between programs of a launch.
 
-What a program did before an atomic with release semantics comes before what another does after one with acquire
-semantics that follows on the same address; and so on from there to a third (happens-before, Lamport 1978). Only the
-releases are kept, address by address, and of each acquire how many of them it had seen: who saw what is worked out
-when two programs have met at an element, which few ever do.
+Everything a program did before an atomic with release semantics comes before everything another does after a later one
+with acquire semantics on the same address, transitively (happens-before, Lamport 1978). Stored are the releases of each
+address, and for each acquire how many releases it saw. The order of two programs is computed when they access the same
+element, which is rare.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 
-# Programs whose knowledge is kept between questions; of n programs that each wait for all before, it is n entries.
-_KEPT = 1024
+# Programs whose knowledge is cached; with n programs that each wait for all before, one has n entries.
+_MOST_CACHED = 1024
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Releases:
 
 @dataclass(slots=True)
 class _Known:
-    """Per program, the time before which all it did is known, through ``done`` acquires and ``seen`` releases each."""
+    """For each program the time up to which it is known; from ``done`` acquires and, by address, ``seen`` releases."""
 
     latest: dict[int, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Order:
 
     @property
     def any(self) -> bool:
-        """Whether there was anything yet that could put two programs in an order."""
+        """Whether any atomic so far could order two programs."""
         return bool(self._released)
 
     def atomic(self, addresses: Array, programs: Array, *, acquire: bool, release: bool) -> None:
@@ -91,10 +91,10 @@ class Order:
         return result
 
     def _directly(self, program: int) -> dict[int, int]:
-        """What ``program`` knows from the releases that it has acquired itself."""
+        """The programs and times that ``program`` knows from releases that it acquired itself."""
         known = self._known.get(program)
         if known is None:
-            if len(self._known) >= _KEPT:
+            if len(self._known) >= _MOST_CACHED:
                 self._known.clear()
             known = self._known[program] = _Known()
         acquired = self._acquired.get(program, [])
@@ -104,7 +104,7 @@ class Order:
         return known.latest
 
     def _through_others(self, program: int) -> dict[int, int]:
-        """What ``program`` knows, and what those knew from whom it knows it."""
+        """The programs and times that ``program`` knows directly or through others."""
         known = _Known()
         done: dict[int, int] = {}
         waiting = [(program, self._time + 1)]
@@ -120,7 +120,7 @@ class Order:
         return known.latest
 
     def _learn(self, known: _Known, address: int, count: int) -> list[tuple[int, int]]:
-        """The first ``count`` releases on ``address``; what was new, as programs and times."""
+        """Add the first ``count`` releases on ``address``; returns the new ones, as programs and times."""
         begin = known.seen.get(address, 0)
         if begin >= count:
             return []

@@ -1,4 +1,4 @@
-"""`FreshMemory`: which bytes of memory from ``torch.empty`` hold no value yet."""
+"""`FreshMemory`: tracks which bytes of memory from ``torch.empty`` hold no value yet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PATTERN: Final = (0xA5, 0x7F)
 class FreshMemory(DispatchMode):
     """A dispatch mode that is a provider for ``regions.described_by``.
 
-    Within it, CPU memory from ``torch.empty`` and its kin holds a pattern and no value. Operators of torch that write
-    an argument give it one, and so do kernels' stores. What other code writes is recognised by the pattern it replaced.
+    Within it, CPU memory from ``torch.empty`` and its kin holds a pattern and counts as unwritten. Operators of torch
+    that write an argument, and kernels' stores, mark it written. Writes of other code show because the pattern is gone.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class FreshMemory(DispatchMode):
         self._known: dict[int, tuple[StorageWeakRef, Facts]] = {}
 
     def __call__(self, address: int) -> Facts | None:
-        """What is known of the storage at ``address``: ``None`` if it is not fresh, or gone."""
+        """The facts about the storage at ``address``; ``None`` if it is not fresh, or gone."""
         storage, facts = self._known.get(address, (None, None))
         return facts if storage is not None and not storage.expired() else None  # type: ignore[no-untyped-call]
 
     def hidden(self) -> frozenset[int]:
-        """No memory here belongs to guards."""
+        """Nothing: no memory here belongs to guards."""
         return frozenset()
 
     def __torch_dispatch__(

@@ -1,11 +1,11 @@
-"""``tl.multiple_of``, ``tl.max_contiguous``, ``tl.max_constancy``: promises on which vector accesses are built.
+"""Checks of ``tl.multiple_of``, ``tl.max_contiguous`` and ``tl.max_constancy``, the basis of vector accesses.
 
 The divisibility of a pointer is that of its address in bytes; of a block it is that of the first element of each
-contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Hints on indices
-that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``) are made by Triton's own tutorials, where the lanes that
-break them are masked in the result; they are not judged, for whether it matters is decided by what is stored. A block
-that still counts up somewhere shows by its values that it was wrapped. One that does not (``i % 1``, the zeros of a
-last tile's ``where``) is held against the indices that it was made from: a hint untrue of those too is reported.
+contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Triton's own
+tutorials put hints on indices that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``), and mask the lanes that
+break them in the result; such hints are not judged, since only the stored result matters. A block that still counts up
+somewhere shows by its values that it was wrapped. One that does not (``i % 1``, the zeros of a last tile's ``where``)
+is compared with the indices that it was made from: a hint that is false for those too is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Unwrapped:
 
 
 def _values(tensor: type, input: Any, values: Any, name: str) -> list[int] | None:
-    """One number per axis; ``None`` for what is no tensor (a loop's Python index)."""
+    """One number per axis; ``None`` for a value that is no tensor (a loop's Python index)."""
     if not isinstance(input, tensor):
         return None
     listed = values if isinstance(values, list | tuple) else [values]
@@ -58,21 +58,23 @@ def multiple_of(tensor: type, input: Any, values: Any, **_: Any) -> Any:
                     if _broken_runs(data, axis + 1):
                         continue
                     bad = _forgiven(input, bad, axis + 1, partial(_indivisible, axis=axis + 1, number=number))
-                _report(input, bad, f"multiple_of says {number}, but the value is {{}}")
+                _report(input, bad, f"multiple_of promises {number}, but the value is {{}}")
     return input
 
 
 def max_contiguous(tensor: type, input: Any, values: Any, **_: Any) -> Any:
     """Checks that each aligned group of that many elements counts up by one."""
     numbers = _values(tensor, input, values, "tt.contiguity")
-    _grouped(input, numbers, 1, "max_contiguous says {0} elements in a row, but after {1} comes another than {2}")
+    _grouped(
+        input, numbers, 1, "max_contiguous promises {number} elements in a row, but {} is not followed by that plus one"
+    )
     return input
 
 
 def max_constancy(tensor: type, input: Any, values: Any, **_: Any) -> Any:
     """Checks that each aligned group of that many elements has one value."""
     numbers = _values(tensor, input, values, "tt.constancy")
-    _grouped(input, numbers, 0, "max_constancy says {0} equal elements, but after {1} comes another than {2}")
+    _grouped(input, numbers, 0, "max_constancy promises {number} equal elements, but {} is not followed by that")
     return input
 
 
@@ -89,7 +91,7 @@ def _steps(data: Array, axis: int) -> Array:
 
 
 def _broken_runs(data: Array, axis: int) -> bool:
-    """Whether the axis was wrapped or clamped somewhere: it counts up by one except where it falls back or stands."""
+    """Whether the axis was wrapped or clamped: it counts up by one except where it falls back or stays equal."""
     steps = _steps(data, axis)
     return bool(((steps < 0) | (steps == 0)).any()) and bool((steps == 1).any())
 
@@ -116,10 +118,10 @@ def _apart(data: Array, axis: int, number: int, step: int) -> Array:
 
 
 def _forgiven(input: Any, bad: Array, axis: int, of: Callable[[Array], Array]) -> Array:
-    """``bad`` without the lanes whose indices keep the promise before they were wrapped or clamped.
+    """``bad`` without the lanes for which the hint is true of the indices before they were wrapped or clamped.
 
-    Only a source that counts up somewhere can excuse: the bound of a clamp, one number everywhere, would promise
-    anything. One whose rank has changed since is compared where its elements still are the block's.
+    Only a source that counts up somewhere can excuse a lane: for the bound of a clamp, one number everywhere, any hint
+    is true. A source whose rank has changed since is compared if its elements still are the block's.
     """
     unwrapped: Unwrapped | None = input.handle.attr.get(WRAPPED)
     if unwrapped is None or not bad.any():
@@ -146,12 +148,7 @@ def _grouped(input: Any, numbers: list[int] | None, step: int, text: str) -> Non
         apart = partial(_apart, axis=axis + 1, number=number, step=step)
         bad = _forgiven(input, apart(data), axis + 1, apart)
         before = (slice(None),) * (axis + 1) + (slice(0, -1),)
-        _report(
-            input,
-            bad,
-            text.replace("{0}", str(number)).replace("{2}", "that plus one" if step else "that"),
-            data[before],
-        )
+        _report(input, bad, text.replace("{number}", str(number)), data[before])
 
 
 def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> None:
@@ -167,15 +164,5 @@ def _report(input: Any, bad: Array, text: str, data: Array | None = None) -> Non
     site = memory_findings.site()
     row = position[0] if bad.shape[0] == now.count else 0
     x, y, z = (int(n) for n in now.programs[:, row])
-    memory_findings.report(
-        Finding(
-            "false-hint",
-            site.kernel,
-            site.file,
-            site.line,
-            site.code,
-            program=(x, y, z),
-            count=int(bad.sum()),
-            detail=text.replace("{}", str(shown)).replace("{1}", str(shown)),
-        )
-    )
+    detail = text.replace("{}", str(shown))
+    memory_findings.report(Finding("false-hint", *site.located, program=(x, y, z), count=int(bad.sum()), detail=detail))

@@ -1,4 +1,4 @@
-"""What a kernel did to memory that it must not do, as plain data."""
+"""Wrong accesses of kernels to memory, as plain data, and where they are sent."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Kind = Literal[
     "false-hint",
 ]
 
-# What is known to be the reason most of the time, and where to look.
+# The most frequent reason of each kind.
 _ADVICE: dict[str, str] = {
     "out-of-bounds-load": "the mask is missing or too wide, or a stride or offset belongs to another tensor",
     "out-of-bounds-store": "the mask is missing or too wide, or a stride or offset belongs to another tensor",
-    "use-after-free": "a pointer was kept longer than its tensor, or was computed from a wrong number",
+    "use-after-free": "a pointer outlived its tensor, or was computed from a wrong number",
     "misaligned-access": "a pointer was cast to a wider type; the GPU faults at an address that is no multiple of it",
     "gap-store": "a row stride was taken to be the width; pass the tensor's own stride",
     "unwritten-load": "a scratch buffer from torch.empty is read where no program stored; zero it, or mask the load",
@@ -48,6 +48,11 @@ class Site:
     line: int
 
     @property
+    def located(self) -> tuple[str, str, int, str]:
+        """Kernel, file and line, and the text of the line."""
+        return self.kernel, self.file, self.line, self.code
+
+    @property
     def code(self) -> str:
         """The text of the line."""
         return linecache.getline(self.file, self.line).strip()
@@ -55,13 +60,13 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One kind of wrong access at one line.
+    """A kind of wrong access at a line.
 
     ``argument`` is the kernel's parameter that the pointer came from (``None`` if unknown), ``program`` the id x, y, z
     of the first program that did it, ``index`` the element's logical index in the argument (``None`` outside of it),
     ``offset`` its distance in elements from the argument's first one, ``shape`` and ``strides`` (in elements) those
-    of the argument. ``count`` is how many lanes did it, ``other`` the program on the other side of a race (the same
-    one when two of its own lanes race), ``other_line`` where that one was.
+    of the argument. ``count`` is the number of lanes, ``other`` the program on the other side of a race (the same
+    one if two of its own lanes race), ``other_line`` the line of that access.
     """
 
     kind: Kind
@@ -117,9 +122,9 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """Where findings go. ``immediate``: the first one is raised as ``MemoryFinding``, else they are collected.
+    """A list of findings. ``immediate``: the first one is raised as ``MemoryFinding`` instead.
 
-    ``tracking`` switches on all that needs a record of earlier accesses: races, unwritten and gap accesses.
+    ``tracking`` switches on the checks that need a record of earlier accesses: races, unwritten and gap accesses.
     """
 
     immediate: bool = False
@@ -129,7 +134,7 @@ class Findings:
     gap_reads: dict[tuple[str, int, str | None], Site] = field(default_factory=dict)
 
     def add(self, finding: Finding) -> None:
-        """Remember a finding; a later one of the same kind, line and argument only counts."""
+        """Add a finding; a later one of the same kind, line and argument only raises the count."""
         if self.immediate:
             raise MemoryFinding(str(finding), finding)
         for position, known in enumerate(self.found):
@@ -183,7 +188,7 @@ def report(finding: Finding) -> None:
         current().add(finding)
 
 
-# Launches outside of any session: what would be corrupted is refused at once.
+# Launches outside of any session: an access that would corrupt memory is refused at once.
 _default = Findings(immediate=True, tracking=False)
 _sessions: list[Findings] = [_default]
 

@@ -1,8 +1,8 @@
-"""Which program last stored and loaded each element, and whether two of them were put in an order.
+"""Races: records which program last stored and loaded each element, and reports unordered accesses.
 
-Two programs of a launch run in no order on a GPU. A store and another access to the same element by two programs are
-a race unless both are atomic, the store leaves the value as it was, or atomics put them in an order (``order``): the
-"last program done" ticket, a lock. Only atomics on scalars are taken for such signals.
+Programs of a launch have no order on a GPU. A store and another access to the same element by two programs are a race
+unless both are atomic, the store does not change the value, or atomics order them (``atomic_order``): the "last program
+done" ticket, a lock. Only atomics on scalars count as such signals.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pytest_fusion.interpreter.memory.atomic_order import Order
 from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.interpreter.memory.touched import MANY, Touched
 
-# Elements whose loads are remembered per storage, 8 bytes each; beyond, the oldest are forgotten.
-_REMEMBERED = 1 << 22
+# Elements of accesses stored per storage, 8 bytes each; beyond, the oldest are dropped.
+_MOST_STORED = 1 << 22
 
 
 @dataclass(slots=True)
 class Past:
-    """An executed access: its lanes, when and where it was, and through which argument."""
+    """An executed access: its lanes, time, line and argument."""
 
     lanes: Touched
     time: int
@@ -34,7 +34,7 @@ class Past:
 
 @dataclass(slots=True)
 class Conflict:
-    """Lanes (flat positions) that race, the program on the other side of each, and that one's line and argument."""
+    """Lanes (flat positions) that race, the other program of each, and the line and argument of its access."""
 
     lanes: Array
     others: Array
@@ -44,7 +44,7 @@ class Conflict:
 
 @dataclass(slots=True)
 class Shadow:
-    """What is remembered of one storage: per element of ``granule`` bytes, programs numbered from 1."""
+    """The access history of a storage: for each element of ``granule`` bytes, programs numbered from 1."""
 
     elements: int
     granule: int
@@ -55,10 +55,10 @@ class Shadow:
     atomics: list[Past] = field(default_factory=list)
     _writer: Array | None = None
     _reader: Array | None = None
-    # The program whose atomic came last, and the only one with an atomic.
+    # The program with the last atomic, and the program with the only atomic.
     _toucher: Array | None = None
     _touched: Array | None = None
-    # When each element was stored: zero, before all that orders, as long as no atomic has put programs in an order.
+    # When each element was stored; zero, before any order, until the first atomic that orders programs.
     _stored_at: Array | None = None
     # When each program last loaded anything.
     _loaded_at: Array | None = None
@@ -93,13 +93,13 @@ class Shadow:
             self._writer = np.zeros(self.elements, np.int32)
         index, programs = self._fine(lanes)
         time = self.order.now()
-        with_store = self._store_after_store(index, programs, lanes, changed)
+        with_store = self._after_store(index, programs, lanes, changed)
         if with_store is None:
             with_store = self._store_after_atomic(index, programs, lanes)
         with_load = self._store_after_load(index, programs, lanes, changed) if self.loads else None
         self._writer[index] = programs
         if programs.size > 1 and not isinstance(index, slice):
-            # Several programs store the same value here and may each load it again; different ones were reported.
+            # Several programs store the same value here and may each load it again; different values were reported.
             shared = self._writer[index] != programs
             self._writer[index[shared]] = MANY
         if self._stored_at is None and self.order.any:
@@ -107,22 +107,18 @@ class Shadow:
         if self._stored_at is not None:
             self._stored_at[index] = time
         if self._reader is not None:
-            # Whoever stores next without a race comes after this store, and so after the loads before it.
+            # A later store without a race comes after this store, and so after the loads before it.
             self._reader[index] = 0
         self._note(self.stores, Past(lanes, time, site, argument))
         return with_store, with_load
 
     def atomic(self, lanes: Touched, site: Site, argument: Any) -> Conflict | None:
         """An atomic; races with another program's plain store."""
-        conflict = None
         index, programs = self._fine(lanes)
-        if self._writer is not None:
-            foreign, writer = self._after_store(index, programs, lanes, None)
-            if foreign.any():
-                conflict = self._conflict(foreign, writer, lanes, self.stores)
+        conflict = self._after_store(index, programs, lanes, None) if self._writer is not None else None
         if self._toucher is None or self._touched is None:
             self._toucher, self._touched = np.zeros((2, self.elements), np.int32)
-        # The last one only: a program whose own atomic came last has seen all of them (a ticket that it may reset).
+        # Only the last one: a program whose own atomic came last has seen all of them (a ticket that it may reset).
         before, self._toucher[index], self._touched[index] = self._touched[index].copy(), programs, programs
         several = ((before != 0) & (before != programs)) | (self._touched[index] != programs)
         self._touched[self._granules(lanes)[several]] = MANY
@@ -130,7 +126,7 @@ class Shadow:
         return conflict
 
     def _load_after_atomic(self, lanes: Touched) -> Conflict | None:
-        """What atomics add up is there once all of them are done."""
+        """A load races with atomics of other programs: their total is complete only after the last one."""
         assert self._touched is not None
         index, programs = self._fine(lanes)
         touched = self._touched[index]
@@ -140,16 +136,10 @@ class Shadow:
             foreign &= ~self._all_before(foreign & (touched == MANY), lanes, self.atomics)
         return self._conflict(foreign, touched, lanes, self.atomics, own=programs) if foreign.any() else None
 
-    def _store_after_store(
-        self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array]
-    ) -> Conflict | None:
-        foreign, writer = self._after_store(index, programs, lanes, changed)
-        return self._conflict(foreign, writer, lanes, self.stores) if foreign.any() else None
-
     def _after_store(
         self, index: Array | slice, programs: Array, lanes: Touched, changed: Callable[[], Array] | None
-    ) -> tuple[Array, Array]:
-        """Where another program has stored, in no order with this access, and which."""
+    ) -> Conflict | None:
+        """A store or atomic races with a store of another program, unless they are ordered."""
         assert self._writer is not None
         writer = self._writer[index]
         foreign = (writer != 0) & (writer != programs)
@@ -158,7 +148,7 @@ class Shadow:
         foreign = self._unordered(foreign, writer, self._stored(index), programs, lanes)
         if self.order.any:
             foreign &= ~self._all_before(foreign & (writer == MANY), lanes, self.stores)
-        return foreign, writer
+        return self._conflict(foreign, writer, lanes, self.stores) if foreign.any() else None
 
     def _store_after_atomic(self, index: Array | slice, programs: Array, lanes: Touched) -> Conflict | None:
         if self._toucher is None:
@@ -190,7 +180,7 @@ class Shadow:
         return np.zeros(1, np.int32) if self._stored_at is None else self._stored_at[index]
 
     def _unordered(self, foreign: Array, first: Array, since: Array, programs: Array, lanes: Touched) -> Array:
-        """``foreign`` without what ``first`` did, at ``since``, in order with this access by ``programs``."""
+        """``foreign`` without elements whose access by ``first``, at ``since``, is ordered before this one."""
         at = np.flatnonzero(foreign)
         if not at.size or not self.order.any:
             return foreign
@@ -216,7 +206,7 @@ class Shadow:
         return self._granules(lanes), np.repeat(programs, times) if programs.size > 1 else programs
 
     def _refine(self, itemsize: int) -> None:
-        """Remember by smaller elements from now on, if these are smaller."""
+        """Switch to smaller granules, if these elements are smaller."""
         if itemsize >= self.granule:
             return
         times = self.granule // itemsize
@@ -240,13 +230,13 @@ class Shadow:
         before = reader[index]
         several = (before != 0) & (before != programs)
         reader[index] = programs
-        # Lanes of one instruction: of equal elements the last one is there now.
+        # Lanes of one instruction: of equal elements the last one is stored now.
         several |= reader[index] != programs
         if several.any():
             reader[self._granules(lanes)[several]] = MANY
 
     def _all_before(self, several: Array, lanes: Touched, accesses: list[Past]) -> Array:
-        """Of the elements ``several``: whether each of those accesses comes before the one now."""
+        """The elements of ``several`` for which every one of ``accesses`` is ordered before the current one."""
         programs = self._fine(lanes)[1]
         if programs.size == 1 and programs[0] == MANY:
             fine = several
@@ -256,7 +246,7 @@ class Shadow:
         return self._all_before_program(several, lanes, accesses, programs)
 
     def _all_before_program(self, several: Array, lanes: Touched, accesses: list[Past], programs: Array) -> Array:
-        """The same for ``programs``, one of each lane or one of all."""
+        """The same for ``programs``, one for each lane or one for all."""
         fine = several.copy()
         wanted = np.flatnonzero(several)
         if not wanted.size:
@@ -285,13 +275,13 @@ class Shadow:
     def _note(self, accesses: list[Past], past: Past) -> None:
         accesses.append(past)
         self._held += past.lanes.held
-        while self._held > _REMEMBERED and len(accesses) > 1:
+        while self._held > _MOST_STORED and len(accesses) > 1:
             self._held -= accesses.pop(0).lanes.held
 
     def _conflict(
         self, foreign: Array, others: Array, lanes: Touched, accesses: list[Past], own: Array | None = None
     ) -> Conflict:
-        """The racing lanes, and where the other side of the first of them was."""
+        """The racing lanes, with the line of the other access of the first one."""
         positions = np.flatnonzero(foreign)
         found = others[positions]
         times = lanes.itemsize // self.granule

@@ -1,4 +1,4 @@
-"""The memory that the tensors of a launch own, and where a pointer comes from."""
+"""The storages behind the tensors of a launch, and the tensor that a pointer came from."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.control.batch import some
 from pytest_fusion.interpreter.scoped import listed
 
-# A storage larger than this is mostly gap, or no interpreted kernel would ever be done with it: what is needed of it is
-# computed or kept for the elements alone, since a copy or a mask would take the memory that its pages do not.
+# A storage larger than this is mostly gap, or an interpreted kernel would never finish. Masks and copies cover only its
+# elements, since a whole one would need memory that its untouched pages do not.
 FAR_BYTES = 1 << 30
 
 
 class Owned:
-    """What a mask of bytes would say of a storage too large to have one: indexed by offsets, it answers as that would.
+    """A computed mask of a storage that is too large for a mask of bytes; indexed by offsets like one.
 
-    ``layouts``: first byte, shape, strides in elements, bytes of an element. Strides must pass over all that smaller
-    ones reach.
+    ``layouts``: first byte, shape, strides in elements, bytes of an element. Each stride must exceed the reach of
+    all smaller ones.
     """
 
     def __init__(self, layouts: Sequence[tuple[int, tuple[int, ...], tuple[int, ...], int]]) -> None:
@@ -47,26 +47,26 @@ class Owned:
 
 @dataclass(slots=True)
 class Facts:
-    """What is known about a storage beyond its size.
+    """Facts about a storage beyond its size.
 
-    ``own``: bool (bytes,) of what may be written, ``None`` if all of it. ``written``: bool (bytes,) of what holds a
-    value, ``None`` if all of it does; stores set it.
+    ``own``: bool (bytes,), the bytes that may be written, ``None`` for all. ``written``: bool (bytes,), the bytes that
+    hold a value, ``None`` for all; stores set it.
     """
 
     own: Array | Owned | None = None
     written: Array | None = None
-    # Whether the bytes at these offsets (int64) still are what fresh memory held, shape as asked.
+    # Whether the bytes at these offsets (int64) still hold the fill of fresh memory; same shape.
     untouched: Callable[[Array], Array] | None = None
 
 
 class Provider(Protocol):
-    """Knows storages by address."""
+    """A source of facts about storages."""
 
     def __call__(self, address: int) -> Facts | None:
-        """What is known of the storage that begins at ``address``."""
+        """The facts about the storage that begins at ``address``."""
 
     def hidden(self) -> frozenset[int]:
-        """Addresses of storages that hold guarded tensors with their guards, and are nobody's tensors."""
+        """Addresses of storages that hold guarded tensors with their guards, and are no tensors of the user."""
 
 
 _providers: list[Provider] = []
@@ -93,17 +93,21 @@ class _Bytes:
 
 
 def memory_at(address: int, nbytes: int) -> Array:
-    """The bytes at ``address``, uint8, not a copy and not kept alive."""
+    """The bytes at ``address``, uint8, as a view that does not own them."""
     return np.asarray(_Bytes(address, nbytes))
+
+
+def bytes_of(storage: Array, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Array:
+    """The entries (*shape, itemsize), no copy, of a layout's elements in ``storage``, which has one per byte."""
+    if 0 in shape:
+        return storage[:0]
+    steps = (*(stride * itemsize for stride in strides), 1)
+    return np.lib.stride_tricks.as_strided(storage, (*shape, itemsize), steps)
 
 
 def mark(mask: Array, shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> None:
     """Set the bytes of a layout's elements in ``mask``, bool (bytes,); strides and offset are in elements."""
-    if 0 in shape:
-        return
-    steps = (*(stride * itemsize for stride in strides), 1)
-    start = mask[offset * itemsize :]
-    np.lib.stride_tricks.as_strided(start, (*shape, itemsize), steps)[...] = True
+    bytes_of(mask[offset * itemsize :], shape, strides, itemsize)[...] = True
 
 
 _saves = itertools.count()
@@ -111,7 +115,7 @@ _saves = itertools.count()
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """One storage. ``address`` and ``nbytes`` bound it; ``shadow`` is what ``races`` remembers of it."""
+    """One storage. ``address`` and ``nbytes`` bound it; ``shadow`` is its history in ``races``."""
 
     address: int
     nbytes: int
@@ -120,18 +124,18 @@ class Region:
     shadow: Any = None
     saved: tuple[list[Array], Array | None] | None = None
     saved_as: int = -1
-    # Addresses computed from its pointers are multiples of it: no access of so many bytes or fewer is misaligned.
+    # Addresses computed from its pointers are multiples of this: no access of this many bytes or fewer is misaligned.
     step: int = 1 << 30
     _typed: dict[int, Array] = field(default_factory=dict)
     _own: tuple[int, Array | Owned | None] | None = None
 
     @property
     def far(self) -> bool:
-        """Whether only the elements of its tensors may be touched, not what lies between them."""
+        """Whether only the elements of its tensors may be touched, not the gaps between them."""
         return self.nbytes > FAR_BYTES and bool(self.views) and not any(view.whole for view in self.views)
 
     def _content(self) -> list[Array]:
-        return [view.content() for view in self.views] if self.far else [self.typed(1)]
+        return [view.within(self.typed(1)) for view in self.views] if self.far else [self.typed(1)]
 
     def typed(self, itemsize: int) -> Array:
         """The storage as unsigned integers of ``itemsize`` bytes."""
@@ -143,29 +147,29 @@ class Region:
         return found
 
     def counted_in(self, itemsize: int) -> None:
-        """Told of a pointer into it to elements of that many bytes."""
+        """Note a pointer into it to elements of ``itemsize`` bytes."""
         self.step = min(self.step, itemsize)
 
     def save(self) -> None:
-        """Keep the content as it is before the launch's first store."""
+        """Copy the content, before the launch's first store."""
         if self.saved is None:
             written = self.facts.written.copy() if self.facts and self.facts.written is not None else None
             self.saved = [part.copy() for part in self._content()], written
             self.saved_as = next(_saves)
 
     def restore(self) -> None:
-        """Put back what ``save`` kept, and forget who accessed it."""
+        """Restore the saved content, and drop the access history."""
         self.shadow = None
         if self.saved is None:
             return
         content, written = self.saved
-        for part, kept in zip(self._content(), content, strict=True):
-            part[...] = kept
+        for part, copied in zip(self._content(), content, strict=True):
+            part[...] = copied
         if written is not None and self.facts is not None and self.facts.written is not None:
             self.facts.written[:] = written
 
     def own(self) -> Array | Owned | None:
-        """Bool (bytes,): what the launch may write; ``None`` if all."""
+        """Bool (bytes,): the bytes that the launch may write; ``None`` for all."""
         if self.facts is not None:
             return self.facts.own
         if not self.views:
@@ -181,7 +185,7 @@ class Region:
             return Owned([(view.start, view.shape, view.strides, view.itemsize) for view in self.views])
         mask = np.zeros(self.nbytes, np.bool_)
         for view in self.views:
-            view.mark(mask)
+            view.within(mask)[...] = True
         return None if bool(mask.all()) else mask
 
 
@@ -207,22 +211,12 @@ class View:
             reach *= size
         return self.start == 0 and reach == self.region.nbytes
 
-    def mark(self, mask: Array) -> None:
-        """Set the bytes of the view's elements in bool (bytes of the region,)."""
-        if 0 not in self.shape:
-            self._of(mask)[...] = True
-
-    def content(self) -> Array:
-        """The bytes of its elements, uint8 (*shape, itemsize), no copy."""
-        return self._of(self.region.typed(1)) if 0 not in self.shape else np.zeros(0, np.uint8)
-
-    def _of(self, storage: Array) -> Array:
-        """The elements' bytes of an array with an entry per byte of the region."""
-        steps = tuple(stride * self.itemsize for stride in self.strides)
-        return np.lib.stride_tricks.as_strided(storage[self.start :], (*self.shape, self.itemsize), (*steps, 1))
+    def within(self, storage: Array) -> Array:
+        """The entries of its elements' bytes, (*shape, itemsize), in an array with one per byte of the region."""
+        return bytes_of(storage[self.start :], self.shape, self.strides, self.itemsize)
 
     def index(self, byte: int) -> tuple[int, ...] | None:
-        """The logical index of the element at ``byte`` of the region; ``None`` where none of the view's is."""
+        """The logical index of the element at ``byte`` of the region; ``None`` if the view has none there."""
         distance = byte - self.start
         if distance % self.itemsize:
             return None
@@ -252,8 +246,7 @@ def nearest(origin: Origin, address: int) -> View:
 
 
 def joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a pointer that has ``a`` in some programs or lanes, ``b`` in others: where it may come from,
-    unless that of either is unknown."""
+    """The attributes of a pointer with ``a`` in some lanes and ``b`` in others: both origins, if both are known."""
     if "origin" not in a or "origin" not in b:
         return {}
     return {"origin": a["origin"] | b["origin"]}
@@ -264,7 +257,7 @@ class Regions:
 
     def __init__(self) -> None:
         self._regions: dict[int, Region] = {}
-        # Those too that a larger storage at the same address has taken the place of.
+        # Includes those that a larger storage at the same address has replaced.
         self._every: list[Region] = []
         self._scanned = False
 
@@ -272,7 +265,7 @@ class Regions:
         return iter(self._every)
 
     def restore(self) -> None:
-        """Put back what was there before the launch; the last saved first, since storages may overlap."""
+        """Restore the content from before the launch; the last saved first, since storages may overlap."""
         for region in sorted(self._every, key=lambda region: region.saved_as, reverse=True):
             region.restore()
 
@@ -284,7 +277,7 @@ class Regions:
         try:
             storage = base.untyped_storage()
             address, nbytes = int(storage.data_ptr()), int(storage.nbytes())
-        except (RuntimeError, NotImplementedError):  # no storage: fake, sparse or wrapped tensors
+        except (RuntimeError, NotImplementedError):  # fake, sparse and wrapped tensors have no storage
             return None
         region = self.region(address, nbytes)
         itemsize = base.element_size()
@@ -313,12 +306,12 @@ class Regions:
     def containing(self, pointers: Array, among: Iterable[Region] | None = None) -> list[tuple[Region | None, Array]]:
         """The region of each address, uint64, any shape: pairs of a region and bool of the same shape.
 
-        Addresses in none come with ``None``. Live tensors outside of the launch's arguments are looked for once a
+        Addresses in no region come with ``None``. Live tensors outside of the launch's arguments are searched once a
         launch: tables of pointers lead to them.
         """
         found: list[tuple[Region | None, Array]] = []
         left = np.ones(pointers.shape, np.bool_)
-        # Where tables of pointers lead, some hundred storages are live, and a block of pointers is near one of them.
+        # With tables of pointers some hundred storages are live, and a block of pointers is near one of them.
         low, high = (int(pointers.min()), int(pointers.max())) if pointers.size else (0, 0)
         for region in list(self._regions.values()) if among is None else among:
             if region.address > high or region.address + region.nbytes <= low:
@@ -339,7 +332,7 @@ class Regions:
 
 
 def _start(tensor: Any, address: int, itemsize: int) -> int:
-    """The byte of the storage at ``address`` where the tensor begins; torch calls the address of an empty one 0."""
+    """The byte of the storage at ``address`` where the tensor begins; torch reports 0 for an empty one."""
     first = int(tensor.data_ptr())
     return first - address if first else int(getattr(tensor, "storage_offset", lambda: 0)()) * itemsize
 
@@ -348,7 +341,7 @@ def _live_storages() -> Iterator[tuple[int, int]]:
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    # torch.compile and opcheck leave some behind; asking one for its address warns, or raises.
+    # torch.compile and opcheck leave some behind, whose address warns or raises.
     fake: Any = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
     hidden: frozenset[int] = frozenset().union(*(provider.hidden() for provider in _providers))
     for thing in gc.get_objects():

@@ -1,4 +1,4 @@
-"""The lanes of one access that touch one storage."""
+"""The lanes of an access that reach one storage, with their elements and programs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.control import batch
 
-# The program of a lane that stands for several of them.
+# The program number of a lane that several programs share.
 MANY = -1
 
 
 class Touched:
     """``elements`` (int64, of ``itemsize`` bytes each, (programs or 1, ...)) where ``selected`` (all: ``None``).
 
-    What follows from that is computed when it is asked for: most loads are from memory that nothing stores to.
+    Everything else is computed on first use: most loads are from memory that nothing stores to.
     """
 
     def __init__(self, elements: Array, selected: Array | None, itemsize: int) -> None:
@@ -31,7 +31,7 @@ class Touched:
 
     @property
     def held(self) -> int:
-        """Elements of memory that this keeps alive."""
+        """How many elements of memory this keeps alive."""
         return int(self._elements.size)
 
     @cached_property
@@ -55,7 +55,7 @@ class Touched:
 
     @cached_property
     def turns(self) -> Array | slice:
-        """The lanes, program by program, in the order of their turns: positions that are their own inverse."""
+        """The lanes, program by program, in the order in which they run: a permutation that is its own inverse."""
         if not self._turned:
             return slice(None)
         rows = self.shape[0]
@@ -65,7 +65,7 @@ class Touched:
         return np.asarray(np.repeat(2 * ends - each - 1, each) - np.arange(self.flat.size))
 
     def put(self, values: Array, memory: Array) -> None:
-        """Store ``values``, (lanes,); of those for one element the last in turn stays."""
+        """Store ``values``, (lanes,); of those for the same element the last one to run stays."""
         if isinstance(self.index, slice):
             memory[self.index] = values
         else:
@@ -73,7 +73,7 @@ class Touched:
 
     @cached_property
     def actors(self) -> Array:
-        """Numbers, from 1, of all programs that take part."""
+        """Numbers, from 1, of all active programs."""
         return (self._numbers if self._active is None else self._numbers[self._active]) + 1
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Remember who accessed what, and report what must not be: races, gaps, memory that nothing wrote."""
+"""Records accesses and reports races, gap accesses and loads of unwritten memory."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def own_lanes(
     return np.asarray(~strange if selected is None else selected & ~strange)
 
 
-# Who accessed what is not remembered of a storage of gigabytes: that takes four bytes for each element of its gaps, and
-# the order of accesses does not depend on where the elements lie.
+# A storage of gigabytes gets no access history, which takes four bytes for each element, gaps included. Races do not
+# depend on where the elements are, so a smaller case shows them.
 def track_load(access: Access, region: Region, view: View | None, elements: Array, selected: Array | None) -> None:
-    """A load; what races with it is another program's store, before or after."""
+    """Check a load; it races with a store of another program, before or after it."""
     lanes = Touched(elements, selected, access.itemsize)
     own = region.own() if view is not None else None
     if own is not None and view is not None and not own[lanes.flat * access.itemsize].all():
@@ -50,7 +50,7 @@ def track_load(access: Access, region: Region, view: View | None, elements: Arra
 def track_store(
     access: Access, region: Region, view: View | None, lanes: Touched, wanted: Array, memory: Array
 ) -> None:
-    """A store of ``wanted``, (lanes,), that is about to happen."""
+    """Check a store of ``wanted``, (lanes,), before it is performed."""
     _mark_written(region, lanes)
     if region.far:
         return
@@ -60,12 +60,12 @@ def track_store(
     if with_store is not None:
         access.report("racing-stores", view, region, lanes.at(with_store.lanes), conflict=with_store)
     if with_load is not None:
-        # The load came first here, but it is the load that is at the mercy of the other: the finding is its line's.
+        # The load ran first here, but its result is what the race decides: the finding names its line.
         _report_mirrored("racing-load", access, region, view, lanes, with_load)
 
 
 def track_atomic(access: Access, region: Region, view: View | None, lanes: Touched) -> None:
-    """An atomic; what races with it is another program's plain store."""
+    """Check an atomic; it races with a plain store of another program."""
     _check_written(access, region, view, lanes)
     _mark_written(region, lanes)
     if region.far:
@@ -76,7 +76,7 @@ def track_atomic(access: Access, region: Region, view: View | None, lanes: Touch
 
 
 def lost_before(lanes: Touched, wanted: Array) -> Array | None:
-    """Bool (lanes,): whose value a store of ``wanted`` will lose to another lane of it; ``None`` if nobody's."""
+    """Bool (lanes,): whether a store of ``wanted`` loses the lane's value to another lane; ``None`` for no lane."""
     if isinstance(lanes.index, slice):
         return None
     order = np.argsort(lanes.flat, kind="stable")
@@ -90,7 +90,7 @@ def lost_before(lanes: Touched, wanted: Array) -> Array | None:
 
 
 def lost_after(lanes: Touched, wanted: Array, memory: Array) -> Array | None:
-    """The same once the store is done, which costs a third of it."""
+    """The same after the store, at a third of the cost."""
     if isinstance(lanes.index, slice):
         return None
     lost = np.asarray(memory[lanes.index] != wanted)
@@ -98,7 +98,7 @@ def lost_after(lanes: Touched, wanted: Array, memory: Array) -> Array | None:
 
 
 def report_lost(access: Access, region: Region, view: View | None, lanes: Touched, lost: Array | None) -> None:
-    """Two lanes of one store have different values for one element."""
+    """Report lanes of a store that have different values for the same element."""
     if lost is None:
         return
     first = int(np.argmax(lost))
@@ -122,7 +122,7 @@ def _shadow(region: Region, view: View | None, itemsize: int) -> Shadow:
 def _report_mirrored(
     kind: memory_findings.Kind, access: Access, region: Region, view: View | None, lanes: Touched, conflict: Conflict
 ) -> None:
-    """A race whose finding belongs to the earlier access."""
+    """Report a race at the line of the earlier access."""
     at = lanes.at(conflict.lanes)
     row = int(np.unravel_index(int(np.argmax(at)), at.shape)[0])
     mirrored = Conflict(conflict.lanes, np.array([access.number(row, at.shape[0])]), access.site, view)
@@ -139,7 +139,7 @@ def _check_written(access: Access, region: Region, view: View | None, lanes: Tou
     if not blank.any():
         return
     if facts.untouched is not None:
-        # Code that nobody watches may have written it: then it no longer holds what fresh memory held.
+        # Code that is not tracked may have written it: then it no longer holds the fill of fresh memory.
         blank[blank] = facts.untouched(first[blank])
     if blank.any():
         access.report("unwritten-load", view, region, lanes.at(np.flatnonzero(blank)))

@@ -17,7 +17,7 @@ from pytest_fusion.oracle.rounding import GRIDS
 
 
 def _arguments(op: Op, q: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, bool, float]:
-    """``(mask or bias, causal, scale)`` from the native schema of whichever back end was chosen."""
+    """``(mask or bias, causal, scale)`` from the native schema of the back end that was chosen."""
     named = dict(op.named(args))
     named.update(kwargs)
     mask = named.get("attn_mask", named.get("attn_bias"))

@@ -16,9 +16,9 @@ MEAN, SUM = 1, 2
 def _chosen(x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> tuple[Tensor, Tensor]:
     """Per position ``(-x[target] * w, w)`` with w = 0 where the target is ignored; classes are dim 1 (0 if 1-d)."""
     dim = 1 if rank(x) == 1 else 2
-    kept = target != ignore
-    safe = torch.where(kept, target, 0)
-    share = kept.to(x.dtype)
+    counted = target != ignore
+    safe = torch.where(counted, target, 0)
+    share = counted.to(x.dtype)
     if weight is not None:
         # One table of class weights for all positions: lanes of a weight computed with noise share the first.
         share = share * as_float(weight)[0][safe]
@@ -26,7 +26,7 @@ def _chosen(x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> tu
     index = safe.unsqueeze(dim)
     index = index.expand(width, *index.shape[1:])
     picked = torch.gather(x.expand(width, *x.shape[1:]), dim, index).squeeze(dim)
-    return torch.where(kept, -picked * share, 0.0), share
+    return torch.where(counted, -picked * share, 0.0), share
 
 
 @computed("nll_loss_forward", "nll_loss2d_forward")
@@ -55,14 +55,14 @@ def _nll_backward(
     weights: Tensor,
 ) -> Tensor:
     dim = 1 if rank(x) == 1 else 2
-    kept = target != ignore
-    safe = torch.where(kept, target, 0).unsqueeze(dim)
+    counted = target != ignore
+    safe = torch.where(counted, target, 0).unsqueeze(dim)
     grad = as_float(grad)
     grad = grad.reshape(grad.shape[0], *(1,) * (rank(target) - rank(grad)), *grad.shape[1:])
     if reduction == MEAN:
         weights = as_float(weights)
         grad = op.relative(grad / weights.reshape(weights.shape[0], *(1,) * rank(target)), 2)
-    value = torch.where(kept, -grad, 0.0)
+    value = torch.where(counted, -grad, 0.0)
     if weight is not None:
         value = value * as_float(weight)[0][safe.squeeze(dim)]
     value = value.unsqueeze(dim)

@@ -92,8 +92,8 @@ def _same_width(values: Sequence[Tensor]) -> list[Tensor]:
 def _cat(op: Op, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     # An empty 1-d tensor is skipped by cat whatever the rank of the others (legacy behaviour).
     of = op.outs[0].dim()
-    kept = [t for t in tensors if rank(t) == of]
-    return torch.cat(_same_width(kept), from_end(dim, of))
+    joined = [t for t in tensors if rank(t) == of]
+    return torch.cat(_same_width(joined), from_end(dim, of))
 
 
 @exact("stack")

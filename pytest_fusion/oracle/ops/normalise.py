@@ -20,19 +20,19 @@ def _exp(op: Op, below: Tensor) -> Tensor:
 
 
 def _score(op: Op, x: Tensor) -> Tensor:
-    """Kernels scale scores by log2 e, which rounds them, before they take the largest away: ``exp2(y - max(y))``.
+    """Scores as kernels round them: scaled by log2 e before the largest is subtracted, ``exp2(y - max(y))``.
 
-    Compiled, a fused multiply-add keeps all digits of the product; interpreted, or by another compiler, nothing does.
-    The largest itself is rounded alike, so that no score that nobody computed overflows.
+    A compiled fused multiply-add keeps all digits of the product; the interpreter and other compilers do not. The
+    largest is rounded in the same way, so that no score overflows that is finite in a kernel.
     """
     noisy = op.relative(op.unrounded(x), 1)
     return _calm(op, x, noisy) if id(x) in op.held else torch.where(x.abs() * op.unit > 1, x, noisy)
 
 
 def _calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
-    """``noisy``, but in half of the lanes ``x`` itself where its rounding errors are more than an exponential bears.
+    """``noisy``, but in half of the lanes ``x`` itself where its rounding errors could make an exponential overflow.
 
-    There a kernel may overflow and another may not, and what the latter finds needs lanes that are finite.
+    There one kernel may overflow and another may not, and the result of the latter needs lanes that are finite.
     """
     coarse = x.abs() * op.unit > 1
     if not bool(coarse.any()):

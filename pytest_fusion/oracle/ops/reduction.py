@@ -63,10 +63,10 @@ def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 
 def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """A mean as ``mean += (x - mean) / count`` has it: every other lane has NaN where a value makes it infinite.
+    """A mean computed by ``mean += (x - mean) / count``: every other lane has NaN where a value makes it infinite.
 
-    Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. Nobody has them for a mean of squares,
-    which are not negative, and are computed, so that lanes differ.
+    Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. A mean of squares is never computed
+    that way; squares are not negative, and are computed, so that lanes differ.
 
     Of two values the update rounds their difference where a sum rounds the sum, of 8 and -8 twice as coarsely as any
     order does: honest moments were refused in 3 of 12 calls of 31 such rows, of 400 rows of three in 12 of 40, of four
@@ -86,7 +86,7 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
 
 
 def moments(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, centred values and the mean of their squares, each with its roundings; dims are kept."""
+    """Mean, centred values and the mean of their squares, each with its roundings; reduced dims have size 1."""
     mean = _updated(op, average(op, x, dims, True), x, dims, True)
     read = op.unrounded(x) if unrounded is None else unrounded
     centred = at_operands_size(op.noise, op.relative(read - mean, 1), x[0].abs(), op.unit)
@@ -212,7 +212,7 @@ def _logcumsumexp(op: Op, x: Tensor, dim: int) -> Tensor:
 
 
 def _scattered(op: Op, add: Callable[[Tensor, Tensor], Tensor], into: Tensor, values: Tensor) -> Tensor:
-    """``add(into, values)`` for additions at random places: its own count of terms says how often each place rounds."""
+    """``add(into, values)`` for additions at random places, which round as often as each place has terms."""
     if op.whole:
         return add(into, values)
     into, values = as_float(into), as_float(values)

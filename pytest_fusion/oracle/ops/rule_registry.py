@@ -30,18 +30,19 @@ SEMANTIC: dict[str, Rule] = {}
 
 @dataclass(slots=True)
 class Op:
-    """One operation in flight.
+    """One operation in flight. Mappings and ``codes`` have the ``id`` of an operand's rounded values as key.
 
-    ``function`` is the functional ATen overload, ``name`` its base name, ``outs`` and ``operands`` its native results
-    and arguments, ``terms`` the length of the longest product that made one of the operands, ``held`` the lanes of the
-    operands whose last rounding a kernel may leave out, by the ``id`` of their rounded values; by the same ``low`` has
-    the 16-bit dtype of a product's factors, or what they were converted from, and ``sources`` that of what they were
-    computed from; ``codes`` has those that were integers. A product of 16-bit factors leaves in ``spread`` (*shape)
-    what it costs to round the factors to that once more, which ``spreads`` has of operands that are such products, and
-    in ``made`` what ``Lanes.terms`` is of it where tensor cores truncate. ``eighths``: both factors may go to a GPU's
-    tensor cores as float8. A factor that is a sum has in ``sizes``, by its ``id``, the root of its terms' squares
-    (*shape). ``exact`` (bool, as the result or broadcast to it) is where no kernel rounds the result: of float64 there
-    is no finer number that would tell.
+    ``function`` is the functional ATen overload, ``name`` its base name; ``outs`` and ``operands`` are native.
+    ``terms``: the length of the longest product that made an operand.
+    ``held``: the lanes of operands whose last rounding a kernel may leave out.
+    ``low``: the 16-bit dtype of a product's factors, or the one they were converted from.
+    ``sources``: the 16-bit dtype of the numbers that the factors were computed from. ``codes``: factors once integers.
+    ``spread`` (*shape): set by a product of 16-bit factors, the error of rounding these once more; ``spreads`` has it
+    for operands that are products themselves.
+    ``made``: set by a product, its ``Lanes.terms`` where tensor cores truncate.
+    ``eighths``: both factors may go to a GPU's tensor cores as float8.
+    ``sizes`` (*shape): of a factor that is a sum, the root of its terms' squares.
+    ``exact`` (bool, broadcastable to the result): where no kernel rounds the result; float64 has no finer reference.
     """
 
     noise: Noise
@@ -92,7 +93,7 @@ class Op:
 
     @property
     def stored_unit(self) -> float:
-        """Roundoff of an accumulation kept in memory, of the native dtype as written (kind E) or float32 (kind F)."""
+        """Roundoff of an accumulation stored in memory, in the native dtype as written (kind E) or float32 (kind F)."""
         if self.noise.kind == "F" or not self.outs or not self.outs[0].dtype.is_floating_point:
             return self.unit
         return unit(self.outs[0].dtype)

@@ -74,7 +74,7 @@ def _alike(got: Tensor, oracle: Tensor, every: Tensor, shape: Sequence[int]) -> 
 
 
 def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Tensor:
-    """How far each value is from those that rounding reaches: 0 for a value that some lane has or that lies among them.
+    """The distance of each value from those that rounding reaches; 0 for a lane's value or one between them.
 
     Where the lanes have few values far apart (an argmax between equals), only these count. Where they have many (a
     fine scale), the extremes of few lanes fall short of the ends of what rounding reaches, by half of the range.

@@ -172,7 +172,7 @@ def _excused(
 
 
 def _which(statistic: str, score: Tensor, shape: tuple[int, ...]) -> str:
-    """Of a row or column that is told of, which one it is: the worst element need not lie in it."""
+    """The index of the worst row or column, as text; the worst element may be in another one."""
     if statistic not in ("row", "col"):
         return ""
     square = score.square().reshape(-1, shape[-1]).sum(-1 if statistic == "row" else 0)
@@ -234,7 +234,7 @@ def _verdict(
 
 
 def _without_error(got: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
-    """The exact values themselves, as of a copy or a ReLU: whatever is allowed, nothing of it is used up."""
+    """The verdict on exact values, as of a copy or a ReLU: none of the allowed error is used."""
     first, index = float(got[0]), (0,) * len(shape)
     return ValuesVerdict(
         True, None, "max", 0.0, index, first, first, None, 0, got.numel(), False, "no error: the exact values"
@@ -248,8 +248,8 @@ def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...])
     index, count = index_of(worst, shape), int(wrong.sum())
     value, expected = float(got[worst]), float(spread.centre[worst])
     reason = (
-        f"{count} of {got.numel()} elements are other numbers than the reference's, of which nothing is "
-        f"rounded; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
+        f"{count} of {got.numel()} elements are other numbers than the reference's, which has no rounding "
+        f"here; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
     )
     ratio, allowed = float(halves[worst]), float(spread.step[worst]) / 2
     return ValuesVerdict(False, "C", "exact", ratio, index, value, expected, allowed, count, got.numel(), False, reason)

@@ -29,12 +29,12 @@ def judge_output(
 ) -> ValuesVerdict:
     """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
 
-    ``few`` are the lanes at hand (6 are enough). Only where they fail the candidate, ``more()`` is asked for fresh ones
-    (24; 64 for fewer than 16 elements) and must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given,
-    a pass is graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``. ``wide()``
-    returns as many of kind ``F`` as ``more()``; where the reference computes in 16 bits, they must fail it as well.
-    ``laid()`` returns as many of the reference on the inputs as they lie, which must fail it too where there are any:
-    by the layout torch decides how some functions are computed.
+    ``few`` are the lanes at hand (6 are enough). If they fail the candidate, fresh ones from ``more()`` (24; 64 for
+    fewer than 16 elements) must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given, a pass is
+    graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``. ``wide()`` returns as many
+    of kind ``F`` as ``more()``; where the reference computes in 16 bits, they must fail it as well. ``laid()`` returns
+    as many of the reference on inputs in the case's own layout, if there are any. They must fail it too: torch computes
+    some functions differently by layout.
     """
     by = few
     verdict = _judge(candidate, few)

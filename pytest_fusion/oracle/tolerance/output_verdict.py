@@ -1,4 +1,4 @@
-"""What the judge of values says about one output, as plain data."""
+"""The verdict on the values of one output, as plain data."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def index_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 class ValuesVerdict:
     """The comparison of one candidate tensor with the lanes of its reference.
 
-    ``statistic`` names what was nearest to its limit: ``max`` (one element), ``rms`` (all), ``row`` or ``col`` (one
+    ``statistic`` is the one nearest to its limit: ``max`` (one element), ``rms`` (all), ``row`` or ``col`` (one
     slice), ``moved`` (16-bit values at another neighbour), ``scale`` (a common factor), ``nonfinite`` (NaN or infinity
-    where nobody has one), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured / allowed
-    of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the worst
+    where no lane has any), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured over
+    allowed of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the worst
     element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical`` marks a
     failure that fresh values have to repeat.
-    ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a pass when it was asked for. A failure is told ``by`` these
-    lanes: by others less or more is allowed of an element.
+    ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a graded pass. ``by`` are the lanes that showed a failure:
+    with others the error allowed of an element differs.
     """
 
     ok: bool

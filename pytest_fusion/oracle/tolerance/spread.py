@@ -1,4 +1,4 @@
-"""What the lanes say about each element: its exact value, how far honest rounding moves it, which infinities occur."""
+"""The spread of the lanes at each element: exact value, how far honest rounding moves it, which infinities occur."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Spread:
         return int(self.rounded.shape[0])
 
     def exact(self) -> Tensor | None:
-        """Where a result must be this number (N): in an output that is ``moved`` and none of which the dtype rounds.
+        """Where a result must equal the reference exactly (N): in an output that is ``moved`` and has no rounding.
 
         ``None`` for others: a quotient that happens to be exact is 1 - 2^-24 by a reciprocal, of 41 / 41. Zeros and
         subnormal numbers are left out: what is flushed is another matter.

@@ -91,11 +91,10 @@ def repetition(centre: Tensor, deviation: Tensor) -> float:
 
 
 def common_bias(centre: Tensor, deviation: Tensor, step: Tensor) -> float:
-    """What ``scale`` shows of roundings that all go one way, as to the same neighbour of 1 in ``1 - (x / |x|)^2``.
+    """The part of ``scale`` due to roundings in one direction, as to the same neighbour of 1 in ``1 - (x / |x|)^2``.
 
-    Such are elements of which a difference left little: rounding to nearest errs there as it does in all others, by
-    up to half a deviation, and no number of elements averages that away. Where values are 64 deviations and more, their
-    digits are mixed.
+    They happen in elements that are small differences: rounding to nearest errs alike in all of them, by up to half a
+    deviation, and no number of elements averages that away. Values of 64 deviations and more have mixed digits.
     """
     before = (deviation.square() - step.square() / 12).clamp_min((1e-6 * step).square()).sqrt()
     pull = torch.where(torch.isfinite(centre), (centre / before).abs(), 0.0)

@@ -40,7 +40,8 @@ def case(device: str) -> None:
 
     from pytest_fusion.case.choosing import search
     from pytest_fusion.case.plan import Limits, build, make_plan
-    from pytest_fusion.checks.case_judge import Bench, judge_case
+    from pytest_fusion.checks.case_judge import judge_case
+    from pytest_fusion.checks.context import Context
     from reference_kernels.rms_norm.spec import SPEC as RMS_NORM
     from reference_kernels.softmax.spec import SPEC as SOFTMAX
 
@@ -52,7 +53,7 @@ def case(device: str) -> None:
                 choice: dict[str, object] = {"dtype": dtype}
                 choice |= {f"dim {dim}": (rows,) for dim in spec.batch_names}
                 choice |= {f"dim {dim}": columns for dim in spec.dim_order}
-                bench = Bench(spec, torch.device(device), programs=1 << 30)
+                bench = Context(spec, torch.device(device), programs=1 << 30)
                 spent = []
                 for seed in range(25):
                     if seed == 5:

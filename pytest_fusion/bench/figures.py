@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.baseline.row import Latency
-from pytest_fusion.checks.output_digest import GoldenOutput
+from pytest_fusion.bench.output_digest import GoldenOutput
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.timing.activity import Activity

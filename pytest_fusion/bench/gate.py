@@ -12,7 +12,7 @@ from pytest_fusion.bench.entries import Entry, smaller
 from pytest_fusion.bench.without_gpu import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks.case_judge import judge_case
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, OUT_OF_MEMORY
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -88,7 +88,7 @@ def _judged(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: to
     """``None`` where memory ran out."""
     # Of `vacuity` a single case tells nothing, and each of its wrong answers is judged by two dozen lanes.
     quiet = replace(spec, without={**spec.without, "vacuity": "one case cannot decide it"})
-    result = judge_case(Bench(quiet, device, extra, programs=PROGRAMS), entry.case)
+    result = judge_case(Context(quiet, device, extra, programs=PROGRAMS), entry.case)
     if result.failure is not None:
         return Gated(f"{result.failure.check} failed: {first_line(result.failure.reason)}")
     if result.rejected in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from pytest_fusion.bench.entries import text_of
+from pytest_fusion.bench.output_digest import GoldenOutput, apart, golden_of
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import Limits, build, make_plan
-from pytest_fusion.checks.context import Bench, call, reference_of
-from pytest_fusion.checks.output_digest import GoldenOutput, apart, golden_of
+from pytest_fusion.checks.context import Context, call, reference_of
 from pytest_fusion.checks.outputs import collect, varies
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.memory import FILLS
@@ -51,7 +51,7 @@ def goldens(
     for case in pinned(spec):
         text = "golden " + text_of({**case.sizes, "dtype": case.dtype})
         try:
-            found.append((text, _outputs(Bench(spec, device, extra, programs=programs), case)))
+            found.append((text, _outputs(Context(spec, device, extra, programs=programs), case)))
         except (ImpossibleCase, InputFailed, ReferenceFailed, _Raised) as error:
             found.append((text, said(error.__cause__ or error)))
     return found
@@ -61,7 +61,7 @@ class _Raised(Exception):
     """The call of a pinned case raised its cause."""
 
 
-def _outputs(bench: Bench, case: Case) -> tuple[GoldenOutput, ...]:
+def _outputs(bench: Context, case: Case) -> tuple[GoldenOutput, ...]:
     spec = bench.spec
     logical = make_inputs(spec, case, bench.device)
     outcome, placed = call(bench, case, logical, FILLS[0])

@@ -13,7 +13,7 @@ from pytest_fusion.spec.dims import Size
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a tensor lies in its storage: a kind of ``LAYOUTS``, a variant of it, a storage offset in elements."""
+    """A tensor's placement in its storage: a kind of ``LAYOUTS``, a variant of it, a storage offset in elements."""
 
     kind: str = "contiguous"
     offset: int = 0
@@ -41,7 +41,7 @@ class TensorCase:
 class Case:
     """Sizes, dtypes, layouts, value regimes and a seed: everything that decides the inputs of one call.
 
-    ``multiprocessors`` are what launchers are told of that ask the modelled device; ``None`` stands for its own.
+    ``multiprocessors`` is the number that the modelled device reports to launchers; ``None`` stands for its own.
     """
 
     sizes: Mapping[str, Size]

@@ -32,10 +32,10 @@ def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
     return data
 
 
-def told_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, dict[str, str]]:
-    """In words what the case's sizes and seed do not show: ``derived`` inputs, and what small tensors ``held``.
+def unseen_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, dict[str, str]]:
+    """In words, values that a case's sizes and seed do not show: ``derived`` inputs, and small tensors (``held``).
 
-    Lengths, slots and labels are derived. Of tensors those are told of which no kind of values tells anything: whole
+    Lengths, slots and labels are derived. Tensors are included where their kind of values shows nothing: whole
     numbers, masks, and those of a profile or a function of their own.
     """
     derived = [name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), DerivedSpec)]
@@ -53,11 +53,11 @@ def told_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[str,
         logical: Mapping[str, Any] = make_inputs(spec, case, device)
     except (ImpossibleCase, InputFailed):
         return {}
-    told = {
+    found = {
         "derived": {name: _in_words(logical.get(name)) for name in derived},
         "held": {name: " ".join(_items(logical[name])) for name in held},
     }
-    return {key: words for key, words in told.items() if words}
+    return {key: words for key, words in found.items() if words}
 
 
 def _in_words(value: Any) -> str:
@@ -96,5 +96,5 @@ def one_line(data: dict[str, Any]) -> str:
         parts.append(" ".join(words))
     parts.extend(f"{name}={written(value)}" for name, value in data["drawn"].items())
     if "multiprocessors" in data:
-        parts.append(f"told of {data['multiprocessors']} multiprocessors")
+        parts.append(f"on {data['multiprocessors']} multiprocessors")
     return "; ".join(part for part in parts if part)

@@ -102,7 +102,7 @@ def of_fewer(shape: tuple[int, ...], layout: Layout, axis: int, size: int) -> La
     """The layout of ``size`` slices along ``axis`` of a tensor that has ``shape`` and ``layout``.
 
     What is out of order keeps its strides, as a view has them: one row of a transposed tensor would lie densely on its
-    own, and a compiler that is told of a stride of 1 adds up in another order. Else only a size that becomes 1 counts:
+    own, and a compiler that knows of a stride of 1 adds up in another order. Else only a size that becomes 1 counts:
     its stride is not odd where it was none before. More slices than there are lie as ``layout`` says.
     """
     if size >= shape[axis]:
@@ -118,7 +118,7 @@ def of_fewer(shape: tuple[int, ...], layout: Layout, axis: int, size: int) -> La
 
 
 def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
-    """Where the elements lie.
+    """The places of the elements.
 
     Kinds: ``contiguous`` (variant 1 gives size-1 axes an odd stride), ``padded`` (rows inside a wider buffer; variant 1
     an interior slice of a tensor larger in every axis), ``transposed`` (variant 1 the whole order reversed),

@@ -98,7 +98,7 @@ def _from_profile(
             v = patterns.booleans(shape, params["share"], seed, device)
         case "integers":
             if params["high"] < params["low"] and not empty:
-                raise ImpossibleCase(f"no integer lies from {params['low']} to {params['high']}")
+                raise ImpossibleCase(f"there is no integer from {params['low']} to {params['high']}")
             low, high = params["low"], max(params["high"], params["low"])
             v = patterns.ended(counter_random.integers(shape, low, high, seed, device), low, high, seed)
         case "indices":
@@ -219,7 +219,7 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     if (own := _recorded(spec, entry.regime, made, dtype, seed, device, case.sizes)) is not None:
         v = own
     elif (function := function_of(spec, entry.regime)) is not None:
-        v = _ask(f"values= of input {name!r}", lambda: function(made, dtype, generator(case, name, device)))
+        v = _call(f"values= of input {name!r}", lambda: function(made, dtype, generator(case, name, device)))
         if not isinstance(v, torch.Tensor) or tuple(v.shape) != made:
             found = tuple(v.shape) if isinstance(v, torch.Tensor) else type(v).__name__
             raise SpecError(f"values= of input {name!r} must return a tensor of shape {made}, but returned {found}")
@@ -238,8 +238,8 @@ def function_of(spec: TensorSpec, regime: str) -> Callable[..., Any] | None:
     return spec.values
 
 
-def _ask(what: str, function: Callable[[], Any]) -> Any:
-    """Call a user's function; raises ``InputFailed``, but for what is ours to say."""
+def _call(what: str, function: Callable[[], Any]) -> Any:
+    """Calls a user's function; raises ``InputFailed``, except for errors of this package."""
     try:
         return function()
     except (ImpossibleCase, SpecError):
@@ -295,19 +295,19 @@ def _copy(t: torch.Tensor, *, zeros: bool) -> torch.Tensor:
 def _derive(
     name: str, inner: DerivedSpec, inputs: Mapping[str, Any], blanks: Collection[str], case: Case, device: torch.device
 ) -> Any:
-    """What the function returns for copies of its own; those of ``blanks``, which are zeros, are made anew."""
+    """The result of a function on its own copies; those of ``blanks``, which are zeros, are made anew."""
     given = {
         need: map_tensors(value, partial(_copy, zeros=need in blanks and device.type == "cpu"))
         for need, value in needs_of(name, inner, {**case.sizes, **inputs}, case, device).items()
     }
-    result = _ask(f"derived input {name!r}", lambda: inner.function(**given))
+    result = _call(f"derived input {name!r}", lambda: inner.function(**given))
     return map_tensors(result, lambda t: t.detach().to(device).contiguous())
 
 
 def needs_of(
     name: str, inner: DerivedSpec, known: Mapping[str, Any], case: Case, device: torch.device
 ) -> dict[str, Any]:
-    """What the function of the derived input ``name`` is called with, of inputs and sizes that are ``known``."""
+    """The arguments of the derived input ``name``'s function, from inputs and sizes that are ``known``."""
     given = {need: known[need] for need in inner.needs if need in known}
     if "generator" in inner.needs:
         given["generator"] = generator(case, name, device)

@@ -1,4 +1,4 @@
-"""What independent draws never hold and callers pass: runs, certainties, round numbers.
+"""Values that callers pass and independent draws never make: runs, certainties, round numbers.
 
 Each in some tensors, as the seed decides.
 """
@@ -68,8 +68,8 @@ def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device:
     if not counter_random.mix(seed, "certain") % 2:
         width, rows = shape[-1], rows_of(shape)
         row = torch.arange(math.prod(rows), device=device).reshape(rows) + counter_random.mix(seed, "kind") % 4
-        kept = counter_random.uniform(rows, counter_random.mix(seed, "kept"), device).mul(width).long()
-        rest = torch.arange(width, device=device) != kept
+        open_at = counter_random.uniform(rows, counter_random.mix(seed, "kept"), device).mul(width).long()
+        rest = torch.arange(width, device=device) != open_at
         some = rest & (counter_random.uniform(shape, counter_random.mix(seed, "some"), device) < 0.5)
         least = torch.finfo(dtype).smallest_normal if dtype.is_floating_point else 0.5
         depth = min(40.0, -math.log2(least) - 2)
@@ -99,7 +99,7 @@ def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor
 
 
 def ended(v: torch.Tensor, low: int, high: int, seed: int) -> torch.Tensor:
-    """``v``, int64, one element of which is ``high`` for every other seed, and another one ``low`` where there is one.
+    """``v``, int64, with one element at ``high`` for every other seed, and another one at ``low`` where there is one.
 
     A length that is all of a dim is one of 300 where it is drawn from 0 to 300. For every fourth seed half of all
     elements are ends: a sum of three bytes wraps where all of them are, which in 2^24 such sums happens once.

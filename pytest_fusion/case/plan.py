@@ -27,7 +27,7 @@ BATCHED_NDIM = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one case may cost: elements of the largest tensor, product of all sizes, programs of one launch."""
+    """The most that one case may cost: elements of the largest tensor, product of all sizes, programs of one launch."""
 
     elements: int = 1 << 17
     work: int = 1 << 21
@@ -210,7 +210,7 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
 
 
 def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> str:
-    """One of several profiles, and where that has regimes one of those, by the seed; special ones beside none such."""
+    """One of several profiles, and one of its regimes where it has some, by the seed; ``finite``: no special one."""
     chosen = profile.choices[index]
     if chosen.kind == "one_of":
         inner = counter_random.mix(seed, index) % len(chosen.choices)

@@ -68,7 +68,7 @@ class Stored:
 
 
 def parse(regime: str) -> Like | Stored | None:
-    """What a regime says; ``None`` for one that is not recorded, or is damaged."""
+    """A regime as an object; ``None`` for one that is not recorded, or is damaged."""
     found = _CALL.fullmatch(regime)
     if found is None:
         return None
@@ -238,7 +238,7 @@ def _narrowed(found: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | Non
 
 
 def digest(data: bytes) -> str:
-    """What a file of tensors is called."""
+    """The name of a file of tensors."""
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
@@ -248,7 +248,7 @@ def _file(path: str) -> dict[str, torch.Tensor]:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ReplayError(
-            f"the recorded tensors {path} cannot be read ({error.strerror}); they are kept for keep_days only and do "
+            f"the recorded tensors {path} cannot be read ({error.strerror}); they are stored for keep_days only and do "
             "not travel with the case. Record them again, or replay the summary: a recording without tensors=True"
         ) from None
     if digest(data) != Path(path).stem:

@@ -13,7 +13,7 @@ from pytest_fusion.case import counter_random, patterns, recorded_values
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a regime is made from: a shape, the target dtype, a stream seed and a device."""
+    """The material of a regime: a shape, the target dtype, a stream seed and a device."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -37,7 +37,7 @@ class Field:
         return torch.arange(self.shape[-1], device=self.device).expand(self.shape)
 
     def row(self) -> torch.Tensor:
-        """The index of the row (last axis) an element lies in."""
+        """The index of each element's row (last axis)."""
         width = self.shape[-1] if self.shape else 1
         total = 1
         for size in self.shape:
@@ -156,7 +156,7 @@ def _signed_zeros(f: Field) -> torch.Tensor:
 
 
 def _huge(f: Field) -> torch.Tensor:
-    """Half to nine tenths of the largest value where the exponent is narrow (float16, float8): float32 inside bears it.
+    """Half to nine tenths of the largest value where the exponent is narrow (float16, float8): float32 inside holds it.
 
     In float32 and bfloat16 about 2^60, whose squares and their sums are still finite: above, kernels that square first
     or normalise last (Welford, online softmax) overflow where their reference does not, and are no less right for it.

@@ -66,7 +66,7 @@ def leading(rows: int, turn: int) -> tuple[int, ...]:
 
 
 def step_of(bound: Dim, sizes: Mapping[str, Size]) -> int:
-    """What a size must be a multiple of, given the sizes it refers to."""
+    """The number that a size must be a multiple of, given the sizes it refers to."""
     if isinstance(bound.multiple_of, str):
         try:
             return max(parse_expression(bound.multiple_of).evaluate(sizes)[0], 0)
@@ -88,7 +88,7 @@ def fit(wanted: int, bound: Dim, sizes: Mapping[str, Size]) -> int:
     low = -(-bound.min // step) * step
     high = None if bound.max is None else bound.max // step * step
     if high is not None and high < low:
-        raise ImpossibleCase(f"no multiple of {step} lies from {bound.min} to {bound.max}")
+        raise ImpossibleCase(f"no multiple of {step} is from {bound.min} to {bound.max}")
     size = wanted // step * step
     if wanted > 0 and size == 0:
         size = step

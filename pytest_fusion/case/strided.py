@@ -44,7 +44,7 @@ def admits(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def kinds(shape: Sequence[int], strides: Sequence[int]) -> tuple[str, ...]:
-    """The layouts of a spec any of which says that its kernel takes these strides; ``()`` for contiguous ones."""
+    """The layouts by which a spec's kernel takes these strides, one being enough; ``()`` for contiguous ones."""
     axes = [axis for axis, size in enumerate(shape) if size > 1]
     if expanded(shape, strides):
         return ("expanded",)

@@ -53,7 +53,7 @@ def encode(value: Any, special: Callable[[Any], Any] = _unknown, otherwise: Call
 def written(data: Any) -> str:
     """An encoded value as people write it in Python: ``(0.0, inf)``, ``torch.float16``, ``Mode.FAST``, ``torch.relu``.
 
-    ``data`` comes from :func:`encode`; what does not is told by its ``repr``.
+    ``data`` comes from :func:`encode`; what does not becomes its ``repr``.
     """
     match data:
         case list():

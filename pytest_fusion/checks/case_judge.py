@@ -12,8 +12,9 @@ from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import deterministic, memory, multiprocessors
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import (
-    Bench,
     CaseResult,
+    Context,
+    Focus,
     allows_chance,
     call,
     conclude,
@@ -24,8 +25,8 @@ from pytest_fusion.checks.context import (
     unasked,
 )
 from pytest_fusion.checks.gradients import gradients
-from pytest_fusion.checks.randomness.masks import LookFailed, seeded, told
-from pytest_fusion.checks.registry import CHECKS
+from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
+from pytest_fusion.checks.registry import checks
 from pytest_fusion.checks.rejections import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, passed, unknown
@@ -42,27 +43,25 @@ _TURNS = 64
 # Cases with fresh values that repeat a statistical failure, of so many at most: one may find no memory, say.
 _REPEATS, _FRESH = 2, 4
 
-__all__ = ["Bench", "CaseResult", "dry_run", "judge_case"]
 
-
-def judge_case(bench: Bench, case: Case, *, again: bool = False) -> CaseResult:
+def judge_case(context: Context, case: Case, *, again: bool = False) -> CaseResult:
     """Judge one case; ``again`` also calls the kernel with changed values at the same addresses.
 
     A purely statistical failure of ``values`` counts only when two cases with fresh values repeat it, and is `unknown`
     where such cases cannot be judged.
     """
-    result = _judge(bench, case, again=again)
-    result = _unless_tuning(bench, result)
+    result = _judge(context, case, again=again)
+    result = _unless_tuning(context, result)
     found = result.failure
     if found is None or not found.statistical:
         return result
     repeated = 0
     for attempt in range(1, _FRESH + 1):
-        second = _judge(bench, _fresh(case, found, attempt), again=False)
+        second = _judge(context, _fresh(case, found, attempt), again=False)
         if second.failure is not None and not second.failure.statistical:
             return second
         if second.failure is None and second.rejected is None:
-            bench.unrepeated += 1
+            context.progress.unrepeated += 1
             return _with(result, found, passed(found.check, unrepeated=found.reason))
         repeated += second.failure is not None
         if repeated == _REPEATS:
@@ -86,119 +85,129 @@ def _fresh(case: Case, found: Verdict, attempt: int) -> Case:
     return case.with_(seed=next(asked, counter_random.mix(case.seed, "confirm", attempt) >> 1))
 
 
-def dry_run(bench: Bench, case: Case) -> CaseResult:
+def dry_run(context: Context, case: Case) -> CaseResult:
     """The launches that a case would make, its kernels compiled but not run; nothing is judged."""
     result = CaseResult(case, rejected=DRY_RUN)
     try:
-        logical = make_inputs(bench.spec, case, bench.device)
+        logical = make_inputs(context.spec, case, context.device)
     except (ImpossibleCase, InputFailed):
         return result
-    result.launches = compile_only(bench.spec.fused, place(logical, case, bench.device, FILLS[0]), bench.extra)
-    if bench.spec.grad and bench.on(gradients.NAME):
+    result.launches = compile_only(context.spec.fused, place(logical, case, context.device, FILLS[0]), context.extra)
+    if context.spec.grad and context.on(gradients.NAME):
         with contextlib.suppress(Exception):  # what stops the reference or the kernel here is told by the test itself
-            reference, expected = reference_of(bench, case, logical, priced=False)
-            trial = Trial(bench, result, logical, reference, expected, lambda _: result)
+            reference, expected = reference_of(context, case, logical, priced=False)
+            trial = Trial(context, result, logical, reference, expected, lambda _: result)
             if gradients.due(trial):
                 gradients.compile_only(trial)
     return result
 
 
-def _unless_tuning(bench: Bench, result: CaseResult) -> CaseResult:
+def _unless_tuning(context: Context, result: CaseResult) -> CaseResult:
     """A failed case as it stands, unless a call of it tuned a kernel and that is what fails."""
     found = result.failure
-    if found is None or found.check == configs.NAME or not bench.on(configs.NAME):
+    if found is None or found.check == configs.NAME or not context.on(configs.NAME):
         return result
     if not any(seen.tuning for seen in result.tuned.values()):
         return result
-    configs.suspects_tuning(bench, so=True)
-    second = _judge(replace(bench, until=None, sought=None), result.case, again=False)
-    configs.suspects_tuning(bench, so=False)
+    configs.suspects_tuning(context, so=True)
+    second = _judge(replace(context, focus=Focus(closing=context.focus.closing)), result.case, again=False)
+    configs.suspects_tuning(context, so=False)
     return second if second.failure is not None and second.failure.check == configs.NAME else result
 
 
-def _judge(bench: Bench, case: Case, *, again: bool) -> CaseResult:
+def _judge(context: Context, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case)
     with noted(result.tuned), multiprocessors.described(case), launch_replay.allowed():
-        return _judge_noting(bench, case, result, again=again)
+        return _judge_noting(context, case, result, again=again)
 
 
-def _judge_noting(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
+def _judge_noting(context: Context, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
     if any(tensor.layout.kind == large_offsets.KIND for tensor in case.tensors.values()):
-        lacking = room.lacking(large_offsets.far_tensors(bench.spec, case).values(), bench.device)
+        lacking = room.lacking(large_offsets.far_tensors(context.spec, case).values(), context.device)
         if lacking is not None:
-            return reject(bench, result, NO_ROOM_TO_JUDGE, MemoryError(lacking))
+            return reject(context, result, NO_ROOM_TO_JUDGE, MemoryError(lacking))
     try:
-        return _judge_made(bench, case, result, again=again)
+        return _judge_made(context, case, result, again=again)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         # What a kernel raises is in its outcome, so this is the judge's own: of two dozen lanes asked for late, say.
         result.verdicts.clear()
-        return reject(bench, result, NO_ROOM_TO_JUDGE, error)
+        return reject(context, result, NO_ROOM_TO_JUDGE, error)
     except ReferenceFailed as error:
         kind = unasked(error)
         if kind not in (NO_ROOM_TO_JUDGE, TOO_EXPENSIVE):
             raise
         result.verdicts.clear()
-        return reject(bench, result, kind, error)
+        return reject(context, result, kind, error)
 
 
-def _judge_made(bench: Bench, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
-    every = bench
-    bench = seeded(bench, case)
+def _judge_made(context: Context, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
+    every = context
+    context = seeded(context, case)
     try:
-        with bench.clock.phase("make"):
-            logical = make_inputs(bench.spec, case, bench.device)
+        with context.clock.phase("make"):
+            logical = make_inputs(context.spec, case, context.device)
     except ImpossibleCase as error:
-        return reject(bench, result, IMPOSSIBLE, error)
+        return reject(context, result, IMPOSSIBLE, error)
     except InputFailed as error:
         lacking = out_of_memory(error.__cause__)
-        return reject(bench, result, NO_ROOM_TO_JUDGE if lacking else f"inputs {type(error.__cause__).__name__}", error)
-    first, placed = call(bench, case, logical, FILLS[0])
+        return reject(
+            context, result, NO_ROOM_TO_JUDGE if lacking else f"inputs {type(error.__cause__).__name__}", error
+        )
+    first, placed = call(context, case, logical, FILLS[0])
     result.launches = first.launches
     if first.watch is not None:
         result.work = len(first.launches) + first.watch.worked
-    if first.error is not None and (kind := rejection(bench.spec, first.error)):
-        return reject(bench, result, kind, first.error)
+    if first.error is not None and (kind := rejection(context.spec, first.error)):
+        return reject(context, result, kind, first.error)
     try:
-        bench = told(bench, case, logical, first, placed)
-        reference, expected = reference_of(bench, case, logical)
-        deterministic.note(bench, expected)
+        context, draws = drawn(context, case, logical, first, placed)
+        reference, expected = reference_of(context, case, logical)
+        deterministic.note(context, expected)
         result.compared = any(t.numel() for t in expected.tensors.values()) or any(
             value is not None for value in expected.plain.values()
         )
     except LookFailed as look:
-        return _raised(bench, result, look.outcome)
+        return _raised(context, result, look.outcome)
     except ReferenceFailed as error:
         # A case outside the reference's own domain asks nothing of the kernel.
-        return reject(bench, result, unasked(error), error)
+        return reject(context, result, unasked(error), error)
     if first.error is not None:
-        return _raised(bench, result, first)
-    accessed = memory.check_access(first, chance=allows_chance(bench.spec))
-    if accessed is not None and conclude(bench, result, accessed):
+        return _raised(context, result, first)
+    accessed = memory.check_access(first, chance=allows_chance(context.spec))
+    if accessed is not None and conclude(context, result, accessed):
         return result
-    trial = Trial(bench, result, logical, reference, expected, lambda other: _judge(every, other, again=False))
+    trial = Trial(context, result, logical, reference, expected, lambda other: _judge(every, other, again=False), draws)
     trial.run(first, placed, again=again)
-    for check in CHECKS:
-        if result.failure is not None or result.rejected is not None or bench.until in ("", result.reached):
-            break
-        result.reached = check.NAME
-        if bench.on(check.NAME) and check.missing(bench.spec, bench.device) is None and check.due(trial):
-            bench.began(check.NAME)
-            with bench.clock.check(check.NAME):
-                verdict = check.run(trial)
-            conclude(bench, result, verdict)
+    _run_checks(context, trial)
     return result
 
 
-def _raised(bench: Bench, result: CaseResult, outcome: Outcome) -> CaseResult:
+def _run_checks(context: Context, trial: Trial) -> None:
+    """The checks that make calls of their own, until one fails."""
+    result = trial.result
+    for check in checks():
+        if check.run is None:
+            continue
+        if result.failure is not None or result.rejected is not None or context.focus.until in ("", result.reached):
+            break
+        result.reached = check.name
+        if context.on(check.name) and check.missing(context.spec, context.device) is None and check.due(trial):
+            context.began(check.name)
+            with context.clock.check(check.name):
+                verdict = check.run(trial)
+            conclude(context, result, verdict)
+
+
+def _raised(context: Context, result: CaseResult, outcome: Outcome) -> CaseResult:
     """A case that ends with what the kernel raised."""
     assert outcome.error is not None
-    kind = rejection(bench.spec, outcome.error)
+    kind = rejection(context.spec, outcome.error)
     if kind is not None:
-        return reject(bench, result, kind, outcome.error)
-    accessed = memory.check_access(outcome, chance=allows_chance(bench.spec))
-    if accessed is None or not conclude(bench, result, accessed):
-        conclude(bench, result, error_verdict(outcome))
+        return reject(context, result, kind, outcome.error)
+    accessed = memory.check_access(outcome, chance=allows_chance(context.spec))
+    if accessed is None or not conclude(context, result, accessed):
+        conclude(context, result, error_verdict(outcome))
         result.trace = outcome.trace
     return result

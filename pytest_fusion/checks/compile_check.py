@@ -26,7 +26,8 @@ from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import refit
 from pytest_fusion.checks import structure, values_check
-from pytest_fusion.checks.context import Bench, CaseResult, precision, reference_of, rejection
+from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.context import CaseResult, Context, precision, reference_of, rejection
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
@@ -82,30 +83,21 @@ class _State:
     steps: int = 0
 
 
-def _state(bench: Bench) -> _State:
-    return bench.state(NAME, _State)
-
-
 def asked(spec: FusionSpec) -> bool:
     """Whether the spec itself wants this check."""
     return spec.compile or spec.max_recompiles is not None
 
 
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """Whether the profile wants it is known to a bench alone: see :func:`summary`."""
-    return None
-
-
 def due(trial: Trial) -> bool:
     """A few cases of ordinary values, plain ones and strided ones; every one where a finding is being shrunk."""
-    bench, case = trial.bench, trial.result.case
-    if not (asked(trial.spec) or bench.deep):
+    context, case = trial.context, trial.result.case
+    if not (asked(trial.spec) or context.deep):
         return False
-    state = _state(bench)
+    state = context.state(_State)
     if state.found:
         state.steps += 1
         return state.steps <= (_STEPS if state.found in _OF_OPERATORS else _COMPILED_STEPS)
-    if bench.complete:
+    if context.complete:
         return True
     if any(regimes.is_special(tensor.regime) for tensor in case.tensors.values()):
         return False
@@ -135,7 +127,7 @@ def _layouts(trial: Trial) -> set[tuple[Any, ...]]:
 
 def run(trial: Trial) -> Verdict:
     """The first thing that is wrong; `unknown` where only a part could be tried."""
-    state, case = _state(trial.bench), trial.result.case
+    state, case = trial.context.state(_State), trial.result.case
     state.asked += 1
     state.plain += _kind(case) == "plain"
     state.layouts |= _layouts(trial)
@@ -143,22 +135,22 @@ def run(trial: Trial) -> Verdict:
     if found is None:
         return unknown(NAME, "; ".join(state.left)) if state.left else passed(NAME, ran=list(state.ran))
     if found.failed:
-        state.found = str(found.evidence["cause"])
+        state.found = str(found.cause)
     return found
 
 
-def summary(bench: Bench) -> Verdict:
+def summary(context: Context) -> Verdict:
     """What was tried, what was not and why."""
-    state = _state(bench)
-    if not (asked(bench.spec) or bench.deep):
+    state = context.state(_State)
+    if not (asked(context.spec) or context.deep):
         return unknown(NAME, "not asked for: compile=True or --fusion-profile deep switches it on")
     if not state.ran and not state.left:
         return unknown(NAME, "no case of ordinary values with more than one element was judged")
     words = ", ".join(state.ran) + (f"; {state.recompiles}" if state.recompiles else "")
-    left = list(state.left) or ([_NO_BACKWARD] if bench.spec.grad and not state.backward else [])
+    left = list(state.left) or ([_NO_BACKWARD] if context.spec.grad and not state.backward else [])
     if left:
         return unknown(NAME, "; ".join([*left, *([f"tried: {words}"] if words else [])]))
-    if bench.device.type != "cuda":
+    if context.device.type != "cuda":
         words += "; code generation and CUDA graphs are for a GPU to try"
     return Verdict(NAME, "pass", words)
 
@@ -167,13 +159,13 @@ class _Compiling:
     """The parts of the check on one case."""
 
     def __init__(self, trial: Trial, state: _State) -> None:
-        self.trial, self.bench, self.spec, self.state = trial, trial.bench, trial.spec, state
-        self.on_gpu = trial.bench.device.type == "cuda"
+        self.trial, self.context, self.spec, self.state = trial, trial.context, trial.spec, state
+        self.on_gpu = trial.context.device.type == "cuda"
 
     def run(self) -> Verdict | None:
         """The first finding of any part."""
         state, kind = self.state, _kind(self.trial.result.case)
-        with self.bench.clock.phase(NAME):
+        with self.context.clock.phase(NAME):
             log = self.log()
             if log is None:
                 return None
@@ -188,10 +180,10 @@ class _Compiling:
                 return self.compiled(log) or self.captured()
 
     def place(self, case: Case, logical: Mapping[str, Any]) -> Placed:
-        return place(logical, case, self.bench.device, FILLS[0])
+        return place(logical, case, self.context.device, FILLS[0])
 
     def call(self, fused: Callable[..., Any], placed: Placed) -> tuple[Any, Exception | None]:
-        return called(fused, placed.arguments, self.bench.extra)
+        return called(fused, placed.arguments, self.context.extra)
 
     def fail(self, reason: str, slug: str, *, where: str = "", statistical: bool = False, **evidence: Any) -> Verdict:
         identity = f"{NAME}:{slug}" + (f":{where}" if where else "")
@@ -214,10 +206,10 @@ class _Compiling:
     def backward(self, forward: Log) -> Verdict | None:
         """The operators of forward and backward where a graph is recorded, but for what ``forward`` shows already."""
         trial, state = self.trial, self.state
-        if gradients.missing(self.spec, self.bench.device) is not None or not gradients.due(trial):
+        if gradients.missing(self.spec, self.context.device) is not None or not gradients.due(trial):
             return None
         # A fake that follows the upstream gradient is wrong for a transposed one alone, which few cases draw.
-        own, calls = Upstream(trial, gradients.wanted(trial)), dict[Form, OperatorCall]()
+        own, calls = Upstream.of(trial, gradients.wanted(trial)), dict[Form, OperatorCall]()
         error: BaseException | None = None
         try:
             own.settle()
@@ -307,7 +299,7 @@ class _Compiling:
             return None
         return self.fail(
             f"under {how}: {wrong.reason}", "compile-differs", where=wrong.identity, statistical=wrong.statistical,
-            how=how, inner=wrong.check, found=wrong.evidence,
+            how=how, inner=wrong.check, found=wrong.facts,
         )  # fmt: skip
 
     def raised(self, how: str, error: Exception) -> Verdict | None:
@@ -334,7 +326,7 @@ class _Compiling:
         kernels: dict[int, Any] = dict(first)
         for case in self.sizes():
             try:
-                logical = make_inputs(self.spec, case, self.bench.device)
+                logical = make_inputs(self.spec, case, self.context.device)
             except (ImpossibleCase, InputFailed):
                 continue
             with compilers.specialisations() as seen:
@@ -352,7 +344,7 @@ class _Compiling:
             wrong = self.judged_as(case, logical, result, placed)
             if wrong is not None:
                 return self.fail(
-                    f"{how}: {wrong.reason}", "compile-differs", where="sweep", inner=wrong.check, found=wrong.evidence
+                    f"{how}: {wrong.reason}", "compile-differs", where="sweep", inner=wrong.check, found=wrong.facts
                 )
         counts = {"torch.compile": compilers.graphs() - graphs, "Triton": len(kernels) - len(first)}
         self.state.recompiles = f"over {sizes} other sizes torch.compile recompiled {counts['torch.compile']} time(s)"
@@ -388,10 +380,10 @@ class _Compiling:
     def judged_as(self, case: Case, logical: Mapping[str, Any], result: Any, placed: Placed) -> Verdict | None:
         """A result judged as that of another case; a wrong one that the eager call shares is no finding here."""
         try:
-            reference, expected = reference_of(self.bench, case, logical)
+            reference, expected = reference_of(self.context, case, logical)
         except ReferenceFailed:
             return None
-        trial = Trial(self.bench, CaseResult(case), logical, reference, expected, self.trial.alone)
+        trial = Trial(self.context, CaseResult(case), logical, reference, expected, self.trial.alone)
         wrong = judged(trial, result, placed)
         if wrong is None or wrong.statistical:
             return None
@@ -411,7 +403,7 @@ class _Compiling:
         other, logical = self.trial.other_values("captured")
         if logical is None or _plain(logical) != _plain(self.trial.logical):
             return None  # what the host knows of the values is part of the graph
-        graph, error = self.call(lambda **given: compilers.Captured(self.spec.fused, given, self.bench.extra), placed)
+        graph, error = self.call(lambda **given: compilers.Captured(self.spec.fused, given, self.context.extra), placed)
         if error is not None:
             if rejection(self.spec, error) is not None:
                 return None
@@ -432,7 +424,7 @@ class _Compiling:
                 "graph-capture",
                 where=wrong.identity,
                 inner=wrong.check,
-                found=wrong.evidence,
+                found=wrong.facts,
             )
         self.state.ran["a CUDA graph"] = None
         return None
@@ -474,3 +466,6 @@ def _plain(logical: Mapping[str, Any]) -> str:
 
 def _first_line(error: object) -> str:
     return (said(error) if isinstance(error, BaseException) else first_line(error))[:300]
+
+
+CHECK = Check(NAME, run, due=due, summary=summary)

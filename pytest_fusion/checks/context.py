@@ -1,9 +1,8 @@
-"""One test's bench, the calls of kernel and reference on one case, and what ends a case early."""
+"""The context of a test, the calls of kernel and reference on one case, and what ends a case early."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import tensors_by_name
+from pytest_fusion.checks.evidence import Deviation
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.checks.vacuity import Vacuity
@@ -33,49 +33,69 @@ State = TypeVar("State")
 
 
 @dataclass(slots=True)
-class Bench:
-    """What every case of a test shares: device, fixtures, limits, clocks, and what the run has learned."""
+class Progress:
+    """What the cases of a test have shown so far; the one part of a context that changes."""
+
+    clock: Clock = field(default_factory=Clock)
+    vacuity: Vacuity = field(default_factory=Vacuity)
+    # Operators of the reference that were priced in float32, for lack of a rule.
+    fallbacks: set[str] = field(default_factory=set)
+    # Statistical suspicions that fresh values did not repeat.
+    unrepeated: int = 0
+    # The first reason for each kind of rejection.
+    refusals: dict[str, str] = field(default_factory=dict)
+    # What each check remembers, one object of each class.
+    states: dict[type, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """What a case is run for beyond a plain judgement: nothing, the minimum of a failure, or the end of a test.
+
+    ``until`` is the last of the checks in `registry` that runs, those after it cannot explain the failure; empty where
+    a failure was found before all of them, ``None`` where nothing is left out. ``sought`` is the identity of the
+    failure that is being shrunk: a check leaves out what comes after the step that shows it. ``closing``: all cases
+    passed, and checks run on one of them what would have hidden other findings, had it come first.
+    """
+
+    until: str | None = None
+    sought: str | None = None
+    closing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What judging a case depends on beside the case: the spec, the device, limits, and why it is run."""
 
     spec: FusionSpec
     device: torch.device
+    # Fixtures and parameters of the test that are no inputs.
     extra: Mapping[str, Any] = field(default_factory=dict)
     programs: int = 600
-    # What one run of the reference in its lanes may take; a case that takes longer is rejected.
+    # How long one run of the reference with its roundings may take; a case that takes longer is rejected.
     reference_s: float = math.inf
-    clock: Clock = field(default_factory=Clock)
-    vacuity: Vacuity = field(default_factory=Vacuity)
-    fallbacks: set[str] = field(default_factory=set)
-    unrepeated: int = 0
-    # How often each check that costs more has run, for those that are to run on a few cases only.
-    spent: Counter[str] = field(default_factory=Counter)
-    # What a check keeps from case to case, by its name.
-    kept: dict[str, Any] = field(default_factory=dict)
-    # In a case of a kernel with dropout: which elements it keeps (`masks.Masks`), and those of the case's own call.
-    masks: Any = None
-    mask: Any = None
-    # There will be no other case to leave a part of a check to.
+    # There is no other case to leave a part of a check to.
     complete: bool = False
-    # All cases passed; what would hide their findings, had it come first, is asked of one of them.
-    closing: bool = False
-    # The profile is `deep`: a nightly run, in which a check may cost what it asks for.
+    # The profile is `deep`: a nightly run, in which checks run on more cases.
     deep: bool = False
-    # The last of the checks in `further` that runs; those after it tell nothing about a failure that it found. Empty
-    # where a failure was found before all of them, ``None`` where nothing is left out.
-    until: str | None = None
-    # The identity of the failure that is being shrunk: what a check asks after it could have shown is left out.
-    sought: str | None = None
-    # Told which of the checks in `further` begins: it makes calls of its own, and one may end the process.
+    focus: Focus = Focus()
+    progress: Progress = field(default_factory=Progress)
+    # Called with the name of each check in `registry` before it runs: it makes calls that may end the process.
     began: Callable[[str], None] = lambda _: None
-    # What was first said by each kind of rejection.
-    refusals: dict[str, str] = field(default_factory=dict)
 
-    def state(self, name: str, kind: type[State]) -> State:
-        """What the check ``name`` keeps from case to case, made when it is first asked for."""
-        found = self.kept.setdefault(name, kind())
+    @property
+    def clock(self) -> Clock:
+        """The seconds that were spent so far, by phase and by check."""
+        return self.progress.clock
+
+    def state(self, kind: type[State]) -> State:
+        """The one object of a check's own state class; made when it is first read."""
+        found = self.progress.states.setdefault(kind, kind())
         assert isinstance(found, kind)
         return found
 
     def on(self, check: str) -> bool:
+        """Whether the spec leaves this check, or part of one, switched on."""
         return check not in self.spec.without
 
 
@@ -110,17 +130,17 @@ class CaseResult:
     def ratio(self) -> float | None:
         """Worst error over what was allowed."""
         for verdict in self.verdicts:
-            if verdict.check == "values" and "ratio" in verdict.evidence:
-                return float(verdict.evidence["ratio"])
+            if verdict.check == "values" and isinstance(verdict.evidence, Deviation):
+                return verdict.evidence.ratio
         return None
 
 
-def call(bench: Bench, case: Case, logical: Mapping[str, Any], fill: str) -> tuple[Outcome, Placed]:
-    with bench.clock.phase("make"):
-        placed = place(logical, case, bench.device, fill)
+def call(context: Context, case: Case, logical: Mapping[str, Any], fill: str) -> tuple[Outcome, Placed]:
+    with context.clock.phase("make"):
+        placed = place(logical, case, context.device, fill)
         placed.arena.snapshot()
-    with bench.clock.phase("fused"):
-        return run_fused(bench.spec.fused, placed, bench.extra, programs=bench.programs), placed
+    with context.clock.phase("fused"):
+        return run_fused(context.spec.fused, placed, context.extra, programs=context.programs), placed
 
 
 def rejection(spec: FusionSpec, error: BaseException) -> str | None:
@@ -144,13 +164,13 @@ def unasked(error: ReferenceFailed) -> str:
     return NOT_MODELLED if not_modelled(why) is not None else f"reference {type(why).__name__}"
 
 
-def reject(bench: Bench, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
+def reject(context: Context, result: CaseResult, kind: str, error: BaseException) -> CaseResult:
     """The case asks nothing of the kernel."""
     line = raised_by_filter(error)
     said = f" (a warnings filter makes it an error: -W {line} lets it pass)" if line is not None else ""
-    bench.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200] + said)
+    context.progress.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200] + said)
     result.rejected = kind
-    if kind in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE) and bench.device.type == "cuda":
+    if kind in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE) and context.device.type == "cuda":
         # What torch keeps of freed tensors is what the next kernel, and another process's context, is loaded into.
         torch.cuda.empty_cache()
     return result
@@ -191,15 +211,17 @@ def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def reference_of(
-    bench: Bench, case: Case, logical: Mapping[str, Any], *, priced: bool = True
+    context: Context, case: Case, logical: Mapping[str, Any], *, priced: bool = True
 ) -> tuple[ReferenceRun, Outputs]:
     """The reference's run and outputs, with lanes where its rounding is ``priced`` and no tolerance is fixed."""
-    spec = bench.spec
+    spec = context.spec
     lanes = FEW_LANES if priced and not isinstance(spec.tolerance, Tolerance) else 0
-    with bench.clock.phase("reference"):
+    with context.clock.phase("reference"):
         seed = counter_random.mix(case.seed, "lanes")
-        run = run_reference(spec, logical, bench.extra, reader(spec), lanes=lanes, seed=seed, limit_s=bench.reference_s)
-    bench.fallbacks.update(run.fallbacks)
+        run = run_reference(
+            spec, logical, context.extra, reader(spec), lanes=lanes, seed=seed, limit_s=context.reference_s
+        )
+    context.progress.fallbacks.update(run.fallbacks)
     return run, collect(run.result, run.arguments, spec.mutates)
 
 
@@ -207,9 +229,9 @@ def reader(spec: FusionSpec) -> Callable[[Any, Mapping[str, Any]], list[torch.Te
     return lambda result, arguments: list(collect(result, arguments, spec.mutates).tensors.values())
 
 
-def conclude(bench: Bench, result: CaseResult, verdict: Verdict) -> bool:
+def conclude(context: Context, result: CaseResult, verdict: Verdict) -> bool:
     """Note a verdict unless its check is switched off; true when it ends the case."""
-    if not bench.on(verdict.check):
+    if not context.on(verdict.check):
         return False
     result.verdicts.append(verdict)
     return verdict.failed

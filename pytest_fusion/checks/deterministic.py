@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.outputs import Outputs, spellings
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import takes
@@ -24,19 +24,19 @@ class _Seen:
     outputs: dict[str, None] = field(default_factory=dict)
 
 
-def note(bench: Bench, expected: Outputs) -> None:
+def note(context: Context, expected: Outputs) -> None:
     """Remember what the outputs of this case are called."""
-    if not isinstance(bench.spec.deterministic, bool):
-        bench.state(__name__, _Seen).outputs.update(dict.fromkeys((*expected.tensors, *expected.plain)))
+    if not isinstance(context.spec.deterministic, bool):
+        context.state(_Seen).outputs.update(dict.fromkeys((*expected.tensors, *expected.plain)))
 
 
-def notes(bench: Bench, judged: int) -> list[str]:
+def notes(context: Context, judged: int) -> list[str]:
     """What is to be told of a name that is neither an output of any of the ``judged`` cases nor a gradient.
 
     Raises ``SpecError`` where no other case and no other parametrization that the reference is told of could make it
     one: the name of an input says by itself that its gradient is meant.
     """
-    spec, seen = bench.spec, bench.state(__name__, _Seen).outputs
+    spec, seen = context.spec, context.state(_Seen).outputs
     if isinstance(spec.deterministic, bool) or not seen:
         return []
     gradients = list(_gradients(spec))
@@ -52,7 +52,7 @@ def notes(bench: Bench, judged: int) -> list[str]:
         hint = did_you_mean(name, [f"d{name}"] if f"d{name}" in gradients else known)
         hint = hint if "did you mean" in hint else ""
         text = f"deterministic={{{name!r}: ...}} names neither an output nor a gradient{hint} ({told})"
-        if judged >= enough and (name in spec.inputs or not takes(spec.reference, bench.extra)):
+        if judged >= enough and (name in spec.inputs or not takes(spec.reference, context.extra)):
             raise SpecError(f"{spec.name}: {text}")
         said.append(text)
     return said

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import regimes
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.compile_check import judged
-from pytest_fusion.checks.context import Bench, rejection, tensors_of
+from pytest_fusion.checks.context import Context, rejection, tensors_of
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.run.fused import ContextLost
@@ -52,10 +53,6 @@ class _State:
     steps: int = 0
 
 
-def _state(bench: Bench) -> _State:
-    return bench.state(NAME, _State)
-
-
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Without CUDA nothing of this can be asked."""
     return None if device.type == "cuda" else _NO_GPU
@@ -68,29 +65,29 @@ def closes(spec: FusionSpec, device: torch.device) -> bool:
 
 def due(trial: Trial) -> bool:
     """The first thorough cases of ordinary values, one more in the end; every one where a finding is being shrunk."""
-    bench, case = trial.bench, trial.result.case
-    state = _state(bench)
+    context, case = trial.context, trial.result.case
+    state = context.state(_State)
     if state.found:
         state.steps += 1
         return state.steps <= _STEPS
     if not any(t.numel() for t in tensors_of(trial.logical).values()):
         return False
-    if bench.complete or bench.closing:
+    if context.complete or context.focus.closing:
         return True
     special = any(regimes.is_special(tensor.regime) for tensor in case.tensors.values())
-    return trial.thorough and not special and state.cases < (_MOST_CASES_DEEP if bench.deep else _MOST_CASES)
+    return trial.thorough and not special and state.cases < (_MOST_CASES_DEEP if context.deep else _MOST_CASES)
 
 
 def run(trial: Trial) -> Verdict:
     """The first part that fails; `unknown` where one gave no evidence."""
-    state = _state(trial.bench)
+    state = trial.context.state(_State)
     state.cases += 1
-    with trial.bench.clock.phase(NAME):
+    with trial.context.clock.phase(NAME):
         found = _Parts(trial, state).run()
     if found is None:
         left = [reason for part, reason in _LEFT.items() if part not in state.proved and reason in state.left]
         return unknown(NAME, "; ".join(left)) if left else passed(NAME, parts=list(state.proved))
-    state.found = str(found.evidence["cause"])
+    state.found = str(found.cause)
     return found
 
 
@@ -101,32 +98,30 @@ _BLIND = (
 _LEFT: dict[str, str] = {"streams": _BLIND}
 
 
-def summary(bench: Bench) -> Verdict | None:
-    """What all cases add up to; ``None`` where the check could not run at all."""
-    if missing(bench.spec, bench.device) is not None:
-        return None
-    state = _state(bench)
+def summary(context: Context) -> Verdict:
+    """The verdict over all cases."""
+    state = context.state(_State)
     if not state.cases:
         return unknown(NAME, "no case of ordinary values with an element was judged")
     left = [reason for part, reason in _LEFT.items() if part not in state.proved]
     if left:
         return unknown(NAME, "; ".join(left))
     words = ", ".join(state.proved)
-    return Verdict(NAME, "pass", f"{words}; {_ONE_GPU}" if streams.other_device(bench.device) is None else words)
+    return Verdict(NAME, "pass", f"{words}; {_ONE_GPU}" if streams.other_device(context.device) is None else words)
 
 
 class _Parts:
     """The parts of the check on one case."""
 
     def __init__(self, trial: Trial, state: _State) -> None:
-        self.trial, self.bench, self.spec, self.state = trial, trial.bench, trial.spec, state
+        self.trial, self.context, self.spec, self.state = trial, trial.context, trial.spec, state
 
     def run(self) -> Verdict | None:
         """The first finding; while one is shrunk, its own part alone."""
         parts = {"wrong-stream": self.stream, "hidden-sync": self.waiting, "wrong-device": self.other_device}
         last = "wrong-device"
         for cause, part in parts.items():
-            now = self.bench.complete or self.bench.closing is (cause == last)
+            now = self.context.complete or self.context.focus.closing is (cause == last)
             if self.state.found == cause or (not self.state.found and now):
                 found = part()
                 if found is not None:
@@ -134,11 +129,11 @@ class _Parts:
         return None
 
     def place(self) -> Placed:
-        return place(self.trial.logical, self.trial.result.case, self.bench.device, FILLS[0])
+        return place(self.trial.logical, self.trial.result.case, self.context.device, FILLS[0])
 
     def fused(self, **arguments: Any) -> Any:
         with default_precision():
-            return self.spec.fused(**arguments, **self.bench.extra)
+            return self.spec.fused(**arguments, **self.context.extra)
 
     def guarded(self, work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         try:
@@ -182,7 +177,7 @@ class _Parts:
             "(torch.cuda.current_stream)",
             "wrong-stream",
             inner=wrong.check,
-            found=wrong.evidence,
+            found=wrong.facts,
         )
 
     def early(self) -> bool:
@@ -190,7 +185,7 @@ class _Parts:
         placed = self.place()
         _blank(placed)
         result, error = self.guarded(lambda: self.fused(**placed.arguments))
-        streams.settle(self.bench.device)
+        streams.settle(self.context.device)
         return error is None and judged(self.trial, result, placed) is not None
 
     def behind(self, *, wait: bool, cycles: int = streams.CYCLES) -> tuple[streams.Behind | None, Verdict | None]:
@@ -211,14 +206,14 @@ class _Parts:
 
     def other_device(self) -> Verdict | None:
         """While another GPU is current."""
-        other = streams.other_device(self.bench.device)
+        other = streams.other_device(self.context.device)
         if other is None:
             return None
         placed = self.place()
         with streams.current_device(other):
             result, error = self.guarded(lambda: self.fused(**placed.arguments))
-            streams.settle(self.bench.device)
-        where = f"with tensors on {self.bench.device} while {other} is current"
+            streams.settle(self.context.device)
+        where = f"with tensors on {self.context.device} while {other} is current"
         advice = "put `with torch.cuda.device(x.device)` around the launch"
         if error is not None:
             if rejection(self.spec, error) is not None:
@@ -228,7 +223,7 @@ class _Parts:
         if wrong is None:
             self.state.proved["a second GPU"] = None
             return None
-        return self.fail(f"{where}: {wrong.reason}; {advice}", "wrong-device", inner=wrong.check, found=wrong.evidence)
+        return self.fail(f"{where}: {wrong.reason}; {advice}", "wrong-device", inner=wrong.check, found=wrong.facts)
 
     def waiting(self) -> Verdict | None:
         """Two calls, each after one that has compiled and tuned; what waits in both is no start-up."""
@@ -239,7 +234,7 @@ class _Parts:
         seen: list[list[str]] = []
         for watched in (False, True, True):
             rewrite(placed, self.trial.logical)
-            streams.settle(self.bench.device)
+            streams.settle(self.context.device)
             context: AbstractContextManager[Any] = streams.waits() if watched else nullcontext()
 
             def call(context: AbstractContextManager[Any] = context) -> Any:
@@ -269,3 +264,6 @@ def _blank(placed: Placed) -> None:
         if not (t.is_floating_point() or t.is_complex()):
             continue
         write(t, torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape))
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, summary=summary, closes=closes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 import torch
 
+from pytest_fusion.checks.evidence import ChangedInput, DamagedMemory, WrongAccess
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 from pytest_fusion.interpreter.memory.memory_findings import Site
@@ -51,14 +51,12 @@ def check_inputs(changes: Iterable[Change], allowed: Iterable[str], by: Callable
                 f"{call.otherwise}. Other operations may have saved it for their own backward: write into a copy, or "
                 f"declare clobbers={declared!r} where callers give it up"
             )
-        evidence: dict[str, Any] = {"input": change.name, "count": change.count, "first": list(change.first)}
-        evidence |= {"by": call.slug} if call is not None else {}
         return failed(
             "inputs",
             f"{who} changed {change.count} element(s) of its input {change.name}, the first at "
             f"{list(change.first)}; {advice}",
             identity=identity,
-            **evidence,
+            evidence=ChangedInput(change.name, change.count, list(change.first), call.slug if call else None),
         )
     return passed("inputs")
 
@@ -72,11 +70,7 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
             "bounds",
             f"the kernel wrote {where}, {far} element(s) away from its own: {hurt.count} byte(s) changed",
             identity=f"bounds:write:{hurt.zone}",
-            tensor=hurt.name,
-            zone=hurt.zone,
-            elements=hurt.elements,
-            farthest=hurt.farthest,
-            bytes=hurt.count,
+            evidence=DamagedMemory(hurt.name, hurt.zone, hurt.elements, hurt.farthest, hurt.count),
         )
     return passed("bounds")
 
@@ -98,8 +92,7 @@ def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
             check,
             str(found),
             identity=f"{check}:{found.kind}:{found.kernel}:{found.line}",
-            access=found.kind,
-            **{key: value for key, value in asdict(found).items() if value not in (None, "") and key != "kind"},
+            evidence=WrongAccess(found),
         )
     return None
 

@@ -15,8 +15,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory, multiprocessors, values_check
 from pytest_fusion.checks.context import (
-    Bench,
     CaseResult,
+    Context,
     allows_chance,
     call,
     conclude,
@@ -31,7 +31,7 @@ from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import collect
-from pytest_fusion.checks.randomness.masks import LookFailed, seeded, told
+from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
 from pytest_fusion.checks.rejections import IMPOSSIBLE
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict
@@ -75,90 +75,97 @@ class Probe:
 
 
 def probe(
-    bench: Bench, case: Case, check: str, *, laid: Case | None = None, edit: Edit | None = None, again: bool = False
+    context: Context, case: Case, check: str, *, laid: Case | None = None, edit: Edit | None = None, again: bool = False
 ) -> Probe:
     """Judge the values of ``case``, changed by ``edit``, in the layout of ``laid``, by ``check`` and what precedes it.
 
     ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
     raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
     """
-    quiet = {**bench.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
-    every = replace(bench, spec=bench.spec.with_(without=quiet))
+    quiet = {**context.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
+    every = replace(context, spec=context.spec.with_(without=quiet))
     with multiprocessors.described(case):
         return _probe(every, case, check, laid or case, edit, again=again)
 
 
-def _probe(every: Bench, case: Case, check: str, laid: Case, edit: Edit | None, *, again: bool) -> Probe:
-    bench = seeded(every, case)
+def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None, *, again: bool) -> Probe:
+    context = seeded(every, case)
     result = CaseResult(laid)
     found = Probe(result)
     try:
-        with bench.clock.phase("make"):
-            logical = make_inputs(bench.spec, case, bench.device)
+        with context.clock.phase("make"):
+            logical = make_inputs(context.spec, case, context.device)
             if edit is not None:
                 logical = edit(logical)
                 result.case = laid_apart(laid, logical)
             found.logical = logical
     except ImpossibleCase as error:
-        reject(bench, result, IMPOSSIBLE, error)
+        reject(context, result, IMPOSSIBLE, error)
         return found
     except InputFailed as error:
-        reject(bench, result, f"inputs {type(error.__cause__).__name__}", error)
+        reject(context, result, f"inputs {type(error.__cause__).__name__}", error)
         return found
-    first, found.placed = call(bench, result.case, logical, FILLS[0])
+    first, found.placed = call(context, result.case, logical, FILLS[0])
     result.launches = first.launches
     found.races = _races(first)
-    if first.error is not None and (kind := rejection(bench.spec, first.error)):
-        reject(bench, result, kind, first.error)
+    if first.error is not None and (kind := rejection(context.spec, first.error)):
+        reject(context, result, kind, first.error)
         return found
     try:
-        bench = told(bench, case, logical, first, found.placed)
-        reference, expected = reference_of(bench, case, logical)
+        context, draws = drawn(context, case, logical, first, found.placed)
+        reference, expected = reference_of(context, case, logical)
     except LookFailed as look:
-        reject(bench, result, "no mask", look)
+        reject(context, result, "no mask", look)
         return found
     except ReferenceFailed as error:
-        reject(bench, result, unasked(error), error)
+        reject(context, result, unasked(error), error)
         return found
     if first.error is not None:
-        conclude(bench, result, error_verdict(first))
+        conclude(context, result, error_verdict(first))
         return found
-    trial = Trial(bench, result, logical, reference, expected, lambda other: probe(every, other, check).result)
+    trial = Trial(context, result, logical, reference, expected, lambda other: probe(every, other, check).result, draws)
+    _judge(found, trial, first, check, again=again)
+    return found
+
+
+def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: bool) -> None:
+    """Judge the first call, and what else the check needs."""
+    context, result = trial.context, found.result
+    assert found.placed is not None
     got = trial.collect(first, found.placed)
     found.got, found.expected = got.tensors, trial.expected.tensors
     found.lanes = dict(zip(trial.order, trial.reference.lanes or trial.reference.native, strict=True))
     if first.watch is not None:
         masks = {name: first.watch.unwritten(t) for name, t in found.got.items()}
         found.unwritten = {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
-    accessed = memory.check_access(first, chance=allows_chance(bench.spec))
-    if accessed is not None and conclude(bench, result, accessed):
-        return found
+    accessed = memory.check_access(first, chance=allows_chance(context.spec))
+    if accessed is not None and conclude(context, result, accessed):
+        return
     if check not in _ONE_CALL or not _comparable(found):
         trial.run(first, found.placed, again=again)
-        return found
+        return
     trial.got, found.trial = got, trial
     verdicts = trial.judge(got)
     if trial.note(values_check.as_verdict(verdicts)):
         trial.keep(got, verdicts)
     elif check == gradients.NAME and gradients.due(trial):
-        conclude(bench, result, gradients.run(trial))
+        conclude(context, result, gradients.run(trial))
         if result.evidence is not None:
             name, tensor, against = result.evidence
             found.got, found.lanes = {name: tensor}, {name: against}
             found.expected = {name: against.native if isinstance(against, OutputLanes) else against}
-    return found
 
 
-def calls(bench: Bench, found: Probe, count: int) -> list[dict[str, torch.Tensor]]:
+def calls(context: Context, found: Probe, count: int) -> list[dict[str, torch.Tensor]]:
     """What ``count`` further calls in a row give, on tensors of their own; of those before one that raises."""
     case = found.result.case
     outputs: list[dict[str, torch.Tensor]] = []
     with multiprocessors.described(case):
         for _ in range(count):
-            outcome, placed = call(seeded(bench, case), case, found.logical, FILLS[0])
+            outcome, placed = call(seeded(context, case), case, found.logical, FILLS[0])
             if outcome.error is not None:
                 break
-            got = collect(outcome.result, placed.arguments, bench.spec.mutates).tensors
+            got = collect(outcome.result, placed.arguments, context.spec.mutates).tensors
             outputs.append({name: t.detach().clone() for name, t in got.items()})
     return outputs
 
@@ -171,7 +178,7 @@ def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tup
     """
     if found.trial is None:
         return None
-    upstream = Upstream(found.trial, gradients.wanted(found.trial))
+    upstream = Upstream.of(found.trial, gradients.wanted(found.trial))
     if order is not None:
         for output, given in upstream.upstream.items():
             axes = [axis for axis, size in enumerate(given.shape) if size == len(order)]
@@ -191,7 +198,7 @@ def raced(found: Probe, name: str) -> tuple[torch.Tensor | None, list[Race]]:
     """The kernel's gradient of an input, and the races that the interpreter saw in its forward and backward."""
     if found.trial is None:
         return None, []
-    upstream = Upstream(found.trial, gradients.wanted(found.trial))
+    upstream = Upstream.of(found.trial, gradients.wanted(found.trial))
     try:
         upstream.lanes(1)
     except (NoGraph, ReferenceFailed):
@@ -211,11 +218,11 @@ def _comparable(found: Probe) -> bool:
     return shapes[0] == shapes[1]
 
 
-def right_of(bench: Bench, logical: Mapping[str, Any], *, seed: int = 0) -> dict[str, torch.Tensor] | None:
+def right_of(context: Context, logical: Mapping[str, Any], *, seed: int = 0) -> dict[str, torch.Tensor] | None:
     """The reference's outputs by name for any values, rounded as it rounds; ``None`` where it raises."""
     try:
-        with bench.clock.phase("reference"):
-            run = run_reference(bench.spec, logical, bench.extra, reader(bench.spec), lanes=0, seed=seed)
+        with context.clock.phase("reference"):
+            run = run_reference(context.spec, logical, context.extra, reader(context.spec), lanes=0, seed=seed)
     except (ReferenceFailed, SpecError):
         return None
-    return {name: t.detach() for name, t in collect(run.result, run.arguments, bench.spec.mutates).tensors.items()}
+    return {name: t.detach() for name, t in collect(run.result, run.arguments, context.spec.mutates).tensors.items()}

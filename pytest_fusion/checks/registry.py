@@ -1,70 +1,89 @@
-"""Checks that ask more of a case than its outputs, in the order in which they run.
-
-Each is a module: ``NAME`` is the check's, ``missing(spec, device)`` says why it cannot run at all, ``due(trial)``
-whether it runs on this case (what costs several calls runs on few), ``run(trial)`` concludes. A check sees only cases
-that everything before it passed.
-"""
+"""All checks, in the order in which a case is judged and reported: an earlier finding explains a later one."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
 
 import torch
 
-from pytest_fusion.checks import compile_check
-from pytest_fusion.checks import device_check as device
+from pytest_fusion.checks import compile_check, core_checks, device_check
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs import configs
-from pytest_fusion.checks.context import Bench
-from pytest_fusion.checks.gradients import autograd, gradients
+from pytest_fusion.checks.context import Context
+from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.honesty import honesty
 from pytest_fusion.checks.invariance import invariance
 from pytest_fusion.checks.launches import launches
 from pytest_fusion.checks.randomness import distribution, randomness
-from pytest_fusion.checks.repeat import repetition
-from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.errors import FusionError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-
-class Further(Protocol):
-    """A module of the kind above."""
-
-    NAME: str
-
-    def missing(self, spec: FusionSpec, device: torch.device) -> str | None:
-        """Why the check cannot run for this spec on this device; ``None`` if it can."""
-
-    def due(self, trial: Trial) -> bool:
-        """Whether it runs on this case."""
-
-    def run(self, trial: Trial) -> Verdict:
-        """What it found."""
-
-
-CHECKS: tuple[Further, ...] = (
-    *(randomness, distribution, repetition, invariance),
-    *(gradients, configs, honesty, device, launches, compile_check),
+_OURS: tuple[Check, ...] = (
+    *(core_checks.ERROR, core_checks.CRASH, core_checks.STRUCTURE),
+    *(core_checks.INPUTS, core_checks.BOUNDS, core_checks.UNWRITTEN),
+    *(randomness.CHECK, distribution.CHECK, core_checks.REPEAT, core_checks.VALUES),
+    *(invariance.CHECK, gradients.CHECK, configs.CHECK, honesty.CHECK),
+    *(device_check.CHECK, launches.CHECK, compile_check.CHECK, core_checks.VACUITY),
 )
+_added: list[Check] = []
+
+
+def checks() -> tuple[Check, ...]:
+    """Ours, then those of plugins."""
+    return (*_OURS, *_added)
+
+
+def extend(added: Iterable[Check]) -> None:
+    """Make these the checks of plugins. Raises ``FusionError`` for a name that is taken, or for no check."""
+    found: list[Check] = []
+    for check in added:
+        if not isinstance(check, Check) or check.run is None:
+            raise FusionError(f"pytest_fusion_checks gave {check!r}: it must give Check objects with a run function")
+        if check.name in {other.name for other in (*_OURS, *found)}:
+            raise FusionError(f"pytest_fusion_checks: another check has the name {check.name!r}; choose another")
+        found.append(check)
+    _added[:] = found
+
+
+def names() -> list[str]:
+    """The checks that a report lists."""
+    return [check.name for check in checks() if check.reported]
+
+
+def switches() -> list[str]:
+    """What ``without=`` can name: checks, and parts of checks."""
+    return [*names(), *(f"{check.name}:{part}" for check in checks() for part in check.parts)]
+
+
+def of(verdict: Verdict) -> Check | None:
+    """The check that concludes under the verdict's name."""
+    return next((check for check in checks() if check.reported and check.name == verdict.check), None)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
-    """Why each check of this kind that cannot run for a spec cannot, by name."""
-    reasons = {check.NAME: check.missing(spec, device) for check in CHECKS}
+    """Why each check that cannot run for a spec cannot, by name."""
+    reasons = {check.name: check.missing(spec, device) for check in checks()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def summaries(bench: Bench) -> list[Verdict]:
-    """What the cases of a test add up to, for the checks to which that matters."""
-    found = [configs.summary(bench), launches.summary(bench), compile_check.summary(bench), device.summary(bench)]
-    drawn = [*randomness.summary(bench), *distribution.summary(bench)]
-    return [*(verdict for verdict in found if verdict is not None), *honesty.summary(bench), *drawn]
+def summaries(context: Context) -> list[Verdict]:
+    """The verdicts of checks over all cases of a test that passed."""
+    able = [check for check in checks() if check.missing(context.spec, context.device) is None]
+    return [verdict for check in able if (verdict := check.summary(context)) is not None]
 
 
-def closes(spec: FusionSpec, device_: torch.device) -> bool:
-    """Whether any check asks for one more case when all have passed."""
-    return device.closes(spec, device_)
+def conclusions(context: Context, judged: int) -> list[Verdict]:
+    """The last verdicts on a test that passed so far; one of them may fail it."""
+    able = [check for check in checks() if context.on(check.name)]
+    return [verdict for check in able if (verdict := check.conclude(context, judged)) is not None]
 
 
-def notes(bench: Bench) -> list[str]:
-    """What the checks saw that is no failure and that the report tells."""
-    return autograd.notes(bench)
+def closes(spec: FusionSpec, device: torch.device) -> bool:
+    """Whether any check wants one more case when all have passed."""
+    return any(check.closes(spec, device) for check in checks())
+
+
+def notes(context: Context) -> list[str]:
+    """Sentences for the report about what is no failure."""
+    return [note for check in checks() for note in check.notes(context)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,8 +15,8 @@ from pytest_fusion.case.containers import has_no_equality, hidden, leaves, tenso
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory, structure, values_check
 from pytest_fusion.checks.context import (
-    Bench,
     CaseResult,
+    Context,
     call,
     conclude,
     error_verdict,
@@ -29,7 +30,7 @@ from pytest_fusion.checks.context import (
     tensors_of,
 )
 from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
-from pytest_fusion.checks.randomness.masks import retold
+from pytest_fusion.checks.randomness.masks import Draws, drawn_alike
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
@@ -65,19 +66,20 @@ class Trial:
 
     def __init__(
         self,
-        bench: Bench,
+        context: Context,
         result: CaseResult,
         logical: Mapping[str, Any],
         reference: ReferenceRun,
         expected: Outputs,
         alone: Callable[[Case], CaseResult],
+        draws: Draws | None = None,
     ) -> None:
-        self.alone, self.thorough = alone, False
+        self.alone, self.thorough, self.draws = alone, False, draws
         # Copies of the results that were judged, before further calls; made where the case is thorough.
         self.judged: dict[str, torch.Tensor] = {}
-        self.bench, self.result, self.logical = bench, result, logical
+        self.context, self.result, self.logical = context, result, logical
         self.reference, self.expected = reference, expected
-        self.spec = bench.spec
+        self.spec = context.spec
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
@@ -92,7 +94,7 @@ class Trial:
         note(passed("error"))
         self.forbid_nothing()
         ours, theirs = self.kept(placed.arguments), self.kept(self.reference.arguments)
-        with self.bench.clock.phase("judge"):
+        with self.context.clock.phase("judge"):
             verdict = structure.check_structure(
                 got,
                 self.expected,
@@ -108,8 +110,8 @@ class Trial:
             return
         if note(memory.check_damage(first.damage)):
             return
-        with self.bench.clock.check("unwritten"):
-            second, other = call(self.bench, self.result.case, self.logical, FILLS[1])
+        with self.context.clock.check("unwritten"):
+            second, other = call(self.context, self.result.case, self.logical, FILLS[1])
         if second.error is not None:
             self.stop(second)
             return
@@ -129,12 +131,17 @@ class Trial:
         if note(values_check.as_verdict(verdicts)):
             self.keep(got, verdicts)
             return
-        with self.bench.clock.check("vacuity"):
+        with self.context.clock.check("vacuity"):
             self.observe_vacuity()
         self.judged = {name: t.detach().clone() for name, t in got.tensors.items()} if again else {}
         if again:
-            with self.bench.clock.check("repeat"):
+            with self.context.clock.check("repeat"):
                 self.call_again(got, other)
+
+    def with_(self, logical: Mapping[str, Any], case: Case, context: Context | None = None) -> Trial:
+        """A trial of other inputs with the outputs of the same reference; none of its own are judged."""
+        result = replace(self.result, case=case)
+        return Trial(context or self.context, result, logical, self.reference, self.expected, self.alone, self.draws)
 
     def set_apart(self) -> dict[str, torch.Tensor]:
         """The reference's probabilities of sampled outputs, taken out of what is compared element by element."""
@@ -147,14 +154,14 @@ class Trial:
         return apart
 
     def note(self, verdict: Verdict) -> bool:
-        return conclude(self.bench, self.result, verdict)
+        return conclude(self.context, self.result, verdict)
 
     def stop(self, outcome: Outcome) -> bool:
         """A repeated call raised: it refused the case after all, or that is the finding."""
         assert outcome.error is not None
         kind = rejection(self.spec, outcome.error)
         if kind is not None:
-            reject(self.bench, self.result, kind, outcome.error)
+            reject(self.context, self.result, kind, outcome.error)
             return True
         self.result.trace = outcome.trace
         return self.note(error_verdict(outcome))
@@ -222,16 +229,16 @@ class Trial:
 
         What differs between two runs under one fill is chance. True when that ends the case.
         """
-        spec, bench, case = self.spec, self.bench, self.result.case
+        spec, context, case = self.spec, self.context, self.result.case
         chance: set[str] = set()
-        answered = bench.until is not None and not any(map(self.tolerates, got.tensors))
+        answered = context.focus.until is not None and not any(map(self.tolerates, got.tensors))
         rounds = _CHANCES_WHILE_SHRINKING if answered else _CHANCES
         # Back and forth: A B, A B B A ... falls out of step with a kernel that takes turns between two buffers.
         runs = list(zip(FILLS, (got, other), strict=True))
         for fill, before in [run for turn in range(rounds) for run in (runs[::-1] if turn % 2 else runs)]:
             if repeat.first_difference(_without(got, chance), other.tensors) is None:
                 break
-            outcome, placed = call(bench, case, self.logical, fill)
+            outcome, placed = call(context, case, self.logical, fill)
             if outcome.error is not None:
                 return self.stop(outcome)
             now = self.collect(outcome, placed)
@@ -249,10 +256,10 @@ class Trial:
             return self.note(unknown("repeat", f"{names} varies from run to run, as deterministic= allows"))
         if lines := memory.undefined_lanes(lambda fill: self.again(fill, chance)):
             return self.note(memory.depends_on_undefined(*difference, lines))
-        with bench.clock.phase("make"):
-            placed = place(self.logical, case, bench.device, FILLS[0])
-        with bench.clock.phase("fused"):
-            fresh = run_fused(spec.fused, placed, bench.extra, programs=bench.programs, fill=FILLS[1])
+        with context.clock.phase("make"):
+            placed = place(self.logical, case, context.device, FILLS[0])
+        with context.clock.phase("fused"):
+            fresh = run_fused(spec.fused, placed, context.extra, programs=context.programs, fill=FILLS[1])
         name, mask = difference
         count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
         caused_by_fresh = fresh.error is None and (
@@ -278,7 +285,7 @@ class Trial:
 
     def again(self, fill: str, chance: set[str]) -> dict[str, torch.Tensor] | None:
         """What one more call gives under a fill, but for what varies by chance; ``None`` where it raises."""
-        outcome, placed = call(self.bench, self.result.case, self.logical, fill)
+        outcome, placed = call(self.context, self.result.case, self.logical, fill)
         return _without(self.collect(outcome, placed), chance) if outcome.error is None else None
 
     def tolerates(self, output: str) -> bool:
@@ -302,7 +309,7 @@ class Trial:
         them so, or means something else by them."""
         if self._laid is None:
             self._laid = {}
-            placed = place(self.logical, self.result.case, self.bench.device, FILLS[0])
+            placed = place(self.logical, self.result.case, self.context.device, FILLS[0])
             if not all(t.is_contiguous() for t in placed.tensors.values()):
                 with contextlib.suppress(ReferenceFailed, SpecError):
                     self._laid = self._priced("laid lanes", count, "E", laid=placed.arguments)
@@ -315,23 +322,23 @@ class Trial:
     def _priced(
         self, salt: str, count: int, kind: Literal["E", "F"], *, laid: Mapping[str, Any] | None = None
     ) -> dict[str, OutputLanes]:
-        with self.bench.clock.phase("reference"):
+        with self.context.clock.phase("reference"):
             run = run_reference(
                 self.spec,
                 self.logical,
-                self.bench.extra,
+                self.context.extra,
                 reader(self.spec),
                 lanes=count,
                 kind=kind,
                 seed=counter_random.mix(self.result.case.seed, salt, count, kind),
-                limit_s=self.bench.reference_s,
+                limit_s=self.context.reference_s,
                 laid=laid,
                 numbers=self.reference.numbers,
             )
         return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
 
     def judge(self, got: Outputs, *, grade: bool = False) -> dict[str, ValuesVerdict]:
-        with self.bench.clock.phase("judge"):
+        with self.context.clock.phase("judge"):
             return {name: self.judge_tensor(i, got.tensors[name], grade=grade) for i, name in enumerate(self.order)}
 
     def judge_tensor(
@@ -361,50 +368,50 @@ class Trial:
             self.result.evidence = (name, got.tensors[name], right)
 
     def observe_vacuity(self) -> None:
-        if not self.bench.on("vacuity"):
+        if not self.context.on("vacuity"):
             return
-        with self.bench.clock.phase("judge"):
+        with self.context.clock.phase("judge"):
             for i, name in enumerate(self.order):
 
                 def accepts(wrong: torch.Tensor, i: int = i) -> bool:
                     return self.judge_tensor(i, wrong, laid=False).ok
 
-                self.bench.vacuity.observe(name, self.reference.native[i], accepts)
+                self.context.progress.vacuity.observe(name, self.reference.native[i], accepts)
 
     def other_values(self, *salt: str) -> tuple[Case, Mapping[str, Any] | None]:
         """The case with another seed, and its values where they have the same shapes, ``None`` where not."""
         case = self.result.case.with_(seed=counter_random.mix(self.result.case.seed, *salt) >> 1)
         try:
-            with self.bench.clock.phase("make"):
-                logical = {**make_inputs(self.spec, case, self.bench.device), **same_draws(self.spec, self.logical)}
+            with self.context.clock.phase("make"):
+                logical = {**make_inputs(self.spec, case, self.context.device), **same_draws(self.spec, self.logical)}
         except (ImpossibleCase, InputFailed):
             return case, None
         return case, logical if shapes(logical) == shapes(self.logical) else None
 
     def call_again(self, got: Outputs, placed: Placed) -> None:
         """Changed values at the same addresses: a cached answer, or state left by the first call, shows here."""
-        bench, spec = self.bench, self.spec
+        context, spec = self.context, self.spec
         case, logical = self.other_values("again")
         if logical is None:
             return
         before = {name: t.clone() for name, t in got.tensors.items()}
-        with bench.clock.phase("make"):
+        with context.clock.phase("make"):
             rewrite(placed, logical)
             placed.arena.refill(FILLS[0])
-        with bench.clock.phase("fused"):
-            outcome = run_fused(spec.fused, placed, bench.extra, programs=bench.programs)
+        with context.clock.phase("fused"):
+            outcome = run_fused(spec.fused, placed, context.extra, programs=context.programs)
         try:
             # After the kernel, which must find no right answer in memory.
-            bench = retold(bench, case, logical)
-            reference, expected = reference_of(bench, case, logical)
+            context = drawn_alike(context, case, logical, self.draws)
+            reference, expected = reference_of(context, case, logical)
         except ReferenceFailed:
             return
         if outcome.error is not None:
             if rejection(spec, outcome.error) is not None:
                 return
-            verdict, what, cause = error_verdict(outcome), "raised what a first call does not", {}
+            verdict, what, cause = error_verdict(outcome), "raised what a first call does not", None
         else:
-            trial = Trial(bench, CaseResult(case), logical, reference, expected, self.alone)
+            trial = Trial(context, CaseResult(case), logical, reference, expected, self.alone)
             now = trial.collect(outcome, placed)
             verdict = structure.check_structure(
                 now, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(logical)
@@ -413,7 +420,7 @@ class Trial:
                 verdict = values_check.as_verdict(trial.judge(now))
             stale = repeat.first_difference(before, now.tensors) is None
             what = "returned the previous call's answer" if stale else "returned what a first call does not"
-            cause = {"cause": "cached-answer"} if stale else {}
+            cause = "cached-answer" if stale else None
         if not verdict.failed or verdict.statistical:
             return
         # What is kept by shape spoils every later call of these sizes: judged alone, it would look like a wrong value.
@@ -430,7 +437,9 @@ class Trial:
                 "repeat",
                 f"called again with changed values at the same addresses, the kernel {what}: {reason}",
                 identity="repeat:stale",
-                **{**verdict.evidence, **cause},
+                output=verdict.output,
+                cause=cause,
+                evidence=verdict.evidence,
             )
         )
 

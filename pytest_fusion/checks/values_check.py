@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 import torch
 
+from pytest_fusion.checks.evidence import Deviation
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.tolerance import ValuesVerdict, judge_output, judge_plain
@@ -55,30 +56,30 @@ def as_verdict(verdicts: Mapping[str, ValuesVerdict]) -> Verdict:
     if worst_name is None:
         return passed("values")
     worst = verdicts[worst_name]
-    evidence = evidence_of(worst_name, worst)
     if worst.ok:
         grades = [v.grade for v in verdicts.values() if v.grade is not None]
-        return passed("values", **{**evidence, "grade": max(grades, default=None)})
+        return replace(passed("values", replace(deviation(worst), grade=max(grades, default=None))), output=worst_name)
     kind = "nonfinite" if worst.statistic == "nonfinite" else "finite"
     return failed(
         "values",
         f"{worst_name}: {worst.reason}",
         identity=f"values:{worst_name}:{kind}",
         statistical=worst.statistical,
-        **evidence,
+        output=worst_name,
+        evidence=deviation(worst),
     )
 
 
-def evidence_of(name: str, verdict: ValuesVerdict) -> dict[str, Any]:
-    return {
-        "output": name,
-        "statistic": verdict.statistic,
-        "ratio": verdict.ratio,
-        "index": list(verdict.index) if verdict.index is not None else None,
-        "got": verdict.got,
-        "expected": verdict.expected,
-        "allowed": verdict.allowed,
-        "mismatched": verdict.mismatched,
-        "total": verdict.total,
-        "grade": verdict.grade,
-    }
+def deviation(verdict: ValuesVerdict) -> Deviation:
+    """The evidence of an output's comparison."""
+    return Deviation(
+        statistic=verdict.statistic,
+        ratio=verdict.ratio,
+        index=list(verdict.index) if verdict.index is not None else None,
+        got=verdict.got,
+        expected=verdict.expected,
+        allowed=verdict.allowed,
+        mismatched=verdict.mismatched,
+        total=verdict.total,
+        grade=verdict.grade,
+    )

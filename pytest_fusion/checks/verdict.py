@@ -2,64 +2,94 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from pytest_fusion.checks.evidence import Evidence, Facts
 
 Status = Literal["pass", "fail", "unknown"]
 
-# In the order in which a case is judged and reported: an earlier finding explains a later one.
-CHECKS: tuple[str, ...] = (
-    "error",
-    "crash",
-    "structure",
-    "inputs",
-    "bounds",
-    "unwritten",
-    "repeat",
-    "values",
-    "invariance",
-    "gradients",
-    "configs",
-    "launches",
-    "compile",
-    "device",
-    "vacuity",
-    "honesty",
-)
-
-# The parts of `invariance` and `gradients` that ``without=`` can name by themselves.
+# Parts of checks, as ``without=`` names them.
 GRADIENTS = "invariance:gradients"
 SECOND = "gradients:second"
+
+
+_NOTHING = Facts()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The conclusion of one check on one case.
 
-    ``reason`` is one sentence for people. ``evidence`` holds JSON types only. ``statistical`` marks a
-    failure that rests on a statistic and must be repeated by fresh values before it counts.
-    ``identity`` names the bug rather than the case: shrinking stays on one identity.
+    ``reason`` is one sentence for people. ``statistical`` marks a failure that rests on a statistic and must be
+    repeated by fresh values before it counts. ``identity`` names the bug rather than the case: shrinking stays on one
+    identity. ``output`` is the output, or the gradient as ``dx``, that it is about. ``cause`` is a cause that the check
+    found by itself, ``because`` a sentence that says how. ``inner`` is the check that failed under other circumstances
+    (a config, a compiler, a stream), for a check that applies others there.
     """
 
     check: str
     status: Status
     reason: str = ""
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence = _NOTHING
     statistical: bool = False
     identity: str = ""
+    output: str = ""
+    cause: str | None = None
+    because: str = ""
+    inner: str = ""
 
     @property
     def failed(self) -> bool:
         return self.status == "fail"
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The evidence as a report lists it."""
+        named = {"output": self.output, "cause": self.cause, "because": self.because, "inner": self.inner}
+        return {**self.evidence.as_json(), **{key: value for key, value in named.items() if value}}
 
-def passed(check: str, **evidence: Any) -> Verdict:
-    return Verdict(check, "pass", evidence=evidence)
+    def as_json(self) -> dict[str, Any]:
+        """The verdict as a note to another process."""
+        return {
+            "check": self.check,
+            "status": self.status,
+            "reason": self.reason,
+            "identity": self.identity,
+            "facts": self.facts,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """The verdict of a note; its evidence is for the report alone."""
+        facts = Facts(data["facts"])
+        return cls(data["check"], data["status"], data["reason"], facts, identity=data["identity"])
 
 
-def failed(check: str, reason: str, *, identity: str = "", statistical: bool = False, **evidence: Any) -> Verdict:
-    return Verdict(check, "fail", reason, evidence, statistical, identity or check)
+def passed(check: str, evidence: Evidence | None = None, **facts: Any) -> Verdict:
+    """A pass. ``facts`` are for the report."""
+    return Verdict(check, "pass", evidence=evidence or Facts(facts))
 
 
-def unknown(check: str, reason: str, **evidence: Any) -> Verdict:
-    return Verdict(check, "unknown", reason, evidence)
+def failed(
+    check: str,
+    reason: str,
+    *,
+    identity: str = "",
+    statistical: bool = False,
+    output: str = "",
+    cause: str | None = None,
+    because: str = "",
+    inner: str = "",
+    evidence: Evidence | None = None,
+    **facts: Any,
+) -> Verdict:
+    """A failure. ``facts`` are for the report, where there is no ``evidence``."""
+    evidence = evidence or Facts(facts)
+    return Verdict(check, "fail", reason, evidence, statistical, identity or check, output, cause, because, inner)
+
+
+def unknown(check: str, reason: str, **facts: Any) -> Verdict:
+    """No verdict, for this reason. ``facts`` are for the report."""
+    return Verdict(check, "unknown", reason, Facts(facts))

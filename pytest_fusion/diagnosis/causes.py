@@ -1,8 +1,8 @@
-"""The causes that a failure may have, by slug, and what a verdict says of its own by itself."""
+"""The causes that a failure may have, by slug, and the one that a verdict names by itself."""
 
 from __future__ import annotations
 
-from pytest_fusion.checks.rejections import IMPOSSIBLE
+from pytest_fusion.checks import registry
 from pytest_fusion.checks.verdict import Verdict
 
 CAUSES: dict[str, str] = {
@@ -79,54 +79,11 @@ CAUSES: dict[str, str] = {
 
 
 def likely_cause(verdict: Verdict) -> str | None:
-    """The slug of :data:`CAUSES` that a verdict stands for by itself; ``None`` where only experiments can tell."""
-    if ":rng-" in verdict.identity or verdict.evidence.get("cause") == "biased-sampling":
-        return str(verdict.evidence["cause"])
-    match verdict.check:
-        case "crash":
-            if "CUDA" in str(verdict.evidence.get("detail")):
-                return "device-fault"
-            return "hang" if verdict.evidence.get("kind") == "timeout" else "crash"
-        case "error":
-            rejected = verdict.evidence.get("rejected")
-            return None if rejected and all(map(_before_kernel, rejected)) else "raises"
-        case "structure":
-            if verdict.identity.endswith(":dtype"):
-                return "wrong-dtype"
-            return "aliasing" if verdict.identity == "structure:aliasing" else "wrong-structure"
-        case "inputs":
-            return "mutates-input"
-        case "bounds":
-            if verdict.evidence.get("cause") in CAUSES:
-                return str(verdict.evidence["cause"])
-            if verdict.identity == "bounds:surroundings" or not {"zone", "access"} & set(verdict.evidence):
-                return "reads-padding"
-            return _of_access(verdict) or "out-of-bounds"
-        case "unwritten":
-            return "stale-memory" if verdict.identity == "unwritten:scratch" else "unwritten-output"
-        case "repeat":
-            if verdict.identity == "repeat:stale":
-                return "cached-answer"
-            if verdict.evidence.get("cause") in CAUSES:
-                return str(verdict.evidence["cause"])
-            return _of_access(verdict) or "nondeterministic"
-        case "invariance":
-            return "batch-variant"
-        case "gradients" | "launches" | "compile" | "device" | "honesty":
-            return str(verdict.evidence["cause"]) if verdict.evidence.get("cause") in CAUSES else None
-        case "configs":
-            return "autotune-side-effect" if verdict.evidence.get("index") is None else "bad-config"
-        case "vacuity":
-            return "vacuous-test"
-    return None
+    """The slug that a verdict stands for by itself; ``None`` where only experiments can tell."""
+    check = registry.of(verdict)
+    return check.cause(verdict) if check is not None else None
 
 
-def _before_kernel(rejection: str) -> bool:
-    """Whether a case was refused by something else than the kernel."""
-    return rejection == IMPOSSIBLE or rejection.startswith(("reference ", "inputs "))
-
-
-def _of_access(verdict: Verdict) -> str | None:
-    """The slug of a wrong access that the interpreter saw and that has one of its own."""
-    access = str(verdict.evidence.get("access"))
-    return access if access in CAUSES else None
+def meaning(cause: str) -> str:
+    """What a slug stands for, in a sentence."""
+    return {**CAUSES, **{slug: text for check in registry.checks() for slug, text in check.causes.items()}}[cause]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
 from pytest_fusion.diagnosis.experiments import Lab
@@ -100,7 +101,7 @@ _FIRM = frozenset({"aliasing", "wrong-dtype", "use-after-free", "misaligned-acce
 def diagnose(lab: Lab) -> Diagnosis:
     """The cause of the lab's failure, or ``unexplained`` with what was ruled out."""
     direct = likely_cause(lab.verdict)
-    by_ratio = direct == "gradient-scale" and "because" not in lab.verdict.evidence
+    by_ratio = direct == "gradient-scale" and not lab.verdict.because
     ratios = _ratios(lab) if by_ratio else []
     if by_ratio and not ratios:
         lab.ruled_out.append("a constant factor: other inputs have none")
@@ -115,7 +116,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         try:
             found = rule(lab)
         except Exception as error:  # noqa: BLE001 - a failure that was found must not be lost to its explanation
-            lab.ruled_out.append(f"{rule.__name__}: could not be asked ({type(error).__name__}: {error})")
+            lab.ruled_out.append(f"{rule.__name__}: could not run ({type(error).__name__}: {error})")
             continue
         if found is not None:
             return Diagnosis(found.cause, found.evidence, lab.ruled_out, lab.runs)
@@ -127,7 +128,7 @@ def diagnose(lab: Lab) -> Diagnosis:
 
 def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     check = lab.verdict.check
-    shown = check in ("gradients", "values") or "because" in lab.verdict.evidence
+    shown = check in ("gradients", "values") or bool(lab.verdict.because)
     if direct in _FIRM or (direct is not None and shown):
         return ()
     if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch"):
@@ -135,7 +136,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     if lab.verdict.identity == "bounds:undefined":
         return (undefined.lanes,)
     if check == "repeat":
-        if "access" in lab.verdict.evidence:
+        if isinstance(lab.verdict.evidence, WrongAccess):
             return indices.moved, indices.mixed
         return (kept_state.state,) if direct == "nondeterministic" else ()
     return _RULES.get(check, ())
@@ -155,10 +156,11 @@ def _ratios(lab: Lab) -> list[float]:
             answer = lab.ask(case.with_(seed=seed))
             if not answer.wrong:
                 continue
-            evidence = answer.probe.failure.evidence if answer.probe and answer.probe.failure else {}
-            if evidence.get("cause") != "gradient-scale" or not evidence.get("ratio_to_right"):
+            failure = answer.probe.failure if answer.probe else None
+            seen_there = failure.evidence if failure is not None and failure.cause == "gradient-scale" else None
+            if not isinstance(seen_there, WrongGradient) or not seen_there.ratio_to_right:
                 return []
-            ratios.append(float(evidence["ratio_to_right"]))
+            ratios.append(seen_there.ratio_to_right)
             seen = seen or case.key() == larger.key()
     return ratios if seen else []
 
@@ -166,18 +168,18 @@ def _ratios(lab: Lab) -> list[float]:
 def _said(lab: Lab, direct: str | None, ratios: list[float]) -> list[str]:
     """What the check itself saw, where it is the cause."""
     evidence = lab.verdict.evidence
-    if direct is not None and "because" in evidence:
-        return [str(evidence["because"])]
-    if direct == "gradient-scale" and "ratio_to_right" in evidence:
-        here, least, most = float(evidence["ratio_to_right"]), min(ratios, default=0.0), max(ratios, default=0.0)
+    if direct is not None and lab.verdict.because:
+        return [lab.verdict.because]
+    if direct == "gradient-scale" and isinstance(evidence, WrongGradient) and evidence.ratio_to_right is not None:
+        here, least, most = evidence.ratio_to_right, min(ratios, default=0.0), max(ratios, default=0.0)
         if most - least <= numerics.ONE_FACTOR * abs(here):
             return [f"{here:.4g} times the right one, for other values and sizes alike"]
         others = f"another constant each, from {least:.4g} to {most:.4g}"
         return [f"{here:.4g} times the right one here; in {len(ratios)} cases of other values and sizes {others}"]
     if lab.verdict.check != "bounds":
         return []
-    if "zone" in evidence:
-        return [f"bytes {evidence['zone']} the elements of {evidence.get('tensor')} changed"]
-    if "access" in evidence:
-        return [f"{evidence['access']} in line {evidence.get('line')} of {evidence.get('kernel')}"]
+    if isinstance(evidence, DamagedMemory):
+        return [f"bytes {evidence.zone} the elements of {evidence.tensor} changed"]
+    if isinstance(evidence, WrongAccess):
+        return [f"{evidence.seen.kind} in line {evidence.seen.line} of {evidence.seen.kernel}"]
     return ["the result changes with the bytes that no tensor owns"]

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -14,7 +14,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Plan, cost, refit
 from pytest_fusion.case.sizes import count
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
+from pytest_fusion.checks.evidence import Deviation, WrongAccess, WrongGradient
 from pytest_fusion.checks.gradients import blame, gradients
 from pytest_fusion.checks.probe import Probe, probe
 from pytest_fusion.checks.verdict import Verdict
@@ -83,7 +84,7 @@ class Lab:
 
     def __init__(
         self,
-        bench: Bench,
+        bench: Context,
         plan: Plan,
         case: Case,
         verdict: Verdict,
@@ -95,7 +96,7 @@ class Lab:
         clock: Callable[[], float] = time.process_time,
     ) -> None:
         # A right gradient is right, whatever else a variant of its case shows: the sums of atomics in another order.
-        self.bench = replace(bench, sought=verdict.identity)
+        self.bench = replace(bench, focus=replace(bench.focus, sought=verdict.identity))
         self.plan, self.spec, self.base, self.verdict = plan, plan.spec, case, verdict
         self.blocks = tuple(blocks)
         self.ruled_out: list[str] = []
@@ -219,7 +220,7 @@ class Lab:
         return (
             failure.check not in ("values", gradients.NAME)
             or (wrong is not None and wrong.far_off)
-            or float(failure.evidence.get("ratio") or 0.0) > _PLAINLY
+            or (ratio_of(failure) or 0.0) > _PLAINLY
         )
 
     def resized(self, sizes: Mapping[str, Size], case: Case | None = None) -> Case | None:
@@ -266,7 +267,7 @@ class Lab:
         found = answer.probe
         if found is None:
             return None
-        evidence, sought = found.result.evidence, str(self.verdict.evidence.get("output", ""))
+        evidence, sought = found.result.evidence, self.verdict.output
         names = [sought, evidence[0]] if evidence is not None else list(found.got)
         names = names if output is None else [output]
         for name in names:
@@ -294,8 +295,14 @@ def ordinary(case: Case, names: Iterable[str]) -> Case:
 
 def _check_of(verdict: Verdict) -> str:
     """The check that shows the failure by the fewest calls."""
-    inner: Any = verdict.evidence.get("inner", verdict.check)
+    inner = verdict.inner or verdict.check
     if inner in ("values", gradients.NAME, "error"):
-        return str(inner)
+        return inner
     never_written = verdict.check == "unwritten" and verdict.identity != "unwritten:scratch"
-    return "values" if "access" in verdict.evidence or never_written else "all"
+    return "values" if isinstance(verdict.evidence, WrongAccess) or never_written else "all"
+
+
+def ratio_of(verdict: Verdict) -> float | None:
+    """The error of a wrong output or gradient over what is allowed."""
+    seen = verdict.evidence.deviation if isinstance(verdict.evidence, WrongGradient) else verdict.evidence
+    return seen.ratio if isinstance(seen, Deviation) else None

@@ -13,8 +13,8 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.checks import registry
-from pytest_fusion.checks.case_judge import CaseResult
 from pytest_fusion.checks.configs import configs
+from pytest_fusion.checks.context import CaseResult, Focus
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
 from pytest_fusion.engine.judging import Judging, Note
 from pytest_fusion.engine.profiles import Profile
@@ -65,13 +65,13 @@ class Campaign:
         if self.failing is None:
             self._search()
         if self.failing is None and self._usual is not None and registry.closes(self.spec, self.judging.bench.device):
-            self.judging.bench.closing = True
+            self.judging.bench = replace(self.judging.bench, focus=Focus(closing=True))
             self._run(Chosen(self._usual))
         return self._conclude()
 
     def replay(self, case: Case, *, explained: bool = True) -> Tally:
         """One case alone, as it stands; not ``explained``, a failure has no diagnosis."""
-        self.judging.bench.complete = True
+        self.judging.bench = replace(self.judging.bench, complete=True)
         result = self.judging.judge(case, again=True)
         self.failing = result if result.rejected is None and result.failure is not None else None
         return self._conclude(shrink=False, explained=explained)

@@ -12,9 +12,8 @@ from pytest_fusion.case.choosing import large_offsets
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.plan import make_plan
+from pytest_fusion.checks.evidence import ProcessEnd
 from pytest_fusion.checks.verdict import Verdict, failed
-from pytest_fusion.diagnosis.causes import likely_cause
-from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.diagnosis.text.stack import last_words
@@ -96,12 +95,12 @@ def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
 
 def _undiagnosed(job: Job, crash: Crash, tally: Tally, found: Mapping[str, Any]) -> Tally:
     """The failure that was being diagnosed when an experiment killed the child."""
-    verdict = Verdict(**found["verdict"])
+    verdict = Verdict.from_json(found["verdict"])
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
     case = _case_of(found)
     described = describe(job.spec, case) if case is not None else None
     ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
-    diagnosis = Diagnosis(likely_cause(verdict) or UNEXPLAINED, [], [ended])
+    diagnosis = Diagnosis(found["cause"], [], [ended])
     tally.failure = Failure(verdict, case, described, diagnosis=diagnosis)
     return tally
 
@@ -154,4 +153,4 @@ def _verdict(crash: Crash) -> Verdict:
     else:
         reason = f"the process running the case ended before the call returned ({crash.detail})"
     reason += further
-    return failed("crash", reason, identity=f"crash:{crash.kind}", kind=crash.kind, detail=crash.detail)
+    return failed("crash", reason, identity=f"crash:{crash.kind}", evidence=ProcessEnd(crash.kind, crash.detail))

@@ -121,7 +121,7 @@ class Job:
             if failure is None:
                 passed += 1
             elif failure.verdict.identity == NOTHING_JUDGED:
-                notes.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.evidence['kinds']}")
+                notes.append(f"pinned replay {pin.path} was not judged here: {failure.verdict.facts['kinds']}")
             else:
                 tally.pinned = pin.path
                 return tally, []

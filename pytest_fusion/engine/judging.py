@@ -9,7 +9,8 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import deterministic, multiprocessors, registry
-from pytest_fusion.checks.case_judge import Bench, CaseResult, dry_run, judge_case
+from pytest_fusion.checks.case_judge import dry_run, judge_case
+from pytest_fusion.checks.context import CaseResult, Context, Progress
 from pytest_fusion.checks.rejections import NOT_MODELLED
 from pytest_fusion.engine import unjudged
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
@@ -24,7 +25,6 @@ from pytest_fusion.run import compilers, pristine
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.process import preload
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.promises import Tolerance
 
 # Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
@@ -52,12 +52,16 @@ class Judging:
     ) -> None:
         self.spec, self.profile, self.budget, self.dry = spec, profile, budget, dry
         self._note, self._last = note, dict[str, Any]()
-        clock = Clock(lambda: note(self._last))
-        deep = profile.name == "deep"
-        self.bench = Bench(
-            spec, device, extra, programs=programs_of(profile, device), deep=deep, clock=clock, began=self._began
+        self.bench = Context(
+            spec,
+            device,
+            extra,
+            programs=programs_of(profile, device),
+            reference_s=SHARES[REFERENCE] * profile.seconds,
+            deep=profile.name == "deep",
+            progress=Progress(Clock(self.repeat_note)),
+            began=self._began,
         )
-        self.bench.reference_s = SHARES[REFERENCE] * profile.seconds
         # What earlier tests of this process left is theirs.
         pristine.take()
         self._noted, self._alone = lane_state.counted_notes(), executor.fallbacks()
@@ -116,7 +120,7 @@ class Judging:
 
     def reject(self, kind: str, reason: str) -> None:
         """Count a case that could not be built, or was left out."""
-        self.bench.refusals.setdefault(kind, reason)
+        self.bench.progress.refusals.setdefault(kind, reason)
         self.tally.reject(kind)
 
     def conclude(
@@ -151,7 +155,9 @@ class Judging:
 
     def _notes(self) -> list[str]:
         """What a reader should know of how the cases were run."""
-        notes = [f"the lanes do not know {name}; it was priced in float32" for name in sorted(self.bench.fallbacks)]
+        notes = [
+            f"the lanes do not know {name}; it was priced in float32" for name in sorted(self.bench.progress.fallbacks)
+        ]
         noted = _new(self._noted, lane_state.counted_notes())
         notes += [f"on a GPU this differs: {note}" for note in noted]
         for stopped in _new(self._uncompiled, compilers.given_up()):
@@ -160,8 +166,8 @@ class Judging:
             notes.append("the kernel names a CUDA device; on this one without, the CPU stood in for it")
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
         notes += [f"{kernel} ran one program after the other: {reason}" for kernel, reason in reasons.items()]
-        if self.bench.unrepeated:
-            notes.append(f"{self.bench.unrepeated} statistical suspicion(s) were not repeated by fresh values")
+        if self.bench.progress.unrepeated:
+            notes.append(f"{self.bench.progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         return notes + registry.notes(self.bench)
 
     def _conclude_checks(self, failing: CaseResult | None) -> None:
@@ -172,14 +178,14 @@ class Judging:
         if failing is not None:
             return
         if tally.judged and NOT_MODELLED in tally.rejected:
-            reason = unjudged.not_modelled(tally.cases, tally.rejected, self.bench.refusals)
+            reason = unjudged.not_modelled(tally.cases, tally.rejected, self.bench.progress.refusals)
             tally.checks["error"] = {"verdict": "unknown", "reason": reason, "cases": tally.judged}
         for verdict in registry.summaries(self.bench):
             entry = tally.checks.setdefault(verdict.check, {"cases": 0})
             entry.update(verdict=verdict.status, reason=verdict.reason)
 
     def _nothing_judged(self, *, whole: bool) -> None:
-        tally, refusals = self.tally, self.bench.refusals
+        tally, refusals = self.tally, self.bench.progress.refusals
         if self.profile.large:
             tally.notes.append(unjudged.no_far_case(tally.cases, tally.rejected, refusals))
             return
@@ -189,16 +195,17 @@ class Judging:
 
     def _sufficient(self) -> None:
         """Fail the test, or leave it open, where its cases could not have shown a wrong kernel."""
-        tally, refusals = self.tally, self.bench.refusals
+        tally, refusals = self.tally, self.bench.progress.refusals
         if not self._compared and tally.rejected:
             tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, refusals), None)
         elif not self._compared:
             tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
-        elif self.bench.on("vacuity"):
-            verdict = self.bench.vacuity.conclude(tally.judged, fixed=isinstance(self.spec.tolerance, Tolerance))
-            tally.checks["vacuity"] = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
-            if verdict.failed:
-                tally.failure = Failure(verdict, None)
+        else:
+            for verdict in registry.conclusions(self.bench, tally.judged):
+                entry = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
+                tally.checks[verdict.check] = entry
+                if verdict.failed and tally.failure is None:
+                    tally.failure = Failure(verdict, None)
 
 
 def _bare(found: CaseResult) -> Failure:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
-from pytest_fusion.case.describe import describe, told_values
+from pytest_fusion.case.describe import describe, unseen_values
 from pytest_fusion.case.plan import Plan
-from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import CaseResult, Context
+from pytest_fusion.checks.evidence import WrongAccess
 from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.repeat.repeat import Variance
 from pytest_fusion.checks.verdict import Verdict
-from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.causes import likely_cause
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.shrink import Shrinker
 from pytest_fusion.diagnosis.text.error_map import marked, picture
@@ -34,7 +38,7 @@ class Minimum:
     runs, so that a crash has a name.
     """
 
-    bench: Bench
+    bench: Context
     plan: Plan
     outer: Any
     blocks: Sequence[int]
@@ -47,10 +51,11 @@ class Minimum:
         assert first is not None
         result = found
         # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
-        bench = replace(self.bench, until=found.reached, sought=first.identity)
+        focus = replace(self.bench.focus, until=found.reached, sought=first.identity)
+        bench = replace(self.bench, focus=focus)
         # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
         # order that it chose, is there each time.
-        chance = first.check == "repeat" and not _seen(first) and "order" not in first.evidence
+        chance = first.check == "repeat" and not _seen(first) and not _ordered(first)
 
         def fails(case: Case) -> bool:
             nonlocal result
@@ -58,7 +63,7 @@ class Minimum:
             result = shown or result
             return shown is not None
 
-        by_values = first.evidence.get("inner", first.check) in ("values", "repeat", "invariance") or (
+        by_values = (first.inner or first.check) in ("values", "repeat", "invariance") or (
             first.identity.endswith("bounds:surroundings")
         )
         # Random bits are wrong in many of them or in none: other values make no smaller case. Nor do they where an
@@ -79,7 +84,7 @@ class Minimum:
         elif result.differs is not None:
             found_map = marked(*result.differs)
         described = describe(self.bench.spec, result.case)
-        described |= told_values(self.bench.spec, result.case, self.bench.device)
+        described |= unseen_values(self.bench.spec, result.case, self.bench.device)
         diagnosis = diagnose(self._lab(result))
         return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
 
@@ -88,14 +93,15 @@ class Minimum:
         assert verdict is not None
         # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
         blocks = self.blocks or likely_blocks([result.launches])
-        found = {"verdict": asdict(verdict), "case": result.case.as_json()}
+        cause = likely_cause(verdict) or UNEXPLAINED
+        found = {"verdict": verdict.as_json(), "cause": cause, "case": result.case.as_json()}
 
         def note(case: Case) -> None:
             self.note({"case": case.as_json(), "cases": self.cases, "found": found})
 
         return Lab(self.bench, self.plan, result.case, verdict, blocks=blocks, note=note)
 
-    def _showing(self, bench: Bench, case: Case, first: Verdict) -> CaseResult | None:
+    def _showing(self, bench: Context, case: Case, first: Verdict) -> CaseResult | None:
         """The result of a case that shows the same bug."""
         self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True})
         try:
@@ -109,4 +115,9 @@ class Minimum:
 
 def _seen(verdict: Verdict) -> bool:
     """Whether the interpreter saw the access that is wrong."""
-    return "access" in verdict.evidence
+    return isinstance(verdict.evidence, WrongAccess)
+
+
+def _ordered(verdict: Verdict) -> bool:
+    """Whether it took an order of programs that the interpreter chose."""
+    return isinstance(verdict.evidence, Variance) and verdict.evidence.order is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_fusion.checks.verdict import CHECKS
+from pytest_fusion.checks import registry
 from pytest_fusion.diagnosis.text.heat import drawing
 from pytest_fusion.diagnosis.text.message import compose, replay_command
 from pytest_fusion.engine.artefacts import write_artefacts
@@ -38,7 +38,7 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
             record.notes.append(_CACHED_ANSWER)
         return record
     if failure.verdict.identity == NOTHING_JUDGED:
-        kinds = failure.verdict.evidence["kinds"]
+        kinds = failure.verdict.facts["kinds"]
         if (want := lacking(tally.rejected)) is not None:
             message = f"{job.spec.name}: no case can be judged {want}: {kinds}"
             return _unknown(record, "error", message, message)
@@ -91,7 +91,7 @@ def _with_failure(job: Job, tally: Tally, failure: Failure, record: TestRecord, 
         found_after=_found(job, tally, failure) if searched else elsewhere,
     )
     count = record.checks.get(verdict.check, {}).get("cases", 0)
-    entry = {"verdict": "fail", "reason": verdict.reason, "cases": count, **verdict.evidence}
+    entry = {"verdict": "fail", "reason": verdict.reason, "cases": count, **verdict.facts}
     if failure.map:
         entry["error_map"] = failure.map
     return replace(
@@ -129,7 +129,7 @@ def _of_pinned(path: str, request: Request) -> str:
 def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
     """Every check by name: what was seen, what was switched off, what this version cannot do."""
     found: dict[str, dict[str, Any]] = {}
-    for name in CHECKS:
+    for name in registry.names():
         if name in spec.without:
             found[name] = {"verdict": "unknown", "reason": f"switched off: {spec.without[name]}", "cases": 0}
         elif name in tally.checks:
@@ -137,7 +137,7 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
         else:
             ended = tally.failure is not None or not tally.judged
             reason = (
-                "not reached: an earlier failure ended the run" if ended else "no case met this check's preconditions"
+                "not reached: an earlier failure ended the run" if ended else "no case met the conditions of this check"
             )
             found[name] = {"verdict": "unknown", "reason": reason, "cases": 0}
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.describe import describe
+from pytest_fusion.checks.evidence import Deviation
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
@@ -84,14 +85,15 @@ class Tally:
 
     def _measure(self, spec: FusionSpec, case: Case, verdict: Verdict) -> None:
         """How far off values were that are right."""
-        grade = verdict.evidence.get("grade")
-        if grade is not None:
-            self.grade = max(self.grade or "A", grade)
-        ratio = verdict.evidence.get("ratio")
-        if ratio is not None and ratio > self.worst.get("ratio", -1.0):
+        seen = verdict.evidence
+        if not isinstance(seen, Deviation):
+            return
+        if seen.grade is not None:
+            self.grade = max(self.grade or "A", seen.grade)
+        if seen.ratio > self.worst.get("ratio", -1.0):
             self.worst = {
-                "ratio": ratio,
-                "output": verdict.evidence.get("output"),
-                "statistic": verdict.evidence.get("statistic"),
+                "ratio": seen.ratio,
+                "output": verdict.output,
+                "statistic": seen.statistic,
                 "case": describe(spec, case)["text"],
             }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_fusion.checks.context import Bench, CaseResult
+from pytest_fusion.checks.context import CaseResult, Context
+from pytest_fusion.checks.evidence import Rejections
 from pytest_fusion.checks.rejections import IMPOSSIBLE, NO_ROOM_TO_JUDGE, NOT_MODELLED
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.errors import SpecError
@@ -46,11 +47,11 @@ def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, 
     return f"no case with offsets beyond 2^31 could be judged: {kinds}"
 
 
-def unless_far(bench: Bench, result: CaseResult) -> None:
+def unless_far(bench: Context, result: CaseResult) -> None:
     """Reject a case of the profile `large` whose launches got nothing that goes far: ``x.contiguous()`` came before."""
     judged = result.failure is not None or result.rejected is not None or not result.launches
     if not (judged or any(launch.far for launch in result.launches)):
-        bench.refusals.setdefault("dense", "the kernel was launched on copies, whose offsets fit 32 bits")
+        bench.progress.refusals.setdefault("dense", "the kernel was launched on copies, whose offsets fit 32 bits")
         result.rejected = "dense"
 
 
@@ -91,6 +92,5 @@ def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str], *, 
         "error",
         f"no case could be judged ({kinds}); {advice}",
         identity=NOTHING_JUDGED,
-        rejected=dict(rejected),
-        kinds=kinds,
+        evidence=Rejections(dict(rejected), kinds),
     )

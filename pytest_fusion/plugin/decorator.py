@@ -11,7 +11,7 @@ import pytest
 
 from pytest_fusion.bench.entries import check as check_bench
 from pytest_fusion.case.choosing import search as searching
-from pytest_fusion.checks.verdict import CHECKS, GRADIENTS, SECOND
+from pytest_fusion.checks import registry
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.outcome import failure_of
@@ -90,7 +90,7 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
 def _check_words(spec: FusionSpec) -> None:
     """What a spec cannot check itself, because it comes before the stages that know."""
     for check in spec.without:
-        known = (*CHECKS, GRADIENTS, SECOND)
+        known = registry.switches()
         if check not in known:
             raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, known)}")
     check_requires(spec.requires)

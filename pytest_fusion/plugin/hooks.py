@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fusion.errors import FusionError, FusionFailure
-from pytest_fusion.plugin import active, keys
+from pytest_fusion.plugin import active, extensions, hookspec, keys
 from pytest_fusion.plugin.fixtures import fusion, fusion_bench, fusion_device
 from pytest_fusion.plugin.options import SERVES, Options, add_options, file_named_by, resolve
 from pytest_fusion.report.record import TestRecord
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pytest_fusion.run.measure.tools.again import Again
 
 __all__ = ["fusion", "fusion_bench", "fusion_device"]
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hookspec)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +78,15 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_fusion.plugin.benchmark import Benchmarks
 
         config.pluginmanager.register(Benchmarks(config, config.stash[keys.device]), "fusion-benchmark")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """What plugins add is known before a test module states a spec."""
+    try:
+        extensions.install(session.config)
+    except FusionError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 class _Collector:
@@ -366,8 +379,8 @@ def _write_baselines(options: Options, records: list[TestRecord]) -> list[Path]:
 
 
 def _write_reports(config: pytest.Config, options: Options, records: list[TestRecord]) -> None:
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if options.json is None and options.report is None and not summary:
+    summary, added = os.environ.get("GITHUB_STEP_SUMMARY"), extensions.reports(config)
+    if options.json is None and options.report is None and not summary and not added:
         return
     from pytest_fusion.report.environment import describe
 
@@ -384,6 +397,7 @@ def _write_reports(config: pytest.Config, options: Options, records: list[TestRe
         from pytest_fusion.report.ci.github import append_summary
 
         append_summary(Path(summary), records, environment)
+    extensions.write(added, records, environment)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_fusion.checks.verdict import CHECKS
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import plural
 
@@ -126,7 +125,7 @@ def unknown_checks(record: TestRecord) -> dict[str, str]:
     """Checks without a verdict that were not switched off -> why, in the order in which checks are judged."""
     return {
         name: str(entry.get("reason") or "no reason given")
-        for name, entry in in_order(record.checks)
+        for name, entry in record.checks.items()
         if entry.get("verdict") == "unknown" and name not in record.off
     }
 
@@ -144,12 +143,6 @@ def ruled_out(record: TestRecord) -> list[str]:
 def _sentences(found: Any) -> list[str]:
     listed = [found] if isinstance(found, str) else found
     return [str(line) for line in listed if line] if isinstance(listed, list | tuple) else []
-
-
-def in_order(checks: Mapping[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Checks in the order of judgement; ones that this version does not know come last."""
-    rank = {name: index for index, name in enumerate(CHECKS)}
-    return sorted(checks.items(), key=lambda item: rank.get(item[0], len(rank)))
 
 
 def replay_command(record: TestRecord) -> str:

@@ -24,7 +24,7 @@ _test_factory: list[Callable[[FusionSpec], Callable[..., None]]] = []
 
 
 def register_test_factory(factory: Callable[[FusionSpec], Callable[..., None]]) -> None:
-    """Tell the spec how to become a pytest test; called by the stage that knows pytest."""
+    """Sets how a spec becomes a pytest test; called by the stage that knows pytest."""
     _test_factory[:] = [factory]
 
 
@@ -147,7 +147,7 @@ class FusionSpec:
 
     @property
     def random(self) -> Rng | None:
-        """What ``rng=`` says, complete."""
+        """``rng=`` with its defaults filled in."""
         assert self.rng is None or isinstance(self.rng, Rng)
         return self.rng
 
@@ -258,13 +258,13 @@ class FusionSpec:
             if name not in self.inputs:
                 continue
             mine = unwrap(self.inputs[name])
-            asking = [
+            needing = [
                 other
                 for other, spec in ((n, unwrap(s)) for n, s in self.inputs.items())
                 if isinstance(spec, DerivedSpec) and name in spec.needs
             ]
-            if asking:
-                why = f", and derived input {asking[0]!r} asks for it"
+            if needing:
+                why = f", and derived input {needing[0]!r} needs it"
             elif isinstance(mine, DerivedSpec | TensorSpec):
                 continue
             else:
@@ -300,7 +300,7 @@ class FusionSpec:
         return {name: bound for name, bound in bounds.items() if name in self.dims or bound != Dim()}
 
     def _dim_order(self) -> tuple[str, ...]:
-        """Dims such that ``multiple_of`` refers backwards; raises on a cycle."""
+        """Dims in an order in which ``multiple_of`` refers backwards; raises on a cycle."""
         order: list[str] = []
         pending = [name for name in self.dim_names if name not in self.batch_names]
         while pending:
@@ -339,8 +339,8 @@ class FusionSpec:
                     parameter.VAR_KEYWORD,
                     parameter.VAR_POSITIONAL,
                 )
-                told = role == "reference" and self.random is not None and name == self.random.mask
-                if required and name not in known and name not in self.fixtures and not told:
+                is_mask = role == "reference" and self.random is not None and name == self.random.mask
+                if required and name not in known and name not in self.fixtures and not is_mask:
                     raise SpecError(
                         f"{self.name}: the {role} needs {name!r}, which is neither an input nor a parameter of the "
                         f"test{did_you_mean(name, known | set(self.fixtures))}. Add it to inputs= or give it a default"
@@ -361,20 +361,20 @@ class FusionSpec:
                 f"{self.name}: distribution= needs rng=, the name of the input that seeds the kernel, to draw again"
             )
         if self.distribution and self.grad:
-            raise SpecError(f"{self.name}: grad= cannot be asked of sampled outputs (distribution=); leave one out")
+            raise SpecError(f"{self.name}: grad= does not apply to sampled outputs (distribution=); leave one out")
         if self.bench_limits and not self.bench:
             raise SpecError(
                 f"{self.name}: bench_limits= bounds what bench= measures, and there is none; name the sizes, as in "
                 "bench=[{'rows': 8192, 'hidden': 8192}]"
             )
 
-    def _check_deterministic(self, said: Any) -> None:
-        """What is no dict from names to bools. Whether outputs have these names is known once the reference has run."""
-        if not isinstance(said, Mapping):
+    def _check_deterministic(self, given: Any) -> None:
+        """Raises for anything but a dict from names to bools; whether outputs have these names is seen in a run."""
+        if not isinstance(given, Mapping):
             raise SpecError(
-                f"{self.name}: deterministic={said!r}; expected True, False or a dict such as {{'out': False}}"
+                f"{self.name}: deterministic={given!r}; expected True, False or a dict such as {{'out': False}}"
             )
-        for name, value in said.items():
+        for name, value in given.items():
             if not isinstance(name, str) or not isinstance(value, bool):
                 raise SpecError(
                     f"{self.name}: deterministic={{{name!r}: {value!r}}}; expected a name and True or False"

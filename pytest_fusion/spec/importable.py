@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def path_of(value: Any) -> str:
-    """The name under which a function or class says that it can be imported."""
+    """``module:name`` of a function or class, as it states it itself."""
     return f"{value.__module__}:{value.__qualname__}"
 
 

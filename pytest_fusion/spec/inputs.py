@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fusion.errors import SpecError
+from pytest_fusion.spec import value_profiles
 from pytest_fusion.spec.dims import Shape, named_apart, parse_shape
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.values import ValueProfile
@@ -46,7 +47,7 @@ def tensor(
     dims: str | int | Sequence[str | int],
     *,
     dtype: Any = None,
-    values: ValueProfile | Callable[..., Any] | None = None,
+    values: ValueProfile | Callable[..., Any] | str | None = None,
     layouts: Sequence[str] | str | None = None,
 ) -> TensorSpec:
     """Describe a tensor input.
@@ -54,7 +55,7 @@ def tensor(
     ``dims`` is a shape string: names, integers, ``2*half``, ``seq+1``, a leading ``*batch``; ``""`` is 0-d. Equal names
     are equal sizes. ``dtype=None`` is the case's floating dtype, a torch dtype fixes it, a sequence is drawn from.
     ``values`` is a profile of ``pytest_fusion.values`` or a function of ``(shape, dtype, generator)`` that returns a
-    tensor. ``layouts`` names what may be drawn. Raises ``SpecError``.
+    tensor, or the name of a profile that a plugin gives. ``layouts`` names what may be drawn. Raises ``SpecError``.
     """
     if isinstance(dims, int):
         dims = str(dims)
@@ -69,6 +70,8 @@ def tensor(
             raise SpecError(f"tensor({dims!r}): unknown layout {name!r}{did_you_mean(str(name), LAYOUTS)}")
     if not chosen:
         raise SpecError(f"tensor({dims!r}): layouts=() leaves no layout to draw; drop it or name one of {LAYOUTS}")
+    if isinstance(values, str):
+        values = value_profiles.named(values, f"tensor({dims!r}, values={values!r})")
     if values is not None and not isinstance(values, ValueProfile) and not callable(values):
         raise SpecError(
             f"tensor({dims!r}): values={values!r} is neither a profile of pytest_fusion.values nor a function of "
@@ -118,7 +121,7 @@ def derived(function: Callable[..., Any]) -> DerivedSpec:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
         raise SpecError(
-            f"derived({function!r}): a builtin does not tell its parameters; wrap it: derived(lambda x: ...(x))"
+            f"derived({function!r}): a builtin does not name its parameters; wrap it: derived(lambda x: ...(x))"
         ) from None
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return DerivedSpec(
@@ -172,7 +175,7 @@ def _is_drawn(value: Any) -> bool:
 
 
 def _held(value: Any) -> Iterator[Any]:
-    """What a list, tuple or dict holds, at any depth."""
+    """The values in a list, tuple or dict, at any depth."""
     if isinstance(value, list | tuple | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield inner

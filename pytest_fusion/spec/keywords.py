@@ -1,4 +1,4 @@
-"""What a keyword of a spec was given, in its one form; what it cannot mean is refused with an example."""
+"""Keywords of a spec in one form each; a value that a keyword cannot take is refused with an example."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reasons(value: Any, where: str) -> dict[str, str]:
 
 
 def stated_inputs(value: Any, where: str) -> dict[str, Any]:
-    """What ``inputs=`` states, by name; perhaps nothing, as annotations may state the rest."""
+    """The specs in ``inputs=`` by name; it may be empty, as annotations may state the rest."""
     if value and not isinstance(value, Mapping):
         raise SpecError(f"{where}: inputs= is a {type(value).__name__}; expected a dict from names to inputs")
     return dict(value or {})

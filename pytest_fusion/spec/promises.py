@@ -1,4 +1,4 @@
-"""What is demanded of a kernel beyond the values: tolerance and requirements."""
+"""Promises of a kernel beyond the values: tolerance and requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a spec says about a kernel's random numbers: ``rng=`` and ``distribution=``."""
+"""A kernel's random numbers: ``rng=`` and ``distribution=``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rng:
 
     ``seed`` is the input that seeds the kernel, ``None`` for torch's own generator. ``p`` is the probability to drop:
     an input's name, a number, or a function of inputs; ``None`` where nobody knows. ``mask`` is the reference's
-    parameter that is told which elements the kernel keeps, ``dims`` its shape where that is not an output's, and
+    parameter that receives which elements the kernel keeps, ``dims`` its shape where that is not an output's, and
     ``recover`` a function of inputs that returns the kernel's mask where no output shows it.
     """
 
@@ -48,7 +48,7 @@ def rng(
     ``seed`` names the input that seeds the kernel, a whole number or an integer tensor; any number from 0 to 2^31 - 1
     must do. Without it the kernel draws from torch's generator, which is seeded before each call. ``p`` is the
     probability to drop an element: an input's name, a number, or a function of inputs (``p=lambda keep: 1 - keep``).
-    ``mask`` is the parameter by which the reference is told what the kernel kept, True where it did; one called
+    ``mask`` is the parameter by which the reference receives the mask, True where it did; one called
     ``mask`` is found by itself. ``dims`` is the mask's shape, such as ``"rows 1"``, where one draw decides about
     several elements. ``recover`` takes inputs by name and returns the kernel's mask, for kernels whose outputs do not
     show it element by element. Raises ``SpecError``.
@@ -61,7 +61,7 @@ def rng(
 
 
 def as_rng(value: Any, where: str) -> Rng | None:
-    """What was given as ``rng=``; raises ``SpecError``."""
+    """``rng=`` as an object; raises ``SpecError``."""
     if value is None or value is False:
         return None
     if value is True:

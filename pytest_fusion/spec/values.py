@@ -37,7 +37,7 @@ class ValueProfile:
 
 def _check_order(kind: str, low: Bound, high: Bound) -> None:
     if not isinstance(low, str) and not isinstance(high, str) and high < low:
-        raise SpecError(f"values.{kind}({low}, {high}): the upper bound lies below the lower one")
+        raise SpecError(f"values.{kind}({low}, {high}): the upper bound is below the lower one")
 
 
 def default() -> ValueProfile:

@@ -1,4 +1,4 @@
-"""What exceptions say as text, names near a wrong one, and counted nouns."""
+"""Exceptions as text, names near a wrong one, and counted nouns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from pytest_fusion.errors import NotModelledError
 
-# Characters that are told of one line of what somebody else's exception says.
+# The most characters of one line of another package's exception.
 _LONGEST_LINE = 500
 
 # On a full card contexts, kernels and the handles of libraries cannot be loaded either. None of these asks torch's
@@ -40,7 +40,7 @@ def raised_by_filter(error: BaseException | None) -> str | None:
 
 
 def _made_error(warning: Warning) -> bool:
-    """Whether the first filter that speaks of such a warning makes it an error. Its module is not known here."""
+    """Whether the first filter that matches this warning makes it an error. Its module is not known here."""
     for action, message, category, module, _ in warnings.filters:
         if isinstance(warning, category) and (message is None or message.match(words(warning))):
             if action == "error":
@@ -60,7 +60,7 @@ def _origins(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def words(error: object) -> str:
-    """A text or what an exception says, such that UTF-8 can hold it; a ``__str__`` that raises is told as that."""
+    """A text or an exception's message, encodable as UTF-8; where ``__str__`` raises, that is the message."""
     try:
         return str(error).encode("utf-8", "backslashreplace").decode()
     except Exception as failure:  # noqa: BLE001 - a broken __str__ may raise anything
@@ -68,20 +68,20 @@ def words(error: object) -> str:
 
 
 def first_line(error: object) -> str:
-    """The first line of a text or of what an exception says, which may be as long as a tensor that was printed."""
+    """The first line of a text or of an exception's message, which may be as long as a printed tensor."""
     line = words(error).strip().partition("\n")[0]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception says that memory was lacking, of the device or of the host, whoever raised it."""
+    """Whether an exception means that memory was lacking, of the device or of the host, whoever raised it."""
     if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and first_line(error).startswith(_OUT_OF_MEMORY)
 
 
 def said(error: BaseException) -> str:
-    """``"ValueError: the first line of what it says"``; the type alone where it says nothing."""
+    """``"ValueError: the first line of its message"``; the type alone where it has none."""
     return f"{type(error).__name__}: {first_line(error)}".rstrip(": ")
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
-from pytest_fusion.case.describe import describe, told_values
+from pytest_fusion.case.describe import describe, unseen_values
 from pytest_fusion.spec import values
 from pytest_fusion.spec.inputs import derived, optional, tensor
 
@@ -36,7 +36,7 @@ def test_a_description_adds_shapes_and_strides_and_names_what_is_unusual(make_sp
     assert data["text"] == "half=4 rows=3; b None; w float16; x float16 padded offset 2 values nan; k=(3, True)"
     assert Case.from_json(data) == case
     told = describe(spec, case.with_(multiprocessors=8))
-    assert told["text"] == data["text"] + "; told of 8 multiprocessors"
+    assert told["text"] == data["text"] + "; on 8 multiprocessors"
 
 
 def test_derived_inputs_are_told_by_their_values(make_spec: Any) -> None:
@@ -52,14 +52,14 @@ def test_derived_inputs_are_told_by_their_values(make_spec: Any) -> None:
         }
     )
     case = Case({"n": 3}, "float32", {"x": TensorCase("float32")})
-    assert told_values(spec, case, torch.device("cpu"))["derived"] == {
+    assert unseen_values(spec, case, torch.device("cpu"))["derived"] == {
         "ends": "int64 [4], derived: 0 2 4 6",
         "far": "float32 [3], derived: -inf -inf -inf",
         "long": "int32 [100], derived: 0 1 2 3 4 5 ... 97 98 99",
         "none": "float32 [0, 3], derived: no elements",
         "count": "4, derived",
     }
-    assert told_values(make_spec({"x": tensor("n")}), case, torch.device("cpu")) == {}
+    assert unseen_values(make_spec({"x": tensor("n")}), case, torch.device("cpu")) == {}
 
 
 def test_small_tensors_of_which_no_kind_of_values_tells_anything_are_told_by_their_values(make_spec: Any) -> None:
@@ -80,6 +80,6 @@ def test_small_tensors_of_which_no_kind_of_values_tells_anything_are_told_by_the
     tensors = {name: TensorCase(dtypes.get(name, "float32")) for name in spec.inputs}
     case = Case({"n": 2}, "float32", tensors, absent=("bias",))
     held = {"length": "36", "keep": "True True", "lse": "-inf -inf"}
-    assert told_values(spec, case, torch.device("cpu")) == {"held": held}
+    assert unseen_values(spec, case, torch.device("cpu")) == {"held": held}
     plain = Case({"n": 2}, "float32", {"x": TensorCase("float32")})
-    assert told_values(make_spec({"x": tensor("n")}), plain, torch.device("cpu")) == {}
+    assert unseen_values(make_spec({"x": tensor("n")}), plain, torch.device("cpu")) == {}

@@ -11,7 +11,8 @@ import torch
 
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.choosing import search
-from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.request import Request
@@ -65,7 +66,7 @@ def judge_one() -> JudgeOne:
     ) -> CaseResult:
         spec = _spec(fused, reference, inputs, keywords)
         plain = Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=1)
-        return judge_case(Bench(spec, torch.device("cpu")), case or plain, again=again)
+        return judge_case(Context(spec, torch.device("cpu")), case or plain, again=again)
 
     return judge
 

@@ -87,9 +87,9 @@ def test_an_access_out_of_bounds_fails_at_its_line(judge_one: Any, wrong: Any, s
     assert failure.check == "bounds"
     assert likely_cause(failure) == slug
     assert f"`{code}" in failure.reason
-    assert failure.evidence["kernel"] == "double_kernel"
-    assert failure.evidence["argument"] == ("x" if "loaded" in wrong else "out")
-    assert failure.evidence["offset"] == 35
+    assert failure.facts["kernel"] == "double_kernel"
+    assert failure.facts["argument"] == ("x" if "loaded" in wrong else "out")
+    assert failure.facts["offset"] == 35
 
 
 def test_a_kernel_inside_its_bounds_passes(judge_one: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_read_of_padding_that_is_dropped_passes(judge_one: Any) -> None:
     assert judge_one(copy_rows, lambda x: x.clone(), inputs, case=PADDED).failure is None
     failure = judge_one(lambda x: copy_rows(x, whole=True), lambda x: x.clone(), inputs, case=PADDED).failure
     assert failure.check == "bounds"
-    assert failure.evidence["access"] == "gap-store"
+    assert failure.facts["access"] == "gap-store"
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
-from pytest_fusion.checks.case_judge import Bench, CaseResult
+from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.checks.gradients import autograd
 from pytest_fusion.run import saved_tensors
 from tests.checks.judged import concluded
@@ -39,7 +39,7 @@ def of_x(function: Any) -> Callable[[T], T]:
 def evidence(result: CaseResult) -> dict[str, Any]:
     """What ``gradients`` saw of a case that passed."""
     assert result.failure is None, result.failure
-    return concluded(result, "gradients").evidence
+    return concluded(result, "gradients").facts
 
 
 def silu(x: T) -> T:
@@ -177,7 +177,7 @@ def test_a_mode_that_breaks_the_kernel_fails(judge_one: Any, mode: str) -> None:
     assert failure.identity.startswith("gradients:")
     assert "results are wrong" in failure.reason
     failure = judge_one(raises, silu, grad=True, again=True).failure
-    assert (failure.check, failure.evidence["error"]) == ("error", "RuntimeError")
+    assert (failure.check, failure.facts["error"]) == ("error", "RuntimeError")
     assert judge_one(raises, silu, grad=True, again=True, rejects=RuntimeError).failure is None
 
     def with_graph(x: T) -> T:
@@ -287,7 +287,7 @@ def test_saved_tensors_are_found_behind_other_nodes() -> None:
 
 def test_notes_need_evidence() -> None:
     """Of a test without gradients there is nothing to tell."""
-    assert autograd.notes(Bench(None, torch.device("cpu"))) == []  # type: ignore[arg-type]
+    assert autograd.notes(Context(None, torch.device("cpu"))) == []  # type: ignore[arg-type]
 
 
 @triton.jit

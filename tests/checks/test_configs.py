@@ -88,9 +88,9 @@ def test_the_wrong_config_is_named(judge_one: Any, name: str) -> None:
     assert found.identity.startswith(f"configs:scaled:2:{inner}:")
     assert found.reason.startswith("config 2 (BLOCK=32, ")
     assert "of scaled: " in found.reason
-    assert (found.evidence["index"], found.evidence["inner"]) == (2, inner)
-    assert found.evidence["config"]["BLOCK"] == 32
-    assert found.evidence["found"]
+    assert (found.facts["index"], found.facts["inner"]) == (2, inner)
+    assert found.facts["config"]["BLOCK"] == 32
+    assert found.facts["found"]
 
 
 def test_a_wrong_config_shrinks_and_keeps_its_name(examine: Any) -> None:
@@ -288,7 +288,7 @@ def test_a_config_that_cannot_run_is_unknown_and_the_others_are_judged(judge_one
     assert entry["reason"].startswith("ran 2 of 3 configs of scaled; config 1 (BLOCK=64, ")
     assert "could not run: OutOfResources: out of resource: shared memory, Required: 262144" in entry["reason"]
     found = failing(judge_one(doubling(plan(), large, plan(8, loaded=1)), doubled, VECTOR, case=CASE, again=True))
-    assert found.evidence["index"] == 2
+    assert found.facts["index"] == 2
 
 
 @triton.jit

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context, Focus
 from pytest_fusion.checks.gradients.upstream import Upstream
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -205,13 +206,13 @@ def test_gaps_of_the_upstream_gradient_hold_nan(examine: Any) -> None:
 def test_each_subset_of_the_inputs_is_asked_for(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three inputs that may require grad: all seven subsets are met within the default profile."""
     asked: set[tuple[str, ...]] = set()
-    original = Upstream.__init__
+    original = Upstream.of
 
-    def init(self: Any, trial: Any, wanted: Any) -> None:
+    def of(trial: Any, wanted: Any) -> Upstream:
         asked.add(tuple(wanted))
-        original(self, trial, wanted)
+        return original(trial, wanted)
 
-    monkeypatch.setattr(Upstream, "__init__", init)
+    monkeypatch.setattr(Upstream, "of", of)
 
     def affine(x: T, w: T, b: T) -> T:
         return x * w + b
@@ -498,8 +499,8 @@ def test_a_wrong_gradient_is_shrunk_without_what_comes_after_it(sought: str | No
     tensors = {name: TensorCase("float32") for name in INPUTS}
     case = Case({"rows": 5, "columns": 7}, "float32", tensors, seed=1)
 
-    result = judge_case(Bench(spec, torch.device("cpu"), complete=True, sought=sought), case)
+    result = judge_case(Context(spec, torch.device("cpu"), complete=True, focus=Focus(sought=sought)), case)
 
     verdict = concluded(result, "gradients")
     assert verdict.status == "pass"
-    assert ("second_derivative" not in verdict.evidence) is left_out
+    assert ("second_derivative" not in verdict.facts) is left_out

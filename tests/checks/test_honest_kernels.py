@@ -168,8 +168,8 @@ def test_an_honest_kernel_passes(judge_one: Any, name: str) -> None:
         result = judge_one(fused, double, case=case, again=True)
         assert result.failure is None, result.failure
         assert concluded(result, "honesty").status == "pass"
-        assert "values" in concluded(result, "honesty").evidence["ran"]
-        assert "caller" in concluded(result, "honesty").evidence["ran"]
+        assert "values" in concluded(result, "honesty").facts["ran"]
+        assert "caller" in concluded(result, "honesty").facts["ran"]
 
 
 def packed_by_content() -> Callable[[T, T], T]:
@@ -215,7 +215,7 @@ def test_an_address_whose_tensor_is_kept_alive_is_honest(judge_one: Any) -> None
 
     result = judge_one(fused, double, again=True)
     assert result.failure is None
-    assert "alive" in concluded(result, "honesty").evidence["not_run"]["address"]
+    assert "alive" in concluded(result, "honesty").facts["not_run"]["address"]
 
 
 def test_a_table_that_depends_on_sizes_may_be_shared(examine: Any) -> None:
@@ -269,7 +269,7 @@ def test_what_depends_on_the_thread_is_not_the_caller(judge_one: Any) -> None:
 
     verdict = concluded(judge_one(fused, double, again=True), "honesty")
     assert verdict.status == "pass"
-    assert "another thread" in verdict.evidence["not_run"]["caller"]
+    assert "another thread" in verdict.facts["not_run"]["caller"]
 
 
 def test_a_patch_that_stood_before_is_nobodys(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:

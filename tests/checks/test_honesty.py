@@ -38,7 +38,7 @@ def test_a_replaced_function_is_put_back_and_named(judge_one: Any) -> None:
 
     failure = judge_one(fused, double).failure
     assert failure.identity == "honesty:tampers"
-    assert failure.evidence["replaced"] == ["torch.equal"]
+    assert failure.facts["replaced"] == ["torch.equal"]
     assert torch.equal is before
 
 
@@ -82,7 +82,7 @@ def test_a_setting_that_a_call_leaves_changed_is_put_back_and_named(
 
     failure = judge_one(fused, double).failure
     assert failure.identity == "honesty:tampers"
-    assert failure.evidence["replaced"] == [name]
+    assert failure.facts["replaced"] == [name]
     assert read() == before
 
 
@@ -107,7 +107,7 @@ def test_a_function_of_ours_replaced_before_the_call_is_found(judge_one: Any, mo
     monkeypatch.setattr(case_slices, "selected", lambda *a: None)
     failure = judge_one(lambda x: x + x, double).failure
     assert failure.identity == "honesty:tampers"
-    assert failure.evidence["replaced"] == ["pytest_fusion.checks.invariance.case_slices.selected"]
+    assert failure.facts["replaced"] == ["pytest_fusion.checks.invariance.case_slices.selected"]
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_result_that_is_finished_later_is_late_work(judge_one: Any) -> None:
 
     failure = judge_one(fused, double).failure
     assert failure.identity == "honesty:late-work"
-    assert failure.evidence["cause"] == "late-work"
+    assert failure.facts["cause"] == "late-work"
 
 
 def test_a_right_result_that_is_spoilt_later_is_late_work(judge_one: Any) -> None:
@@ -184,7 +184,7 @@ def test_each_way_to_keep_an_answer_is_found(
 
     failure = judge_one(fused, double, again=True).failure
     assert failure.identity == identity
-    assert failure.evidence["cause"] == "cached-answer"
+    assert failure.facts["cause"] == "cached-answer"
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_results_of_earlier_calls_stay(judge_one: Any) -> None:
 
     failure = judge_one(fused, double).failure
     assert failure.identity == "honesty:overwritten"
-    assert failure.evidence["cause"] == "aliasing"
+    assert failure.facts["cause"] == "aliasing"
 
 
 def test_who_asks_for_the_caller_is_found(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_who_asks_for_the_caller_is_found(judge_one: Any, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "here")
     failure = judge_one(lambda x: x * (2 if "PYTEST_CURRENT_TEST" in os.environ else 3), double).failure
     assert failure.identity == "honesty:caller"
-    assert failure.evidence["cause"] == "detects-test"
+    assert failure.facts["cause"] == "detects-test"
     assert os.environ["PYTEST_CURRENT_TEST"] == "here"
 
 
@@ -226,7 +226,7 @@ def test_an_answer_by_shape_is_no_wrong_value(judge_one: Any) -> None:
     kept: dict[Any, T] = {}
     result = judge_one(lambda x: kept.setdefault(x.shape, x + x), double, again=True)
     assert result.failure.identity == "repeat:stale"
-    assert result.failure.evidence["cause"] == "cached-answer"
+    assert result.failure.facts["cause"] == "cached-answer"
 
 
 # What cannot be known.
@@ -249,7 +249,7 @@ def test_results_that_vary_are_judged_by_their_values(judge_one: Any, declared: 
         result = judge_one(sums_in_any_order, row_sums, case=case, deterministic=declared)
         verdict = concluded(result, "honesty")
         assert verdict.status == "pass", verdict
-        assert set(verdict.evidence["ran"]) == {"values", "address", "caller"}
+        assert set(verdict.facts["ran"]) == {"values", "address", "caller"}
 
 
 @pytest.mark.slow
@@ -262,7 +262,7 @@ def test_an_earlier_answer_of_a_kernel_that_may_vary_is_told(judge_one: Any) -> 
 
     verdict = concluded(judge_one(fused, row_sums, deterministic=False), "honesty")
     assert verdict.status == "fail"
-    assert verdict.evidence["cause"] == "cached-answer"
+    assert verdict.facts["cause"] == "cached-answer"
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import torch
 from pytest_fusion import interpreter, values
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks.case_judge import judge_case
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.invariance import neighbours
-from pytest_fusion.checks.invariance.batches import Asked
+from pytest_fusion.checks.invariance.batches import InvarianceState
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.report.record import TestRecord
@@ -96,10 +96,10 @@ def test_bits_that_depend_on_company_fail(judge_one: Any, name: str) -> None:
     fused, kind, reason = PLANTED[name]
     failure = judge_one(fused, reference, INPUTS, case=CASE, invariant="rows").failure
     assert failure is not None
-    assert (failure.identity, failure.evidence["depends_on"]) == ("invariance:rows", kind), failure.reason
+    assert (failure.identity, failure.facts["depends_on"]) == ("invariance:rows", kind), failure.reason
     assert reason in failure.reason
-    assert failure.evidence["dim"] == "rows"
-    ulp = failure.evidence["ulp"]
+    assert failure.facts["dim"] == "rows"
+    ulp = failure.facts["ulp"]
     assert ulp is None if "NaN" in reason else ulp >= 1
 
 
@@ -139,7 +139,7 @@ def test_a_window_of_sizes_is_found_and_its_edge_named(examine: Any, tmp_path: P
     spec = FusionSpec(
         fused=by_rows(lambda n: 128 <= n < 256), reference=reference, inputs=INPUTS, invariant="rows", dtypes="float32"
     )
-    again = judge_case(Bench(spec, torch.device("cpu"), complete=True), replays.read(path).case, again=True)
+    again = judge_case(Context(spec, torch.device("cpu"), complete=True), replays.read(path).case, again=True)
     assert again.failure is not None
     assert again.failure.identity == "invariance:rows"
 
@@ -172,16 +172,16 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
 
     spec = FusionSpec(fused=fused, reference=reference, inputs=INPUTS, dtypes="float32", invariant="rows")
     case = Case({"rows": 2, "hidden": 100}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
-    bench = Bench(spec, torch.device("cpu"))
+    bench = Context(spec, torch.device("cpu"))
     assert judge_case(bench, case, again=True).failure is None
-    bench = Bench(spec, torch.device("cpu"))
-    bench.state("invariance", Asked).cases = {True: 6, False: 6}  # as many as are asked before wider ones
+    bench = Context(spec, torch.device("cpu"))
+    bench.state(InvarianceState).outputs.cases = {True: 6, False: 6}  # as many as are asked before wider ones
 
     result = judge_case(bench, case, again=True)
 
     assert result.failure is not None
     assert result.failure.check == "invariance"
-    assert result.failure.evidence["depends_on"] == "size"
+    assert result.failure.facts["depends_on"] == "size"
     assert result.case.sizes["rows"] == 37
 
 
@@ -196,8 +196,8 @@ def test_any_axis_and_inputs_written_in_place_count(judge_one: Any) -> None:
     written = lambda x, w: (x.sum(), reference(x.T, w)[None])  # noqa: E731
     failure = judge_one(columns, written, inputs, case=CASE, invariant="rows").failure
     assert failure.identity == "invariance:rows"
-    assert failure.evidence["output"] == "out[1]"
-    assert failure.evidence["first"][1] == failure.evidence["slice"]
+    assert failure.facts["output"] == "out[1]"
+    assert failure.facts["first"][1] == failure.facts["slice"]
 
     def in_place(y: T, x: T, w: T) -> None:
         y += by_rows(lambda n: n > 16)(x, w)
@@ -207,7 +207,7 @@ def test_any_axis_and_inputs_written_in_place_count(judge_one: Any) -> None:
     failure = judge_one(
         in_place, lambda y, x, w: y.add_(reference(x, w)), spoken, case=case, invariant="rows", mutates="y"
     ).failure
-    assert failure.evidence["output"] == "y (in place)"
+    assert failure.facts["output"] == "y (in place)"
 
 
 def test_only_the_named_dims_are_asked_about(judge_one: Any) -> None:
@@ -387,7 +387,7 @@ def test_a_kernel_may_refuse_other_sizes(judge_one: Any) -> None:
     keywords = {"case": CASE, "invariant": "rows", "rejects": ValueError}
     some = concluded(judge_one(up_to(200, 2), reference, INPUTS, **keywords))
     assert some.status == "pass"
-    assert 2 <= min(some.evidence["sizes"]["rows"]) <= max(some.evidence["sizes"]["rows"]) <= 200
+    assert 2 <= min(some.facts["sizes"]["rows"]) <= max(some.facts["sizes"]["rows"]) <= 200
     none = concluded(judge_one(up_to(5, 5), reference, INPUTS, **keywords))
     assert none.status == "unknown"
     assert "no other size of it was accepted" in none.reason
@@ -427,7 +427,7 @@ def test_a_test_pays_for_few_cases_of_a_score_of_calls(judge_one: Any, examine: 
         assert 8 <= len(own) <= 22
         assert 1 in own
         assert max(own) >= 2048
-        seen = concluded(result).evidence["sizes"]["rows"]
+        seen = concluded(result).facts["sizes"]["rows"]
         assert sorted(seen) == sorted(own[1 : 1 + len(seen)])
         assert isinstance(named, tuple) or {H100 - 1, H100, H100 + 1} & set(seen)
         octaves = [set(seen) & {2**k - 1, 2**k, 2**k + 1} for k in range(3, 13)]
@@ -457,7 +457,7 @@ def test_slices_are_compared_in_every_dtype(judge_one: Any, name: str) -> None:
     failure = judge_one(late, torch.clone, inputs, case=case, invariant="rows").failure
     assert failure.identity == "invariance:rows", failure
     if name in ("float64", "float16", "float8_e5m2"):
-        assert failure.evidence["ulp"] == 1
+        assert failure.facts["ulp"] == 1
 
 
 def test_a_triton_kernel_that_splits_by_rows(judge_one: Any) -> None:
@@ -488,7 +488,7 @@ def test_a_triton_kernel_that_splits_by_rows(judge_one: Any) -> None:
     case = CASE.with_(sizes={"rows": 3, "hidden": 13})
     assert concluded(judge_one(dot, reference, INPUTS, case=case, invariant="rows")).status == "pass"
     failure = judge_one(lambda x, w: dot(x, w, wide=64), reference, INPUTS, case=case, invariant="rows").failure
-    assert failure.evidence["sizes"] == [63, 64], failure
+    assert failure.facts["sizes"] == [63, 64], failure
     assert "between 63 and 64 rows" in failure.reason
 
 

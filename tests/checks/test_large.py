@@ -16,7 +16,8 @@ from pytest_fusion.case.choosing import large_offsets, search
 from pytest_fusion.case.layouts import FAR, far_axis, geometry, goes_far
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.case.plan import Limits, make_plan
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.profiles import PROFILES
@@ -207,7 +208,7 @@ def test_what_lies_between_takes_no_memory() -> None:
     """Placing, judging and changing such tensors touches some pages of 8 GB, not all of them."""
     spec = FusionSpec(fused=doubling_in_place(2), reference=doubled_in_place, inputs=MATRIX, mutates="x")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = judge_case(Bench(spec, CPU), ROWS_APART, again=True)
+    result = judge_case(Context(spec, CPU), ROWS_APART, again=True)
     assert result.failure is None
     assert result.rejected is None
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 30
@@ -229,7 +230,7 @@ def test_a_stray_store_is_found(at: int, check: str) -> None:
         return 2 * x
 
     spec = FusionSpec(fused=fused, reference=doubled, inputs=MATRIX)
-    found = judge_case(Bench(spec, CPU), ROWS_APART).failure
+    found = judge_case(Context(spec, CPU), ROWS_APART).failure
     assert found is not None
     assert found.check == check
 
@@ -245,6 +246,6 @@ def test_a_torch_kernel_that_damages_the_guards_is_found() -> None:
         return 2 * x
 
     spec = FusionSpec(fused=fused, reference=doubled, inputs=MATRIX)
-    found = judge_case(Bench(spec, CPU), ROWS_APART).failure
+    found = judge_case(Context(spec, CPU), ROWS_APART).failure
     assert found is not None
-    assert (found.check, found.evidence["zone"], found.evidence["elements"]) == ("bounds", "before", 2)
+    assert (found.check, found.facts["zone"], found.facts["elements"]) == ("bounds", "before", 2)

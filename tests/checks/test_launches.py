@@ -71,8 +71,8 @@ def test_a_copy_of_strided_inputs_is_found(judge_one: Any) -> None:
     """A hidden `.contiguous()` copies strided inputs only, which the same case with contiguous ones shows."""
     keywords = {"max_launches": 1, "case": strided()}
     found = failure(judge_one(lambda x: kernel(x.contiguous()), doubled, again=True, **keywords))
-    assert found.evidence["surplus"] == [["aten::clone", 1]]
-    assert found.evidence["because"].startswith("with contiguous inputs it launches 1")
+    assert found.facts["surplus"] == [["aten::clone", 1]]
+    assert found.facts["because"].startswith("with contiguous inputs it launches 1")
     assert "pass strides to the kernel" in found.reason
 
     plain = judge_one(lambda x: kernel(x.contiguous()), doubled, again=True, max_launches=1)
@@ -82,7 +82,7 @@ def test_a_copy_of_strided_inputs_is_found(judge_one: Any) -> None:
 def test_a_conversion_is_found(judge_one: Any) -> None:
     """A cast in the launcher is a kernel, named as such."""
     found = failure(judge_one(lambda x: kernel(x.double()).float(), doubled, max_launches=1))
-    assert dict(found.evidence["names"]) == {"aten::_to_copy": 2, "scale_kernel": 1}
+    assert dict(found.facts["names"]) == {"aten::_to_copy": 2, "scale_kernel": 1}
     assert "float32 to float64" in found.reason
     assert "convert inside the kernel" in found.reason
 
@@ -96,7 +96,7 @@ def test_a_fill_before_an_accumulation_is_found(judge_one: Any) -> None:
         return out
 
     found = failure(judge_one(fused, doubled, max_launches=1))
-    assert dict(found.evidence["names"]) == {"aten::zeros": 1, "scale_kernel": 1}
+    assert dict(found.facts["names"]) == {"aten::zeros": 1, "scale_kernel": 1}
 
 
 def test_what_a_gpu_does_without_a_kernel_passes(judge_one: Any) -> None:
@@ -109,7 +109,7 @@ def test_what_a_gpu_does_without_a_kernel_passes(judge_one: Any) -> None:
         return kernel(twin, 2 * int(lengths[0]) * int(total) / 3)
 
     verdict = told(judge_one(fused, doubled, max_launches=1, again=True))
-    assert (verdict.status, verdict.evidence["kernels"], verdict.evidence["memcpy"]) == ("pass", 1, 1)
+    assert (verdict.status, verdict.facts["kernels"], verdict.facts["memcpy"]) == ("pass", 1, 1)
 
 
 def test_work_in_place_is_counted_on_restored_inputs(examine: Any, judge_one: Any) -> None:
@@ -125,7 +125,7 @@ def test_work_in_place_is_counted_on_restored_inputs(examine: Any, judge_one: An
 
     off = {"honesty": "its calls have other values"}
     result = judge_one(fused, lambda x: x.mul_(2), mutates="x", max_launches=0, without=off)
-    assert failure(result).evidence["names"] == [["scale_kernel", 1]]
+    assert failure(result).facts["names"] == [["scale_kernel", 1]]
     assert len(set(seen)) == 1
     honest = examine(in_place, lambda x: x.mul_(2), mutates="x", max_launches=1)
     assert honest.checks["launches"]["verdict"] == "pass", honest.message
@@ -242,7 +242,7 @@ def test_measured_counts_are_compared(on_gpu: Any) -> None:
     """What two methods agree on fails beyond the bound and passes within it."""
     assert on_gpu(Gpu(counts(1))).status == "pass"
     found = on_gpu(Gpu(counts(2)))
-    assert (found.status, found.evidence["agreed"]) == ("fail", True)
+    assert (found.status, found.facts["agreed"]) == ("fail", True)
     assert "a captured CUDA graph, the same by the profiler" in found.reason
 
 

@@ -41,7 +41,7 @@ def test_a_changed_input_fails_and_names_the_first_element(judge_one: Any) -> No
 
     failure = judge_one(fused, reference).failure
     assert (failure.check, failure.identity) == ("inputs", "inputs:x")
-    assert failure.evidence["first"] == [3, 2]
+    assert failure.facts["first"] == [3, 2]
     assert "mutates='x'" in failure.reason
 
 
@@ -82,8 +82,8 @@ def test_a_write_outside_the_elements_fails_by_zone(judge_one: Any, element: int
 
     result = judge_one(fused, double, case=PADDED)
     assert result.failure.check == "bounds"
-    assert result.failure.evidence["zone"] == zone
-    assert result.failure.evidence["elements"] in (1, -1)
+    assert result.failure.facts["zone"] == zone
+    assert result.failure.facts["elements"] in (1, -1)
     assert likely_cause(result.failure) == "out-of-bounds"
 
 
@@ -120,7 +120,7 @@ def test_an_unwritten_element_fails(judge_one: Any) -> None:
         return y
 
     failure = judge_one(fused, double).failure
-    assert (failure.check, failure.evidence["count"], failure.evidence["first"]) == ("unwritten", 5, [0, 6])
+    assert (failure.check, failure.facts["count"], failure.facts["first"]) == ("unwritten", 5, [0, 6])
 
 
 def test_a_result_that_depends_on_fresh_memory_fails(judge_one: Any) -> None:
@@ -190,4 +190,4 @@ def test_the_verdicts_on_facts() -> None:
     assert "2 element(s) away" in check_damage([Damage("x", "after", 2, 2, 8)]).reason
     assert "1 to 3 element(s) away" in check_damage([Damage("x", "after", 1, 3, 6)]).reason
     assert check_unwritten({"out": None, "b": torch.zeros(2, dtype=torch.bool)}).status == "pass"
-    assert check_unwritten({"out": torch.tensor([False, True])}).evidence["first"] == [1]
+    assert check_unwritten({"out": torch.tensor([False, True])}).facts["first"] == [1]

@@ -12,8 +12,8 @@ import torch
 from pytest_fusion import FusionFailure, FusionSpec, check_equivalent, tensor
 from pytest_fusion.case.make import InputFailed
 from pytest_fusion.case.plan import Limits, build, make_plan
-from pytest_fusion.checks.case_judge import Bench, judge_case
-from pytest_fusion.checks.context import CaseResult, reject
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import CaseResult, Context, reject
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.oracle.operator_plan import plan_of
 from pytest_fusion.oracle.reference import ReferenceFailed
@@ -24,7 +24,7 @@ T = torch.Tensor
 def judged(fused: Any = lambda x: x * 2) -> Any:
     spec = FusionSpec(name="f", fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows n")})
     plan = make_plan(spec, limits=Limits())
-    return judge_case(Bench(spec, torch.device("cpu")), build(plan, {"dim rows": 4, "dim n": 5}, 1))
+    return judge_case(Context(spec, torch.device("cpu")), build(plan, {"dim rows": 4, "dim n": 5}, 1))
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -98,7 +98,7 @@ def test_a_full_card_gets_back_what_is_kept(monkeypatch: pytest.MonkeyPatch, kin
     spec = FusionSpec(name="f", fused=lambda x: x, reference=lambda x: x, inputs={"x": tensor("n")})
     case = build(make_plan(spec, limits=Limits()), {"dim n": 3}, 1)
     for device in ("cuda", "cpu"):
-        assert reject(Bench(spec, torch.device(device)), CaseResult(case), kind, MemoryError()).rejected == kind
+        assert reject(Context(spec, torch.device(device)), CaseResult(case), kind, MemoryError()).rejected == kind
     assert len(seen) == given_back
 
 

@@ -55,7 +55,7 @@ def test_state_that_only_a_later_call_meets_fails(judge_one: Any) -> None:
     """Two calls agree and the fifth differs: found in a case that more is asked of, with what differs."""
     failure = judge_one(Counting(lambda call: call >= 5), triple, again=True).failure
     assert failure.identity == "repeat:out"
-    assert failure.evidence["most_ulp"] == 1.0
+    assert failure.facts["most_ulp"] == 1.0
     assert judge_one(Counting(lambda call: call >= 5), triple).failure is None
 
 
@@ -126,7 +126,7 @@ def test_a_workspace_that_is_made_ready_passes(judge_one: Any) -> None:
     """A workspace that each call reads only where it has written it is nobody's loss."""
     result = judge_one(Workspace(own=True), last_row, again=True)
     assert result.failure is None
-    assert [v.evidence["sizes"] for v in result.verdicts if v.check == "repeat" and "sizes" in v.evidence] == [
+    assert [v.facts["sizes"] for v in result.verdicts if v.check == "repeat" and "sizes" in v.facts] == [
         [{"rows": 3, "hidden": 4}, {"rows": 11, "hidden": 15}]
     ]
 
@@ -192,7 +192,7 @@ def test_sums_by_atomics_fail_unless_declared(judge_one: Any) -> None:
     """Float atomics add in the order in which programs come, which the CPU lane turns round."""
     failure = judge_one(column_sum, lambda x: x.sum(0), again=True).failure
     assert failure.identity == "repeat:out"
-    assert failure.evidence["order"] == "reversed"
+    assert failure.facts["order"] == "reversed"
     assert judge_one(column_sum, lambda x: x.sum(0), again=True, deterministic=False).failure is None
 
 
@@ -201,11 +201,11 @@ def test_the_first_cases_of_several_programs_change_places_whatever_came_before(
     """One call more, where more is not asked; a single program, whose lanes add nothing up, has no other order."""
     failure = judge_one(column_sum, lambda x: x.sum(0)).failure
     assert failure.identity == "repeat:out"
-    assert failure.evidence["order"] == "reversed"
+    assert failure.facts["order"] == "reversed"
     inputs = {"kinds": tensor("n", dtype=torch.int64, values=values.indices(4)), "kept": False}
     one = Case({"n": 9}, "float32", {"kinds": TensorCase("int64")}, seed=1)
     result = judge_one(counted, counted_in_order, inputs, case=one)
-    assert not [v for v in result.verdicts if "orders" in v.evidence]
+    assert not [v for v in result.verdicts if "orders" in v.facts]
 
 
 @interpreted
@@ -213,7 +213,7 @@ def test_programs_that_draw_their_rows_pass(judge_one: Any) -> None:
     """A kernel whose programs take tickets gives the same bits in every order."""
     result = judge_one(doubled_by_ticket, double, again=True)
     assert result.failure is None
-    assert any(v.evidence.get("orders") == ["reversed"] for v in result.verdicts)
+    assert any(v.facts.get("orders") == ["reversed"] for v in result.verdicts)
 
 
 @triton.jit
@@ -249,7 +249,7 @@ def test_lanes_of_one_program_come_in_another_order_too(judge_one: Any, kept: bo
     assert (failure is not None) is kept
     if kept:
         assert failure.identity == "repeat:out[1]"
-        assert failure.evidence["order"] == "reversed"
+        assert failure.facts["order"] == "reversed"
 
 
 @triton.jit

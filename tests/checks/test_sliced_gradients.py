@@ -11,8 +11,9 @@ import torch
 
 from pytest_fusion import fused_equivalent
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.checks.case_judge import Bench, judge_case
-from pytest_fusion.checks.invariance.batches import Asked
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
+from pytest_fusion.checks.invariance.batches import InvarianceState
 from pytest_fusion.checks.verdict import GRADIENTS, Verdict
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.errors import SpecError
@@ -93,7 +94,7 @@ def test_a_gradient_that_depends_on_the_batch_fails_with_the_threshold(judge_one
     assert f"'s gradient change between {most} and {most + 1} rows (dx differs by up to" in failure.reason
     assert "the gradients of inputs with rows" in failure.reason
     assert GRADIENTS in failure.reason
-    assert failure.evidence["output"] == "dx"
+    assert failure.facts["output"] == "dx"
 
 
 def rarely(y: T, g: T, w: T) -> T:
@@ -108,19 +109,20 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     keywords: dict[str, Any] = {"inputs": INPUTS, "dtypes": "float32", "invariant": "rows", "grad": True}
     spec = FusionSpec(fused=made(rarely), reference=reference, **keywords)
     case = Case({"rows": 2, "hidden": 100}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
-    assert judge_case(Bench(spec, torch.device("cpu")), case, again=True).failure is None
-    bench = Bench(spec, torch.device("cpu"))
-    bench.state(GRADIENTS, Asked).cases = {True: 6, False: 6}  # as many as are asked before wider ones
+    assert judge_case(Context(spec, torch.device("cpu")), case, again=True).failure is None
+    bench = Context(spec, torch.device("cpu"))
+    # As many as are asked before wider ones.
+    bench.state(InvarianceState).gradients.cases = {True: 6, False: 6}
     result = judge_case(bench, case, again=True)
     assert result.failure is not None
     assert result.failure.identity == "invariance:rows:gradients"
     assert result.case.sizes["rows"] == 37
-    again = judge_case(Bench(spec, torch.device("cpu")), result.case, again=True).failure
+    again = judge_case(Context(spec, torch.device("cpu")), result.case, again=True).failure
     assert again is not None
     assert again.identity == "invariance:rows:gradients"
     honest = FusionSpec(fused=made(dx), reference=reference, **keywords)
-    bench = Bench(honest, torch.device("cpu"))
-    bench.state(GRADIENTS, Asked).cases = {True: 6, False: 6}
+    bench = Context(honest, torch.device("cpu"))
+    bench.state(InvarianceState).gradients.cases = {True: 6, False: 6}
     assert judge_case(bench, case, again=True).failure is None
 
 

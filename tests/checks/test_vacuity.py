@@ -95,7 +95,7 @@ def test_one_refuting_case_is_enough() -> None:
     for _ in range(9):
         stubborn.observe("out", torch.tensor([1.0, 2.0, 3.0]), lambda wrong: not bool((wrong == 0).all()))
     verdict = stubborn.conclude(9)
-    assert verdict.evidence["wrong"] in ("constant", "previous")
+    assert verdict.facts["wrong"] in ("constant", "previous")
 
 
 def test_rounding_keeps_the_bits_asked_for() -> None:

@@ -9,7 +9,8 @@ import torch
 
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.checks import case_judge
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.values_check import as_verdict
 from pytest_fusion.checks.verdict import failed
 from pytest_fusion.oracle.tolerance import ValuesVerdict
@@ -72,7 +73,7 @@ def test_other_dtypes_are_compared_too(judge_one: Any, dtype: str) -> None:
     assert judge_one(torch.clone, torch.clone, inputs, case=case).failure is None
     failure = judge_one(spoil, torch.clone, inputs, case=case).failure
     assert failure.check == "values"
-    assert failure.evidence["index"][:2] == [2, 3]
+    assert failure.facts["index"][:2] == [2, 3]
 
 
 def test_nan_must_be_where_the_reference_has_it_in_both_directions(judge_one: Any) -> None:
@@ -116,7 +117,7 @@ def test_the_worst_output_is_reported() -> None:
 
     verdict = as_verdict({"a": one(True, 0.9), "b": one(False, 1.5), "c": one(False, 3.0)})
     assert (verdict.status, verdict.identity) == ("fail", "values:c:finite")
-    assert as_verdict({"a": one(True, 0.5), "b": one(True, 0.7)}).evidence["output"] == "b"
+    assert as_verdict({"a": one(True, 0.5), "b": one(True, 0.7)}).facts["output"] == "b"
     assert as_verdict({}).status == "pass"
 
 
@@ -141,7 +142,7 @@ def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> No
 def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that rests on a statistic counts when two more cases repeat it, and is noted when one does not."""
     spec = FusionSpec(fused=torch.neg, reference=torch.neg, inputs={"x": tensor("n")})
-    bench = Bench(spec, torch.device("cpu"))
+    bench = Context(spec, torch.device("cpu"))
     case = Case({"n": 2}, "float32", {"x": TensorCase("float32")}, seed=5)
     answers: list[Any] = []
 
@@ -158,13 +159,13 @@ def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: py
     assert judge_case(bench, case).failure is suspicion
     answers[:] = [suspicion, suspicion]
     assert judge_case(bench, case).failure is None
-    assert bench.unrepeated == 1
+    assert bench.progress.unrepeated == 1
     answers[:] = [suspicion, "out-of-memory", suspicion, suspicion]
     assert judge_case(bench, case).failure is suspicion
     answers[:] = [suspicion, suspicion, *["out-of-memory"] * 3]
     found = judge_case(bench, case)
     assert [verdict.status for verdict in found.verdicts] == ["unknown"]
-    assert bench.unrepeated == 1
+    assert bench.progress.unrepeated == 1
     answers[:] = [suspicion, hard]
     found = judge_case(bench, case)
     assert found.failure is hard
@@ -199,7 +200,7 @@ def test_a_picture_shows_what_the_text_says(check: str, fused: Any, judge_one: A
     assert result.evidence is not None
     _, candidate, right = result.evidence
     share = excess_by(candidate, right, "auto")
-    found = verdict.evidence
+    found = verdict.facts
     assert int((share > 1).sum()) == found["mismatched"]
     assert float(share[tuple(found["index"])]) == pytest.approx(
         abs(found["got"] - found["expected"]) / found["allowed"]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The interpreter's tests, slow ones too, and what the assembler of one gets wrong, against every supported Triton: run_matrix.sh
-# [FOLDER], where releases are kept (default: a temporary one, made anew each time). VERSIONS="3.6.0" runs these alone.
+# The interpreter's tests, slow ones too, and what the assembler of one gets wrong, against every supported Triton:
+# run_matrix.sh [FOLDER], where releases are kept (default: a temporary one, made anew each time). VERSIONS="3.6.0" runs
+# these alone.
 # Needs only pip; the environment's own packages stay as they are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

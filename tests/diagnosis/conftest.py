@@ -10,7 +10,8 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -45,7 +46,7 @@ def lab_of() -> Callable[..., Lab]:
     ) -> Lab:
         spec = FusionSpec(fused=fused, reference=reference, inputs=inputs, **keywords)
         plan = make_plan(spec, pools=pools, limits=Limits())
-        bench = Bench(spec, torch.device("cpu"))
+        bench = Context(spec, torch.device("cpu"))
         case = change(build(plan, choice, 0))
         result = judge_case(bench, case, again=again)
         assert result.failure is not None, "the case that is diagnosed must fail"

@@ -4,26 +4,52 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_fusion.checks.evidence import DamagedMemory, ProcessEnd, WrongAccess, WrongConfig
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.diagnosis.causes import CAUSES, likely_cause
+from pytest_fusion.interpreter.memory.memory_findings import Finding
 
 ROWS = [
     (failed("values", "off", identity="values:out:finite"), None),
     (failed("values", "", identity="values:out:nonfinite"), None),
-    (failed("bounds", "", zone="after"), "out-of-bounds"),
-    (failed("bounds", "", zone="before"), "out-of-bounds"),
-    (failed("bounds", "", zone="between"), "out-of-bounds"),
+    (failed("bounds", "", evidence=DamagedMemory("x", "after", 1, 1, 4)), "out-of-bounds"),
+    (failed("bounds", "", evidence=DamagedMemory("x", "before", 1, 1, 4)), "out-of-bounds"),
+    (failed("bounds", "", evidence=DamagedMemory("x", "between", 1, 1, 4)), "out-of-bounds"),
     (failed("bounds", "", identity="bounds:surroundings"), "reads-padding"),
     (failed("bounds", "", identity="bounds:dx"), "reads-padding"),
-    (failed("bounds", "", access="out-of-bounds-store", offset=12), "out-of-bounds"),
-    (failed("bounds", "", access="out-of-bounds-load"), "out-of-bounds"),
-    (failed("bounds", "", access="gap-store"), "out-of-bounds"),
-    (failed("bounds", "", access="use-after-free"), "use-after-free"),
-    (failed("bounds", "", access="misaligned-access"), "misaligned-access"),
-    (failed("bounds", "", access="false-hint"), "false-hint"),
-    (failed("repeat", "", access="racing-stores"), "racing-stores"),
-    (failed("repeat", "", access="racing-load"), "racing-load"),
-    (failed("invariance", "", identity="invariance:n", depends_on="size"), "batch-variant"),
+    (
+        failed("bounds", "", evidence=WrongAccess(Finding("out-of-bounds-store", "kernel", "k.py", 1, "tl.store(x)"))),
+        "out-of-bounds",
+    ),
+    (
+        failed("bounds", "", evidence=WrongAccess(Finding("out-of-bounds-load", "kernel", "k.py", 1, "tl.store(x)"))),
+        "out-of-bounds",
+    ),
+    (
+        failed("bounds", "", evidence=WrongAccess(Finding("gap-store", "kernel", "k.py", 1, "tl.store(x)"))),
+        "out-of-bounds",
+    ),
+    (
+        failed("bounds", "", evidence=WrongAccess(Finding("use-after-free", "kernel", "k.py", 1, "tl.store(x)"))),
+        "use-after-free",
+    ),
+    (
+        failed("bounds", "", evidence=WrongAccess(Finding("misaligned-access", "kernel", "k.py", 1, "tl.store(x)"))),
+        "misaligned-access",
+    ),
+    (
+        failed("bounds", "", evidence=WrongAccess(Finding("false-hint", "kernel", "k.py", 1, "tl.store(x)"))),
+        "false-hint",
+    ),
+    (
+        failed("repeat", "", evidence=WrongAccess(Finding("racing-stores", "kernel", "k.py", 1, "tl.store(x)"))),
+        "racing-stores",
+    ),
+    (
+        failed("repeat", "", evidence=WrongAccess(Finding("racing-load", "kernel", "k.py", 1, "tl.store(x)"))),
+        "racing-load",
+    ),
+    (failed("invariance", "", identity="invariance:n"), "batch-variant"),
     (failed("gradients", "", identity="gradients:x:nonfinite", cause="gradient-layout"), "gradient-layout"),
     (failed("gradients", "", cause="gradient-scale"), "gradient-scale"),
     (failed("gradients", "", cause="gradient-missing"), "gradient-missing"),
@@ -43,12 +69,12 @@ ROWS = [
     (failed("honesty", "", identity="honesty:caller", cause="detects-test"), "detects-test"),
     (failed("compile", "", identity="compile:wrong-fake", cause="wrong-fake"), "wrong-fake"),
     (failed("device", "", identity="device:hidden-sync", cause="hidden-sync"), "hidden-sync"),
-    (failed("configs", "", index=2, inner="values"), "bad-config"),
-    (failed("configs", "", inner="repeat"), "autotune-side-effect"),
+    (failed("configs", "", inner="values", evidence=WrongConfig("kernel", {}, 2, {})), "bad-config"),
+    (failed("configs", "", inner="repeat", evidence=WrongConfig("kernel", {})), "autotune-side-effect"),
     (failed("vacuity", ""), "vacuous-test"),
-    (failed("crash", "", kind="timeout"), "hang"),
-    (failed("crash", "", kind="signal"), "crash"),
-    (failed("crash", "", kind="exit", detail="CUDA error: device-side assert"), "device-fault"),
+    (failed("crash", "", evidence=ProcessEnd("timeout", "")), "hang"),
+    (failed("crash", "", evidence=ProcessEnd("signal", "")), "crash"),
+    (failed("crash", "", evidence=ProcessEnd("exit", "CUDA error: device-side assert")), "device-fault"),
 ]
 
 

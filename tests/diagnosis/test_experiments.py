@@ -12,7 +12,8 @@ from triton.runtime.jit import JITFunction
 
 from pytest_fusion import tensor
 from pytest_fusion.case.plan import Limits, build, make_plan
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -36,7 +37,7 @@ def test_compiling_variants_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPat
 
     spec = FusionSpec(fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows n")})
     plan = make_plan(spec, limits=Limits())
-    bench = Bench(spec, torch.device("cpu"))
+    bench = Context(spec, torch.device("cpu"))
     cases = [build(plan, {"dim rows": size, "dim n": 3}, size) for size in range(1, 6)]
     result = judge_case(bench, cases[0])
     assert result.failure is not None
@@ -60,7 +61,7 @@ def test_experiments_are_about_the_output_that_failed(lab_of: Any) -> None:
         pools={"s": (0.0, 1.0)},
         dtypes="float32",
     )
-    assert lab.verdict.evidence["output"] == "out[1]"
+    assert lab.verdict.output == "out[1]"
     variant = lab.base.with_(drawn={"s": 1.0})
     assert lab.ask(variant).probe.result.evidence[0] == "out[0]"
     assert lab.wrong_of(lab.ask(variant)).name == "out[1]"

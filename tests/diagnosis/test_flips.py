@@ -114,7 +114,7 @@ def test_an_upstream_of_equal_numbers_tells_places_from_parts(lab_of: Any, how: 
     more: dict[str, Any] = {"dtypes": "float32", "grad": ("x",), "change": asking_plainly}
     lab = lab_of(scaled(how), scaled("right"), inputs, choice, **more)
     assert lab.verdict.check == "gradients"
-    assert (lab.verdict.evidence.get("cause") == "wrong-index-map") == places, lab.verdict
+    assert (lab.verdict.cause == "wrong-index-map") == places, lab.verdict
 
 
 def test_a_rounding_of_a_gradient_is_no_wrong_place(lab_of: Any) -> None:
@@ -133,7 +133,7 @@ def test_a_rounding_of_a_gradient_is_no_wrong_place(lab_of: Any) -> None:
     more: dict[str, Any] = {"dtypes": "float32", "grad": True, "change": asking_plainly}
     lab = lab_of(Rounded.apply, double, ROWS, choice, **more)
     assert lab.verdict.check == "gradients"
-    assert "cause" not in lab.verdict.evidence, lab.verdict
+    assert lab.verdict.cause is None, lab.verdict
 
 
 def shares(x: T) -> T:
@@ -194,7 +194,7 @@ def test_a_rounding_that_ones_do_not_show_is_no_factor(
         more: dict[str, Any] = {"change": lambda case, seed=seed: case.with_(seed=seed), "grad": True, "dtypes": dtype}
         lab = lab_of(function_of(forward, backward), forward, ROWS, choice, **more)
         assert lab.verdict.check == "gradients"
-        assert (lab.verdict.evidence.get("cause") == "gradient-scale") == left_out, lab.verdict
+        assert (lab.verdict.cause == "gradient-scale") == left_out, lab.verdict
     assert (diagnose(lab).cause == "gradient-scale") == left_out
 
 

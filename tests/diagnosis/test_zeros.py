@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from pytest_fusion import FusionSpec, dim, tensor, values
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.checks.case_judge import Bench, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.diagnosis.rules.zeros import zeros
 from tests.sweeps import sweep
@@ -134,7 +135,7 @@ def test_a_0_that_one_seed_alone_draws_is_too_little(lab_of: Any) -> None:
         return (case.with_(seed=seed) for seed in range(1000))
 
     def change(case: Case) -> Case:
-        bench = Bench(FusionSpec(fused=fused, reference=torch.ones_like, inputs=inputs), torch.device("cpu"))
+        bench = Context(FusionSpec(fused=fused, reference=torch.ones_like, inputs=inputs), torch.device("cpu"))
         return next(each for each in seeds(case) if judge_case(bench, each).failure is not None)
 
     def fused(x: T) -> T:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search
 from pytest_fusion.case.stated import stated_case
+from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import CaseResult, judge_case
-from pytest_fusion.checks.registry import CHECKS
+from pytest_fusion.checks.context import Focus
 from pytest_fusion.engine import judging
 from pytest_fusion.engine.campaign import Campaign
 from pytest_fusion.engine.job import Job
@@ -170,9 +171,10 @@ def test_checks_after_the_one_that_failed_are_not_run_while_shrinking() -> None:
     assert run.failing.reached == ""
     case = run.failing.case.with_(sizes={"rows": 3, "hidden": 5})
     reached = {
-        until: judge_case(replace(run.judging.bench, until=until), case).reached for until in (None, "", "invariance")
+        until: judge_case(replace(run.judging.bench, focus=Focus(until=until)), case).reached
+        for until in (None, "", "invariance")
     }
-    assert reached == {None: CHECKS[-1].NAME, "": "", "invariance": "invariance"}
+    assert reached == {None: "compile", "": "", "invariance": "invariance"}
 
 
 def test_without_the_shrink_phase_the_first_failing_case_is_reported() -> None:
@@ -216,10 +218,8 @@ def record_of(fused: Any, root: Path, **keywords: Any) -> TestRecord:
 
 def test_a_record_names_every_check_and_never_passes_what_was_not_run(tmp_path: Path) -> None:
     """Each check of the contract has a verdict and, unless it passed, a reason."""
-    from pytest_fusion.checks.verdict import CHECKS
-
     record = record_of(double, tmp_path)
-    assert set(record.checks) == set(CHECKS)
+    assert set(record.checks) == set(registry.names())
     assert record.verdict == "pass", record.message
     for name, entry in record.checks.items():
         assert entry["verdict"] in ("pass", "unknown")
@@ -304,7 +304,7 @@ def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
 
     dims = {"rows": dim(1, 3)}
     run = campaign(fused, reference=reference, inputs={"x": tensor("rows n")}, dims=dims, cases=None, grad=True)
-    run.judging.bench.reference_s = 0.3
+    run.judging.bench = replace(run.judging.bench, reference_s=0.3)
     tally = run.run()
     if wrong:
         assert tally.failure is not None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.checks.evidence import Deviation
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -18,6 +21,10 @@ def judged(*cases: tuple[Verdict, ...]) -> Tally:
     return tally
 
 
+def off_by(ratio: float, grade: str) -> Deviation:
+    return Deviation("max", ratio, None, None, None, None, 0, 1, grade)
+
+
 def test_a_check_counts_a_case_once_with_the_worst_that_it_said() -> None:
     """Three conclusions on one case are one case, and neither order nor a later pass hides the failure."""
     tally = judged((unknown("repeat", "no time"), failed("repeat", "differs"), passed("repeat")), (passed("repeat"),))
@@ -28,9 +35,9 @@ def test_a_check_counts_a_case_once_with_the_worst_that_it_said() -> None:
 def test_the_worst_error_and_grade_are_those_of_values_that_are_right() -> None:
     """The case of the largest ratio is kept, and the lowest grade of any; a failed case is no measure of either."""
     tally = judged(
-        (passed("values", ratio=0.2, grade="B", output="y"),),
-        (passed("values", ratio=0.7, grade="A", output="z"),),
-        (failed("values", "off", ratio=9.0, grade="C"),),
+        (replace(passed("values", off_by(0.2, "B")), output="y"),),
+        (replace(passed("values", off_by(0.7, "A")), output="z"),),
+        (failed("values", "off", evidence=off_by(9.0, "C")),),
     )
 
     assert (tally.grade, tally.worst["ratio"], tally.worst["output"]) == ("B", 0.7, "z")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.run import pristine
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
@@ -23,7 +24,7 @@ def judge(fused: Callable[..., Any], reference: Callable[..., Any] = lambda x: x
     pristine.take()
     spec = FusionSpec(fused=fused, reference=reference, inputs={"x": tensor("rows hidden")}, dtypes="float32")
     case = Case({"rows": 33, "hidden": 65}, "float32", {"x": TensorCase("float32")}, seed=1)
-    return judge_case(Bench(spec, torch.device("cuda:0")), case, again=True)
+    return judge_case(Context(spec, torch.device("cuda:0")), case, again=True)
 
 
 def side_stream(*, joins: bool) -> Callable[[T], T]:
@@ -47,7 +48,7 @@ def test_work_on_a_stream_that_nobody_waits_for_is_late() -> None:
     failure = judge(side_stream(joins=False)).failure
     assert failure is not None
     assert failure.check == "honesty", failure
-    assert failure.evidence["cause"] == "late-work"
+    assert failure.facts["cause"] == "late-work"
 
 
 def test_a_stream_that_is_waited_for_is_honest() -> None:
@@ -56,8 +57,8 @@ def test_a_stream_that_is_waited_for_is_honest() -> None:
     assert result.failure is None, result.failure
     (verdict,) = [v for v in result.verdicts if v.check == "honesty"]
     assert verdict.status == "pass"
-    assert "streams" not in verdict.evidence["not_run"]
-    assert "caller" in verdict.evidence["ran"]
+    assert "streams" not in verdict.facts["not_run"]
+    assert "caller" in verdict.facts["ran"]
 
 
 def test_a_stream_that_stays_the_current_one_is_put_back_and_named() -> None:
@@ -72,7 +73,7 @@ def test_a_stream_that_stays_the_current_one_is_put_back_and_named() -> None:
     failure = judge(fused).failure
     assert failure is not None
     assert failure.identity == "honesty:tampers"
-    assert failure.evidence["replaced"] == ["the current CUDA stream"]
+    assert failure.facts["replaced"] == ["the current CUDA stream"]
     assert torch.cuda.current_stream() == home
 
 

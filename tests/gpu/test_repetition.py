@@ -17,7 +17,8 @@ globaltimer = pytest.importorskip("triton.language.extra.cuda").globaltimer
 from benchmarks.checks.kernels import specs  # noqa: E402 - after the skip
 from pytest_fusion import FusionSpec, dim, tensor  # noqa: E402
 from pytest_fusion.case.case_model import Case, TensorCase  # noqa: E402
-from pytest_fusion.checks.case_judge import Bench, CaseResult, judge_case  # noqa: E402
+from pytest_fusion.checks.case_judge import judge_case  # noqa: E402
+from pytest_fusion.checks.context import CaseResult, Context  # noqa: E402
 from pytest_fusion.plugin.testing import examine  # noqa: E402
 from pytest_fusion.run.stress.competing_kernels import competing  # noqa: E402
 from pytest_fusion.run.stress.low_occupancy import crowded  # noqa: E402
@@ -61,7 +62,7 @@ def judged(fused: Callable[..., Any], reference: Callable[..., Any], *, deep: bo
     inputs: Mapping[str, Any] = {"x": tensor("rows columns")}
     spec = FusionSpec(fused=fused, reference=reference, inputs=inputs, dtypes="float32", **keywords)
     case = Case({"rows": 3000, "columns": 64}, "float32", {"x": TensorCase("float32")}, seed=1)
-    return judge_case(Bench(spec, torch.device("cuda", 0), programs=1 << 30, deep=deep), case, again=True)
+    return judge_case(Context(spec, torch.device("cuda", 0), programs=1 << 30, deep=deep), case, again=True)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -70,7 +71,7 @@ def test_sums_by_atomics_fail_unless_declared(deep: bool) -> None:
     failure = judged(by_atomics, lambda x: x.sum(0), deep=deep).failure
     assert failure is not None
     assert failure.identity == "repeat:out"
-    assert failure.evidence["most_ulp"] >= 1
+    assert failure.facts["most_ulp"] >= 1
     assert judged(by_atomics, lambda x: x.sum(0), deep=deep, deterministic={"out": False}).failure is None
 
 
@@ -144,7 +145,7 @@ def judged_with_little_room(early: int) -> CaseResult:
         fused=lambda x: by_tickets(x, early=early), reference=lambda x: x.sum(), inputs=inputs, dtypes="float32"
     )
     case = Case({"rows": 80, "columns": 128}, "float32", {"x": TensorCase("float32")}, seed=1)
-    return judge_case(Bench(spec, torch.device("cuda", 0), programs=1 << 30), case, again=True)
+    return judge_case(Context(spec, torch.device("cuda", 0), programs=1 << 30), case, again=True)
 
 
 def test_a_program_that_is_not_the_last_one_is_caught_where_few_run_at_a_time() -> None:
@@ -152,7 +153,7 @@ def test_a_program_that_is_not_the_last_one_is_caught_where_few_run_at_a_time() 
     failure = judged_with_little_room(early=60).failure
     assert failure is not None
     assert failure.check == "repeat", failure
-    assert failure.evidence["order"] == "crowded"
+    assert failure.facts["order"] == "crowded"
     assert "few at a time" in failure.reason
 
 
@@ -160,7 +161,7 @@ def test_the_last_one_of_few_at_a_time_is_right() -> None:
     """The same kernel with the right ticket, and the order that was asked is told."""
     result = judged_with_little_room(early=0)
     assert result.failure is None, result.failure
-    assert [v.evidence["orders"] for v in result.verdicts if "orders" in v.evidence] == [["crowded"]]
+    assert [v.facts["orders"] for v in result.verdicts if "orders" in v.facts] == [["crowded"]]
 
 
 @triton.jit

@@ -291,7 +291,7 @@ def test_it(x, i):
     project.run().assert_outcomes(passed=1)
 
     gradients = project.report["tests"][0]["checks"]["gradients"]
-    assert (gradients["verdict"], gradients["reason"]) == ("unknown", "no case met this check's preconditions")
+    assert (gradients["verdict"], gradients["reason"]) == ("unknown", "no case met the conditions of this check")
 
 
 def test_a_lambda_is_called_as_its_test(project: Project) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pytest_fusion.bench.concrete_calls import _same
+from pytest_fusion.bench.output_digest import golden_of
 from pytest_fusion.canary.offline.incumbent.tensor_file import bytes_of
-from pytest_fusion.checks.output_digest import golden_of
 from pytest_fusion.diagnosis.repro.literal import _bits
 from pytest_fusion.diagnosis.repro.standalone.tensors import same_bits
 from pytest_fusion.run.bits import as_bytes

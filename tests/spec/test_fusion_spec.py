@@ -133,7 +133,7 @@ def test_a_dim_and_an_input_of_one_name_are_refused(inputs: dict[str, Any], dims
     """Whoever asks for the name gets one of them, and not always the one that is meant; the message names both."""
     with pytest.raises(SpecError, match="'k' is the name of a dim and of an input") as caught:
         make(fused=lambda **k: k, reference=lambda **k: k, inputs=inputs, dims=dims)
-    assert ("derived input 'x' asks for it" in str(caught.value)) == (not isinstance(inputs["x"], type(tensor("n"))))
+    assert ("derived input 'x' needs it" in str(caught.value)) == (not isinstance(inputs["x"], type(tensor("n"))))
 
 
 def test_a_tensor_may_be_called_as_an_axis_is() -> None:

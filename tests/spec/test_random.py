@@ -57,7 +57,7 @@ def test_a_completed_spec_can_be_changed() -> None:
         ({"rng": rng("seed", recover=lambda x: x)}, ["describe a mask that the reference does not take"]),
         ({"reference": masked}, ["the reference needs 'mask'"]),
         ({"distribution": True}, ["distribution= needs rng="]),
-        ({"distribution": True, "rng": "seed", "grad": True}, ["grad= cannot be asked of sampled outputs"]),
+        ({"distribution": True, "rng": "seed", "grad": True}, ["grad= does not apply to sampled outputs"]),
     ],
 )
 def test_contradictions_are_errors(changes: dict[str, Any], parts: list[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_fusion.checks.output_digest import GoldenOutput
+from pytest_fusion.bench.output_digest import GoldenOutput
 
 GoldenStatus = Literal["same", "within", "changed", "unknown"]
 

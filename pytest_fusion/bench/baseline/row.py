@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pytest_fusion.checks.output_digest import GoldenOutput
+from pytest_fusion.bench.output_digest import GoldenOutput
 from pytest_fusion.run.measure.timing.activity import Activity
 
 # Sessions of a row that are kept: enough for a spread between sessions, few enough to read.

@@ -93,7 +93,7 @@ class TwoKernels:
         self.kernel = Kernel(self.bench)
         if isinstance(opponent, Kernel):
             # The time limit applies to each call.
-            opponent.bench.clock = Clock(judging.repeat_note)
+            opponent.bench.progress.clock = Clock(judging.repeat_note)
         elif isinstance(opponent, Remote):
             opponent.pulse = judging.repeat_note
         self.evidence = Evidence()
@@ -148,7 +148,7 @@ class TwoKernels:
 
     def _compare(self, result: CaseResult, *, again: bool) -> None:
         """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
-        case, ours = result.case, ran(result, self.bench.refusals)
+        case, ours = result.case, ran(result, self.bench.progress.refusals)
         dead = self.more.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
         standing, reason = classify(ours, theirs)

@@ -23,7 +23,7 @@ from pytest_fusion.canary.recording.recordings import recorded
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing.known_failures import Known
 from pytest_fusion.case.describe import describe
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.engine import crash
 from pytest_fusion.engine.campaign import budget_of, seed_of
 from pytest_fusion.engine.cases import Cases
@@ -63,7 +63,7 @@ class Compare:
         job = replace(job, known=Known(spec, job.outer, request.nodeid).cases)
         device = torch.device(request.device)
         programs = programs_of(profile, device)
-        bench = Bench(spec, device, job.extra, programs=programs, deep=profile.name == "deep")
+        bench = Context(spec, device, job.extra, programs=programs, deep=profile.name == "deep")
         tally: Tally | None = None
         try:
             opponent = rival.open(request.nodeid, spec, bench, profile.seconds)

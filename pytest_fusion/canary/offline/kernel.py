@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spill
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks.case_judge import judge_case
-from pytest_fusion.checks.context import Bench, call, reference_of, tensors_of
+from pytest_fusion.checks.context import Context, Progress, call, reference_of, tensors_of
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.fused import ContextLost
@@ -72,7 +72,7 @@ class Opponent(Protocol):
 class Kernel:
     """The kernel of ``bench.spec``, in this process."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Context) -> None:
         self.bench, self.spec = bench, bench.spec
         # The launches of each measured case, by its key.
         self._launches: dict[str, list[Specialisation]] = {}
@@ -80,10 +80,9 @@ class Kernel:
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
         bench = self.bench
         if alone:
-            new = Bench(bench.spec, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
-            new.complete, new.clock = True, bench.clock
-            bench = new
-        found = ran(judge_case(bench, case, again=again), bench.refusals)
+            new = Context(bench.spec, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
+            bench = replace(new, complete=True, progress=Progress(bench.clock))
+        found = ran(judge_case(bench, case, again=again), bench.progress.refusals)
         release_memory(bench.device)
         return found
 
@@ -209,10 +208,10 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return found.hexdigest()[:16]
 
 
-def kernel_beside(spec: FusionSpec, bench: Bench, fused: Callable[..., Any]) -> Kernel:
+def kernel_beside(spec: FusionSpec, bench: Context, fused: Callable[..., Any]) -> Kernel:
     """Another kernel for the same spec, in this process. Raises ``SpecError`` if it does not take the inputs."""
     other = spec.with_(fused=without_fixtures(fused, spec.fixtures), name=spec.name)
-    fresh = Bench(other, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
+    fresh = Context(other, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
     return Kernel(fresh)
 
 

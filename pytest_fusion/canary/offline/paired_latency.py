@@ -23,7 +23,7 @@ from pytest_fusion.canary.offline.metric_finding import Timing
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.oracle.reference import takes
 from pytest_fusion.run.measure.launches.count import count
@@ -85,7 +85,7 @@ def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
 
 
 def timings(
-    candidate: Bench, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
+    candidate: Context, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
 ) -> Latencies:
     """log(candidate / incumbent) of the latency at each size; ``pulse`` is called with the next case.
 
@@ -110,7 +110,7 @@ def timings(
     return Latencies(problem=found.problem, notes=found.notes) if found.problem else found
 
 
-def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
+def timer(bench: Context, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
     """A timer of the kernel of ``bench`` or of its reference at one size. Raises what the call raises."""
     spec = bench.spec
     logical = make_inputs(spec, case, device)
@@ -124,7 +124,7 @@ def timer(bench: Bench, case: Case, what: Timed, device: torch.device, cache: in
         return latency.timed(call, logical, outputs, device, cache, counts)[0]
 
 
-def _timing(candidate: Bench, incumbent: Opponent, one: Sized, device: torch.device, cache: int) -> Timing:
+def _timing(candidate: Context, incumbent: Opponent, one: Sized, device: torch.device, cache: int) -> Timing:
     ours = timer(candidate, one.case, "fused", device, cache)
     blocks = latency.compared(ours, _theirs(incumbent, one.case, device, cache))
     ratio = _ratio(blocks)
@@ -139,7 +139,9 @@ def _theirs(incumbent: Opponent, case: Case, device: torch.device, cache: int) -
     return timer(incumbent.bench, case, "fused", device, cache)
 
 
-def _differ(candidate: Bench, incumbent: Remote, case: Case, device: torch.device, cache: int, notes: list[str]) -> str:
+def _differ(
+    candidate: Context, incumbent: Remote, case: Case, device: torch.device, cache: int, notes: list[str]
+) -> str:
     """Why latencies of two processes cannot be compared, by timing the same reference in both; or empty."""
     try:
         theirs = incumbent.timer(case, "reference")

@@ -24,9 +24,12 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks import memory
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs.past_blocks import Key, Reach, Reason
-from pytest_fusion.checks.context import Bench, CaseResult, allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.context import CaseResult, Context, allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.evidence import WrongConfig
 from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.repeat.repeat import Variance
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.vacuity import Vacuity
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
@@ -86,6 +89,7 @@ class _State:
     """What this check keeps from case to case of one test."""
 
     progress: dict[int, _Progress] = field(default_factory=dict)
+    cases: int = 0
     sizes: set[str] = field(default_factory=set)
     focus: _Focus | None = None
     suspects_tuning: bool = False
@@ -105,29 +109,24 @@ class _State:
         return self.progress[key]
 
 
-def _state(bench: Bench) -> _State:
-    state = bench.state(NAME, _State)
-    if state.focus is not None and state.focus.unrepeated != bench.unrepeated:
+def _state(context: Context) -> _State:
+    state = context.state(_State)
+    if state.focus is not None and state.focus.unrepeated != context.progress.unrepeated:
         state.focus = None
     return state
 
 
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It can always run; whether a kernel is autotuned shows when it is launched."""
-    return None
-
-
 def due(trial: Trial) -> bool:
     """A few thorough cases of different sizes that launched an autotuned kernel; the failing one in every case."""
-    bench, tuned = trial.bench, trial.result.tuned
-    state = _state(bench)
+    context, tuned = trial.context, trial.result.tuned
+    state = _state(context)
     if state.focus is not None:
         return state.focus.tuner in tuned
     if state.aim and not state.suspects_tuning:
         return True
-    if not tuned or state.suspects_tuning or bench.complete:
+    if not tuned or state.suspects_tuning or context.complete:
         return bool(tuned)
-    return trial.thorough and bench.spent[NAME] < _MOST_CASES and _sizes(trial) not in state.sizes
+    return trial.thorough and state.cases < _MOST_CASES and _sizes(trial) not in state.sizes
 
 
 def _sizes(trial: Trial) -> str:
@@ -136,8 +135,8 @@ def _sizes(trial: Trial) -> str:
 
 def run(trial: Trial) -> Verdict:
     """The first wrong config, or the call that tunes where that is wrong."""
-    bench, tuned = trial.bench, list(trial.result.tuned.values())
-    state = _state(bench)
+    context, tuned = trial.context, list(trial.result.tuned.values())
+    state = _state(context)
     focus = state.focus
     if focus is not None:
         seen = trial.result.tuned[focus.tuner]
@@ -150,15 +149,15 @@ def run(trial: Trial) -> Verdict:
         state.past_cases += 1
         state.past_runs += len(chosen)
     else:
-        bench.spent[NAME] += 1
+        state.cases += 1
         state.sizes.add(_sizes(trial))
-        chosen = _chosen(bench, progress_of, tuned)
+        chosen = _chosen(context, progress_of, tuned)
     why: list[str] = []
     for seen, index in chosen:
         alone, progress = _alone(trial, seen, index), state.of(seen)
         progress.tries[index] += 1
         if alone.failure is not None:
-            state.focus = _Focus(id(seen.tuner), index, bench.unrepeated)
+            state.focus = _Focus(id(seen.tuner), index, context.progress.unrepeated)
             return alone.failure
         if alone.refused:
             progress.refused.add(index)
@@ -168,19 +167,19 @@ def run(trial: Trial) -> Verdict:
             why += [] if index in progress.ran else [progress.unable[index]]
         elif alone.launches:
             progress.ran.add(index)
-            state.reach.note((id(seen.tuner), index), bench.spec, trial.result.case)
+            state.reach.note((id(seen.tuner), index), context.spec, trial.result.case)
     # What a benchmark leaves behind was asked of the cases before.
     found = None if aim else _tuning(trial, tuned)
     if found is not None:
-        at_fault = next((seen for seen in tuned if found.evidence["kernel"] == seen.kernel), tuned[0])
-        state.focus = _Focus(id(at_fault.tuner), None, bench.unrepeated)
+        at_fault = next((seen for seen in tuned if _kernel(found) == seen.kernel), tuned[0])
+        state.focus = _Focus(id(at_fault.tuner), None, context.progress.unrepeated)
         return found
     why += [] if chosen or aim else [_OWN]
     of = sum(seen.total for seen in tuned)
     return unknown(NAME, why[0], ran=len(chosen), of=of) if why else passed(NAME, ran=len(chosen), of=of)
 
 
-def _chosen(bench: Bench, progress: Iterable[_Progress], tuned: Iterable[Tuned]) -> list[tuple[Tuned, int]]:
+def _chosen(context: Context, progress: Iterable[_Progress], tuned: Iterable[Tuned]) -> list[tuple[Tuned, int]]:
     """The configs that this case runs: what pruning left, those least tried first, so that all have their turn."""
     pairs = [
         (kernel.tries[index], seen, index)
@@ -189,7 +188,7 @@ def _chosen(bench: Bench, progress: Iterable[_Progress], tuned: Iterable[Tuned])
     ]
     pairs.sort(key=lambda pair: pair[0])
     # A replayed case has no other to leave the rest to.
-    return [(seen, index) for _, seen, index in (pairs if bench.complete else pairs[:_MOST_CONFIGS])]
+    return [(seen, index) for _, seen, index in (pairs if context.complete else pairs[:_MOST_CONFIGS])]
 
 
 def _aimed(trial: Trial, state: _State) -> list[tuple[Tuned, int]]:
@@ -204,9 +203,9 @@ def _aimed(trial: Trial, state: _State) -> list[tuple[Tuned, int]]:
 
 
 @contextmanager
-def past_blocks(bench: Bench, plan: Plan, base: int) -> Iterator[Case | None]:
+def past_blocks(context: Context, plan: Plan, base: int) -> Iterator[Case | None]:
     """The next case past the blocks of configs, which are judged on it meanwhile; ``None`` where there is none."""
-    state = _state(bench)
+    state = _state(context)
     most = min(_MOST_CONFIGS, _MOST_PAST_RUNS - state.past_runs)
     spent = state.past_cases >= _MOST_PAST or most <= 0
     aim = None if spent else state.reach.following(plan, base, most)
@@ -217,14 +216,14 @@ def past_blocks(bench: Bench, plan: Plan, base: int) -> Iterator[Case | None]:
         state.aim = ()
 
 
-def suspects_tuning(bench: Bench, *, so: bool) -> None:
+def suspects_tuning(context: Context, *, so: bool) -> None:
     """Make this check due whatever the case: its first call tuned and failed, and the next one may not."""
-    _state(bench).suspects_tuning = so
+    _state(context).suspects_tuning = so
 
 
-def summary(bench: Bench) -> Verdict:
+def summary(context: Context) -> Verdict:
     """What all cases of a test add up to; a config that ran in none of them is not known to be right."""
-    state = _state(bench)
+    state = _state(context)
     kernels = state.progress.values()
     if not kernels:
         return unknown(NAME, "no autotuned kernel was launched")
@@ -234,7 +233,7 @@ def summary(bench: Bench) -> Verdict:
         reason = next((kernel.unable[i] for i in left if i in kernel.unable), "more cases would reach the others")
         if left or not kernel.survived:
             return unknown(NAME, f"{words}; {reason if left else _OWN}")
-    within = [short for kernel in kernels for short in _within(kernel, state.reach, bench.spec)]
+    within = [short for kernel in kernels for short in _within(kernel, state.reach, context.spec)]
     if not within:
         return Verdict(NAME, "pass", words)
     settled, _, told = min(within, key=lambda short: (short[0], -short[1]))
@@ -294,13 +293,14 @@ def _alone(trial: Trial, seen: Tuned, index: int) -> _Alone:
             f"{called}: {found.reason}",
             identity=f"configs:{seen.kernel}:{index}:{found.identity}",
             statistical=found.statistical,
-            kernel=seen.kernel,
-            index=index,
-            config=seen.config(index),
             inner=found.check,
-            found=found.evidence,
+            evidence=WrongConfig(seen.kernel, found.facts, index, seen.config(index)),
         )
     )
+
+
+def _kernel(verdict: Verdict) -> str:
+    return verdict.evidence.kernel if isinstance(verdict.evidence, WrongConfig) else ""
 
 
 def _tuning(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
@@ -325,20 +325,18 @@ def _retuned(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
     trial.result.evidence, trial.result.trace = inner.result.evidence, inner.result.trace
     kernel = kernels[0].kernel
     what = found.reason
-    if found.check == "repeat" and "output" in found.evidence:
-        evidence = found.evidence
+    if isinstance(seen := found.evidence, Variance):
         what = (
-            f"{evidence['count']} of {evidence['total']} element(s) of {evidence['output']} differ from a later "
-            f"call's, the first at {evidence['first']}"
+            f"{seen.worst.count} of {seen.worst.total} element(s) of {found.output} differ from a later call's, "
+            f"the first at {seen.worst.first}"
         )
     return failed(
         NAME,
         f"the first call, in which {kernel} is tuned: {what}{'' if found.check == 'error' else _ADVICE}",
         identity=f"configs:{kernel}:tuning:{found.identity}",
         statistical=found.statistical,
-        kernel=kernel,
         inner=found.check,
-        found=found.evidence,
+        evidence=WrongConfig(kernel, found.facts),
     )
 
 
@@ -353,38 +351,49 @@ class _Inner:
     """The case once more, under other configs, against the reference that it has already."""
 
     def __init__(self, trial: Trial) -> None:
-        self._bench = replace(trial.bench, vacuity=_NotObserved())
+        progress = replace(trial.context.progress, vacuity=_NotObserved())
+        self._context = replace(trial.context, progress=progress)
         self.result = CaseResult(trial.result.case)
-        self._trial = Trial(self._bench, self.result, trial.logical, trial.reference, trial.expected, trial.alone)
+        self._trial = Trial(
+            self._context, self.result, trial.logical, trial.reference, trial.expected, trial.alone, trial.draws
+        )
         # Why nothing could be judged.
         self.unable = ""
 
     def judge(self, around_first: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Verdict | None:
         """The first failure of the checks that every case goes through."""
-        bench, trial = self._bench, self._trial
+        context, trial = self._context, self._trial
         with around_first():
-            first, placed = call(bench, self.result.case, trial.logical, FILLS[0])
+            first, placed = call(context, self.result.case, trial.logical, FILLS[0])
         error = first.error
-        if error is not None and rejection(bench.spec, error) is not None:
+        if error is not None and rejection(context.spec, error) is not None:
             self.unable = said(error)
             return None
-        accessed = memory.check_access(first, chance=allows_chance(bench.spec))
-        if accessed is not None and bench.on(accessed.check):
+        accessed = memory.check_access(first, chance=allows_chance(context.spec))
+        if accessed is not None and context.on(accessed.check):
             return accessed
         if error is not None:
             self.result.trace = first.trace
-            return error_verdict(first) if bench.on("error") else None
+            return error_verdict(first) if context.on("error") else None
         trial.run(first, placed, again=False)
         self.unable = self.result.rejected or ""
         return self.result.failure
 
     def judge_gradients(self, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Verdict | None:
         """The failure of ``gradients``, where that check judges this case: kernels of a backward are launched there."""
-        bench, trial = self._bench, self._trial
-        if not bench.on(gradients.NAME) or gradients.missing(bench.spec, bench.device) is not None:
+        context, trial = self._context, self._trial
+        if not context.on(gradients.NAME) or gradients.missing(context.spec, context.device) is not None:
             return None
         if not gradients.due(trial):
             return None
         with around():
             found = gradients.run(trial)
         return found if found.failed else None
+
+
+def _cause(verdict: Verdict) -> str:
+    seen = verdict.evidence
+    return "bad-config" if isinstance(seen, WrongConfig) and seen.index is not None else "autotune-side-effect"
+
+
+CHECK = Check(NAME, run, due=due, summary=summary, cause=_cause)

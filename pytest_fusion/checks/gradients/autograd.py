@@ -18,7 +18,7 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import Bench, error_verdict, rejection
+from pytest_fusion.checks.context import Context, error_verdict, rejection
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import IN_PLACE, collect
@@ -34,7 +34,6 @@ from pytest_fusion.run.placing import place
 
 # Four calls a case; what they find does not depend on sizes or values.
 _MOST_CASES, _MOST_CASES_DEEP = 3, 20
-_SPENT = "autograd"
 _MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
@@ -48,8 +47,9 @@ Second = Literal["right", "refused", "missing", "wrong", "not asked"]
 
 @dataclass(slots=True)
 class _State:
-    """What second derivatives were over the cases of a test."""
+    """How many cases were examined, and what their second derivatives were."""
 
+    cases: int = 0
     second: Counter[str] = field(default_factory=Counter)
 
 
@@ -64,20 +64,16 @@ _TORCHS = (
 )
 
 
-def _state(bench: Bench) -> _State:
-    return bench.state(_SPENT, _State)
-
-
 def due(trial: Trial, *, always: bool) -> bool:
     """A few thorough cases; every one where a finding is being shrunk or a case replayed."""
-    bench = trial.bench
-    most = _MOST_CASES_DEEP if bench.deep else _MOST_CASES
-    return always or bench.complete or (trial.thorough and bench.spent[_SPENT] < most)
+    context = trial.context
+    most = _MOST_CASES_DEEP if context.deep else _MOST_CASES
+    return always or context.complete or (trial.thorough and context.state(_State).cases < most)
 
 
 def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict | None, dict[str, Any]]:
     """The first broken promise, and what was seen of the others. ``first`` has shown right gradients."""
-    trial.bench.spent[_SPENT] += 1
+    trial.context.state(_State).cases += 1
     evidence: dict[str, Any] = {}
     for mode in _MODES:
         verdict, bits = _under(mode, trial, upstream)
@@ -88,16 +84,16 @@ def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict 
     if verdict is not None:
         return verdict, evidence
     second: Second = "not asked"
-    used_up = first.backward is not None and first.backward.saved and not trial.bench.on(SECOND)
+    used_up = first.backward is not None and first.backward.saved and not trial.context.on(SECOND)
     if not used_up:  # a second derivative goes through the graph of the first one again
         verdict, second = _second_derivative(trial, upstream)
-    _state(trial.bench).second[second] += 1
+    trial.context.state(_State).second[second] += 1
     return verdict, {**evidence, "second_derivative": second}
 
 
-def notes(bench: Bench) -> list[str]:
+def notes(context: Context) -> list[str]:
     """What the report says of second derivatives that nobody computes."""
-    second = _state(bench).second
+    second = context.state(_State).second
     if second["right"] or not second["missing"]:
         return []
     text = "with create_graph=True backward returns gradients that are not connected to some input: a penalty on them "
@@ -106,9 +102,9 @@ def notes(bench: Bench) -> list[str]:
 
 def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None, str]:
     """The forward call in this mode, with inputs that require grad: right, and without a graph."""
-    spec, bench = trial.spec, trial.bench
-    with bench.clock.phase("make"):
-        placed = place(trial.logical, trial.result.case, bench.device, FILLS[0])
+    spec, context = trial.spec, trial.context
+    with context.clock.phase("make"):
+        placed = place(trial.logical, trial.result.case, context.device, FILLS[0])
         for name in upstream.wanted:
             placed.arguments[name].requires_grad_(True)
         placed.arena.snapshot()
@@ -117,8 +113,8 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         with _MODES[mode]():
             return spec.fused(**arguments)
 
-    with bench.clock.phase("fused"):
-        outcome = run_fused(call, placed, bench.extra, programs=bench.programs)
+    with context.clock.phase("fused"):
+        outcome = run_fused(call, placed, context.extra, programs=context.programs)
     when = f"under torch.{mode}()"
     error = outcome.error
     if error is not None:
@@ -126,7 +122,9 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
             return None, "refused"
         plain = error_verdict(outcome)
         trial.result.trace = outcome.trace
-        return failed("error", f"{when}, {plain.reason}", identity=f"{plain.identity}:{mode}", **plain.evidence), ""
+        return failed(
+            "error", f"{when}, {plain.reason}", identity=f"{plain.identity}:{mode}", evidence=plain.evidence
+        ), ""
     for broken in (
         memory.check_damage(outcome.damage),
         memory.check_inputs(
@@ -169,8 +167,8 @@ def _of_reference(mode: str, trial: Trial, upstream: Upstream) -> dict[str, torc
         arguments[name] = arguments[name].detach().requires_grad_(True)
     spec = trial.spec
     try:
-        with trial.bench.clock.phase("reference"), _MODES[mode]():
-            result = spec.reference(**arguments, **takes(spec.reference, trial.bench.extra))
+        with trial.context.clock.phase("reference"), _MODES[mode]():
+            result = spec.reference(**arguments, **takes(spec.reference, trial.context.extra))
     except Exception:  # noqa: BLE001 - a reference that needs a graph asks for one of the kernel too
         return None
     return collect(result, arguments, spec.mutates).tensors
@@ -237,8 +235,8 @@ def _second_branch(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict 
 
 def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | Verdict:
     """The gradients behind the inputs, and the upstream gradients of the second branches, by input."""
-    spec, bench, wanted = trial.spec, trial.bench, upstream.wanted
-    with bench.clock.phase("make"):
+    spec, context, wanted = trial.spec, trial.context, upstream.wanted
+    with context.clock.phase("make"):
         placed, above = prepared(trial, upstream, FILLS[0])
         leaves = {name: torch.zeros_like(trial.logical[name]).requires_grad_(True) for name in wanted}
         extra = {name: _drawn(trial, "branch", name) for name in wanted}
@@ -261,8 +259,8 @@ def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor]
         )
         found.update(named(dict(zip(wanted, gradients, strict=True))))
 
-    with bench.clock.phase("fused"):
-        outcome = run_fused(call, placed, bench.extra, programs=bench.programs)
+    with context.clock.phase("fused"):
+        outcome = run_fused(call, placed, context.extra, programs=context.programs)
     verdict = ended(trial, outcome, placed, above, altered)
     return verdict if verdict is not None else (found, extra)
 
@@ -282,8 +280,8 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
         return None, "not asked"
     if upstream.kind == "zero" or any(tensor.regime != "unit" for tensor in tensors.values()):
         return None, "not asked"
-    spec, bench, wanted = trial.spec, trial.bench, upstream.wanted
-    with bench.clock.phase("make"):
+    spec, context, wanted = trial.spec, trial.context, upstream.wanted
+    with context.clock.phase("make"):
         placed, above = prepared(trial, upstream, FILLS[0])
         of = {name: _drawn(trial, "second", name) for name in wanted}
     asked: list[str] = []
@@ -303,8 +301,8 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
             torch.autograd.backward(list(once.values()), [of[name] for name in once])
             found.update((name, arguments[name].grad) for name in wanted)
 
-    with bench.clock.phase("fused"):
-        outcome = run_fused(call, placed, bench.extra, programs=bench.programs)
+    with context.clock.phase("fused"):
+        outcome = run_fused(call, placed, context.extra, programs=context.programs)
     if outcome.error is not None:
         return None, "refused"
     try:

@@ -52,8 +52,8 @@ class Attempt:
     def __init__(
         self, trial: Trial, upstream: Upstream, fill: str, *, twice: bool = False, contiguous: bool = False
     ) -> None:
-        bench = trial.bench
-        with bench.clock.phase("make"):
+        context = trial.context
+        with context.clock.phase("make"):
             self.placed, self.upstream = prepared(trial, upstream, fill, contiguous=contiguous)
         self._trial, self._wanted, self._twice = trial, upstream.wanted, twice
         self._leaves: dict[str, torch.Tensor] = {}
@@ -62,8 +62,8 @@ class Attempt:
         self.altered: Altered = {}
         # Copies of forward's results.
         self.forward: dict[str, torch.Tensor] = {}
-        with bench.clock.phase("fused"):
-            self.outcome: Outcome = run_fused(self._call, self.placed, bench.extra, programs=bench.programs)
+        with context.clock.phase("fused"):
+            self.outcome: Outcome = run_fused(self._call, self.placed, context.extra, programs=context.programs)
 
     def named(self) -> dict[str, torch.Tensor]:
         """The gradients that came back, by the names under which ``deterministic=`` knows them."""
@@ -167,7 +167,7 @@ def named(gradients: Gradients) -> dict[str, torch.Tensor]:
 
 def prepared(trial: Trial, upstream: Upstream, fill: str, *, contiguous: bool = False) -> tuple[Placed, Placed]:
     """The inputs, those wanted requiring grad, and the upstream gradients, in their layouts and guarded memory."""
-    case, device = trial.result.case, trial.bench.device
+    case, device = trial.result.case, trial.context.device
     placed = place(trial.logical, case, device, fill)
     given = {name: upstream.upstream[name] for name in upstream.used}
     # An expanded one is given no layout, so that it keeps its own: a single element of storage.
@@ -255,5 +255,7 @@ def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, 
         f"{when}, the kernel's results are wrong: {verdict.reason}",
         identity=f"gradients:{slug}:{verdict.identity}",
         statistical=verdict.statistical,
-        **verdict.evidence,
+        output=verdict.output,
+        cause=verdict.cause,
+        evidence=verdict.evidence,
     )

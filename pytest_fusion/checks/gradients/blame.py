@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from pytest_fusion.checks import memory
+from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.memory import FILLS
@@ -45,24 +47,22 @@ def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict
     """
     if verdict.identity.startswith(("gradients:missing", "gradients:extra", "gradients:structure")):
         return verdict
-    evidence = dict(verdict.evidence)
-    output = str(evidence["output"])
     # What only a statistic shows may be hidden by other upstream gradients, and be there all the same.
     gross = not verdict.statistical
     found = _of_layout(trial, upstream, right) if gross else None
-    found = found or _of_memory(trial, upstream, first, output)
+    found = found or _of_memory(trial, upstream, first, verdict.output)
     # A rounding is right as well where nothing cancels, as among equal numbers.
     if found is None and gross and _is_far_off(trial):
-        found = _of_upstream(trial, upstream, output.removeprefix("d"), right)
-    reason = verdict.reason
+        found = _of_upstream(trial, upstream, verdict.output.removeprefix("d"), right)
     if found is not None:
-        evidence["cause"], said = found
-        evidence["because"] = said
-        reason = f"{reason}; {said}"
-    elif "ratio_to_right" in evidence:
-        evidence["cause"] = "gradient-scale"
-    statistical = verdict.statistical and found is None
-    return failed("gradients", reason, identity=verdict.identity, statistical=statistical, **evidence)
+        return replace(_because(verdict, *found), statistical=False)
+    seen = verdict.evidence
+    scaled = isinstance(seen, WrongGradient) and seen.ratio_to_right is not None
+    return replace(verdict, cause="gradient-scale") if scaled else verdict
+
+
+def _because(verdict: Verdict, cause: str, sentence: str) -> Verdict:
+    return replace(verdict, reason=f"{verdict.reason}; {sentence}", cause=cause, because=sentence)
 
 
 def of_access(trial: Trial, upstream: Upstream, verdict: Verdict, right: Right) -> Verdict:
@@ -71,14 +71,10 @@ def of_access(trial: Trial, upstream: Upstream, verdict: Verdict, right: Right) 
     Of the layouts a caller sends, a single element expanded leaves nothing to read past it: what takes strides for
     granted leaves its storage there, and reads the wrong elements in the others.
     """
-    if verdict.check not in ("bounds", "repeat") or not {"access", "zone"} & set(verdict.evidence):
+    if verdict.check not in ("bounds", "repeat") or not isinstance(verdict.evidence, WrongAccess | DamagedMemory):
         return verdict
     found = _of_layout(trial, upstream, right)
-    if found is None:
-        return verdict
-    cause, said = found
-    evidence = {**verdict.evidence, "cause": cause, "because": said}
-    return failed(verdict.check, f"{verdict.reason}; {said}", identity=verdict.identity, **evidence)
+    return verdict if found is None else _because(verdict, *found)
 
 
 def far_off(got: torch.Tensor, right: torch.Tensor) -> bool:

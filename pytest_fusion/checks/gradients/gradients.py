@@ -13,14 +13,18 @@ elements.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.case import counter_random, recorded_values, regimes
 from pytest_fusion.checks import memory, values_check
+from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.evidence import WrongGradient
 from pytest_fusion.checks.gradients import autograd, blame
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
 from pytest_fusion.checks.gradients.upstream import KINDS, NoGraph, Upstream
@@ -53,13 +57,20 @@ _ENUMERATED = 6
 _CHANCES = 6
 # Cases whose backward runs with its programs in another order, where that can be chosen; how many more with many
 # programs, by which a kernel may choose to add up in another way; and how many with one or two, where only lanes meet.
-_MOST_ORDERS, _MOST_LONG_ORDERS, _MANY_PROGRAMS = 5, 2, 64
-_MOST_SHORT_ORDERS, _FEW_PROGRAMS = 3, 2
+_MOST_ORDERS, _FEW_PROGRAMS, _MANY_PROGRAMS = {"few": 3, "some": 5, "many": 2}, 2, 64
 # The identity of a gradient that is wrong in the first backward already: most of what is shrunk.
 _WRONG = re.compile(r"gradients:\w+:(?:non)?finite")
-# Counted here: cases that ran in another order; findings, after which all cases are those of a shrinking.
-_ORDERS, _LONG_ORDERS, _FOUND = "gradients in other orders", "the same, many programs", "gradients found"
-_SHORT_ORDERS = "the same, few programs"
+
+
+@dataclass(slots=True)
+class _State:
+    """How many cases ran in another order, by their number of programs.
+
+    Once something is ``found`` all cases are those of its shrinking.
+    """
+
+    orders: Counter[Literal["few", "some", "many"]] = field(default_factory=Counter)
+    found: bool = False
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -120,7 +131,7 @@ def compile_only(trial: Trial) -> None:
 
     Raises what the reference raises.
     """
-    upstream = Upstream(trial, wanted(trial))
+    upstream = Upstream.of(trial, wanted(trial))
     upstream.settle()
     with observe_compiled(lambda _: None, launch=False):
         Attempt(trial, upstream, FILLS[0])
@@ -130,17 +141,16 @@ def run(trial: Trial) -> Verdict:
     """Forward and backward of kernel and reference, compared."""
     verdict = _run(trial)
     if verdict.failed and verdict.check != sliced_gradients.NAME:
-        trial.bench.spent[_FOUND] += 1
+        trial.context.state(_State).found = True
     return verdict
 
 
 def _run(trial: Trial) -> Verdict:
-    upstream = Upstream(trial, wanted(trial))
+    upstream = Upstream.of(trial, wanted(trial))
     # What may be overwritten is there for one backward, and for no other use.
     once = bool(overwritten(trial, upstream.wanted))
     turn = not once and counter_random.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
-    again = not once and trial.bench.on(SECOND)
-    twice = turn and again
+    twice = turn and trial.context.on(SECOND)
     try:
         upstream.settle()
         # Before the reference's gradients exist: a backward that looks for them among live or freed objects finds none.
@@ -152,38 +162,49 @@ def _run(trial: Trial) -> Verdict:
         if isinstance(error.__cause__, TooSlow):
             raise  # the judge rejects the case
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
-    verdict = _ended(trial, first)
-    if verdict is not None:
-        return blame.of_access(trial, upstream, verdict, _judging(trial))
-    verdict = _forward(trial, first)
+    verdict = _of_first(trial, upstream, first, few)
     if verdict is not None:
         return verdict
-    assert first.backward is not None
-    verdict = _compare(trial, upstream, first.backward, few)
-    if verdict is not None:
-        return blame.explained(trial, upstream, first, verdict, _judging(trial))
-    verdict = _left_alone(trial, first.backward)
-    if verdict is not None:
-        return verdict
-    if (trial.bench.sought or "").startswith(sliced_gradients.NAME):
-        return _in_company(trial, upstream, first) or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
-    if _WRONG.fullmatch(trial.bench.sought or ""):
-        # Six further backwards, each of which would run on every case that is too small to show the failure.
-        return passed(NAME, upstream=upstream.kind, wanted=upstream.wanted)
-    if first.backward.saved and not twice and again:
+    seen: dict[str, Any] = {}
+    if (trial.context.focus.sought or "").startswith(sliced_gradients.NAME):
+        verdict = _in_company(trial, upstream, first)
+    # Six further backwards would run on every case that is too small to show the failure that is sought.
+    elif not _WRONG.fullmatch(trial.context.focus.sought or ""):
+        verdict, seen = _further(trial, upstream, first, turn=turn, once=once, twice=twice)
+    return verdict or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted, **seen)
+
+
+def _further(
+    trial: Trial, upstream: Upstream, first: Attempt, *, turn: bool, once: bool, twice: bool
+) -> tuple[Verdict | None, dict[str, Any]]:
+    """The first failure of further backwards, and what the promises of autograd came to. ``first`` was right."""
+    verdict = None
+    again = not once and trial.context.on(SECOND)
+    if first.backward is not None and first.backward.saved and not twice and again:
         # What backward keeps for itself it may use up, if a second one is then refused or right all the same.
         first, turn = Attempt(trial, upstream, FILLS[0], twice=True), True
         verdict = _ended(trial, first)
     if turn and verdict is None:
         # Chance first: what varies from call to call says nothing about a graph that is used twice.
         verdict = _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
-    found = trial.bench.spent[_FOUND] > 0
+    found = trial.context.state(_State).found
     verdict = verdict or _in_other_order(trial, upstream, first, always=found)
-    evidence: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     if verdict is None and not once and autograd.due(trial, always=found):
-        verdict, evidence = autograd.examined(trial, upstream, first)
-    verdict = verdict or _in_company(trial, upstream, first)
-    return verdict or passed(NAME, upstream=upstream.kind, wanted=upstream.wanted, **evidence)
+        verdict, seen = autograd.examined(trial, upstream, first)
+    return verdict or _in_company(trial, upstream, first), seen
+
+
+def _of_first(trial: Trial, upstream: Upstream, first: Attempt, few: Mapping[str, OutputLanes]) -> Verdict | None:
+    """The failure that the first backward shows by itself."""
+    if (verdict := _ended(trial, first)) is not None:
+        return blame.of_access(trial, upstream, verdict, _judging(trial))
+    if (verdict := _forward(trial, first)) is not None:
+        return verdict
+    assert first.backward is not None
+    if (verdict := _compare(trial, upstream, first.backward, few)) is not None:
+        return blame.explained(trial, upstream, first, verdict, _judging(trial))
+    return _left_alone(trial, first.backward)
 
 
 def _ended(trial: Trial, attempt: Attempt) -> Verdict | None:
@@ -251,7 +272,7 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
                 f"{native.dtype}",
                 identity=f"gradients:structure:{name}",
             )
-        with trial.bench.clock.phase("judge"):
+        with trial.context.clock.phase("judge"):
             judged = values_check.judge_one(
                 got.detach(),
                 native,
@@ -263,20 +284,20 @@ def _compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[
         if not judged.ok:
             trial.result.evidence = (f"d{name}", got.detach(), judged.by or native)
             kind = "nonfinite" if judged.statistic == "nonfinite" else "finite"
-            evidence = values_check.evidence_of(f"d{name}", judged)
-            ratio = blame.constant_ratio(got, few[name].oracle)
-            if ratio is not None:
-                evidence["ratio_to_right"] = ratio
             return failed(
                 NAME,
                 f"gradient of {name}: {judged.reason}",
                 identity=f"gradients:{name}:{kind}",
                 statistical=judged.statistical,
-                upstream=upstream.kind,
-                layouts={name: upstream.layout[name].kind for name in upstream.used},
-                upstream_strides={name: upstream.strides(name) for name in upstream.used},
-                wanted=list(upstream.wanted),
-                **evidence,
+                output=f"d{name}",
+                evidence=WrongGradient(
+                    deviation=values_check.deviation(judged),
+                    upstream=upstream.kind,
+                    layouts={used: upstream.layout[used].kind for used in upstream.used},
+                    upstream_strides={used: upstream.strides(used) for used in upstream.used},
+                    wanted=list(upstream.wanted),
+                    ratio_to_right=blame.constant_ratio(got, few[name].oracle),
+                ),
             )
     return None
 
@@ -369,20 +390,20 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
 
 def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always: bool) -> Verdict | None:
     """The same gradients when programs run in another order, where this process chooses it; see `repetition`."""
-    bench = trial.bench
+    context = trial.context
     before = _steady(trial, first.named())
-    if bench.device.type != "cpu" or not interpreter.installed() or not before or not bench.on("repeat"):
+    if context.device.type != "cpu" or not interpreter.installed() or not before or not context.on("repeat"):
         return None
     programs = max((launch.programs for launch in first.outcome.launches), default=0)
     if not programs or upstream.kind == "zero":
         return None
-    what, most = (_ORDERS, _MOST_ORDERS) if programs <= _MANY_PROGRAMS else (_LONG_ORDERS, _MOST_LONG_ORDERS)
-    if programs <= _FEW_PROGRAMS:
-        what, most = _SHORT_ORDERS, _MOST_SHORT_ORDERS
-    if not (always or bench.deep or bench.complete or bench.spent[what] < most):
+    kind: Literal["few", "some", "many"] = "many" if programs > _MANY_PROGRAMS else "some"
+    kind = "few" if programs <= _FEW_PROGRAMS else kind
+    orders = context.state(_State).orders
+    if not (always or context.deep or context.complete or orders[kind] < _MOST_ORDERS[kind]):
         return None
-    bench.spent[what] += 1
-    with bench.clock.check("repeat"):
+    orders[kind] += 1
+    with context.clock.check("repeat"):
         with ordered("reversed"):
             turned = Attempt(trial, upstream, FILLS[0])
         # Programs that wait for those before them cannot be turned round.
@@ -411,3 +432,6 @@ def _in_company(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
 def _steady(trial: Trial, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradients that may not vary."""
     return {name: t for name, t in gradients.items() if not trial.tolerates(name)}
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, notes=autograd.notes, parts=("second",))

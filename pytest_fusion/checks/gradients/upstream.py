@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,33 +40,41 @@ def differentiable(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     return {name: t for name, t in outputs.items() if t.dtype.is_floating_point and t.requires_grad}
 
 
+@dataclass(slots=True)
 class Upstream:
-    """Upstream gradients of one case, and what the reference's own backward makes of them.
+    """Upstream gradients of one case by output, and the gradients of the reference's own backward for them.
 
-    ``wanted`` are the inputs that require grad. ``kind``, ``upstream`` and ``layout`` (by output) follow from the
-    case's seed. After ``settle`` or ``lanes``, ``used`` names the outputs that get a gradient, after ``lanes``
-    ``present`` the inputs that have one.
+    ``wanted`` are the inputs that require grad. After ``settle`` or ``lanes``, ``used`` names the outputs that get a
+    gradient, after ``lanes`` ``present`` the inputs that have one, whose native values are in ``native``.
     """
 
-    def __init__(self, trial: Trial, wanted: Sequence[str]) -> None:
-        self.trial, self.wanted = trial, list(wanted)
-        seed = trial.result.case.seed
-        self.kind = KINDS[counter_random.mix(seed, "upstream kind") % len(KINDS)]
+    trial: Trial
+    wanted: list[str]
+    kind: str
+    upstream: dict[str, torch.Tensor] = field(default_factory=dict)
+    layout: dict[str, Layout] = field(default_factory=dict)
+    used: list[str] = field(default_factory=list)
+    present: list[str] = field(default_factory=list)
+    native: dict[str, torch.Tensor] = field(default_factory=dict)
+    numbers: frozenset[float] = frozenset()
+
+    @classmethod
+    def of(cls, trial: Trial, wanted: Sequence[str]) -> Upstream:
+        """Those that follow from the case's seed."""
+        kind = KINDS[counter_random.mix(trial.result.case.seed, "upstream kind") % len(KINDS)]
+        made = cls(trial, list(wanted), kind)
         floating = {n: t for n, t in trial.expected.tensors.items() if t.dtype.is_floating_point}
         # Made outside of the lanes, which would take the rounding of random numbers for the reference's own.
-        self.upstream = {name: self.drawn(name, t) for name, t in floating.items()}
-        self.layout = {name: self._layout(name, t) for name, t in floating.items()}
-        self.used: list[str] = []
-        self.present: list[str] = []
-        self.native: dict[str, torch.Tensor] = {}
-        self._numbers: frozenset[float] = frozenset()
+        made.upstream = {name: made.drawn(name, t) for name, t in floating.items()}
+        made.layout = {name: made._layout(name, t) for name, t in floating.items()}
+        return made
 
     def settle(self) -> None:
         """Learn which outputs get an upstream gradient, without any gradient that a kernel could find in memory.
 
         Raises as ``lanes`` does.
         """
-        with self.trial.bench.clock.phase("reference"), torch.enable_grad():
+        with self.trial.context.clock.phase("reference"), torch.enable_grad():
             self._graph()
 
     def lanes(self, count: int, kind: Kind = "E") -> dict[str, OutputLanes]:
@@ -77,11 +85,11 @@ class Upstream:
         trial = self.trial
         fixed = isinstance(trial.spec.tolerance, Tolerance)
         seed = counter_random.mix(trial.result.case.seed, "gradient lanes", count)
-        with trial.bench.clock.phase("reference"), on_its_own(trial.spec.name, trial.logical):
+        with trial.context.clock.phase("reference"), on_its_own(trial.spec.name, trial.logical):
             count = 1 if fixed else count
-            limit_s, seen = trial.bench.reference_s, self._numbers
+            limit_s, seen = trial.context.reference_s, self.numbers
             run = run_lanes(self._backward, lanes=count, kind=kind, seed=seed, limit_s=limit_s, numbers=seen)
-        self._numbers = run.numbers
+        self.numbers = run.numbers
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
 
@@ -108,19 +116,14 @@ class Upstream:
 
     def constant(self, value: float) -> Upstream:
         """The same with upstream gradients that are ``value`` everywhere, contiguous; its lanes are its own."""
-        other = copy.copy(self)
-        other.kind = "constant"
-        other.upstream = {name: torch.full_like(t, value).contiguous() for name, t in self.upstream.items()}
-        other.layout = dict.fromkeys(self.layout, Layout())
-        return other
+        same = {name: torch.full_like(t, value).contiguous() for name, t in self.upstream.items()}
+        return replace(self, kind="constant", upstream=same, layout=dict.fromkeys(self.layout, Layout()))
 
     def transposed(self) -> Upstream:
         """The same gradients with the last two axes swapped in memory, of outputs that have as many."""
-        other = copy.copy(self)
-        other.upstream = {name: t.contiguous() for name, t in self.upstream.items()}
-        allowed = {name: choices(("contiguous", "transposed"), t.dim()) for name, t in other.upstream.items()}
-        other.layout = {name: Layout(kind, 0, variant) for name, [*_, (kind, variant)] in allowed.items()}
-        return other
+        allowed = {name: choices(("contiguous", "transposed"), t.dim()) for name, t in self.upstream.items()}
+        layout = {name: Layout(kind, 0, variant) for name, [*_, (kind, variant)] in allowed.items()}
+        return replace(self, upstream={name: t.contiguous() for name, t in self.upstream.items()}, layout=layout)
 
     def second(self, of: Mapping[str, torch.Tensor]) -> dict[str, OutputLanes]:
         """The gradients of the sum of ``gradient * of[input]`` over the inputs in ``of``: one row each of the Hessian.
@@ -141,7 +144,7 @@ class Upstream:
             zeros = [torch.zeros_like(self.trial.logical[name]) for name in self.wanted]
             return [t if t is not None else zero for t, zero in zip(again, zeros, strict=True)]
 
-        with self.trial.bench.clock.phase("reference"), on_its_own(self.trial.spec.name, self.trial.logical):
+        with self.trial.context.clock.phase("reference"), on_its_own(self.trial.spec.name, self.trial.logical):
             run = run_lanes(backward, lanes=1, kind="E", seed=0)
         return dict(zip(names, run.outputs, strict=True))
 
@@ -159,12 +162,12 @@ class Upstream:
 
     def _graph(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The reference's arguments and differentiable outputs; notes those that get a gradient."""
-        spec, bench = self.trial.spec, self.trial.bench
+        spec, context = self.trial.spec, self.trial.context
         arguments = copies(self.trial.logical)
         for name in self.wanted:
             arguments[name] = arguments[name].detach().requires_grad_(True)
         try:
-            result = spec.reference(**arguments, **takes(spec.reference, bench.extra))
+            result = spec.reference(**arguments, **takes(spec.reference, context.extra))
             outputs = differentiable(collect(result, arguments, spec.mutates).tensors)
         except Exception as error:
             raise ReferenceFailed(f"{type(error).__name__}: {error}") from error

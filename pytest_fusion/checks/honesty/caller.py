@@ -45,13 +45,13 @@ def judge(trial: Trial, first_wrong: FirstWrong) -> Verdict | str | None:
 
 def _wrong(trial: Trial, first_wrong: FirstWrong, frames: list[unmarked.Frame], *, hidden: bool) -> str | None:
     """What is wrong with a call in a thread. The first notes its stack in ``frames``, for the one that shows it."""
-    spec, bench = trial.spec, trial.bench
+    spec, context = trial.spec, trial.context
     graded = torch.is_grad_enabled()
 
     def prepare() -> None:
         torch.set_grad_enabled(graded)
-        if bench.device.type == "cuda":
-            torch.cuda.set_device(bench.device)
+        if context.device.type == "cuda":
+            torch.cuda.set_device(context.device)
         else:
             stay_on_the_cpu()
 
@@ -61,10 +61,10 @@ def _wrong(trial: Trial, first_wrong: FirstWrong, frames: list[unmarked.Frame], 
         frames[:] = frames or unmarked.stack()[:-1]
         return unmarked.called(partial(spec.fused, **arguments), prepare, shown)
 
-    with bench.clock.phase("make"):
-        placed = place(trial.logical, trial.result.case, bench.device, FILLS[0])
-    with bench.clock.phase("fused"):
-        outcome = run_fused(fused, placed, bench.extra, programs=bench.programs)
+    with context.clock.phase("make"):
+        placed = place(trial.logical, trial.result.case, context.device, FILLS[0])
+    with context.clock.phase("fused"):
+        outcome = run_fused(fused, placed, context.extra, programs=context.programs)
     if outcome.error is not None:
         return f"the kernel raises {type(outcome.error).__name__}"
     outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors

@@ -10,78 +10,78 @@ gaps, by its sizes or by its modules. Not accused: who calls torch, keeps thread
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.honesty import caller, kept_results
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.run import pristine
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 NAME = kept_results.NAME
 
 # Five or six calls a case: what a kernel keeps or leaves running does not depend on its case, nor who it thinks calls.
 _MOST_CASES, _ANY_CASES, _DEEP_CASES = 3, 2, 24
 _OBSERVED_CASES = 2
-# Counted where a finding was made: from then on the cases are those of its shrinking.
-_FOUND = "honesty found"
 # How long a result that is not right when it is returned is waited for, to tell unfinished work from a wrong answer.
 _PATIENCE_S, _WHILE_SHRINKING_S = 1.0, 0.05
 
 
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It needs nothing but a kernel."""
-    return None
+@dataclass(slots=True)
+class _State:
+    """How many cases were asked; once something is ``found`` all cases are those of its shrinking."""
+
+    cases: int = 0
+    found: bool = False
 
 
 def due(trial: Trial) -> bool:
     """Few cases of a test; every one in which something was replaced, and those of the shrinking of a finding."""
-    bench = trial.bench
+    context, state = trial.context, trial.context.state(_State)
     if pristine.found():
         return True
-    most = _DEEP_CASES if bench.deep else _MOST_CASES if trial.thorough else _ANY_CASES
-    wanted = bench.complete or bool(bench.spent[_FOUND]) or bench.spent[NAME] < most
+    most = _DEEP_CASES if context.deep else _MOST_CASES if trial.thorough else _ANY_CASES
+    wanted = context.complete or state.found or state.cases < most
     return wanted and any(t.numel() for t in trial.got.tensors.values())
 
 
 def run(trial: Trial) -> Verdict:
     """What the calls of this case replaced, then what further calls show."""
-    spent = trial.bench.spent
+    state = trial.context.state(_State)
     verdict = _tampering()
     if verdict is None:
-        spent[NAME] += 1
+        state.cases += 1
         verdict = _judge(trial)
         verdict = _tampering() or verdict
-    spent[_FOUND] += verdict.failed
+    state.found |= verdict.failed
     return verdict
 
 
-def summary(bench: Bench) -> list[Verdict]:
-    """What the cases do not say one by one: that none was asked, or that nothing fused was called in any."""
-    if not bench.spent[NAME]:
-        return [unknown(NAME, "no case that passed everything else had a result with elements")]
-    if 0 < bench.spent[kept_results.ASKED_REFERENCE] == bench.spent[kept_results.CALLED_REFERENCE]:
-        return [
-            unknown(
-                NAME,
-                "every call that was looked at ran the reference function itself, so the test compares it with itself; "
-                "see which branch of the wrapper falls back to it here",
-            )
-        ]
-    return []
+def summary(context: Context) -> Verdict | None:
+    """That no case could be checked, or that no case called anything fused."""
+    calls = context.state(kept_results.ReferenceCalls)
+    if not context.state(_State).cases:
+        return unknown(NAME, "no case that passed everything else had a result with elements")
+    if 0 < calls.watched == calls.ran:
+        return unknown(
+            NAME,
+            "every call that was looked at ran the reference function itself, so the test compares it with itself; "
+            "see which branch of the wrapper falls back to it here",
+        )
+    return None
 
 
 def _judge(trial: Trial) -> Verdict:
-    patience_s = _WHILE_SHRINKING_S if trial.bench.spent[_FOUND] else _PATIENCE_S
+    patience_s = _WHILE_SHRINKING_S if trial.context.state(_State).found else _PATIENCE_S
     calls = kept_results.LaterCalls(trial, patience_s=patience_s)
     if not calls.names:
         return unknown(NAME, "every output may vary from run to run, as deterministic= allows, and none is compared")
     verdict = calls.judge()
     if verdict is not None:
         return verdict
-    bench, left = trial.bench, calls.left
-    if bench.spent[NAME] <= _OBSERVED_CASES or bench.spent[_FOUND] or bench.complete:
+    context, state, left = trial.context, trial.context.state(_State), calls.left
+    if state.cases <= _OBSERVED_CASES or state.found or context.complete:
         outcome = caller.judge(trial, calls.first_wrong)
         if isinstance(outcome, Verdict):
             return outcome
@@ -89,7 +89,7 @@ def _judge(trial: Trial) -> Verdict:
             calls.ran.append("caller")
         else:
             left["caller"] = outcome
-    if bench.device.type != "cuda":
+    if context.device.type != "cuda":
         left["streams"] = "there are none on a CPU"
     if not calls.ran:
         return unknown(NAME, "; ".join(left.values()))
@@ -112,3 +112,6 @@ def _tampering() -> Verdict | None:
         cause="tampers",
         replaced=names,
     )
+
+
+CHECK = Check(NAME, run, due=due, summary=summary)

@@ -34,7 +34,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import structure
 from pytest_fusion.checks.context import CaseResult, reference_of, rejection
 from pytest_fusion.checks.outputs import collect
-from pytest_fusion.checks.randomness.masks import retold
+from pytest_fusion.checks.randomness.masks import drawn_alike
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, unknown
@@ -48,7 +48,16 @@ from pytest_fusion.run.stress import delayed_streams
 NAME = "honesty"
 
 # How many calls were asked whether they ran the reference function, and how many did.
-ASKED_REFERENCE, CALLED_REFERENCE = "honesty asked for the reference", "honesty called the reference"
+
+
+@dataclass(slots=True)
+class ReferenceCalls:
+    """Calls of the kernel that were watched for the reference function, and how many of them ran it."""
+
+    watched: int = 0
+    ran: int = 0
+
+
 # How often a result is looked at that is not right when it is returned.
 _STEP_S = 0.005
 # Buffers that a kernel may return in turn; so many calls show whose memory an earlier result is.
@@ -94,7 +103,7 @@ class LaterCalls:
 
     def __init__(self, trial: Trial, *, patience_s: float) -> None:
         self.patience_s = patience_s
-        self.trial, self.bench, self.spec = trial, trial.bench, trial.spec
+        self.trial, self.context, self.spec = trial, trial.context, trial.spec
         self.case = trial.result.case
         self.varying = {name for name in trial.order if trial.tolerates(name)}
         self.names = [
@@ -237,7 +246,7 @@ class LaterCalls:
             # Who keeps a tensor alive may know it by its address: no other one can be there.
             self.left["address"] = "the kernel keeps its inputs alive, so that their addresses are not used again"
             return None
-        with self.bench.clock.phase("make"):
+        with self.context.clock.phase("make"):
             fresh = renewed(arena, numbers, self.trial.logical)
             arena.refill(FILLS[0])
         got = self._called(fresh)
@@ -273,8 +282,8 @@ class LaterCalls:
         return logical is not None and self._called(self._place(logical)).work > least
 
     def _place(self, logical: Mapping[str, Any]) -> Placed:
-        with self.bench.clock.phase("make"):
-            return place(logical, self.case, self.bench.device, FILLS[0])
+        with self.context.clock.phase("make"):
+            return place(logical, self.case, self.context.device, FILLS[0])
 
     def _called(self, placed: Placed, *, told: bool = False) -> _Call:
         """One call. ``told`` also notes whether it runs the reference. Raises ``_Refused``, ``_Raised``."""
@@ -282,7 +291,7 @@ class LaterCalls:
 
         def fused(**arguments: Any) -> Any:
             with (
-                delayed_streams.delayed(self.bench.device),
+                delayed_streams.delayed(self.context.device),
                 self._reference_noted() if told else contextlib.nullcontext(),
             ):
                 result = self.spec.fused(**arguments)
@@ -290,8 +299,8 @@ class LaterCalls:
             returned.update({name: now[name].detach().clone() for name in self.names if name in now})
             return result
 
-        with self.bench.clock.phase("fused"):
-            outcome = run_fused(fused, placed, self.bench.extra, programs=self.bench.programs)
+        with self.context.clock.phase("fused"):
+            outcome = run_fused(fused, placed, self.context.extra, programs=self.context.programs)
         if outcome.error is not None:
             raise _Refused if rejection(self.spec, outcome.error) is not None else _Raised(outcome)
         now = collect(outcome.result, placed.arguments, self.spec.mutates).tensors
@@ -315,8 +324,9 @@ class LaterCalls:
             yield
         finally:
             sys.setprofile(None)
-        self.bench.spent[ASKED_REFERENCE] += 1
-        self.bench.spent[CALLED_REFERENCE] += seen
+        calls = self.context.state(ReferenceCalls)
+        calls.watched += 1
+        calls.ran += seen
 
     def _wrong(self, call: _Call) -> str | None:
         """The first output that is not the case's own answer."""
@@ -337,9 +347,9 @@ class LaterCalls:
 
     def _trial(self, case: Case, logical: Mapping[str, Any]) -> Trial:
         """What is right for other values; made after the kernel's call, which must find no right answer in memory."""
-        bench = retold(self.bench, case, logical)
-        reference, expected = reference_of(bench, case, logical)
-        return Trial(bench, CaseResult(case), logical, reference, expected, self.trial.alone)
+        context = drawn_alike(self.context, case, logical, self.trial.draws)
+        reference, expected = reference_of(context, case, logical)
+        return Trial(context, CaseResult(case), logical, reference, expected, self.trial.alone)
 
     def _late(self, call: _Call) -> Verdict | None:
         """What changed between the return and the end of all work on the device."""
@@ -359,7 +369,7 @@ class LaterCalls:
         return None
 
     def _late_finding(self, name: str) -> Verdict:
-        where = "another stream or thread" if self.bench.device.type == "cuda" else "another thread"
+        where = "another stream or thread" if self.context.device.type == "cuda" else "another thread"
         return self._finding(
             "late-work",
             f"{name} changed after the call had returned it: work was left on {where}, and who reads the result at "

@@ -17,7 +17,6 @@ from pytest_fusion.case.plan import cost, refit
 from pytest_fusion.checks.invariance.case_slices import resized
 from pytest_fusion.checks.multiprocessors import MANY
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import GRADIENTS
 from pytest_fusion.interpreter.launch import Launch
 
 NAME = "invariance"
@@ -43,7 +42,7 @@ _SLOW_S, _TEST_S = 0.4, 1.2
 
 
 @dataclass(slots=True)
-class Asked:
+class Spent:
     """Which cases of a test were asked: how many at all, how many for their width alone, the widest slice so far.
 
     Those of 32 and of 16 bits by themselves: another order of a root mean square shows in one row in ten of the former,
@@ -57,6 +56,14 @@ class Asked:
     found: bool = False
     at: tuple[int, int] = (2, 2)
     seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class InvarianceState:
+    """Outputs and gradients have cases of their own."""
+
+    outputs: Spent = field(default_factory=Spent)
+    gradients: Spent = field(default_factory=Spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class Effort:
     def _most(self, trial: Trial) -> int:
         return self.thorough if trial.thorough else self.any_case
 
-    def due(self, asked: Asked, trial: Trial, width: int) -> bool:
+    def due(self, asked: Spent, trial: Trial, width: int) -> bool:
         """Whether the case is one of them; every one is where a finding is being shrunk."""
         narrow, spent = _narrow(trial), _spent(trial)
         most = self._most(trial)
@@ -83,7 +90,7 @@ class Effort:
         # One at least: the first cases, of short slices, may have taken the seconds.
         return asked.wide[narrow] < (1 if spent else self.wide) and width >= 2 * asked.widest[narrow]
 
-    def note(self, asked: Asked, trial: Trial, width: int) -> bool:
+    def note(self, asked: Spent, trial: Trial, width: int) -> bool:
         """Count a case that is asked; whether it is one for its width."""
         narrow = _narrow(trial)
         counts = asked.cases if asked.cases[narrow] < self._most(trial) else asked.wide
@@ -104,20 +111,20 @@ def width(trial: Trial, dim: str) -> int:
 
 def _spent(trial: Trial) -> bool:
     """Whether interpreted calls have taken what a test has for them."""
-    both = [trial.bench.state(name, Asked) for name in (NAME, GRADIENTS)]
-    return trial.bench.device.type == "cpu" and sum(asked.seconds for asked in both) > _TEST_S
+    state = trial.context.state(InvarianceState)
+    return trial.context.device.type == "cpu" and state.outputs.seconds + state.gradients.seconds > _TEST_S
 
 
 class Batches:
     """The sizes for one dim of one case."""
 
-    def __init__(self, trial: Trial, dim: str, asked: Asked) -> None:
+    def __init__(self, trial: Trial, dim: str, asked: Spent) -> None:
         self._trial, self._dim, self._case, self._asked = trial, dim, trial.result.case, asked
         size = self._case.sizes[dim]
         assert isinstance(size, int)
         self._size = size
-        self.programs = max(trial.bench.programs, _PROGRAMS)
-        self._interpreted = trial.bench.device.type == "cpu"
+        self.programs = max(trial.context.programs, _PROGRAMS)
+        self._interpreted = trial.context.device.type == "cpu"
         self._most: int | None = None
         if _spent(trial) and not self._all:
             self._most = _FEW
@@ -125,7 +132,7 @@ class Batches:
     @property
     def _all(self) -> bool:
         """Whether all that could show a finding is asked: it is being shrunk, or there is no other case."""
-        return self._asked.found or self._trial.bench.complete
+        return self._asked.found or self._trial.context.complete
 
     def fits(self, size: int) -> bool:
         """Whether the spec admits the size beside the case's others, at a cost that a call may have."""
@@ -154,7 +161,7 @@ class Batches:
         The largest is among them, then what the case's seed prefers. While a finding is being shrunk, those next to
         the sizes that showed it are enough; a replay asks for them too.
         """
-        seed, dim, device = self._case.seed, self._dim, self._trial.bench.device
+        seed, dim, device = self._case.seed, self._dim, self._trial.context.device
         cores = MANY
         if device.type == "cuda":
             cores = torch.cuda.get_device_properties(device).multi_processor_count
@@ -162,7 +169,7 @@ class Batches:
         groups += [[power - 1] for power in _POWERS if power <= _BOTH_SIDES]
         usable = [[size for size in group if size != self._size and self.fits(size)] for group in groups]
         every = sorted({size for group in usable for size in group})
-        if self._trial.bench.complete:
+        if self._trial.context.complete:
             return every
         if self._asked.found:
             least, most = self._asked.at

@@ -9,16 +9,15 @@ that ``deterministic=`` allows to vary. Gradients are asked of by `sliced_gradie
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory
+from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import allows_chance, call, rejection, same_draws
-from pytest_fusion.checks.invariance.batches import NAME, Asked, Batches, Effort, width
+from pytest_fusion.checks.invariance.batches import NAME, Batches, Effort, InvarianceState, Spent, width
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, resized, tensors, unsliceable
 from pytest_fusion.checks.invariance.neighbours import Along, Call, Called, OtherCase
 from pytest_fusion.checks.trial import Trial
@@ -80,21 +79,20 @@ def run(trial: Trial) -> Verdict:
     return passed(NAME, sizes=sizes)
 
 
-def of_many(trial: Trial, dim: str, asked: Asked, make: Call) -> Trial:
+def of_many(trial: Trial, dim: str, asked: Spent, make: Call) -> Trial:
     """The case with `MANY` slices of other values, or as it is where it has as many or cannot; ``make`` calls it once.
 
     In one row of ten, or fewer, another order of its sum shows: of two rows repeated to 257 mostly none does.
     """
-    size, bench = trial.result.case.sizes[dim], trial.bench
+    size, context = trial.result.case.sizes[dim], trial.context
     assert isinstance(size, int)
     if size >= MANY or not Batches(trial, dim, asked).fits(MANY):
         return trial
-    many = copy.copy(trial)
-    many.result = replace(trial.result, case=resized(trial.result.case, dim, MANY))
+    case = resized(trial.result.case, dim, MANY)
     try:
-        with bench.clock.phase("make"):
-            made = make_inputs(trial.spec, many.result.case, bench.device)
-        many.logical = {**made, **same_draws(trial.spec, trial.logical)}
+        with context.clock.phase("make"):
+            made = make_inputs(trial.spec, case, context.device)
+        many = trial.with_({**made, **same_draws(trial.spec, trial.logical)}, case)
         return trial if make(many, range(MANY)) is None else many
     except (ImpossibleCase, InputFailed, OtherCase):
         return trial
@@ -102,7 +100,7 @@ def of_many(trial: Trial, dim: str, asked: Asked, make: Call) -> Trial:
 
 def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:
     """A forward call, and its outputs that may not vary; see `company.Call`."""
-    outcome, placed = call(trial.bench, trial.result.case, trial.logical, FILLS[0])
+    outcome, placed = call(trial.context, trial.result.case, trial.logical, FILLS[0])
     if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
         return None
     accessed = memory.check_access(outcome, chance=allows_chance(trial.spec))
@@ -138,8 +136,8 @@ def adopt(trial: Trial, dim: str, size: int) -> bool:
     return True
 
 
-def _asked(trial: Trial) -> Asked:
-    return trial.bench.state(NAME, Asked)
+def _asked(trial: Trial) -> Spent:
+    return trial.context.state(InvarianceState).outputs
 
 
 def _carriers(trial: Trial, dim: str) -> Iterator[torch.Tensor]:
@@ -147,3 +145,6 @@ def _carriers(trial: Trial, dim: str) -> Iterator[torch.Tensor]:
         value = trial.logical.get(name)
         if dim in inner.shape.names and isinstance(value, torch.Tensor):
             yield value
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, cause=lambda _: "batch-variant", parts=("gradients",))

@@ -6,7 +6,6 @@ what of it is compared, is told from outside: the outputs (`invariance`) or grad
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,8 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import of_fewer
-from pytest_fusion.checks.invariance.batches import NAME, Asked, Batches
+from pytest_fusion.checks.evidence import SliceDifference
+from pytest_fusion.checks.invariance.batches import NAME, Batches, Spent
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, resized, selected, tensors
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
@@ -72,7 +72,7 @@ class _Difference:
 class Along:
     """One dim of one case: its slices in other calls."""
 
-    def __init__(self, trial: Trial, dim: str, asked: Asked, call: Call, *, gradients: bool = False) -> None:
+    def __init__(self, trial: Trial, dim: str, asked: Spent, call: Call, *, gradients: bool = False) -> None:
         self.trial, self.dim, self.case = trial, dim, trial.result.case
         self._asked, self._make, self._gradients = asked, call, gradients
         size = self.case.sizes[dim]
@@ -138,8 +138,10 @@ class Along:
         if verdict is None:
             verdict = self._explained(base, variant, found)
             self._asked.found = True
-            low, high = verdict.evidence["sizes"] if verdict.evidence["depends_on"] == "size" else (size, size)
-            self._asked.at = (low, high)
+            seen = verdict.evidence
+            self._asked.at = size, size
+            if isinstance(seen, SliceDifference) and seen.depends_on == "size":
+                self._asked.at = seen.sizes[0], seen.sizes[1]
         return verdict
 
     def _repeated(self, size: int) -> _Variant:
@@ -159,12 +161,10 @@ class Along:
 
     def _call(self, variant: _Variant) -> dict[str, torch.Tensor] | None:
         """What is compared, of a call of these slices; ``None`` where the kernel refused. Raises ``OtherCase``."""
-        clock, size = self.trial.bench.clock, len(variant.slices)
+        clock, size = self.trial.context.clock, len(variant.slices)
         before, begun, used = clock.seconds.get("fused", 0.0), perf_counter(), process_time()
-        trial = copy.copy(self.trial)
-        trial.bench = replace(trial.bench, programs=self.batches.programs)
-        trial.logical = self._logical(variant)
-        trial.result = replace(trial.result, case=self._lying(size))
+        context = replace(self.trial.context, programs=self.batches.programs)
+        trial = self.trial.with_(self._logical(variant), self._lying(size), context)
         try:
             called = self._make(trial, variant.slices)
         except OtherCase:
@@ -297,14 +297,8 @@ class Along:
             NAME,
             f"{reason} ({found.output} differs{ulp}, first at {found.first}){self._advice()}",
             identity=f"{NAME}:{dim}:gradients" if self._gradients else f"{NAME}:{dim}",
-            dim=dim,
-            depends_on=kind,
-            sizes=sizes,
-            slice=number,
             output=found.output,
-            first=found.first,
-            count=found.count,
-            ulp=found.ulp,
+            evidence=SliceDifference(dim, kind, sizes, number, found.first, found.count, found.ulp),
         )
 
     def _uniform(self, number: int, size: int, output: str) -> torch.Tensor | None:

@@ -8,8 +8,8 @@ are right. Left out: what ``deterministic=`` allows to vary, and upstream gradie
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,7 +19,7 @@ from pytest_fusion.checks.context import allows_chance, rejection
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import Upstream
 from pytest_fusion.checks.invariance import invariance
-from pytest_fusion.checks.invariance.batches import NAME, Asked, Effort, width
+from pytest_fusion.checks.invariance.batches import NAME, Effort, InvarianceState, Spent, width
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, selected
 from pytest_fusion.checks.invariance.neighbours import Along, Call, Called, OtherCase
 from pytest_fusion.checks.trial import Trial
@@ -35,10 +35,10 @@ _FEWEST_CALLS = 7
 
 def due(trial: Trial, upstream: Upstream) -> bool:
     """Few cases of a test; every one where a finding is being shrunk."""
-    bench, spec = trial.bench, trial.spec
-    if not (bench.on(NAME) and bench.on(GRADIENTS)) or upstream.kind == "zero":
+    context, spec = trial.context, trial.spec
+    if not (context.on(NAME) and context.on(GRADIENTS)) or upstream.kind == "zero":
         return False
-    if invariance.missing(spec, bench.device) is not None or not (bench.sought or NAME).startswith(NAME):
+    if invariance.missing(spec, context.device) is not None or not (context.focus.sought or NAME).startswith(NAME):
         return False
     asked = _asked(trial)
     return any(_EFFORT.due(asked, trial, width(trial, dim)) for dim in invariance.dims_of(trial))
@@ -50,7 +50,7 @@ def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     wide = _EFFORT.note(asked, trial, max(width(trial, dim) for dim in dims))
     reasons: dict[str, str] = {}
     sizes: dict[str, list[int]] = {}
-    with trial.bench.clock.check(NAME):
+    with trial.context.clock.check(NAME):
         for dim in dims:
             try:
                 calls = max(_EFFORT.calls // len(dims), _FEWEST_CALLS)
@@ -113,8 +113,7 @@ def _along(
 def _of_many(upstream: Upstream, axes: Mapping[str, int]) -> Upstream:
     """The same for `MANY` slices, of other values, for the outputs that follow the dim."""
     many = _cut(upstream, axes, [0] * invariance.MANY)
-    many.upstream = {name: upstream.drawn(name, t) for name, t in many.upstream.items()}
-    return many
+    return replace(many, upstream={name: upstream.drawn(name, t) for name, t in many.upstream.items()})
 
 
 def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Mapping[str, int]) -> Called | None:
@@ -135,13 +134,10 @@ def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Ma
 
 def _cut(upstream: Upstream, axes: Mapping[str, int], slices: Sequence[int]) -> Upstream:
     """The upstream gradients of these slices, in their layouts; of outputs that do not follow the dim none."""
-    other = copy.copy(upstream)
-    other.used = list(axes)
-    other.upstream = {name: _taken(upstream, name, axis, slices) for name, axis in axes.items()}
+    cut = {name: _taken(upstream, name, axis, slices) for name, axis in axes.items()}
     shapes = {name: tuple(upstream.upstream[name].shape) for name in axes}
     lying = {name: of_fewer(shapes[name], upstream.layout[name], axis, len(slices)) for name, axis in axes.items()}
-    other.layout = {**upstream.layout, **lying}
-    return other
+    return replace(upstream, used=list(axes), upstream=cut, layout={**upstream.layout, **lying})
 
 
 def _taken(upstream: Upstream, name: str, axis: int, slices: Sequence[int]) -> torch.Tensor:
@@ -152,5 +148,5 @@ def _taken(upstream: Upstream, name: str, axis: int, slices: Sequence[int]) -> t
     return given.as_strided(shape, [0] * len(shape))  # one element of storage
 
 
-def _asked(trial: Trial) -> Asked:
-    return trial.bench.state(GRADIENTS, Asked)
+def _asked(trial: Trial) -> Spent:
+    return trial.context.state(InvarianceState).gradients

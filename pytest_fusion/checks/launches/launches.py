@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import torch
 
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.checks.context import Bench, tensors_of
+from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.context import Context, tensors_of
 from pytest_fusion.checks.launches.extra_launches import listed, surplus
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
@@ -59,10 +60,6 @@ class _State:
     steps: int = 0
 
 
-def _state(bench: Bench) -> _State:
-    return bench.state(NAME, _State)
-
-
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Without a bound there is nothing to check."""
     return (
@@ -72,22 +69,24 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 
 def due(trial: Trial) -> bool:
     """Cases whose first call did more than is allowed; besides a few of different shapes and layouts."""
-    bench, case = trial.bench, trial.result.case
-    state = _state(bench)
+    context, case = trial.context, trial.result.case
+    state = context.state(_State)
     state.launched = state.launched or any(launch.programs for launch in trial.result.launches)
     if state.found:
         state.steps += 1
         return state.steps <= _STEPS
     if not any(t.numel() for t in tensors_of(trial.logical).values()):
         return False
-    if bench.device.type != "cuda" and not state.launched:
+    if context.device.type != "cuda" and not state.launched:
         return False
-    if bench.complete:
+    if context.complete:
         return True
     assert trial.spec.max_launches is not None
     if trial.result.work > trial.spec.max_launches:
         return state.suspicious < _SUSPICIOUS
-    return trial.thorough and _key(case) not in state.shapes and len(state.shapes) < (_FEW_DEEP if bench.deep else _FEW)
+    return (
+        trial.thorough and _key(case) not in state.shapes and len(state.shapes) < (_FEW_DEEP if context.deep else _FEW)
+    )
 
 
 def _key(case: Case) -> str:
@@ -96,24 +95,21 @@ def _key(case: Case) -> str:
 
 def run(trial: Trial) -> Verdict:
     """One count, and where it is too large why."""
-    state, case = _state(trial.bench), trial.result.case
+    state, case = trial.context.state(_State), trial.result.case
     assert trial.spec.max_launches is not None
     if trial.result.work > trial.spec.max_launches:
         state.suspicious += 1
     state.shapes.add(_key(case))
-    with trial.bench.clock.phase(NAME):
+    with trial.context.clock.phase(NAME):
         return _Counting(trial, state, trial.spec.max_launches).run()
 
 
-def summary(bench: Bench) -> Verdict | None:
-    """What all cases add up to; ``None`` where the check could not run at all."""
-    spec = bench.spec
-    if missing(spec, bench.device) is not None:
-        return None
-    state = _state(bench)
+def summary(context: Context) -> Verdict:
+    """The verdict over all cases."""
+    state = context.state(_State)
     if state.left:
         return unknown(NAME, "; ".join(state.left))
-    if bench.device.type != "cuda" and not state.launched:
+    if context.device.type != "cuda" and not state.launched:
         return unknown(NAME, _NO_LAUNCH)
     if not state.counted:
         return unknown(NAME, "no case with an element was judged")
@@ -137,7 +133,7 @@ class _Counting:
     """The counts of one case."""
 
     def __init__(self, trial: Trial, state: _State, allowed: int) -> None:
-        self.trial, self.bench, self.spec, self.state = trial, trial.bench, trial.spec, state
+        self.trial, self.context, self.spec, self.state = trial, trial.context, trial.spec, state
         self.allowed = allowed
 
     def run(self) -> Verdict:
@@ -169,17 +165,17 @@ class _Counting:
 
     def count(self, case: Case) -> tuple[Counts | Uncounted, list[Work]]:
         """The counts; on the CPU lane with the work that they are made of."""
-        placed = place(self.trial.logical, case, self.bench.device, FILLS[0])
-        return self.model(placed) if self.bench.device.type != "cuda" else (self.measure(placed), [])
+        placed = place(self.trial.logical, case, self.context.device, FILLS[0])
+        return self.model(placed) if self.context.device.type != "cuda" else (self.measure(placed), [])
 
     def measure(self, placed: Placed) -> Counts | Uncounted:
         """Counted on the device. The profiler is asked for the first case, and before anybody is accused."""
         call, back, given = self.caller(placed), self.preparer(placed), placed.arguments
         first, capture = not self.state.counted, not self.spec.syncs
         with _losing_contexts():
-            found = launches.count(call, given, self.bench.device, prepare=back, capture=capture, cross_check=first)
+            found = launches.count(call, given, self.context.device, prepare=back, capture=capture, cross_check=first)
             if not first and isinstance(found, Counts) and found.kernels > self.allowed and found.method == "graph":
-                found = launches.count(call, given, self.bench.device, prepare=back)
+                found = launches.count(call, given, self.context.device, prepare=back)
         return found
 
     def model(self, placed: Placed) -> tuple[Counts | Uncounted, list[Work]]:
@@ -196,7 +192,7 @@ class _Counting:
         return found.counts, found.work
 
     def caller(self, placed: Placed) -> Callable[[], object]:
-        return lambda: self.spec.fused(**placed.arguments, **self.bench.extra)
+        return lambda: self.spec.fused(**placed.arguments, **self.context.extra)
 
     def preparer(self, placed: Placed) -> Callable[[], None]:
         return lambda: rewrite(placed, self.trial.logical)
@@ -220,7 +216,7 @@ class _Counting:
 
     def explained(self) -> list[Work]:
         """On a GPU: which operators of torch the call goes through, and where."""
-        placed = place(self.trial.logical, self.trial.result.case, self.bench.device, FILLS[0])
+        placed = place(self.trial.logical, self.trial.result.case, self.context.device, FILLS[0])
         found: Modelled | None = None
         with contextlib.suppress(Exception), bare():
             found = launches.modelled(self.caller(placed), placed.arguments, prepare=self.preparer(placed))
@@ -249,3 +245,6 @@ def _losing_contexts() -> Iterator[None]:
         if cuda_is_poisoned():
             raise ContextLost(first_line(error)) from error
         raise
+
+
+CHECK = Check(NAME, run, due=due, missing=missing, summary=summary)

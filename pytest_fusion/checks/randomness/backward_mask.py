@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import Mask, Masks, some_masks, tell_apart
 from pytest_fusion.checks.trial import Trial
@@ -18,29 +18,33 @@ from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
 from pytest_fusion.run.seeded import MaskedReference, plain
+from pytest_fusion.spec.fusion_spec import FusionSpec
+
+
+def _wanted(spec: FusionSpec, masks: Masks, mask: Mask) -> list[str]:
+    """The inputs whose gradients may show backward's mask."""
+    named = list(masks.probe) if spec.grad is True else [spec.grad] if isinstance(spec.grad, str) else spec.grad or ()
+    able = {n: t for n in named if isinstance(t := masks.probe.get(n), torch.Tensor) and t.dtype.is_floating_point}
+    return [
+        name
+        for name, t in able.items()
+        if name not in (*spec.mutates, *spec.clobbers) and (masks.rng.dims is not None or t.shape == mask.kept.shape)
+    ]
 
 
 def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     """Backward drops what forward dropped, seen where the upstream gradient is one."""
-    spec, bench, case = trial.spec, trial.bench, trial.result.case
-    named = list(masks.probe) if spec.grad is True else [spec.grad] if isinstance(spec.grad, str) else spec.grad or ()
-    taken = {*spec.mutates, *spec.clobbers}
-    wanted = [
-        name
-        for name in named
-        if isinstance(t := masks.probe.get(name), torch.Tensor) and t.dtype.is_floating_point and name not in taken
-    ]
-    wanted = [name for name in wanted if masks.rng.dims is not None or masks.probe[name].shape == mask.kept.shape]
+    context, case, wanted = trial.context, trial.result.case, _wanted(trial.spec, masks, mask)
     if not wanted:
         return None
-    ones, random = torch.ones_like(mask.kept), some_masks(mask.kept.shape, bench.device)
+    ones, random = torch.ones_like(mask.kept), some_masks(mask.kept.shape, context.device)
     try:
         every = [_reference_gradients(trial, masks, wanted, m) for m in (ones, ~ones, *random)]
     except ReferenceFailed:
         return None
     values = {name: (t, every[1][name]) for name, t in every[0].items() if name in every[1]}
     sides = tell_apart(values, zip(random, every[2:], strict=True), broadcast=masks.rng.dims is not None)
-    got = _kernel_gradients(bench, case, masks.probe, wanted) if sides else {}
+    got = _kernel_gradients(context, case, masks.probe, wanted) if sides else {}
     for name, side in sides.items():
         seen = side.read(got[name], mask.kept.shape) if name in got else None
         different = seen.differs(mask) if seen is not None else None
@@ -79,24 +83,24 @@ def _reference_gradients(trial: Trial, masks: Masks, wanted: list[str], mask: to
     for name in wanted:
         arguments[name] = arguments[name].detach().requires_grad_(True)
     try:
-        result = reference(**arguments, **takes(reference, trial.bench.extra))
+        result = reference(**arguments, **takes(reference, trial.context.extra))
         return _gradients_of(collect(result, arguments, spec.mutates).tensors, arguments, wanted)
     except Exception as error:
         raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
 
 
 def _kernel_gradients(
-    bench: Bench, case: Case, logical: Mapping[str, Any], wanted: list[str]
+    context: Context, case: Case, logical: Mapping[str, Any], wanted: list[str]
 ) -> dict[str, torch.Tensor]:
     """What backward gives for an upstream gradient of ones; nothing where it raises, which `gradients` will tell."""
-    placed = place(logical, case, bench.device, FILLS[0])
+    placed = place(logical, case, context.device, FILLS[0])
     for name in wanted:
         placed.arguments[name].requires_grad_(True)
 
     def both(**arguments: Any) -> dict[str, torch.Tensor]:
-        result = bench.spec.fused(**arguments)
-        return _gradients_of(collect(result, arguments, bench.spec.mutates).tensors, arguments, wanted)
+        result = context.spec.fused(**arguments)
+        return _gradients_of(collect(result, arguments, context.spec.mutates).tensors, arguments, wanted)
 
-    with bench.clock.phase("fused"):
-        outcome = run_fused(both, placed, bench.extra, programs=bench.programs)
+    with context.clock.phase("fused"):
+        outcome = run_fused(both, placed, context.extra, programs=context.programs)
     return outcome.result if outcome.error is None else {}

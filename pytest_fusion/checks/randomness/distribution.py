@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import torch
 
 from pytest_fusion.case import counter_random
-from pytest_fusion.checks.context import Bench, call
+from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.context import Context, call
 from pytest_fusion.checks.randomness import chance
 from pytest_fusion.checks.randomness.masks import can_reseed, fresh_seed, reseeded, upper_bits
 from pytest_fusion.checks.trial import Trial
@@ -24,7 +25,6 @@ from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import MANY_LANES
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
 
 NAME = "distribution"
@@ -53,18 +53,10 @@ class _State:
     ``statistic``, for which they are not: each would cost as many calls.
     """
 
+    cases: int = 0
     draws: int = 0
     counts: dict[_Key, torch.Tensor] = field(default_factory=dict)
     found: str = ""
-
-
-def _state(bench: Bench) -> _State:
-    return bench.state(NAME, _State)
-
-
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It is no check of its own that could be missing: its verdicts are those of ``structure`` and ``values``."""
-    return None
 
 
 def due(trial: Trial) -> bool:
@@ -89,12 +81,12 @@ def run(trial: Trial) -> Verdict:
     return _drawn_again(trial, rows) or passed("values")
 
 
-def summary(bench: Bench) -> list[Verdict]:
+def summary(context: Context) -> Verdict | None:
     """Too few draws for a verdict on the distribution."""
-    draws = _state(bench).draws
-    if not bench.spec.distribution or not bench.on("values") or draws >= _ENOUGH:
-        return []
-    return [unknown("values", f"{draws} draw(s) say nothing about a distribution; {_ENOUGH} are needed")]
+    draws = context.state(_State).draws
+    if not context.spec.distribution or not context.on("values") or draws >= _ENOUGH:
+        return None
+    return unknown("values", f"{draws} draw(s) say nothing about a distribution; {_ENOUGH} are needed")
 
 
 class _Rows:
@@ -170,53 +162,55 @@ def _of(p: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
 
 def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     """The same inputs at many seeds; where those look odd, or those of all cases together, at many more."""
-    bench, state = trial.bench, _state(trial.bench)
+    context, state = trial.context, trial.context.state(_State)
     most = max((own.open for own in rows.values()), default=0)
     if state.found == "statistic" or not most or not can_reseed(trial.spec, trial.logical):
         return None
-    sure = bool(state.found) or bench.complete
+    sure = bool(state.found) or context.complete
     calls = min(max(_DRAWS // most, _FEWEST_CALLS), _MOST_CALLS)
-    if not sure and (bench.spent[NAME] >= _MOST_CASES or most * calls < _ENOUGH // _MOST_CASES):
+    if not sure and (state.cases >= _MOST_CASES or most * calls < _ENOUGH // _MOST_CASES):
         return None
-    bench.spent[NAME] += 1
+    state.cases += 1
     start = fresh_seed(trial.result.case, 1)
     if state.found == "cut":
         # Equal pairs alone are looked for: with all other draws looking for the smallest case took 118 s in place of 4.
         drawn, verdict = _draw(trial, rows, [start])
         return verdict or (_cut(trial, rows, drawn, start, upper_bits(0, every=True)) if drawn else None)
+    found = "draw"
     drawn, verdict = _draw(trial, rows, range(start, start + calls))
     for name, own in rows.items() if drawn else ():
         verdict = verdict or _ignored(name, own, drawn[name], f"the seeds {start} to {start + calls - 1}")
-    if verdict is not None:
-        state.found = "draw"
-        return verdict
-    if drawn and (verdict := _cut(trial, rows, drawn, start, upper_bits(bench.spent[NAME], every=sure))) is not None:
-        state.found = "cut"
-        return verdict
-    if not drawn:
-        return None
-    state.draws += most * calls
-    odd = [_odd(trial, name, own, drawn[name], state) for name, own in rows.items()]
-    for _ in range(_ROUNDS if any(odd) or bench.complete else 0):
+    if drawn and verdict is None:
+        found, verdict = "cut", _cut(trial, rows, drawn, start, upper_bits(state.cases, every=sure))
+    if drawn and verdict is None:
+        state.draws += most * calls
+        odd = [_odd(trial, name, own, drawn[name], state) for name, own in rows.items()]
+        if any(odd) or context.complete:
+            found, verdict = "statistic", _of_more_draws(trial, rows, start, calls)
+    state.found = state.found if verdict is None else found
+    return verdict
+
+
+def _of_more_draws(trial: Trial, rows: dict[str, _Rows], start: int, calls: int) -> Verdict | None:
+    """The verdict of later seeds, which alone decide about what looked odd."""
+    for _ in range(_ROUNDS):
         start, calls = start + calls, calls * _MORE
         drawn, verdict = _draw(trial, rows, range(start, start + calls))
         if not drawn:
-            break
+            return verdict
         found = [_misfit(trial, name, own, drawn[name], start) for name, own in rows.items()]
         verdict = next((v for v, _ in found if v is not None), None)
         if verdict is not None or min(p for _, p in found) >= _ODD:
-            break
-    if verdict is not None:
-        state.found = "statistic"
-    return verdict
+            return verdict
+    return None
 
 
 def _draw(trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int]) -> tuple[dict[str, torch.Tensor], Verdict | None]:
     """Draws by output, ``(calls, draws)``; nothing where a call raises, a verdict where a draw is impossible."""
     found: dict[str, list[torch.Tensor]] = {name: [] for name in rows}
     for seed in seeds:
-        bench, logical = reseeded(trial.bench, trial.logical, seed)
-        outcome, placed = call(bench, trial.result.case, logical, FILLS[0])
+        context, logical = reseeded(trial.context, trial.logical, seed)
+        outcome, placed = call(context, trial.result.case, logical, FILLS[0])
         if outcome.error is not None:
             return {}, None
         got = trial.collect(outcome, placed).tensors
@@ -353,3 +347,6 @@ def _places(rows: _Rows, drawn: torch.Tensor, order: str, seed: int) -> torch.Te
         p, picked = p.gather(-1, falling), falling.argsort(dim=-1).gather(-1, picked)
     below, own = (p.cumsum(-1) - p).gather(-1, picked), p.gather(-1, picked)
     return (below + own * counter_random.uniform(tuple(own.shape), seed, own.device)).T
+
+
+CHECK = Check(NAME, run, due=due, summary=summary, reported=False)

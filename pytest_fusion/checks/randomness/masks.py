@@ -20,7 +20,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import regimes_of
-from pytest_fusion.checks.context import Bench, call, reader, same_draws, shapes
+from pytest_fusion.checks.context import Context, call, reader, same_draws, shapes
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import ReferenceFailed, run_reference, takes
@@ -178,12 +178,12 @@ def probability(rng: Rng, logical: Mapping[str, Any]) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
 
 
-def positive(bench: Bench, case: Case, logical: Mapping[str, Any]) -> dict[str, Any]:
+def positive(context: Context, case: Case, logical: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs with numbers from 1/2 to 3/2 in every floating tensor whose values nobody narrowed."""
     given = dict(logical)
-    rng = bench.spec.random
+    rng = context.spec.random
     assert rng is not None
-    for name, declared in bench.spec.inputs.items():
+    for name, declared in context.spec.inputs.items():
         inner, value = unwrap(declared), logical[name]
         if not isinstance(inner, TensorSpec) or not isinstance(value, torch.Tensor) or name in (rng.seed, rng.p):
             continue
@@ -213,87 +213,98 @@ def can_reseed(spec: FusionSpec, logical: Mapping[str, Any]) -> bool:
     return not value.dtype.is_floating_point if isinstance(value, torch.Tensor) else isinstance(value, int)
 
 
-def reseeded(bench: Bench, logical: Mapping[str, Any], seed: int, calls: int = 1) -> tuple[Bench, dict[str, Any]]:
-    """The bench and the inputs for another seed; of ``calls`` in a row from torch's generator the last one counts."""
-    rng = bench.spec.random
+def reseeded(context: Context, logical: Mapping[str, Any], seed: int, calls: int = 1) -> tuple[Context, dict[str, Any]]:
+    """The context and the inputs for another seed; of ``calls`` in a row from torch's generator the last one counts."""
+    rng = context.spec.random
     assert rng is not None
     if rng.seed is None:
-        fused = Seeded(plain(bench.spec.fused), seed, calls)
-        return replace(bench, spec=bench.spec.with_(fused=fused)), dict(logical)
+        fused = Seeded(plain(context.spec.fused), seed, calls)
+        return replace(context, spec=context.spec.with_(fused=fused)), dict(logical)
     before = logical[rng.seed]
     if isinstance(before, torch.Tensor):
         seed %= torch.iinfo(before.dtype).max
-        return bench, {**logical, rng.seed: torch.full_like(before, seed)}
-    return bench, {**logical, rng.seed: seed}
+        return context, {**logical, rng.seed: torch.full_like(before, seed)}
+    return context, {**logical, rng.seed: seed}
 
 
-def seeded(bench: Bench, case: Case) -> Bench:
-    """The bench for one case: a kernel that draws from torch's generator finds it seeded by the case."""
-    rng = bench.spec.random
+def seeded(context: Context, case: Case) -> Context:
+    """The context for one case: a kernel that draws from torch's generator finds it seeded by the case."""
+    rng = context.spec.random
     if rng is None or rng.seed is not None:
-        return bench
-    return reseeded(bench, {}, fresh_seed(case))[0]
+        return context
+    return reseeded(context, {}, fresh_seed(case))[0]
 
 
-def told(bench: Bench, case: Case, logical: Mapping[str, Any], first: Outcome, placed: Placed) -> Bench:
-    """The bench whose reference knows what this kernel keeps in this case, after the case's first call.
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How the masks of a case are read, and the mask of the case's own call."""
+
+    masks: Masks
+    mask: Mask
+
+    def context(self, context: Context) -> Context:
+        """The context with a reference that applies this mask."""
+        return replace(context, spec=context.spec.with_(reference=self.masks.masked_reference(self.mask)))
+
+
+def drawn(
+    context: Context, case: Case, logical: Mapping[str, Any], first: Outcome, placed: Placed
+) -> tuple[Context, Draws | None]:
+    """What this kernel drops in this case, after the case's first call, and the context whose reference applies it.
 
     Raises ``LookFailed`` where the kernel raises, ``ReferenceFailed`` where the reference takes no such case,
     ``SpecError`` where no output shows the mask.
     """
-    rng = bench.spec.random
+    rng = context.spec.random
     if rng is None or rng.mask is None:
-        return bench
-    masks = Masks(bench, case, logical)
+        return context, None
+    masks = Masks(context, case, logical)
     if first.error is None:
-        mask = masks.own(first, placed)
-        mask = _completed(bench, case, logical, mask)
+        draws = Draws(masks, _completed(context, case, logical, masks.own(first, placed)))
     else:
-        mask = masks.any_accepted(first)
-    return replace(bench, spec=bench.spec.with_(reference=masks.told(mask)), masks=masks, mask=mask)
+        draws = Draws(masks, masks.any_accepted(first))
+    return draws.context(context), draws
 
 
-def retold(bench: Bench, case: Case, logical: Mapping[str, Any]) -> Bench:
-    """The bench for other values at the same seed, which may show what the first ones left unseen: an element that
-    another input masked is 0 there, kept or dropped, and not here.
+def drawn_alike(context: Context, case: Case, logical: Mapping[str, Any], draws: Draws | None) -> Context:
+    """The context for other values at the same seed, which may show elements that the case's own values do not.
 
-    Raises ``ReferenceFailed`` where the reference takes no such values.
+    An element that another input masked is 0 in the case, kept or dropped, and not here. Raises ``ReferenceFailed``
+    where the reference does not take these values.
     """
-    mask = bench.mask
-    if mask is None or bool(mask.known.all()):
-        return bench
-    seen, masks = _seen_too(bench, case, logical, mask)
-    if masks is None:
-        return bench
-    return replace(bench, spec=bench.spec.with_(reference=masks.told(seen)), masks=masks, mask=seen)
+    if draws is None or bool(draws.mask.known.all()):
+        return context
+    more = _seen_too(context, case, logical, draws.mask)
+    return context if more is None else more.context(context)
 
 
-def _seen_too(bench: Bench, case: Case, logical: Mapping[str, Any], mask: Mask) -> tuple[Mask, Masks | None]:
-    """``mask`` with what a call on other values shows of it; no ``Masks`` where that shows nothing."""
+def _seen_too(context: Context, case: Case, logical: Mapping[str, Any], mask: Mask) -> Draws | None:
+    """``mask`` with the elements that a call on other values shows; ``None`` where that shows nothing."""
     case = laid_apart(case, logical)
-    masks = Masks(bench, case, logical)
-    outcome, placed = call(bench, case, logical, FILLS[0])
+    masks = Masks(context, case, logical)
+    outcome, placed = call(context, case, logical, FILLS[0])
     if outcome.error is not None:
-        return mask, None
+        return None
     try:
         fresh = masks.own(outcome, placed)
     except LookFailed:
-        return mask, None
+        return None
     if fresh.kept.shape != mask.kept.shape:
-        return mask, None
-    return Mask(torch.where(mask.known, mask.kept, fresh.kept), mask.known | fresh.known), masks
+        return None
+    return Draws(masks, Mask(torch.where(mask.known, mask.kept, fresh.kept), mask.known | fresh.known))
 
 
-def _completed(bench: Bench, case: Case, logical: Mapping[str, Any], mask: Mask) -> Mask:
+def _completed(context: Context, case: Case, logical: Mapping[str, Any], mask: Mask) -> Mask:
     """``mask`` with what other values show of it: first those of the case without their zeros."""
     for turn in range(_OTHERS):
-        drawn = logical if turn == 0 else _other_values(bench, case, logical, turn)
-        if drawn is None or bool(mask.known.all()):
+        values = logical if turn == 0 else _other_values(context, case, logical, turn)
+        if values is None or bool(mask.known.all()):
             break
-        other = _without_zeros(drawn)
+        other = _without_zeros(values)
         # Values that the reference does not take, or that show nothing, are none that the case asked for.
         with contextlib.suppress(ReferenceFailed, SpecError):
-            mask = _seen_too(bench, case, other, mask)[0]
+            more = _seen_too(context, case, other, mask)
+            mask = mask if more is None else more.mask
         if not any(
             isinstance(t, torch.Tensor) and t.is_floating_point() and bool((t == 0).any()) for t in other.values()
         ):
@@ -313,11 +324,11 @@ def _without_zeros(logical: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _other_values(bench: Bench, case: Case, logical: Mapping[str, Any], turn: int) -> Mapping[str, Any] | None:
+def _other_values(context: Context, case: Case, logical: Mapping[str, Any], turn: int) -> Mapping[str, Any] | None:
     """Others of the same shapes and random numbers."""
-    drawn = case.with_(seed=counter_random.mix(case.seed, "mask", turn) >> 1)
+    reseeded_case = case.with_(seed=counter_random.mix(case.seed, "mask", turn) >> 1)
     try:
-        other = {**make_inputs(bench.spec, drawn, bench.device), **same_draws(bench.spec, logical)}
+        other = {**make_inputs(context.spec, reseeded_case, context.device), **same_draws(context.spec, logical)}
     except (ImpossibleCase, InputFailed):
         return None
     return other if shapes(other) == shapes(logical) else None
@@ -326,23 +337,23 @@ def _other_values(bench: Bench, case: Case, logical: Mapping[str, Any], turn: in
 class Masks:
     """The masks of one case: at its own seed, at others, in other layouts."""
 
-    def __init__(self, bench: Bench, case: Case, logical: Mapping[str, Any]) -> None:
-        rng = bench.spec.random
+    def __init__(self, context: Context, case: Case, logical: Mapping[str, Any]) -> None:
+        rng = context.spec.random
         assert rng is not None
         assert rng.mask is not None
         self.rng, self.name, self.case = rng, rng.mask, case
         self.p = probability(rng, logical)
         self.logical = dict(logical)
-        self.probe = positive(bench, case, logical)
+        self.probe = positive(context, case, logical)
         self.shape = torch.Size()
         self.sides: dict[str, Side] = {}
-        self._bench = bench
+        self._context = context
 
     def own(self, first: Outcome, placed: Placed) -> Mask:
         """The mask of the case itself, whose own call is given. Raises ``LookFailed``, ``ReferenceFailed``."""
         if self.rng.recover is not None:
-            return self._recovered(self._bench, self.logical)
-        outcome, where = call(self._bench, self.case, self.probe, FILLS[0])
+            return self._recovered(self._context, self.logical)
+        outcome, where = call(self._context, self.case, self.probe, FILLS[0])
         if outcome.error is not None:
             raise LookFailed(outcome)
         got = self._outputs(outcome, where)
@@ -356,7 +367,7 @@ class Masks:
         """A mask that the reference takes, of a case in which the kernel raised and shows none."""
         refused: ReferenceFailed | None = None
         for shape in self._shapes({}):
-            ones = torch.ones(shape, dtype=torch.bool, device=self._bench.device)
+            ones = torch.ones(shape, dtype=torch.bool, device=self._context.device)
             try:
                 self._references(self.logical, ones)
             except ReferenceFailed as error:
@@ -369,36 +380,36 @@ class Masks:
         raise LookFailed(first)
 
     def at(
-        self, seed: int | None = None, *, bench: Bench | None = None, case: Case | None = None, calls: int = 1
+        self, seed: int | None = None, *, context: Context | None = None, case: Case | None = None, calls: int = 1
     ) -> Mask | None:
         """The mask for another seed, in other layouts or with another spec; ``None`` where that call raises."""
-        bench, probe, case = bench or self._bench, self.probe, case or self.case
+        context, probe, case = context or self._context, self.probe, case or self.case
         if self.rng.recover is not None:
             probe = self.logical
         if seed is not None:
-            bench, probe = reseeded(bench, probe, seed, calls)
+            context, probe = reseeded(context, probe, seed, calls)
         if self.rng.recover is not None:
-            return self._recovered(bench, probe, case)
-        outcome, where = call(bench, case, probe, FILLS[0])
+            return self._recovered(context, probe, case)
+        outcome, where = call(context, case, probe, FILLS[0])
         return None if outcome.error is not None else self._read(self.sides, self._outputs(outcome, where))
 
-    def told(self, mask: Mask) -> MaskedReference:
-        """The reference that is told this mask."""
-        return MaskedReference(plain(self._bench.spec.reference), self.name, mask.kept, self.logical)
+    def masked_reference(self, mask: Mask) -> MaskedReference:
+        """The reference, called with this mask."""
+        return MaskedReference(plain(self._context.spec.reference), self.name, mask.kept, self.logical)
 
     def _outputs(self, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
-        return collect(outcome.result, placed.arguments, self._bench.spec.mutates).tensors
+        return collect(outcome.result, placed.arguments, self._context.spec.mutates).tensors
 
     def _references(self, logical: Mapping[str, Any], mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        bench = self._bench
-        spec = bench.spec.with_(reference=MaskedReference(plain(bench.spec.reference), self.name, mask, logical))
-        with bench.clock.phase("reference"):
-            run = run_reference(spec, logical, bench.extra, reader(spec), lanes=0, seed=0)
+        context = self._context
+        spec = context.spec.with_(reference=MaskedReference(plain(context.spec.reference), self.name, mask, logical))
+        with context.clock.phase("reference"):
+            run = run_reference(spec, logical, context.extra, reader(spec), lanes=0, seed=0)
         return collect(run.result, run.arguments, spec.mutates).tensors
 
     def _sides(self, logical: Mapping[str, Any], shape: torch.Size) -> tuple[dict[str, Side], bool]:
         """The outputs that show the mask, and whether it makes a difference to any."""
-        device = self._bench.device
+        device = self._context.device
         ones = torch.ones(shape, dtype=torch.bool, device=device)
         kept, dropped = self._references(logical, ones), self._references(logical, ~ones)
         values = {name: (t, dropped[name]) for name, t in kept.items() if name in dropped}
@@ -424,7 +435,7 @@ class Masks:
             hidden = True
         if hidden or refused is None:
             raise SpecError(
-                f"{self._bench.spec.name}: no output of the reference follows {self.name!r} element by element, so "
+                f"{self._context.spec.name}: no output of the reference follows {self.name!r} element by element, so "
                 "none shows what the kernel dropped; return the dropped values too, or give rng(recover=...), a "
                 "function of inputs that returns the kernel's mask (dims= where one element of it decides about more)"
             )
@@ -443,7 +454,7 @@ class Masks:
         return list(dict.fromkeys(ordered))
 
     def _read(self, sides: Mapping[str, Side], got: Mapping[str, torch.Tensor]) -> Mask:
-        device = self._bench.device
+        device = self._context.device
         kept = torch.zeros(self.shape, dtype=torch.bool, device=device)
         known = kept.clone()
         for name, side in sides.items():
@@ -462,15 +473,17 @@ class Masks:
         own = self._read(sides, got)
         return Mask(torch.where(mask.known, mask.kept, own.kept), mask.known | own.known)
 
-    def _recovered(self, bench: Bench, logical: Mapping[str, Any], case: Case | None = None) -> Mask:
+    def _recovered(self, context: Context, logical: Mapping[str, Any], case: Case | None = None) -> Mask:
         recover = self.rng.recover
         assert recover is not None
-        placed = place(logical, case or self.case, bench.device, FILLS[0])
-        outcome = run_fused(lambda **given: recover(**takes(recover, given)), placed, {}, programs=bench.programs)
+        placed = place(logical, case or self.case, context.device, FILLS[0])
+        outcome = run_fused(lambda **given: recover(**takes(recover, given)), placed, {}, programs=context.programs)
         mask = outcome.result
         if outcome.error is not None or not isinstance(mask, torch.Tensor):
             what = f"raised {outcome.error!r}" if outcome.error is not None else f"returned {type(mask).__name__}"
-            raise SpecError(f"{bench.spec.name}: rng(recover=...) {what}; it must return the kernel's mask as a tensor")
+            raise SpecError(
+                f"{context.spec.name}: rng(recover=...) {what}; it must return the kernel's mask as a tensor"
+            )
         kept = mask.detach() != 0
         self.shape = kept.shape
         return Mask(kept, torch.ones_like(kept))

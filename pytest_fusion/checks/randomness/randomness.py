@@ -11,23 +11,24 @@ kept elements and below 1e-9 for repeated bits. Left out: masks of other sizes, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pytest_fusion.case import strided
 from pytest_fusion.case.case_model import Layout
-from pytest_fusion.checks.context import Bench, call
+from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.context import Context, call
 from pytest_fusion.checks.randomness import chance
 from pytest_fusion.checks.randomness.backward_mask import backward
-from pytest_fusion.checks.randomness.masks import Mask, Masks, can_reseed, fresh_seed, reseeded, upper_bits
+from pytest_fusion.checks.randomness.masks import Draws, Mask, Masks, can_reseed, fresh_seed, reseeded, upper_bits
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.run.memory import FILLS
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 NAME = "rng"
 
@@ -50,88 +51,74 @@ _SILENT_CASES, _SILENT_ELEMENTS = 10, 64
 
 @dataclass(slots=True)
 class _State:
-    """What this check keeps from case to case; ``focus`` is the part that failed, all a shrinking case is asked."""
+    """Cases by part of the check; ``focus`` is the part that failed, the only one that runs while a case shrinks."""
 
+    cases: Counter[str] = field(default_factory=Counter)
     focus: str = ""
     looked: int = 0
     varied: int = 0
     silent: int = 0
 
 
-def _state(bench: Bench) -> _State:
-    return bench.state(NAME, _State)
-
-
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It is no check of its own that could be missing."""
-    return None
-
-
 def due(trial: Trial) -> bool:
     """Cases with enough elements, few of each kind; all where a probability of 0 or 1 leaves nothing to chance."""
-    spec, bench = trial.spec, trial.bench
+    spec, context = trial.spec, trial.context
     if spec.random is None or spec.distribution:
         return False
-    if bench.mask is None:
+    if trial.draws is None:
         elements = sum(t.numel() for t in trial.got.tensors.values())
-        settled = _state(bench).varied or _state(bench).silent > _SILENT_CASES
-        asked = bool(_state(bench).focus) or not settled
+        settled = context.state(_State).varied or context.state(_State).silent > _SILENT_CASES
+        asked = bool(context.state(_State).focus) or not settled
         return asked and elements >= _SILENT_ELEMENTS and can_reseed(spec, trial.logical)
-    return bool(_parts(trial)) or bench.masks.p in (0.0, 1.0)
+    return bool(_parts(trial, trial.draws)) or trial.draws.masks.p in (0.0, 1.0)
 
 
-def _parts(trial: Trial) -> list[str]:
-    """What this case is asked."""
-    bench, case, masks, mask = trial.bench, trial.result.case, trial.bench.masks, trial.bench.mask
-    focus, count = _state(bench).focus, mask.count
-    shrinking = bool(focus)
-    parts = []
-    random = masks.p not in (0.0, 1.0) and can_reseed(trial.spec, trial.logical)
-    if count < _ENOUGH and masks.p is not None:
-        random = random and chance.alike_by_chance(masks.p, count) < _ALPHA
-    kind, most = (NAME, _MOST_CASES) if count >= _ENOUGH else ("rng small", _MOST_SMALL)
-    if random and count >= _SMALL and (shrinking or bench.spent[kind] < most):
-        parts.append(kind)
-    strided = any(tensor.layout != Layout() for tensor in case.tensors.values())
-    if count >= 2 and strided and (shrinking or (count >= _SOME and bench.spent["rng layouts"] < _MOST_LAYOUTS)):
-        parts.append("rng layouts")
-    graded = trial.spec.grad and bench.on("gradients")
-    if count and graded and (shrinking or (count >= _SOME and bench.spent["rng backward"] < _MOST_BACKWARDS)):
-        parts.append("rng backward")
-    return [part for part in parts if focus in ("", part) or (focus, part) == (NAME, "rng small")]
+def _parts(trial: Trial, draws: Draws) -> list[str]:
+    """The parts that run on this case; while a failure shrinks, its own."""
+    state, p, count = trial.context.state(_State), draws.masks.p, draws.mask.count
+    random = p not in (0.0, 1.0) and can_reseed(trial.spec, trial.logical)
+    if count < _ENOUGH and p is not None:
+        random = random and chance.alike_by_chance(p, count) < _ALPHA
+    strided = any(tensor.layout != Layout() for tensor in trial.result.case.tensors.values())
+    graded = bool(trial.spec.grad) and trial.context.on("gradients")
+    fresh, most = (NAME, _MOST_CASES) if count >= _ENOUGH else ("rng small", _MOST_SMALL)
+    # Whether it can run, and the elements and the number of cases up to which it does where nothing shrinks.
+    able = {
+        fresh: (random and count >= _SMALL, _SMALL, most),
+        "rng layouts": (strided and count >= 2, _SOME, _MOST_LAYOUTS),
+        "rng backward": (graded and count >= 1, _SOME, _MOST_BACKWARDS),
+    }
+    if state.focus:
+        return [part for part, (can, _, _) in able.items() if can and part.replace(" small", "") == state.focus]
+    return [part for part, (can, least, most) in able.items() if can and count >= least and state.cases[part] < most]
 
 
 def run(trial: Trial) -> Verdict:
     """The first property that does not hold."""
-    bench = trial.bench
-    parts = [] if bench.mask is None else _parts(trial)
-    found = "ends"
-    verdict = _without_mask(trial) if bench.mask is None else _at_the_ends(bench.masks, bench.mask)
-    asked: Mapping[str, Any] = {NAME: _fresh, "rng small": _fresh, "rng layouts": _layouts, "rng backward": backward}
-    for part in parts:
-        if verdict is None:
-            bench.spent[part] += 1
-            found, verdict = part, asked[part](trial, bench.masks, bench.mask)
+    context, draws = trial.context, trial.draws
+    found, verdict = "ends", _without_mask(trial) if draws is None else _at_the_ends(draws.masks, draws.mask)
+    for part in () if draws is None else _parts(trial, draws):
+        if verdict is None and draws is not None:
+            context.state(_State).cases[part] += 1
+            found, verdict = part, _PARTS[part](trial, draws.masks, draws.mask)
     if verdict is None:
         return passed("repeat")
-    if verdict.failed and bench.on(verdict.check):
-        _state(bench).focus = NAME if found == "rng small" else found
+    if verdict.failed and context.on(verdict.check):
+        context.state(_State).focus = NAME if found == "rng small" else found
     return verdict
 
 
-def summary(bench: Bench) -> list[Verdict]:
-    """What could not be told in any case of the test."""
-    state = _state(bench)
-    if bench.spec.random is None or bench.spec.distribution or not bench.on("repeat"):
-        return []
-    if bench.spec.random.mask is not None:
+def summary(context: Context) -> Verdict | None:
+    """What no case of the test could show."""
+    state = context.state(_State)
+    if context.spec.random is None or context.spec.distribution or not context.on("repeat"):
+        return None
+    if context.spec.random.mask is not None:
         why = f"no case had {_SMALL} elements that are dropped with a probability between 0 and 1"
-        return [] if state.looked else [unknown("repeat", f"whether the mask depends on the seed is not known: {why}")]
+        return None if state.looked else unknown("repeat", f"whether the mask depends on the seed is not known: {why}")
     if not state.varied:
-        return [
-            unknown("repeat", "whether the result depends on the seed is not known: it was the same for all of them")
-        ]
-    return []
+        return unknown("repeat", "whether the result depends on the seed is not known: it was the same for all of them")
+    return None
 
 
 def _fails(check: str, slug: str, cause: str, reason: str, **evidence: Any) -> Verdict:
@@ -170,7 +157,7 @@ def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
     verdict = verdict or _share(masks, seen, start)
     share = _share_kept(seen)
     if chance.alike_by_chance(share, min(m.count for m in seen)) < _ALPHA:
-        _state(trial.bench).looked += 1
+        trial.context.state(_State).looked += 1
     return verdict
 
 
@@ -227,11 +214,11 @@ def _ignored(seen: list[Mask], start: int) -> Verdict | None:
 
 def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
     """A seed that differs in one of its upper bits gives another mask."""
-    bench, first = trial.bench, seen[0]
+    context, first = trial.context, seen[0]
     if chance.alike_by_chance(_share_kept(seen), first.count) >= _ALPHA:
         return None
-    turn = bench.spent[NAME] + bench.spent["rng small"]
-    for bit in upper_bits(turn, every=bool(_state(bench).focus) or bench.complete):
+    turn = context.state(_State).cases[NAME] + context.state(_State).cases["rng small"]
+    for bit in upper_bits(turn, every=bool(context.state(_State).focus) or context.complete):
         other = masks.at(start ^ (1 << bit))
         if other is not None and other.kept.shape == first.kept.shape and not bool(first.differs(other).any()):
             return _fails(
@@ -343,12 +330,12 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
 
 def _without_mask(trial: Trial) -> Verdict | None:
     """Some result of some case depends on the seed; how it must, the reference knows, or nobody does."""
-    bench, state = trial.bench, _state(trial.bench)
-    bench.spent[NAME] += 1
+    context, state = trial.context, trial.context.state(_State)
+    context.state(_State).cases[NAME] += 1
     start = fresh_seed(trial.result.case, 1)
     before: dict[str, torch.Tensor] = {}
     for number in range(_SEEDS):
-        other, logical = reseeded(bench, trial.logical, start + number)
+        other, logical = reseeded(context, trial.logical, start + number)
         outcome, placed = call(other, trial.result.case, logical, FILLS[0])
         if outcome.error is not None:
             return None
@@ -367,3 +354,14 @@ def _without_mask(trial: Trial) -> Verdict | None:
         f"the seeds {start} to {start + _SEEDS - 1} give the same bits, as other seeds did in {state.silent - 1} cases "
         "before: the seed does not reach the random numbers; leave rng= out if nothing here is random",
     )
+
+
+_PARTS: Mapping[str, Callable[[Trial, Masks, Mask], Verdict | None]] = {
+    NAME: _fresh,
+    "rng small": _fresh,
+    "rng layouts": _layouts,
+    "rng backward": backward,
+}
+
+
+CHECK = Check(NAME, run, due=due, summary=summary, reported=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from pytest_fusion.checks.evidence import Evidence
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 
 # Where later calls agree: what the first one left, a cache or a workspace, decides about them.
@@ -84,6 +86,21 @@ class Variation:
         return f"{text} (by {self.median_ulp:.0f} ulp{most})"
 
 
+@dataclass(frozen=True, slots=True)
+class Variance(Evidence):
+    """Outputs that differ between calls; ``order`` is the other order of programs that shows it."""
+
+    worst: Variation
+    varied: list[Variation]
+    runs: int | None = None
+    order: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The worst output's fields beside the others."""
+        found = Evidence.as_json(self)
+        return {**found.pop("worst"), **found}
+
+
 def variations(base: Mapping[str, torch.Tensor], runs: Iterable[Mapping[str, torch.Tensor]]) -> list[Variation]:
     """Every output of ``base`` that has other bits in one of ``runs``."""
     masks: dict[str, torch.Tensor] = {}
@@ -122,7 +139,7 @@ def check_repeat(varied: Sequence[Variation], runs: int) -> Verdict:
     return varies(varied, f"between {runs} runs on the same inputs", runs=runs)
 
 
-def varies(varied: Sequence[Variation], when: str, **evidence: object) -> Verdict:
+def varies(varied: Sequence[Variation], when: str, *, runs: int | None = None, order: str | None = None) -> Verdict:
     """The failure of outputs that differ ``when``."""
     worst, *rest = varied
     others = f"; so do {', '.join(map(str, rest))}" if rest else ""
@@ -132,5 +149,6 @@ def varies(varied: Sequence[Variation], when: str, **evidence: object) -> Verdic
         f"{worst} differ {when}, the first at {worst.first}{others}; declare deterministic={{{names}}}, or "
         "deterministic=False for all outputs, if that is meant",
         identity=f"repeat:{worst.output}",
-        **{**asdict(worst), "varied": [asdict(v) for v in varied], **evidence},
+        output=worst.output,
+        evidence=Variance(worst, list(varied), runs, order),
     )

@@ -34,13 +34,9 @@ from pytest_fusion.run.placing import Placed, place
 from pytest_fusion.run.stress.competing_kernels import competing
 from pytest_fusion.run.stress.low_occupancy import crowded
 from pytest_fusion.run.stress.moved_allocations import Decoys
-from pytest_fusion.spec.fusion_spec import FusionSpec
 
 NAME = "repeat"
 
-# Counted by these names: cases that were asked more, those of them with several programs in a launch, and findings,
-# after which all cases are those of a shrinking.
-_SPENT, _ORDERED, _FOUND = "repetition", "repetition of several programs", "repetition found"
 # A GPU that is nearly full has room for fewer programs than this, of 128 threads. A case is 15 ms there, and of two in
 # three a program that took itself for the last one was not.
 _MOST_AT_ONCE, _CROWDED_CASES = 12, 8
@@ -48,6 +44,18 @@ _CROWDED = "few at a time, on a device that is full"
 # Calls as the case has it that tell what follows from an order or from other sizes from what comes by chance: of an
 # output that is another every other time, few cases in a thousand are taken for one of these.
 _SURE = 6
+
+
+@dataclass(slots=True)
+class _State:
+    """How many cases had all calls, and how many of several programs ran in other orders.
+
+    Once something is ``found`` all cases are those of its shrinking.
+    """
+
+    cases: int = 0
+    ordered: int = 0
+    found: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +72,6 @@ _USUAL = _Effort(cases=3, calls=5, orders=("reversed",))
 _DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
 
 
-def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
-    """It can always run."""
-    return None
-
-
 def due(trial: Trial) -> bool:
     """A few thorough cases with an output that may not vary; every case where a finding is being shrunk."""
     if not trial.steady(trial.got):
@@ -77,11 +80,11 @@ def due(trial: Trial) -> bool:
 
 
 def _always(trial: Trial) -> bool:
-    return bool(trial.bench.spent[_FOUND]) or trial.bench.complete
+    return trial.context.state(_State).found or trial.context.complete
 
 
 def _more(trial: Trial) -> bool:
-    return trial.bench.spent[_SPENT] < _effort(trial).cases
+    return trial.context.state(_State).cases < _effort(trial).cases
 
 
 def _ordered(trial: Trial) -> bool:
@@ -90,24 +93,24 @@ def _ordered(trial: Trial) -> bool:
     The first cases are small: of a compaction by blocks of 64 those that are asked more had 5, 40 and 63 elements, and
     places that its programs take by an atomic passed.
     """
-    cases = _effort(trial).cases if trial.bench.device.type == "cpu" else max(_effort(trial).cases, _CROWDED_CASES)
-    return trial.bench.spent[_ORDERED] < cases and _may_be_ordered(trial) and _several(trial)
+    cases = _effort(trial).cases if trial.context.device.type == "cpu" else max(_effort(trial).cases, _CROWDED_CASES)
+    return trial.context.state(_State).ordered < cases and _may_be_ordered(trial) and _several(trial)
 
 
 def _several(trial: Trial) -> bool:
-    least = 1 if trial.bench.device.type == "cpu" else _MOST_AT_ONCE
+    least = 1 if trial.context.device.type == "cpu" else _MOST_AT_ONCE
     return any(math.prod(launch.grid) > least for launch in trial.result.launches)
 
 
 def _may_be_ordered(trial: Trial) -> bool:
     """Whether there are launches of Triton's, whose programs are interpreted or, on NVIDIA's GPUs, may have little
     room."""
-    little_room = trial.bench.device.type == "cuda" and torch.version.hip is None
-    return bool(trial.result.launches) and (little_room or (trial.bench.device.type == "cpu" and installed()))
+    little_room = trial.context.device.type == "cuda" and torch.version.hip is None
+    return bool(trial.result.launches) and (little_room or (trial.context.device.type == "cpu" and installed()))
 
 
 def _effort(trial: Trial) -> _Effort:
-    return _DEEP if trial.bench.deep else _USUAL
+    return _DEEP if trial.context.deep else _USUAL
 
 
 def run(trial: Trial) -> Verdict:
@@ -115,14 +118,14 @@ def run(trial: Trial) -> Verdict:
     again = _Again(trial)
     try:
         if _always(trial) or (trial.thorough and _more(trial)):
-            trial.bench.spent[_SPENT] += 1
+            trial.context.state(_State).cases += 1
             verdict = again.under_pressure() or again.in_other_orders() or again.between_other_sizes()
         else:
             verdict = again.in_other_orders()
     except _Ended as ended:
         verdict = ended.verdict
     if verdict is not None and verdict.failed:
-        trial.bench.spent[_FOUND] += 1
+        trial.context.state(_State).found = True
     return verdict or passed(NAME, runs=again.calls, orders=again.orders, sizes=again.sizes)
 
 
@@ -150,7 +153,7 @@ class _Again:
         copies = trial.judged or {name: t.detach().clone() for name, t in trial.got.tensors.items()}
         self.base = {name: t for name, t in copies.items() if not trial.tolerates(name)}
         sizes = [t.nbytes for t in self.base.values()]
-        self._decoys = Decoys(trial.bench.device, sizes, seed=trial.result.case.seed)
+        self._decoys = Decoys(trial.context.device, sizes, seed=trial.result.case.seed)
 
     def under_pressure(self) -> Verdict | None:
         """Other addresses, dirty memory and, every other time, a busy device."""
@@ -169,8 +172,8 @@ class _Again:
         trial = self.trial
         if not _may_be_ordered(trial):
             return None
-        trial.bench.spent[_ORDERED] += _several(trial)
-        for order in _effort(trial).orders if trial.bench.device.type == "cpu" else (None,):
+        trial.context.state(_State).ordered += _several(trial)
+        for order in _effort(trial).orders if trial.context.device.type == "cpu" else (None,):
             got = self._in_order(order)
             if got is None:
                 continue
@@ -219,9 +222,9 @@ class _Again:
 
     def _call(self, turn: int) -> dict[str, torch.Tensor]:
         """One more call as the case has it, at other addresses. Raises ``_Ended``."""
-        trial, bench = self.trial, self.trial.bench
+        trial, context = self.trial, self.trial.context
         self._decoys.shuffle()
-        company: AbstractContextManager[None] = competing(bench.device) if turn % 2 else nullcontext()
+        company: AbstractContextManager[None] = competing(context.device) if turn % 2 else nullcontext()
         outcome, placed = self._placed_call(FILLS[turn % len(FILLS)], shift=1 + 2 * (turn % 4), around=company)
         if outcome.error is not None:
             if rejection(trial.spec, outcome.error) is not None:
@@ -238,25 +241,25 @@ class _Again:
         assert outcome.watch is not None
         sizes = [*placed.arena.sizes(), *outcome.watch.sizes()]
         if self.calls == 2:
-            self._decoys = Decoys(bench.device, sizes, seed=trial.result.case.seed)
+            self._decoys = Decoys(context.device, sizes, seed=trial.result.case.seed)
         self.calls += 1
         return _copies(trial, outcome, placed)
 
     def _placed_call(self, fill: str, *, shift: int, around: AbstractContextManager[None]) -> tuple[Outcome, Placed]:
         """A call whose inputs begin ``shift`` alignments further than usual, so at no multiple of 512 bytes."""
-        trial, bench = self.trial, self.trial.bench
-        usual = CPU_GUARD_BYTES if bench.device.type == "cpu" else DEVICE_GUARD_BYTES
-        with bench.clock.phase("make"):
+        trial, context = self.trial, self.trial.context
+        usual = CPU_GUARD_BYTES if context.device.type == "cpu" else DEVICE_GUARD_BYTES
+        with context.clock.phase("make"):
             guard = usual + shift * ALIGNMENT
-            placed = place(trial.logical, trial.result.case, bench.device, fill, guard)
-        with bench.clock.phase("fused"), around:
-            return run_fused(bench.spec.fused, placed, bench.extra, programs=bench.programs), placed
+            placed = place(trial.logical, trial.result.case, context.device, fill, guard)
+        with context.clock.phase("fused"), around:
+            return run_fused(context.spec.fused, placed, context.extra, programs=context.programs), placed
 
     def _in_order(self, order: Order | None) -> dict[str, torch.Tensor] | None:
         """``None`` where the programs wait for each other in the order of the launch, as a tile that comes late."""
         trial = self.trial
-        with crowded(trial.bench.device) if order is None else ordered(order):
-            outcome, placed = call(trial.bench, trial.result.case, trial.logical, FILLS[0])
+        with crowded(trial.context.device) if order is None else ordered(order):
+            outcome, placed = call(trial.context, trial.result.case, trial.logical, FILLS[0])
         return None if outcome.error is not None else _copies(trial, outcome, placed)
 
     def _plain(self) -> list[dict[str, torch.Tensor]]:
@@ -270,7 +273,7 @@ class _Again:
         """The case's outputs after calls of the others; ``None`` where none of those was accepted."""
         accepted = 0
         for case, logical in others:
-            outcome, _ = call(self.trial.bench, case, logical, FILLS[0])
+            outcome, _ = call(self.trial.context, case, logical, FILLS[0])
             accepted += outcome.error is None
         return self._call(0) if accepted else None
 
@@ -290,11 +293,11 @@ def _others(trial: Trial) -> Iterator[tuple[Case, Mapping[str, object]]]:
             for name, size in case.sizes.items()
         }
         try:
-            other = case.with_(sizes=refit(spec, sizes), seed=counter_random.mix(case.seed, _SPENT, smaller) >> 1)
+            other = case.with_(sizes=refit(spec, sizes), seed=counter_random.mix(case.seed, "repetition", smaller) >> 1)
             elements, work = cost(spec, other)
             if other.sizes == case.sizes or elements > Limits().elements or work > Limits().work:
                 continue
-            yield other, make_inputs(spec, other, trial.bench.device)
+            yield other, make_inputs(spec, other, trial.context.device)
         except (ImpossibleCase, InputFailed):
             continue
 

@@ -265,7 +265,7 @@ def _profile(profile: ValueProfile, case: Case) -> str:
 
 def _failure(spec: FusionSpec, case: Case, verdict: Verdict) -> str:
     """The keywords of a script's ``Failure``."""
-    evidence = verdict.evidence
+    evidence = verdict.facts
     fields: dict[str, Any] = {"check": verdict.check}
     if evidence.get("index") is not None and evidence.get("expected") is not None:
         keys = ("output", "index", "got", "expected", "allowed")

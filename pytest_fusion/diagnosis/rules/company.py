@@ -48,7 +48,7 @@ def _output(lab: Lab, answer: Answer) -> tuple[torch.Tensor | None, list[probing
     found = answer.probe
     if found is None:
         return None, []
-    name = str(lab.verdict.evidence.get("output", ""))
+    name = lab.verdict.output
     if lab.check == gradients.NAME:
         return probing.raced(found, name.removeprefix("d"))
     return found.got.get(name), found.races

@@ -9,6 +9,7 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.sizes import count
+from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.spec.inputs import may_index
@@ -114,8 +115,9 @@ def _extent(answer: Answer) -> str:
     failure = answer.probe.failure if answer.probe is not None else None
     if failure is None or answer.probe is None:
         return ""
-    shape = failure.evidence.get("shape")
-    return str(shape if shape is not None else {name: t.shape for name, t in answer.probe.got.items()})
+    if isinstance(failure.evidence, WrongAccess):
+        return str(failure.evidence.seen.shape)
+    return str({name: t.shape for name, t in answer.probe.got.items()})
 
 
 def _is_one_past(answer: Answer) -> bool:
@@ -123,10 +125,9 @@ def _is_one_past(answer: Answer) -> bool:
     if failure is None or failure.check != "bounds":
         return False
     evidence = failure.evidence
-    if "access" in evidence:
-        shape = evidence.get("shape") or ()
-        return evidence.get("count") == 1 and evidence.get("offset") == math.prod(shape)
-    return evidence.get("zone") == "after" and evidence.get("farthest") == 1
+    if isinstance(evidence, WrongAccess):
+        return evidence.seen.count == 1 and evidence.seen.offset == math.prod(evidence.seen.shape)
+    return isinstance(evidence, DamagedMemory) and evidence.zone == "after" and evidence.farthest == 1
 
 
 def _is_further_past(answer: Answer, size: int) -> bool:
@@ -135,9 +136,11 @@ def _is_further_past(answer: Answer, size: int) -> bool:
     if answer.probe is None or failure is None or failure.check != "bounds" or _is_one_past(answer):
         return False
     evidence = failure.evidence
-    if "access" in evidence:
-        whole = math.prod(evidence.get("shape") or ())
-        return evidence.get("offset") != whole or int(evidence.get("count") or 0) * size != whole
+    if isinstance(evidence, WrongAccess):
+        whole = math.prod(evidence.seen.shape)
+        return evidence.seen.offset != whole or evidence.seen.count * size != whole
     tensors = (*answer.probe.logical.values(), *answer.probe.got.values())
     wholes = {t.numel() for t in tensors if isinstance(t, torch.Tensor)}
-    return evidence.get("zone") != "after" or int(evidence.get("farthest") or 0) * size not in wholes
+    if not isinstance(evidence, DamagedMemory) or evidence.zone != "after":
+        return True
+    return evidence.farthest * size not in wholes

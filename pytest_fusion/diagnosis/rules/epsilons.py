@@ -15,7 +15,7 @@ from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary, ratio_of
 
 Outputs = Mapping[str, torch.Tensor]
 
@@ -172,7 +172,7 @@ def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:
 def _hardly_wrong(answer: Answer) -> bool:
     """Right, or further off than is allowed by so little that an epsilon may explain it."""
     failure = answer.probe.failure if answer.probe is not None else None
-    return answer.right or (failure is not None and float(failure.evidence.get("ratio", math.inf)) < _HARDLY)
+    return answer.right or (failure is not None and (ratio_of(failure) or math.inf) < _HARDLY)
 
 
 def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
@@ -234,7 +234,7 @@ def _takes_over(lab: Lab, case: Case, names: list[str]) -> bool:
 
 def _rights(lab: Lab, found: probing.Probe) -> Outputs:
     """The right results, or the gradient that fails, which a probe has only where it is wrong."""
-    name = str(lab.verdict.evidence.get("output", ""))
+    name = lab.verdict.output
     if lab.check != gradients.NAME or not name.startswith("d"):
         return found.expected
     pair = probing.gradient(found, name[1:])

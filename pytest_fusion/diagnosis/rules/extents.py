@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -340,12 +339,11 @@ def _right_with(
     ``louder`` takes three times the last index of each axis of so many elements of the upstream gradient, and gives
     ``None`` where there is none.
     """
-    name = str(lab.verdict.evidence.get("output", ""))
+    name = lab.verdict.output
     if lab.check != gradients.NAME or not name.startswith("d") or found.trial is None:
         return probing.right_of(lab.bench, logical) if louder is None else None
-    trial = copy.copy(found.trial)
-    trial.logical = dict(logical)
-    upstream = Upstream(trial, gradients.wanted(trial))
+    trial = found.trial.with_(logical, found.trial.result.case)
+    upstream = Upstream.of(trial, gradients.wanted(trial))
     if louder is not None:
         axes = [(output, axis) for output, t in upstream.upstream.items() for axis in range(t.dim())]
         axes = [(output, axis) for output, axis in axes if upstream.upstream[output].shape[axis] == louder]

@@ -321,7 +321,7 @@ def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int,
 
 def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
     """Where the gradient that fails is worst along its axis of this size: a value that is rare may be wrong alone."""
-    found, name = answer.probe, str(lab.verdict.evidence.get("output", ""))
+    found, name = answer.probe, lab.verdict.output
     pair = probing.gradient(found, name[1:]) if found is not None and name.startswith("d") else None
     axis = axis_of(pair[1], size) if pair is not None else None
     if pair is None or axis is None or pair[0].shape != pair[1].shape:
@@ -358,7 +358,7 @@ def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit]
     except (SpecError, Unsliceable):
         return None
     # The gradient of a tensor that all slices share is a sum over them.
-    if lab.check == gradients.NAME and str(lab.verdict.evidence.get("output", ""))[1:] not in axes:
+    if lab.check == gradients.NAME and lab.verdict.output[1:] not in axes:
         return None
 
     def cut(chosen: Sequence[int]) -> Edit:

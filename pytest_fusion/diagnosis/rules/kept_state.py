@@ -24,7 +24,7 @@ def state(lab: Lab) -> Found | None:
     found = lab.ask(lab.base).probe
     if found is None or lab.check == gradients.NAME:
         return None
-    name = str(lab.verdict.evidence.get("output", ""))
+    name = lab.verdict.output
     calls = [got[name].detach().cpu() for got in probe.calls(lab.bench, found, _CALLS) if name in got]
     if len(calls) < _CALLS or any(t.shape != calls[0].shape or t.dtype != calls[0].dtype for t in calls):
         return None

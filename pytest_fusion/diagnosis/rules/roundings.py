@@ -212,7 +212,7 @@ def _pair(
     found = answer.probe
     if found is None or not found.got:
         return None
-    name = str(lab.verdict.evidence.get("output", ""))
+    name = lab.verdict.output
     if lab.check == gradients.NAME and name.startswith("d"):
         pair = probing.gradient(found, name[1:], order)
         if pair is None:

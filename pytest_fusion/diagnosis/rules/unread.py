@@ -61,7 +61,7 @@ def unread(lab: Lab) -> Found | None:
 
 
 def _said(lab: Lab, name: str) -> str:
-    output = str(lab.verdict.evidence.get("output", ""))
+    output = lab.verdict.output
     what = f"gradient of {output[1:]}" if lab.check == gradients.NAME else "result"
     return f"whatever {name} holds, the kernel's {what} keeps its bits, where the right one changes"
 
@@ -107,7 +107,7 @@ def _instead(name: str, what: str, value: Any) -> Edit:
 
 def _results(lab: Lab, answer: Answer) -> tuple[Tensors, Tensors] | None:
     """What the kernel gave and what is right: all outputs, or the gradient that fails; ``None`` without either."""
-    found, output = answer.probe, str(lab.verdict.evidence.get("output", ""))
+    found, output = answer.probe, lab.verdict.output
     if found is None:
         return None
     if lab.check == gradients.NAME:

@@ -44,7 +44,7 @@ def float64(lab: Lab) -> Found | None:
     ours, theirs, written = [], [], []
     for seed in lab.seeds(lab.base, _SEEDS):
         answer = lab.ask(lab.base.with_(seed=seed))
-        name = str(lab.verdict.evidence.get("output", ""))
+        name = lab.verdict.output
         if answer.probe is None or name not in answer.probe.got:
             return None
         logical = answer.probe.logical

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.case.value_json import written
 from pytest_fusion.checks.verdict import Verdict
-from pytest_fusion.diagnosis.causes import CAUSES
+from pytest_fusion.diagnosis.causes import meaning as meaning_of
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 
 
@@ -30,7 +30,7 @@ def _tensor_line(name: str, entry: dict[str, Any], absent: bool, held: str | Non
 def _why(diagnosis: Diagnosis) -> list[str]:
     """The cause with what speaks for it; what was ruled out is told only where nothing else is."""
     unexplained = diagnosis.cause == "unexplained"
-    meaning = "no experiment could tell" if unexplained and not diagnosis.ruled_out else CAUSES[diagnosis.cause]
+    meaning = "no experiment could tell" if unexplained and not diagnosis.ruled_out else meaning_of(diagnosis.cause)
     lines = [f"  likely cause: {diagnosis.cause} ({meaning})"]
     lines += [f"    {sentence}" for sentence in diagnosis.evidence]
     if unexplained:

@@ -82,8 +82,8 @@ def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     try:
         if tensor.device.type == "meta":  # no addresses: all would be 0
             return any(other.untyped_storage()._cdata == tensor.untyped_storage()._cdata for other in others)
-        address = tensor.untyped_storage().data_ptr()
-        return any(other.untyped_storage().data_ptr() == address for other in others)
+        # Not even the first address is looked up without others: a fake tensor warns that it has none.
+        return any(other.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for other in others)
     except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, fake, wrapped
         return any(tensor is other for other in others)
 

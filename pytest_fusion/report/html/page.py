@@ -151,7 +151,7 @@ def _row(record: TestRecord, *, is_open: bool) -> TestRow:
         script=f"python {shlex.quote(record.script)}" if record.script else "",
         tables=case_tables(plain(record.case)) if record.case else (),
         maps=_maps(record),
-        checks=tuple(_check(name, entry) for name, entry in phrases.in_order(record.checks)),
+        checks=tuple(_check(name, entry) for name, entry in record.checks.items()),
         facts=tuple(phrases.rests_on(record)),
         warnings=tuple(phrases.thin(record)) if record.verdict == "pass" else (),
         off=tuple(record.off.items()),

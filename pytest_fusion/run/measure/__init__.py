@@ -1,1 +1,1 @@
-"""What a call costs: launches, resources, time, bytes, and NVIDIA's tools."""
+"""The costs of a call: launches, resources, time, bytes, and NVIDIA's tools."""

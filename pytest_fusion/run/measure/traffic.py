@@ -33,7 +33,7 @@ class Traffic:
 
 
 def extent(tensor: Tensor) -> tuple[Any, int]:
-    """What of which storage a tensor shows, and its bytes: an expanded dim shows one element."""
+    """The part of a storage that a tensor shows, as a key, and its bytes: an expanded dim shows one element."""
     seen = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     count = 0 if not tensor.numel() else 1
     for size, _ in seen:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_fusion.bench.baseline.golden import compare_golden
-from pytest_fusion.checks.output_digest import SAMPLES, GoldenOutput, apart, golden_of, positions
+from pytest_fusion.bench.output_digest import SAMPLES, GoldenOutput, apart, golden_of, positions
 from pytest_fusion.oracle.lane_result import OutputLanes
 
 

@@ -16,7 +16,7 @@ from pytest_fusion.canary.offline.kernel import Kernel
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.run.measure.timing.pairs import Blocks
 from pytest_fusion.run.process.worker import WorkerLost
 from tests.canary.offline import kernels
@@ -48,7 +48,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def timings(candidate: Any, incumbent: Any, spec: Any = SPEC) -> Any:
-    ours, theirs = (Bench(spec.with_(fused=fused), torch.device("cuda:0")) for fused in (candidate, incumbent))
+    ours, theirs = (Context(spec.with_(fused=fused), torch.device("cuda:0")) for fused in (candidate, incumbent))
     sized, lacking = paired_latency.sizes(spec, None)
     found = paired_latency.timings(ours, Kernel(theirs), sized)
     return found.timings, lacking or found.problem
@@ -144,7 +144,7 @@ def test_two_processes_are_compared_where_they_time_the_same_alike(
     there = _There(1e-6, reference, source)
     sized, _ = paired_latency.sizes(SPEC, None)
     told: list[Case] = []
-    ours = Bench(SPEC.with_(fused=kernels.right), torch.device("cuda:0"))
+    ours = Context(SPEC.with_(fused=kernels.right), torch.device("cuda:0"))
     found = paired_latency.timings(ours, there, sized, told.append)
 
     assert [one.ratio for one in found.timings] == ratios
@@ -167,7 +167,7 @@ def test_a_process_that_ends_leaves_no_number(device: dict[str, float]) -> None:
             raise WorkerLost("its pipe is closed")
 
     sized, _ = paired_latency.sizes(SPEC, None)
-    ours = Bench(SPEC.with_(fused=kernels.right), torch.device("cuda:0"))
+    ours = Context(SPEC.with_(fused=kernels.right), torch.device("cuda:0"))
     found = paired_latency.timings(ours, Ended(1e-6, 1e-6), sized)
 
     assert (found.timings, "its pipe is closed" in found.problem) == ([], True)

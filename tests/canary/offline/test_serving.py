@@ -69,9 +69,9 @@ def remote(tmp_path: Any) -> Iterator[Remote]:
 def kernels_bench() -> Any:
     import torch
 
-    from pytest_fusion.checks.context import Bench
+    from pytest_fusion.checks.context import Context
 
-    return Bench(SPEC, torch.device("cpu"))
+    return Context(SPEC, torch.device("cpu"))
 
 
 def _case() -> Case:

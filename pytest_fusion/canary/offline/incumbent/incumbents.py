@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_fusion.canary.offline.incumbent.incumbent_process import Process
     from pytest_fusion.canary.offline.incumbent.revision import Revision
     from pytest_fusion.canary.offline.kernel import Opponent
-    from pytest_fusion.checks.context import Bench
+    from pytest_fusion.checks.context import Context
     from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # Times the limit of a call: configs, gradients and invariance make more calls for one case.
@@ -82,7 +82,7 @@ class Incumbent:
             folders = (os.fspath(self.setting.start), os.fspath(self.setting.root))
             self._function = named_kernel(self.named.target, folders=folders)
 
-    def open(self, nodeid: str, spec: FusionSpec, bench: Bench, seconds: float) -> Opponent:
+    def open(self, nodeid: str, spec: FusionSpec, bench: Context, seconds: float) -> Opponent:
         """Opens the incumbent of one test. Raises ``NoOpponentError`` if there is none, ``CanaryError`` if it fails."""
         from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Remote
         from pytest_fusion.canary.offline.kernel import contract, kernel_beside

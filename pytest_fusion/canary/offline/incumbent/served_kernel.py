@@ -17,7 +17,7 @@ from pytest_fusion.canary.offline.kernel import Kernel, held_to
 from pytest_fusion.canary.offline.ran import FOREIGN, Ran
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.misfit import misfit
-from pytest_fusion.checks.context import Bench
+from pytest_fusion.checks.context import Context
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.run.measure.launches import Uncounted
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -32,7 +32,7 @@ class ServedKernel:
 
     def __init__(self, spec: FusionSpec, opened: Mapping[str, Any], device: str, extra: Mapping[str, Any]) -> None:
         spec = held_to(spec, opened["contract"])
-        bench = Bench(spec, torch.device(device), extra, programs=int(opened["programs"]), deep=bool(opened["deep"]))
+        bench = Context(spec, torch.device(device), extra, programs=int(opened["programs"]), deep=bool(opened["deep"]))
         self.kernel = Kernel(bench)
         # The one batch of calls that is timed here, alternately with one in the other process.
         self._timer: Any = None

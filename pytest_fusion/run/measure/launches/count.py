@@ -25,7 +25,7 @@ def count(
     capture: bool = True,
     cross_check: bool = True,
 ) -> Counts | Uncounted:
-    """What one call launches, after others that compile and tune. Raises what the call raises.
+    """The launches of one call, after others that compile and tune. Raises what the call raises.
 
     ``arguments`` are the tensors that it is called with, in any nesting. ``prepare`` runs before each call, to put back
     what calls write, and is not counted. On a GPU the nodes of a captured graph count and the profiler is the
@@ -33,7 +33,7 @@ def count(
     alone.
     """
     if device.type == "cuda":
-        graph = captured(call, device, prepare=prepare) if capture else Uncounted("no capture was asked for")
+        graph = captured(call, device, prepare=prepare) if capture else Uncounted("capture was switched off")
         if isinstance(graph, Counts) and not cross_check:
             return graph
         return agreed(graph, profiled(call, device, prepare=prepare))
@@ -45,7 +45,7 @@ def count(
 
 
 def agreed(graph: Counts | Uncounted, profile: Counts | Uncounted) -> Counts | Uncounted:
-    """What two methods make of one call; no number where both have one and they differ."""
+    """The result of two methods for one call; no number where both have one and they differ."""
     if isinstance(graph, Uncounted):
         return Uncounted(f"{graph.reason}; {profile.reason}") if isinstance(profile, Uncounted) else profile
     if isinstance(profile, Uncounted):

@@ -58,7 +58,7 @@ def profiled(
 
 
 def activities(call: Callable[[], Any], device: torch.device) -> list[Activity] | Uncounted:
-    """What the device does in one call, on any stream, in order of time. Raises what the call raises."""
+    """The activities of the device in one call, on any stream, in order of time. Raises what the call raises."""
     with torch.cuda.device(device):
         call()
         found = _inside(_session(call, device, lambda: None))
@@ -107,7 +107,7 @@ def _sentinels(device: torch.device) -> None:
 
 
 def device_events(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What ran on the device, of a trace in Chrome's format, in order of time."""
+    """The device's activities in a trace in Chrome's format, in order of time."""
     events = [event for event in trace.get("traceEvents", ()) if event.get("cat") in _KINDS and "ts" in event]
     return sorted(events, key=lambda event: float(event["ts"]))
 
@@ -129,7 +129,7 @@ def counts_of(events: Iterable[Mapping[str, Any]]) -> Counts | Uncounted:
 
 
 def windows(events: list[Mapping[str, Any]]) -> list[Window] | Uncounted:
-    """What was done, and how often, in each of the last ``WINDOWS`` calls."""
+    """The activities of each of the last ``WINDOWS`` calls, counted."""
     found = _inside(events)
     if isinstance(found, Uncounted):
         return found
@@ -137,7 +137,7 @@ def windows(events: list[Mapping[str, Any]]) -> list[Window] | Uncounted:
 
 
 def _inside(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]] | Uncounted:
-    """What lies between the sentinels before and after each of the last ``WINDOWS`` calls."""
+    """The events between the sentinels before and after each of the last ``WINDOWS`` calls."""
     places = [i for i, event in enumerate(events) if SENTINEL in str(event["name"])]
     wanted = 2 * SENTINELS * WINDOWS
     most = 2 * SENTINELS * (WINDOWS + 1)

@@ -1,4 +1,4 @@
-"""Which tensors of a call would lie on the GPU, told on a machine where all lie in host memory.
+"""Which tensors of a call would be on the GPU, inferred on a machine where all are in host memory.
 
 A launcher's own small tensors (``torch.tensor([3, 5])``, lengths that it adds up on the host) run nothing on a GPU, and
 here they look like any other. A tensor counts as the device's once that is proved: it is an argument, it is computed
@@ -20,11 +20,11 @@ from pytest_fusion.run.measure.launches.operator_launches import Work
 class Places:
     """The storages that a call has met, and what was done to compute them.
 
-    ``told``: the call runs on a GPU, where each tensor says itself where it lies.
+    ``known``: the call runs on a GPU, where each tensor has a device of its own.
     """
 
-    def __init__(self, *, told: bool = False) -> None:
-        self.told = told
+    def __init__(self, *, known: bool = False) -> None:
+        self.known = known
         # By the address of the StorageImpl, which is not used again while a weak reference lives.
         self._groups: dict[int, int] = {}
         self._alive: dict[int, StorageWeakRef] = {}
@@ -35,44 +35,44 @@ class Places:
         self._by_address: dict[int, int] = {}
 
     def proved(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These lie on the device, and so does all that is known to lie with them."""
+        """Marks these as on the device, with all that is known to be in one place with them."""
         for tensor in tensors:
             key = self._key(tensor)
             if key is not None:
                 self._device.add(self._root(key))
 
     def proved_at(self, address: int) -> None:
-        """The storage that begins at this address lies on the device."""
+        """Marks the storage that begins at this address as on the device."""
         key = self._by_address.get(address)
         if key is not None and not self._alive[key].expired():  # type: ignore[no-untyped-call]
             self._device.add(self._root(key))
 
     def on_host(self, tensor: torch.Tensor) -> None:
-        """The program itself says so: made without a device, or brought to the CPU."""
+        """Marks a tensor as the host's: made without a device, or brought to the CPU."""
         key = self._key(tensor)
-        if key is not None and not self.told and self._root(key) not in self._device:
+        if key is not None and not self.known and self._root(key) not in self._device:
             self._host.add(key)
 
     def to_device(self, tensor: torch.Tensor) -> None:
-        """It is brought to a device; what computed it stays the host's."""
+        """Marks a tensor as brought to a device; what computed it stays the host's."""
         key = self._key(tensor)
-        if key is not None and not self.told:
+        if key is not None and not self.known:
             self._host.discard(key)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
         return self._key(tensor) in self._host
 
     def note(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], work: list[Work], *, mixed: bool) -> None:
-        """An operator's work. ``mixed``: it takes tensors of several devices, so its inputs say nothing of each other.
+        """Records an operator's work. ``mixed``: its tensors may be on several devices.
 
         Tensors of no dimensions may be the host's beside any other.
         """
-        told = [t for t in inputs if t.dim()] or inputs
-        if told and all(map(self.is_host, told)):
+        sized = [t for t in inputs if t.dim()] or inputs
+        if sized and all(map(self.is_host, sized)):
             for t in outputs:
                 self.on_host(t)
             return
-        inside = {key for t in told if (key := self._key(t)) is not None and key not in self._host}
+        inside = {key for t in sized if (key := self._key(t)) is not None and key not in self._host}
         made = {key for t in outputs if (key := self._key(t)) is not None}
         scalars = not any(t.dim() for t in inputs)
         if scalars and len({self._root(key) for key in inside}) > 1:
@@ -84,7 +84,7 @@ class Places:
             break
 
     def work(self) -> list[Work]:
-        """What is proved to run on the device, in order."""
+        """The work that is proved to run on the device, in order."""
         return [work for key, work in self._work if self._root(key) in self._device]
 
     def _join(self, keys: list[int]) -> None:
@@ -115,8 +115,8 @@ class Places:
             self._alive[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             self._groups[key] = len(self._parents)
             self._parents.append(len(self._parents))
-            if self.told and tensor.device.type == "cuda":
+            if self.known and tensor.device.type == "cuda":
                 self._device.add(self._groups[key])
-            elif self.told:
+            elif self.known:
                 self._host.add(key)
         return key

@@ -22,7 +22,7 @@ KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL = 0, 1, 2, 4, 13
 
 
 class Nodes(Protocol):
-    """What is asked of the driver; graphs and nodes are handles."""
+    """The queries to the driver; graphs and nodes are handles."""
 
     def nodes(self, graph: int) -> list[int]:
         """The nodes of a graph, without those of its children."""

@@ -19,7 +19,7 @@ _TOO_LATE = "code was compiled during the call that was counted, and its kernels
 
 @dataclass(slots=True)
 class Compiled:
-    """The kernels by name, and why they say little; ``late``: more was compiled in the meantime, and not counted."""
+    """The kernels by name, and why they prove little; ``late``: more was compiled in the meantime, and not counted."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     doubts: list[str] = field(default_factory=list)

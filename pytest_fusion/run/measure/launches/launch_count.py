@@ -12,7 +12,7 @@ Method = Literal["graph", "profiler", "modelled"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one call launches.
+    """The launches of one call.
 
     ``kernels`` on the device, ``memcpy`` and ``memset`` that its copy engines do; ``names`` are the kernels' names with
     how often each is launched, sorted by name. ``method``: ``"graph"`` for the nodes of a captured CUDA graph,

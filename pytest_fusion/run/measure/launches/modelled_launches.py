@@ -1,4 +1,4 @@
-"""What a call would launch on a GPU at the least, told where there is none: interpreted launches and torch's operators.
+"""The fewest launches of a call on a GPU, counted without one: interpreted launches and torch's operators.
 
 Autotune trials are none: the interpreter has none. What is computed on tensors that a GPU program keeps on the host
 does not count (``places``), nor do operators that a user registered, but what they launch inside does. Some of torch's
@@ -87,7 +87,7 @@ def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], N
 def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
     """One call counted, and whether it compiled what it should have found compiled."""
     given = tensors_of(arguments)
-    log = _Log(Places(told=any(t.device.type == "cuda" for t in given)))
+    log = _Log(Places(known=any(t.device.type == "cuda" for t in given)))
     log.places.proved(given)
     before = _versions(given)
     with _counting(log) as compiled:
@@ -127,7 +127,7 @@ def _counting(log: _Log) -> Iterator[inductor.Compiled]:
 
 
 class _Met:
-    """Told of each storage that an interpreted kernel gets, and knows nothing of it."""
+    """Notes each storage that an interpreted kernel gets; it provides no facts."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -179,7 +179,7 @@ class _Operators(OperatorMode):
         made = [t for t in tensors_of(result) if t.numel() and not shares_memory(t, tensors_of((args, kwargs)))]
         if log.events == before and (made or any(t.numel() for t in written_by(func, args, kwargs))):
             log.opaque[str(func.name())] = None
-        elif len(log.launched) == launches and has_kernel(func, "CPU") and not log.places.told:
+        elif len(log.launched) == launches and has_kernel(func, "CPU") and not log.places.known:
             log.other[str(func.name())] = None
         log.places.note(tensors_of((args, kwargs)), tensors_of(result), [], mixed=True)
         log.places.proved(tensors_of(result))
@@ -205,7 +205,7 @@ class _Operators(OperatorMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what operators do not show: where a program says a tensor lies, and functions that are one kernel."""
+    """Sees what operators do not show: where a program puts a tensor, and functions that are one kernel."""
 
     def __init__(self, log: _Log) -> None:
         super().__init__()
@@ -253,13 +253,13 @@ class _Functions(TorchFunctionMode):
 
 
 def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """``"host"`` or ``"device"`` where the call says so, else empty. A device object may be some tensor's own."""
+    """``"host"`` or ``"device"`` where the call names one, else empty. A device object may be some tensor's own."""
     if name == "cpu":
         return "host"
     if name == "cuda":
         return "device"
-    said = [kwargs.get("device"), *(args[1:2] if name == "to" else ())]
-    for value in said:
+    named_devices = [kwargs.get("device"), *(args[1:2] if name == "to" else ())]
+    for value in named_devices:
         if isinstance(value, str):
             return "host" if value.startswith("cpu") else "device"
         if isinstance(value, (torch.device, torch.Tensor)):

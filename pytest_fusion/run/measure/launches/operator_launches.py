@@ -1,4 +1,4 @@
-"""What one operator of torch launches on a GPU, at the least.
+"""The fewest launches of one operator of torch on a GPU.
 
 The number must be a lower bound, because it fails tests: an operator counts as one kernel, however many it takes, and
 as none where torch has a way that takes none. What those ways are was read in ATen's CUDA sources (``Copy.cu``,
@@ -40,7 +40,7 @@ _SCATTERED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an operator, or an interpreted launch, does on the device. ``detail`` and ``where`` are for people."""
+    """The work of an operator, or of an interpreted launch, on the device. ``detail`` and ``where`` are for people."""
 
     kind: Literal["kernel", "memcpy"]
     name: str
@@ -49,7 +49,7 @@ class Work:
 
 
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Work]:
-    """What ``func`` (an overload in ``aten``) does at the least on a GPU for these arguments; ``[]`` for nothing."""
+    """The least work of ``func`` (an overload in ``aten``) on a GPU for these arguments."""
     name = func.overloadpacket.__name__
     given, made = tensors_of((args, kwargs)), tensors_of(result)
     if name in _IDLE or schema(func).empty or _looks(func):
@@ -79,13 +79,13 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 
 @lru_cache(maxsize=4096)
 def _looks(func: Any) -> bool:
-    """Whether it only looks at memory in another way, or says something about a tensor."""
+    """Whether it only looks at memory in another way, or answers a question about a tensor."""
     in_place = getattr(torch.Tag, "inplace_view", None)
     if schema(func).view or (in_place is not None and in_place in func.tags):
         return True
     returns = [str(value.type) for value in func._schema.returns]
-    says = not any("Tensor" in kind for kind in returns) and not schema(func).writes
-    return says and func.overloadpacket.__name__ not in ("_local_scalar_dense", "equal")
+    no_tensor = not any("Tensor" in kind for kind in returns) and not schema(func).writes
+    return no_tensor and func.overloadpacket.__name__ not in ("_local_scalar_dense", "equal")
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +103,7 @@ _FILLS: Final = frozenset(
 
 
 def _source(func: Any, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]) -> torch.Tensor | None:
-    """What the operator copies, where it does no more; ``None`` for one that computes."""
+    """The tensor that the operator only copies; ``None`` for one that computes."""
     name = schema(func).name
     if name == "copy_" or (name in ("fill_", "fill", "copy") and len(given) > 1):
         return given[1]
@@ -130,7 +130,7 @@ def _copied(name: str, source: torch.Tensor, target: torch.Tensor) -> Work:
 
 
 def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the elements of both lie without gaps and in one order, so that a copy is one of bytes.
+    """Whether the elements of both stand without gaps and in one order, so that a copy is one of bytes.
 
     One element is. What has fewer elements and is broadcast is not.
     """
@@ -138,9 +138,9 @@ def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     if a.shape != b.shape:
         return False
-    kept = [(x, y, n) for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n > 1]
+    sized = [(x, y, n) for x, y, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n > 1]
     reached = 1
-    for x, y, size in sorted(kept):
+    for x, y, size in sorted(sized):
         if x != reached or y != reached:
             return False
         reached *= size

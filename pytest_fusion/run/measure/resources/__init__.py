@@ -1,1 +1,1 @@
-"""What every Triton kernel takes of a GPU, told without one: registers, spills, shared memory, occupancy."""
+"""Resources of a GPU that Triton kernels take, found without one: registers, spills, shared memory, occupancy."""

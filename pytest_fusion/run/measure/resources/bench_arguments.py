@@ -1,4 +1,4 @@
-"""One row of ``bench=`` as the arguments of a call: plain layouts, the sizes asked for, values that cost nothing."""
+"""One row of ``bench=`` as the arguments of a call: plain layouts, its sizes, values that cost nothing."""
 
 from __future__ import annotations
 

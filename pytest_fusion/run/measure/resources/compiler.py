@@ -32,7 +32,7 @@ _DECLARES_RESERVED = 9
 
 
 def compiled(noted: Noted, target: Target) -> Resources:
-    """What a launched kernel takes of ``target``; an autotuner passes over a config that does not fit.
+    """The resources of ``target`` that a launched kernel takes; an autotuner passes over a config that does not fit.
 
     A kernel that is not of this process (``noted.live``) is imported.
     """
@@ -60,7 +60,7 @@ def _with_note(one: Resources, note: str) -> Resources:
 
 
 def _compiled(specialisation: Specialisation, live: Live | None, target: Target) -> Resources:
-    def told(status: Any, reason: str, line: int = 0, file: str = "", note: str = "") -> Resources:
+    def failed(status: Any, reason: str, line: int = 0, file: str = "", note: str = "") -> Resources:
         return Resources(
             specialisation.kernel,
             target.name,
@@ -75,23 +75,23 @@ def _compiled(specialisation: Specialisation, live: Live | None, target: Target)
     try:
         live = live or _imported(specialisation)
     except NotFoundError as error:
-        return told("unknown", str(error))
+        return failed("unknown", str(error))
     try:
         result, seconds = run_compiler(live)
     except MemoryError:
-        return told("unknown", "the compiler ran out of memory")
-    except Exception as error:  # noqa: BLE001 - whatever the compiler raises is what it says about the kernel
+        return failed("unknown", "the compiler ran out of memory")
+    except Exception as error:  # noqa: BLE001 - whatever the compiler raises is its verdict on the kernel
         if type(error).__name__ == "CompileTimeAssertionFailure" or _caused_by(error, "CompileTimeAssertionFailure"):
-            said = _message(error)
-            return told("unknown", f"a static_assert of the kernel refuses {target.name}: {said}", note=_DELIBERATE)
+            reason = f"a static_assert of the kernel refuses {target.name}: {_message(error)}"
+            return failed("unknown", reason, note=_DELIBERATE)
         if _LACKS.search(_message(error)):
-            return told("unknown", f"{target.name} lacks what the kernel uses: {_message(error)}", note=_DELIBERATE)
+            return failed("unknown", f"{target.name} lacks what the kernel uses: {_message(error)}", note=_DELIBERATE)
         broken = _toolchain_fails(error)
         if broken:
-            return told("unknown", f"Triton here compiles nothing for {target.name}: {broken}")
+            return failed("unknown", f"Triton here compiles nothing for {target.name}: {broken}")
         file, line = _where(error, live.kernel)
         advice = f"if the kernel is not meant for {target.name}, leave that target out"
-        return told("refused", f"Triton's compiler rejects it: {_message(error)}; {advice}", line, file)
+        return failed("refused", f"Triton's compiler rejects it: {_message(error)}; {advice}", line, file)
     return _measured(specialisation, target, result, seconds)
 
 
@@ -203,14 +203,14 @@ def _caused_by(error: BaseException, name: str) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """What the innermost compilation error says, without the source that it quotes."""
-    said = ""
+    """The text of the innermost compilation error, without the source that it quotes."""
+    message = ""
     for cause in _chain(error):
         text = getattr(cause, "error_message", None)
-        said = str(text) if text else said
-    if not said:
-        said = "; ".join(line.strip() for line in str(error).strip().splitlines()[:3])
-    return (said.strip().replace("\n", " ") or type(error).__name__)[:400]
+        message = str(text) if text else message
+    if not message:
+        message = "; ".join(line.strip() for line in str(error).strip().splitlines()[:3])
+    return (message.strip().replace("\n", " ") or type(error).__name__)[:400]
 
 
 def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
@@ -245,7 +245,7 @@ def _first_line(kernel: Any) -> int:
 
 
 def _toolchain_fails(error: BaseException) -> str:
-    """What a kernel that does nothing meets here, where what was met may be the toolchain's fault; empty if nothing."""
+    """The error of a kernel that does nothing, where an error may be the toolchain's fault; empty if it compiles."""
     if _caused_by(error, "CompilationError"):
         return ""
     import triton

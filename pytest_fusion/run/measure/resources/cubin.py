@@ -63,8 +63,8 @@ def read(cubin: bytes, tool: str) -> Usage:
     found = {name: int(value) for name, value in _USAGE.findall(done.stdout + done.stderr)}
     opcodes = Counter(_INSTRUCTION.findall(done.stdout))
     if "REG" not in found or not opcodes:
-        said = (done.stderr or done.stdout).strip().partition("\n")[0]
-        raise NoToolError(f"{tool} says nothing of the kernel (status {done.returncode}): {said[:200]}")
+        message = (done.stderr or done.stdout).strip().partition("\n")[0]
+        raise NoToolError(f"{tool} does not describe the kernel (status {done.returncode}): {message[:200]}")
     return Usage(
         registers=found["REG"],
         local_bytes=found.get("STACK", 0) + found.get("LOCAL", 0),

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_fusion.run.measure.resources.specialisation import Json, Place
+from pytest_fusion.run.measure.resources.specialisation import Place
 
 # An autotuner around heuristics around a kernel is three.
 _MOST_WRAPPED = 8
@@ -63,7 +63,7 @@ def place_of(function: Any) -> Place:
         return Place(module.__name__, path, _file_of(module), code.co_firstlineno if code else 0)
     if "<locals>" in name:
         raise NotFoundError(
-            f"{name} is made inside a function and bears no name in a module, so another process cannot make it again; "
+            f"{name} is made inside a function and has no name in a module, so another process cannot make it again; "
             "define it at the top level of a module, or assign it to a name there"
         )
     raise NotFoundError(f"{name} is not to be found in its module {home}; assign it to a name there")
@@ -116,7 +116,7 @@ def _follow(module: Any, path: str) -> Any:
 def imported(name: str, file: str) -> ModuleType:
     """The module called ``name`` that ``file`` defines, imported by name or, failing that, from its file.
 
-    Raises ``NotFoundError``; what the module itself raises is told in it.
+    Raises ``NotFoundError``; with the error of the module itself.
     """
     known = sys.modules.get(name)
     if known is not None and _same(_file_of(known), file):
@@ -157,7 +157,7 @@ def _same(left: str, right: str) -> bool:
 
 
 def found(place: Place) -> Any:
-    """What stands at ``place``, imported here. Raises ``NotFoundError``."""
+    """The function or kernel at ``place``, imported here. Raises ``NotFoundError``."""
     value = _follow(imported(place.module, place.file), place.path)
     if value is None:
         raise NotFoundError(f"{place.module} has no {place.path} when it is imported outside of the interpreter")
@@ -168,7 +168,3 @@ def found(place: Place) -> Any:
             f"{place.line}, when it is imported outside of the interpreter"
         )
     return value
-
-
-def as_json(place: Place) -> dict[str, Json]:
-    return {"module": place.module, "path": place.path, "file": place.file, "line": place.line}

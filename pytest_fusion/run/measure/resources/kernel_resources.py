@@ -1,4 +1,4 @@
-"""The resources of every kernel that a spec launches at given sizes, told without a GPU, and why it compiles again."""
+"""The resources of every kernel that a spec launches at given sizes, without a GPU, and why it compiles again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_KERNEL = "the call launches no Triton kernel"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the kernels of one call take of one target, in order of first launch, and every launch of it.
+    """The resources of one target that the kernels of one call take, in order of first launch, and every launch.
 
     ``problem`` says why there may be more kernels, or why there are none; empty where all is known.
     """
@@ -48,7 +48,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Draft:
     """One report in the making."""
 
     spec: FusionSpec
@@ -72,7 +72,7 @@ def resources_of(spec: FusionSpec, sizes: Sequence[Sizes], targets: Sequence[Tar
     """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none is run.
 
     The launcher is called once a size and target, in a process without the interpreter, on tensors of zeros that say
-    they are on that GPU. Where that cannot be done it is called here, under the interpreter. Gradients are asked for
+    they are on that GPU. Where that cannot be done it is called here, under the interpreter. Gradients are drafts for
     where the spec has ``grad=``. Raises ``SpecError`` for sizes that the spec does not admit.
     """
     return resources_of_all([(spec, sizes)], targets)[0]
@@ -82,27 +82,27 @@ def resources_of_all(
     rows: Sequence[tuple[FusionSpec, Sequence[Sizes]]], targets: Sequence[Target]
 ) -> list[list[Report]]:
     """:func:`resources_of` of several specs: the processes, which take seconds to start, are shared."""
-    asked = [[_Asked(spec, size, target) for size in sizes for target in targets] for spec, sizes in rows]
-    every = [one for own in asked for one in own]
+    drafts = [[_Draft(spec, size, target) for size in sizes for target in targets] for spec, sizes in rows]
+    every = [one for own in drafts for one in own]
     for one in every:
         lacking = _lacking(one.spec, one.target)
         if lacking:
             one.close(problem=lacking)
     _rehearsed([one for one in every if one.report is None])
     _interpreted([one for one in every if one.report is None])
-    return [[one.report for one in own if one.report is not None] for own in asked]
+    return [[one.report for one in own if one.report is not None] for own in drafts]
 
 
 def recompilations_of(reports: Iterable[Report]) -> list[tuple[str, int]]:
     """Why the sweep of sizes in ``reports`` compiles kernels again, and how often for one target: ``(reason, count)``.
 
-    Targets are told apart: a launcher may choose other tiles on each. The one that compiles most often is told.
+    Each target counts by itself, as a launcher may choose other tiles on each; that of the most compilations is given.
     """
     by_target: dict[str, list[Specialisation]] = {}
     for report in reports:
         by_target.setdefault(report.target, []).extend(report.launches)
-    told = [recompilations(launches) for launches in by_target.values()]
-    return max(told, key=lambda found: sum(count for _, count in found), default=[])
+    counts = [recompilations(launches) for launches in by_target.values()]
+    return max(counts, key=lambda found: sum(count for _, count in found), default=[])
 
 
 def _lacking(spec: FusionSpec, target: Target) -> str:
@@ -115,7 +115,7 @@ def _lacking(spec: FusionSpec, target: Target) -> str:
 
 
 def graded(spec: FusionSpec) -> tuple[str, ...]:
-    """The inputs that the spec asks gradients of."""
+    """The inputs whose gradients the spec wants."""
     if isinstance(spec.grad, bool):
         return tuple(spec.inputs) if spec.grad else ()
     return tuple(spec.grad)
@@ -125,11 +125,11 @@ def _described(spec: FusionSpec, sizes: Sizes) -> Any:
     return describe(spec.fused, arguments_of(spec, sizes), graded(spec)).as_json()
 
 
-def _rehearsed(asked: Sequence[_Asked]) -> None:
+def _rehearsed(drafts: Sequence[_Draft]) -> None:
     """Have the launcher called elsewhere; what comes to nothing stays open, with the reason."""
     calls: dict[tuple[int, str], Any] = {}
     jobs: list[Job] = []
-    for number, one in enumerate(asked):
+    for number, one in enumerate(drafts):
         key = one.key
         if key not in calls:
             try:
@@ -141,7 +141,7 @@ def _rehearsed(asked: Sequence[_Asked]) -> None:
         else:
             jobs.append(Job(number, one.target, {"call": calls[key]}))
     for number, answer in compile_all(jobs).items():
-        one, found = asked[number], answer.found or {}
+        one, found = drafts[number], answer.found or {}
         kernels = [Resources.from_json(data) for data in found.get("resources", ())]
         problem = str(found.get("problem", answer.reason))
         if answer.kernel:
@@ -154,7 +154,7 @@ def _rehearsed(asked: Sequence[_Asked]) -> None:
 
 
 def _close(
-    one: _Asked, kernels: Sequence[Resources], launches: Iterable[Specialisation], problem: str, *, read: bool
+    one: _Draft, kernels: Sequence[Resources], launches: Iterable[Specialisation], problem: str, *, read: bool
 ) -> None:
     """Report what one call launched; where it read what was not computed, nothing that it launched is refused."""
     doubts = [READS] if read else []
@@ -170,12 +170,12 @@ def _lost(answer: Answer, target: Target) -> Resources:
     return Resources(answer.kernel, target.name, "refused" if answer.crashed else "unknown", answer.reason)
 
 
-def _interpreted(asked: Sequence[_Asked]) -> None:
+def _interpreted(drafts: Sequence[_Draft]) -> None:
     """Call the launcher here and have what it launched compiled elsewhere."""
     calls: dict[tuple[int, str], tuple[list[Noted], str, bool]] = {}
     jobs: list[Job] = []
     owners: dict[int, tuple[int, Noted]] = {}
-    for number, one in enumerate(asked):
+    for number, one in enumerate(drafts):
         key = one.key
         if key not in calls:
             calls[key] = _launched_here(one.spec, one.sizes)
@@ -188,7 +188,7 @@ def _interpreted(asked: Sequence[_Asked]) -> None:
                 }
                 jobs.append(Job(len(owners) - 1, one.target, data))
     answers = compile_all(jobs)
-    for number, one in enumerate(asked):
+    for number, one in enumerate(drafts):
         kernels = [
             _answered(launch, answers.get(job), one.target) for job, (own, launch) in owners.items() if own == number
         ]

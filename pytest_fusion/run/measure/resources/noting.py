@@ -35,7 +35,7 @@ class Noted:
 
 @dataclass(slots=True)
 class _Tuning:
-    """What is going on inside an autotuner: the configs it could choose, as they are asked for one by one."""
+    """The state of an autotuner: the configs that it could choose, launched one by one."""
 
     asking: bool = False
     found: list[tuple[Specialisation, Live]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class _Notes:
                 # A config's hook sets the blocks of tensor descriptors, so it comes before; what the launch itself
                 # chooses calls its own again.
                 with contextlib.suppress(Exception):
-                    _ask(tuner, config, args, kwargs)
+                    _launch(tuner, config, args, kwargs)
             tuning.asking = False
             return upstream(tuner, *args, **kwargs)
         finally:
@@ -95,7 +95,7 @@ class _Notes:
         return not self._tuning and hasattr(tuner.fn, "run")
 
 
-def _ask(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     given = {**kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:
         names = dict(zip(tuner.arg_names, args, strict=False))
@@ -108,7 +108,7 @@ def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         return list(tuner.prune_configs(kwargs))
-    except Exception:  # noqa: BLE001 - pruning that fails here fails in the launch too, where it is told
+    except Exception:  # noqa: BLE001 - pruning that fails here fails in the launch too, which reports it
         return []
     finally:
         tuner.nargs = before

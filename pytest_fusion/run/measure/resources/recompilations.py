@@ -14,7 +14,7 @@ def recompilations(launches: Iterable[Specialisation]) -> list[tuple[str, int]]:
     """``(reason, how often)`` for every compilation but each kernel's first, most frequent reason first.
 
     ``launches`` are those of a sweep, in order. A compilation is explained against the one before it that differs in
-    the fewest arguments and options; where several differ, all are told.
+    the fewest arguments and options; where several differ, all are given.
     """
     known: dict[tuple[str, str, int], list[Specialisation]] = {}
     seen: set[str] = set()
@@ -31,8 +31,8 @@ def recompilations(launches: Iterable[Specialisation]) -> list[tuple[str, int]]:
 
 
 def _difference(launch: Specialisation, earlier: list[Specialisation]) -> str:
-    told = min((_changes(before, launch) for before in earlier), key=len)
-    return "; ".join(told) or "a module variable that the kernel reads changed"
+    fewest = min((_changes(before, launch) for before in earlier), key=len)
+    return "; ".join(fewest) or "a module variable that the kernel reads changed"
 
 
 def _changes(before: Specialisation, after: Specialisation) -> list[str]:

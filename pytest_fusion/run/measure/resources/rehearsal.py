@@ -91,7 +91,7 @@ def _on_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _blank(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """Zeros, whatever is asked for, of which only what is written takes memory."""
+    """Zeros in place of any factory's values; only the part that is written takes memory."""
 
     @functools.wraps(upstream)
     def make(*args: Any, **kwargs: Any) -> Any:

@@ -51,7 +51,7 @@ class Resources:
         return cls(**{**data, "occupancy": Occupancy(**held) if held is not None else None})
 
     def doubted(self, reason: str, *, only_excess: bool = False) -> Resources:
-        """The record where a GPU may launch something else: no refusal then, ``reason`` says why."""
+        """The record where a GPU may launch something else: not a refusal then, and ``reason`` is why."""
         if self.status != "refused" or (only_excess and not self.exceeds):
             return self
         return replace(self, status="unknown", reason=f"{reason} ({self.reason})")
@@ -78,7 +78,7 @@ class Resources:
 
 
 def excess(target: Target, *, registers: int, shared: int, warps: int, tensor_columns: int) -> str:
-    """What a kernel asks for beyond what a block of ``target`` may have, in words; empty where it fits."""
+    """In words, what a kernel needs beyond the resources of a block of ``target``; empty where it fits."""
     if shared > target.shared_per_block:
         return (
             f"it takes {shared} bytes of shared memory, a block on {target.name} has {target.shared_per_block}: no "

@@ -74,7 +74,7 @@ class Specialisation:
         return json.dumps(self.as_json(), sort_keys=True)
 
     def parts(self) -> dict[str, tuple[str, Json, Json, Json]]:
-        """What decides a compilation, one by one: ``(kind, type, hint, value)`` of each argument and option by name."""
+        """The parts of a compilation by name: ``(kind, type, hint, value)`` of each argument and option."""
         given = {a.name: ("argument", a.type, a.hint, a.value) for a in self.arguments}
         return given | {name: ("option", "option", None, value) for name, value in self.options.items()}
 

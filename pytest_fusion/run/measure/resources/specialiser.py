@@ -71,9 +71,9 @@ def bind(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Live:
 
 
 def specialise(live: Live, *, strict: bool = True) -> Specialisation:
-    """What a launch of a kernel (interpreted or compiled) makes Triton compile, as plain data.
+    """The compilation that a launch of a kernel (interpreted or compiled) needs, as plain data.
 
-    Raises ``NotFoundError`` for what cannot be described to another process; unless ``strict``, it is told by name.
+    Raises ``NotFoundError`` for what cannot be described to another process; unless ``strict``, only its name is given.
     """
     kernel, encoded = live.kernel, encode if strict else _named
     return Specialisation(

@@ -52,7 +52,7 @@ class Target:
 
     @property
     def tensor_columns(self) -> int:
-        """Columns of tensor memory that a block may ask for; 0 where there is none."""
+        """Columns of tensor memory that a block may have; 0 where there is none."""
         return _TENSOR_COLUMNS if self.major == 10 else 0
 
 

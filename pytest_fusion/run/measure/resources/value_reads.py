@@ -23,19 +23,19 @@ def values_read() -> Iterator[list[str]]:
     with ExitStack() as stack:
         for owner, names in ((torch.Tensor, _VALUES), (torch, _FUNCTIONS)):
             for name in names:
-                replacement = _telling(getattr(owner, name), name, read)
+                replacement = _noting(getattr(owner, name), name, read)
                 stack.enter_context(patch.object(owner, name, replacement))
         stack.enter_context(patch.object(torch.Tensor, "__getitem__", _indexing(torch.Tensor.__getitem__, read)))
         yield read
 
 
-def _telling(upstream: Callable[..., Any], name: str, read: list[str]) -> Callable[..., Any]:
+def _noting(upstream: Callable[..., Any], name: str, read: list[str]) -> Callable[..., Any]:
     @functools.wraps(upstream)
-    def tell(*args: Any, **kwargs: Any) -> Any:
+    def note(*args: Any, **kwargs: Any) -> Any:
         read.append(name)
         return upstream(*args, **kwargs)
 
-    return tell
+    return note
 
 
 def _indexing(upstream: Callable[..., Any], read: list[str]) -> Callable[..., Any]:

@@ -55,7 +55,7 @@ def _held(name: str, *, shared: bool) -> Iterator[None]:
 
 
 def _gpu(device: torch.device) -> str:
-    """What processes of one environment call this GPU, whether or not they have begun to use it."""
+    """The name by which processes of one environment know this GPU, whether or not they have begun to use it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     index = device.index or 0
     names = visible.split(",") if visible else []

@@ -32,7 +32,7 @@ class Replayed:
     _device: torch.device
     # What the graph's memory belongs to: freed outputs would be handed to the next call, still in the cache, and freed
     # inputs are unmapped when the next capture empties torch's cache.
-    _kept: list[Any]
+    _held: list[Any]
 
     def seconds(self) -> float:
         """Device seconds a call, over one run of the batch; waits for it.
@@ -73,10 +73,10 @@ def replayed(
             call(turn)
         return _by_events(function, sets, device, plain)
     try:
-        graph, kept = capture.captured(call, device)
+        graph, held = capture.captured(call, device)
     except capture.CaptureFailed as error:
         return _by_events(function, sets, device, said(error.__cause__ or error))
-    return Replayed("graph", len(sets), "", graph.replay, device, [graph, kept, sets])
+    return Replayed("graph", len(sets), "", graph.replay, device, [graph, held, sets])
 
 
 def _by_events(

@@ -23,7 +23,7 @@ _WARM_S, _WARM_MOST_S = 0.05, 1.0
 
 
 class Timed(Protocol):
-    """Something that can be run again, and says how long one call took."""
+    """A measurement that can be repeated and returns how long one call took."""
 
     def seconds(self) -> float:
         """One sample: device seconds a call, averaged over the calls that a sample holds."""
@@ -32,7 +32,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Seconds of each pair of each block; ``settled``: the precision asked for was reached within the budget."""
+    """Seconds of each pair of each block; ``settled``: the wanted precision was reached within the budget."""
 
     candidate: tuple[tuple[float, ...], ...]
     control: tuple[tuple[float, ...], ...]
@@ -71,20 +71,20 @@ def paired(
 ) -> Blocks:
     """Blocks of ``PAIRS`` pairs until ``enough`` of them are there, ``MOST_BLOCKS``, or the budget is spent.
 
-    ``enough`` is asked after 10, 20, 40 blocks: what looks more often finds a difference by chance more often.
+    ``enough`` is called after 10, 20, 40 blocks: what looks more often finds a difference by chance more often.
     """
     draw = random.Random(seed)
     warm = warmed((candidate, control))
     ours: list[tuple[float, ...]] = []
     theirs: list[tuple[float, ...]] = []
     begun = perf_counter()
-    ask = FEWEST_BLOCKS
+    next_look = FEWEST_BLOCKS
     while True:
         pairs = [_pair(candidate, control, draw.random() < 0.5) for _ in range(PAIRS)]
         ours.append(tuple(a for a, _ in pairs))
         theirs.append(tuple(b for _, b in pairs))
-        if len(ours) == ask:
-            ask *= 2
+        if len(ours) == next_look:
+            next_look *= 2
             if enough(ours, theirs):
                 return Blocks(tuple(ours), tuple(theirs), True, warm)
         over = perf_counter() - begun >= budget_s and len(ours) >= FEWEST_BLOCKS

@@ -1,4 +1,4 @@
-"""What bounds a call on this device, from what it must move and compute and from ceilings measured beside it."""
+"""The bound of a call on this device, from what it must move and compute and from ceilings measured beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bound(
     span_s: float | None,
     busy_s: float | None,
 ) -> Bound | None:
-    """What a faster kernel would have to better.
+    """The resource that a faster kernel would have to use better.
 
     ``"launch"``: the host takes longer to ask for the call than the device to make it, or the device is idle for more
     than three tenths of it. Else whichever of moving and computing takes longer at the ceilings. ``None`` where

@@ -33,13 +33,13 @@ def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dic
     """
     own = tensors_of(logical)
     size = max(1, bytes_of(own))
-    kept = max(1, min(count, room // size))
-    pieces = {device: _Piece(kept * sum(map(_room, of)), device) for device, of in _by_device(own).items()}
+    made_sets = max(1, min(count, room // size))
+    pieces = {device: _Piece(made_sets * sum(map(_room, of)), device) for device, of in _by_device(own).items()}
     sets = [
         {name: map_tensors(value, lambda t: pieces[t.device].twin(t)) for name, value in logical.items()}
-        for _ in range(kept)
+        for _ in range(made_sets)
     ]
-    return [sets[i % kept] for i in range(count)], kept == count
+    return [sets[i % made_sets] for i in range(count)], made_sets == count
 
 
 # What torch's caching allocator aligns to.
@@ -47,7 +47,7 @@ _ALIGNMENT = 512
 
 
 class _Piece:
-    """Memory of which tensors are cut, one after the other."""
+    """Memory from which tensors are cut, one after the other."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
@@ -68,7 +68,7 @@ class _Piece:
 
 
 def twin(t: torch.Tensor) -> torch.Tensor:
-    """A copy that lies as those of ``rotated`` do, in memory of its own."""
+    """A copy placed like those of ``rotated``, in memory of its own."""
     return _Piece(_room(t), t.device).twin(t)
 
 
@@ -95,7 +95,7 @@ def _by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[torch
 
 
 def _overlap(t: torch.Tensor) -> bool:
-    """Whether two elements may lie in one place: a dim steps no further than those inside of it reach."""
+    """Whether two elements may share one place: a dim steps no further than those inside of it reach."""
     reach = 0
     for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
         if size > 1 and stride <= reach:

@@ -1,4 +1,4 @@
-"""NVIDIA's Nsight Compute (``ncu``): where it is, how it is called, and what its output says of each kernel."""
+"""NVIDIA's Nsight Compute (``ncu``): where it is, how it is called, and how its output on each kernel is read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TOOLKITS, _PACKAGES = ("/usr/local/cuda", "/opt/cuda"), "/opt/nvidia/nsight-com
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _NUMBER = re.compile(r"(\d{1,3}(,\d{3})+|\d+)(\.\d+)?([eE][+-]?\d+)?")
 _LACKING = frozenset({"", "n/a", "nan", "inf", "-nan"})
-_SAID, _ERROR = "==", "==ERROR=="
+_OWN, _ERROR = "==", "==ERROR=="
 
 
 class UnreadableError(Exception):
@@ -86,7 +86,7 @@ def find(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def command(executable: str, log: Path, metrics: Sequence[str], program: Sequence[str]) -> list[str]:
-    """The call of ncu on a program: what it says goes to ``log``, since the program prints too.
+    """The command line of ncu on a program: its own output goes to ``log``, since the program prints too.
 
     Clocks are left alone, as other work on the GPU is timed by them; the caches are emptied before each kernel, which
     is ncu's habit. Kernels count between the program's calls of cudaProfilerStart and cudaProfilerStop.
@@ -117,7 +117,7 @@ def lacking(output: str, metrics: Sequence[str]) -> list[str]:
 
 
 def problem(output: str) -> str:
-    """Why ncu profiled nothing, in its words or better ones; empty where it does not say."""
+    """Why ncu profiled nothing, in its words or better ones; empty where it gives no reason."""
     if _FORBIDDEN in output:
         return _PERMISSION
     errors = [line.removeprefix(_ERROR).strip() for line in output.splitlines() if line.startswith(_ERROR)]
@@ -130,7 +130,7 @@ def _rows(output: str) -> Iterator[dict[str, str]]:
     """The table's rows by column; a report of several processes may repeat its head."""
     header: list[str] | None = None
     for line in output.splitlines():
-        if not line.strip() or line.startswith(_SAID):
+        if not line.strip() or line.startswith(_OWN):
             continue
         cells = next(csv.reader([line]), [])
         if set(_COLUMNS) <= set(cells):

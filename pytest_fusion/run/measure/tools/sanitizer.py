@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer: where it is, how it is called, and what its output says.
+"""NVIDIA's compute-sanitizer: where it is, how it is called, and how its output is read.
 
 The formats are those of its documentation (12.x: ``at kernel(int *)+0x70 in file.cu:6``, 11.x: ``at 0x70 in
 file.cu:6:kernel(int *)``), read by their form: a report is a line behind ``=========`` and the indented ones below it.
@@ -136,7 +136,7 @@ def _report(tool: str, head: str, below: Iterable[str]) -> Report | None:
 
 
 def _located(report: Report, text: str) -> Report | None:
-    """The report with the place that a line ``at ...`` tells; ``None`` for any other line."""
+    """The report with the place in a line ``at ...``; ``None`` for any other line."""
     at = _NEW.match(text) or _OLD.match(text)
     if at is None:
         return None

@@ -1,4 +1,4 @@
-"""What is asked of a bench run, as plain data."""
+"""`BenchRequest`: the settings of a bench run, as plain data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pytest_fusion.run.measure.tools.again import Again
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """What ``--fusion-bench`` asks: targets to compile for, the folder of the baselines, what is written there.
+    """The settings of ``--fusion-bench``: targets to compile for, the folder of baselines, what is written there.
 
-    ``targets`` is ``"sm_80,sm_90"``, or empty for none. In ``ci`` nobody is there to make a baseline that is missing.
+    ``targets`` is ``"sm_80,sm_90"``, or empty for none. In ``ci`` a missing baseline is a failure.
     ``family`` is how many latencies the whole run judges: chance has as many tries. ``counters`` is the test to be run
     once more where the hardware counts.
     """

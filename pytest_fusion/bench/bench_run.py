@@ -34,7 +34,7 @@ _REFERENCE = ("launches of the reference", "launches and bytes of the reference"
 
 def bench(
     spec: FusionSpec,
-    asked: BenchRequest,
+    request: BenchRequest,
     *,
     nodeid: str,
     environment: Mapping[str, Any],
@@ -60,7 +60,7 @@ def bench(
     found.notes += [f"{text}: not measured: {one}" for text, one in session.entries if isinstance(one, str)]
     figured = [(text, one) for text, one in session.entries if not isinstance(one, str)]
     found.complete = len(figured) == len(named)
-    targets = parse_targets(asked.targets) if asked.targets and not on_gpu else ()
+    targets = parse_targets(request.targets) if request.targets and not on_gpu else ()
     reports = resources_of(spec, [entry.given for entry in named], targets) if targets else []
     by_entry = _by_entry(named, reports)
     found.resources = [(text, kernel) for text, own in by_entry.items() for one in own for kernel in one.kernels]
@@ -75,12 +75,12 @@ def bench(
     found.rows += _golden_rows(session, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
-    found.counters = counters.counted(asked.counters, {text: one.counts for text, one in figured}, on_gpu=on_gpu)
+    found.counters = counters.counted(request.counters, {text: one.counts for text, one in figured}, on_gpu=on_gpu)
     found.notes += counters.notes(found.counters)
     noisy = session.noise.noisy if session.noise is not None else ""
     found.limits = limited(found.rows, spec.bench_limits, noisy=noisy)
     found.notes += limits.notes(found.limits)
-    return beside_baseline(found, asked, nodeid, environment, session.noise)
+    return beside_baseline(found, request, nodeid, environment, session.noise)
 
 
 def _modelled(
@@ -116,8 +116,8 @@ def _on_device(
     from pytest_fusion.bench.gate import PROGRAMS
     from pytest_fusion.bench.on_device import measure_all, opened
 
-    asked = torch.device(str(environment["device"]))
-    device = torch.device("cuda", asked.index or 0)
+    given = torch.device(str(environment["device"]))
+    device = torch.device("cuda", given.index or 0)
 
     def work(channel: Channel | None) -> Found:
         note = channel.note if channel is not None else lambda _: None
@@ -205,5 +205,5 @@ def _unknown(one: Figures) -> list[str]:
         ("launches of the kernel's backward pass", one.fused_side.backward),
         ("launches of the reference's backward pass", one.reference_side.backward),
     )
-    said = [f"{what} not known: {counts.reason}" for what, counts in counted if isinstance(counts, Uncounted)]
-    return [*said, f"no latency: {one.untimed}"] if one.untimed else said
+    parts = [f"{what} not known: {counts.reason}" for what, counts in counted if isinstance(counts, Uncounted)]
+    return [*parts, f"no latency: {one.untimed}"] if one.untimed else parts

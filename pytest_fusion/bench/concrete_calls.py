@@ -34,7 +34,7 @@ _INTERPRETED = "an interpreted kernel has no latency worth a number"
 # Names of what Inductor makes, for a GPU and for the CPU; its bytes pass no operator of torch.
 _INDUCTOR = ("triton_", "cpp_")
 _UNSEEN = "it launches kernels whose bytes no operator of torch shows"
-# What each GPU makes of one thing timed against itself, asked once in a process.
+# What each GPU makes of one thing timed against itself, measured once in a process.
 _noise: dict[str, Noise] = {}
 
 
@@ -62,12 +62,12 @@ class _Counted:
 
 
 def measure(
-    pair: Pair, asked: BenchRequest, *, nodeid: str, case: str, environment: Mapping[str, Any], machine: Noise | None
+    pair: Pair, request: BenchRequest, *, nodeid: str, case: str, environment: Mapping[str, Any], machine: Noise | None
 ) -> Measured:
     """Launches, bytes and latency of both calls beside their baselines.
 
-    ``machine`` is what is known about the noise of latencies here; without one a GPU is asked. What cannot be measured
-    is in the notes. Raises ``BaselineError`` for a baseline that cannot be read.
+    ``machine`` is what is known about the noise of latencies here; without it the GPU is measured. What cannot be
+    measured is in the notes. Raises ``BaselineError`` for a baseline that cannot be read.
     """
     found = Measured()
     try:
@@ -94,9 +94,9 @@ def measure(
         facts |= work_facts(work)
     if facts:
         found.rows.append(Row(role="reference", facts=facts, names=names, methods=methods, **shared))
-    found.counters = counters.counted(asked.counters, {case: ours.counts}, on_gpu=pair.device.type == "cuda")
+    found.counters = counters.counted(request.counters, {case: ours.counts}, on_gpu=pair.device.type == "cuda")
     found.notes += counters.notes(found.counters)
-    return beside_baseline(found, asked, nodeid, environment, machine)
+    return beside_baseline(found, request, nodeid, environment, machine)
 
 
 def remembers(pair: Pair) -> bool:
@@ -157,7 +157,7 @@ def _counted(function: Callable[..., Any], pair: Pair) -> _Counted:
 
 
 def _traffic(theirs: _Counted, pair: Pair) -> Traffic | str:
-    """What the reference moves, or why nobody knows."""
+    """The bytes that the reference moves, or why they are not known."""
     names = theirs.counts.names if isinstance(theirs.counts, Counts) else ()
     if theirs.launched or any(name.startswith(_INDUCTOR) for name, _ in names):
         return _UNSEEN

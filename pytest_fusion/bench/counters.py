@@ -24,7 +24,7 @@ from pytest_fusion.spec.wording import plural
 
 # Of one test: the process imports, compiles what no cache has, and runs each kernel some ten times.
 _SECONDS = 600.0
-_ON_A_CPU = "ncu counts on a GPU; the CPU lane has no such counters"
+_ON_A_CPU = "ncu counts on a GPU; the interpreter has no counters"
 # Metrics that the GPU of this machine proved not to have.
 _lacking: set[str] = set()
 
@@ -56,7 +56,7 @@ class Counters:
 
 
 def counted(again: Again | None, calls: Mapping[str, Counts | Uncounted], *, on_gpu: bool) -> list[Counters]:
-    """The counters of each case of ``calls``, which has what they launch; none where ``again`` does not ask."""
+    """The counters of each case of ``calls``, which has their launches; empty without ``again``."""
     if again is None or not calls:
         return []
     executable = ncu.find() if on_gpu else None
@@ -67,12 +67,12 @@ def counted(again: Again | None, calls: Mapping[str, Counts | Uncounted], *, on_
 
 
 def notes(found: Sequence[Counters]) -> list[str]:
-    """What is not known and why, said once where it is the same for all; and what is left out."""
+    """What is not known and why, once if it is the same for all cases; and what was left out."""
     reasons = {one.reason for one in found}
     if len(reasons) == 1 and "" not in reasons:
         return [f"no counters: {found[0].reason}"]
-    said = [f"{one.case}: no counters: {one.reason}" for one in found if one.reason]
-    return said + [
+    text = [f"{one.case}: no counters: {one.reason}" for one in found if one.reason]
+    return text + [
         f"{one.case}: its counters leave out its copies and fills ({one.unseen}): ncu counts kernels alone"
         for one in found
         if one.unseen
@@ -96,7 +96,7 @@ def _one_run(
     with tempfile.TemporaryDirectory(prefix="fusion-counters-") as name:
         folder = Path(name)
         file, log = folder / "calls.json", folder / "ncu.csv"
-        profiled.ask(file, cases)
+        profiled.write_request(file, cases)
         command = ncu.command(executable, log, metrics, again.program(folder))
         env = environment(**{profiled.VARIABLE: str(file)})
         try:
@@ -108,16 +108,16 @@ def _one_run(
             return _none(cases, f"ncu did not end within {_SECONDS:g} s"), []
         except OSError as error:
             return _none(cases, f"ncu could not be started: {error}"), []
-        said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         done = profiled.steps(file)
     try:
-        launches = ncu.parse(said)
+        launches = ncu.parse(text)
     except ncu.UnreadableError as error:
         return _none(cases, f"ncu's output cannot be read: {error}"), []
     if not launches:
-        output = f"{said}\n{end.output}"
+        output = f"{text}\n{end.output}"
         return _none(cases, _why_none(end, output, done)), ncu.lacking(output, metrics)
-    return split(cases, launches, done, lost=ncu.problem(said)), []
+    return split(cases, launches, done, lost=ncu.problem(text)), []
 
 
 def split(

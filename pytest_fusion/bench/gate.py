@@ -39,17 +39,17 @@ class Gated:
 
 def gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated:
     """Judge the entry's case, or a smaller one like it where its lanes find no memory, which a note then says."""
-    asked: Entry | None = entry
+    judged: Entry | None = entry
     for _ in range(1 + _HALVINGS):
-        if asked is None:
+        if judged is None:
             break
-        found = _judged(spec, asked, extra, device) if _fits(spec, asked, extra, device) else None
+        found = _judged(spec, judged, extra, device) if _fits(spec, judged, extra, device) else None
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if found is not None:
-            return found if asked is entry else _of_smaller(found, asked)
+            return found if judged is entry else _of_smaller(found, judged)
         try:
-            asked = smaller(spec, asked)
+            judged = smaller(spec, judged)
         except SpecError:
             break
     return Gated(notes=(f"its result was not judged: {_NO_ROOM}",))
@@ -74,20 +74,20 @@ def _fits(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torc
 
 
 def _room(device: torch.device) -> float | None:
-    """Bytes; a CPU's memory is not asked about."""
+    """Usable bytes of a GPU; ``None`` for a CPU, which has no limit here."""
     return _SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def _of_smaller(found: Gated, asked: Entry) -> Gated:
+def _of_smaller(found: Gated, judged: Entry) -> Gated:
     if found.wrong:
-        return Gated(f"at {asked.text}: {found.wrong}")
-    return Gated(notes=(*found.notes, f"its result was judged at {asked.text}: {_NO_ROOM}"))
+        return Gated(f"at {judged.text}: {found.wrong}")
+    return Gated(notes=(*found.notes, f"its result was judged at {judged.text}: {_NO_ROOM}"))
 
 
 def _judged(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated | None:
     """``None`` where memory ran out."""
     # Of `vacuity` a single case tells nothing, and each of its wrong answers is judged by two dozen lanes.
-    quiet = replace(spec, without={**spec.without, "vacuity": "one case cannot tell"})
+    quiet = replace(spec, without={**spec.without, "vacuity": "one case cannot decide it"})
     result = judge_case(Context(quiet, device, extra, programs=PROGRAMS), entry.case)
     if result.failure is not None:
         return Gated(f"{result.failure.check} failed: {first_line(result.failure.reason)}")

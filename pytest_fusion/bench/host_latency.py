@@ -1,4 +1,4 @@
-"""Latency on the CPU, of calls that it computes itself, and what such numbers are worth."""
+"""Latency of calls that the CPU computes itself, and how far these numbers can be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured rows against `bench_limits=`: over, within, or not known; no baseline is asked."""
+"""Compares measured rows with `bench_limits=`: over, within, or not known; needs no baseline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USUAL = {"timer": "graph", "cache": "cold"}
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """What became of one limit in one row; ``limit`` is its name, ``reason`` what was found and allowed."""
+    """The verdict on one limit in one row; ``limit`` is its name, ``reason`` what was found and allowed."""
 
     key: Key
     limit: str
@@ -45,7 +45,7 @@ def limited(rows: Sequence[Row], limits: Mapping[str, float], *, noisy: str = ""
     """Every limit in every row of a forward call of the kernel.
 
     ``limits`` are those of a spec (see ``spec.bench_limits``). ``noisy`` says why no latency of this machine is judged;
-    what was not measured, and what lies closer to its limit than the measurement tells, is ``"unknown"``.
+    what was not measured, or is closer to its limit than the measurement can decide, is ``"unknown"``.
     """
     found: list[Limited] = []
     for row in rows:
@@ -89,13 +89,13 @@ def _ratio(latency: Latency, allowed: float) -> tuple[LimitStatus, str]:
         # Events hold the gaps of the host, a graph does not.
         return "unknown", f"the two calls were timed in two ways ({timer}), which do not compare"
     found, low, high = (math.exp(value) for value in (latency.ratio, latency.low, latency.high))
-    said = f"{found:.3g} times the reference's time ({low:.3g} to {high:.3g}), at most {allowed:g} is allowed"
+    text = f"{found:.3g} times the reference's time ({low:.3g} to {high:.3g}), at most {allowed:g} is allowed"
     apart = abs(latency.ratio - math.log(allowed)) > _SPREADS * (latency.aa or 0.0)
     if apart and low > allowed:
-        return "over", said
+        return "over", text
     if apart and high < allowed:
-        return "within", said
-    return "unknown", f"{said}: too near to tell; more time for each case narrows the interval"
+        return "within", text
+    return "unknown", f"{text}: too close to decide; more time for each case narrows the interval"
 
 
 def _bandwidth(row: Row, latency: Latency, allowed: float) -> tuple[LimitStatus, str]:
@@ -111,20 +111,20 @@ def _bandwidth(row: Row, latency: Latency, allowed: float) -> tuple[LimitStatus,
         return "unknown", f"timed otherwise ({', '.join(odd)}) than the copy that it is a share of"
     rate = (moved or 0) / latency.fused_s
     reached = f"{_rate(rate)} is {100 * found:.3g} % of the {_rate(ceiling or 0.0)} of a copy"
-    said = f"{reached}, at least {100 * allowed:.3g} % is asked"
+    text = f"{reached}, at least {100 * allowed:.3g} % is required"
     margin = max(_SPREADS * (latency.aa or 0.0), _ALONE)
     away = math.log(found / allowed)
     if abs(away) <= margin:
-        return "unknown", f"{said}: too near to tell"
-    return ("within" if away > 0 else "over"), said
+        return "unknown", f"{text}: too close to decide"
+    return ("within" if away > 0 else "over"), text
 
 
 def _peak(row: Row, allowed: int) -> tuple[LimitStatus, str]:
     found = row.facts.get("memory.peak")
     if found is None:
         return "unknown", "no device memory was measured; a GPU is needed"
-    said = f"{_size(found)} above the inputs, at most {_size(allowed)} is allowed"
-    return ("over" if found > allowed else "within"), said
+    text = f"{_size(found)} above the inputs, at most {_size(allowed)} is allowed"
+    return ("over" if found > allowed else "within"), text
 
 
 def _groups(row: Row) -> set[str]:

@@ -25,7 +25,7 @@ _VERSIONS = ("torch", "triton", "cuda", "driver")
 
 @dataclass(slots=True)
 class Measured:
-    """Rows of one test, their comparisons, what kernels take of each target, and what is to be told."""
+    """Rows of one test, their comparisons, what kernels take of each target, and notes."""
 
     rows: list[Row] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
@@ -68,19 +68,19 @@ class Measured:
 
 
 def beside_baseline(
-    found: Measured, asked: BenchRequest, nodeid: str, environment: Mapping[str, Any], machine: Noise | None
+    found: Measured, request: BenchRequest, nodeid: str, environment: Mapping[str, Any], machine: Noise | None
 ) -> Measured:
     """``found`` with its rows compared; ``machine`` is what latencies are judged with.
 
     Raises ``BaselineError`` for a baseline that cannot be read.
     """
-    stored = store.load(asked.folder, stable(nodeid), device_class(environment))
+    stored = store.load(request.folder, stable(nodeid), device_class(environment))
     command = f"pytest {shlex.quote(nodeid)} --fusion-bench --fusion-update new"
-    if asked.folder.parts[-2:] != BenchRequest().folder.parts:
-        command += f" --fusion-baseline {shlex.quote(str(asked.folder))}"
-    ci = asked.ci and asked.update == "none"
+    if request.folder.parts[-2:] != BenchRequest().folder.parts:
+        command += f" --fusion-baseline {shlex.quote(str(request.folder))}"
+    ci = request.ci and request.update == "none"
     compared = [compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows]
-    found.compared = judged(compared, family=asked.family)
+    found.compared = judged(compared, family=request.family)
     return found
 
 
@@ -107,6 +107,6 @@ def work_facts(work: Traffic) -> dict[str, int]:
     return {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
 
 
-def told(one: Comparison | Limited) -> str:
-    """A failed comparison or limit in a sentence."""
+def failure_line(one: Comparison | Limited) -> str:
+    """A failed comparison or limit as a sentence."""
     return f"{one.key.case}, {one.key.role}: {one.verdict}: {one.reason}"

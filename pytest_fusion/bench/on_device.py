@@ -123,14 +123,14 @@ def measure(
             resources: list[Resources] = []
             with loaded(resources, launches):
                 outputs = fused(**logical)
-        told = {**extra, **full_mask(spec, entry.case.sizes, outputs)}
-        reference = partial(spec.reference, **takes(spec.reference, told))
+        arguments = {**extra, **full_mask(spec, entry.case.sizes, outputs)}
+        reference = partial(spec.reference, **takes(spec.reference, arguments))
         counts = _counted(fused, logical, here.device)
         roomy = _fits(reference, logical)
         reference_counts = _counted(reference, logical, here.device) if roomy else Uncounted(_NO_ROOM)
         written = [logical[name] for name in spec.mutates]
         moved = algorithmic_bytes(logical.values(), [outputs, *written])
-        traffic = traffic_of_reference(spec, logical, told)
+        traffic = traffic_of_reference(spec, logical, arguments)
         with alone(here.device):
             fused_side = _side(spec, fused, logical, here)
             reference_side = _side(spec, reference, logical, here) if roomy else Side()

@@ -1,4 +1,4 @@
-"""Outputs of pinned cases, kept with a baseline: the same inputs for every version of a kernel, on any device."""
+"""Outputs of pinned cases for a baseline: the same inputs for every version of a kernel, on any device."""
 
 from __future__ import annotations
 

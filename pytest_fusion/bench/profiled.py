@@ -34,7 +34,7 @@ _CYCLES = 1000
 Step = tuple[str, str, str]
 
 
-def ask(file: Path, cases: Sequence[str]) -> None:
+def write_request(file: Path, cases: Sequence[str]) -> None:
     """Write the file that the process reads."""
     file.write_text(json.dumps(list(cases)), encoding="utf-8")
 
@@ -47,7 +47,7 @@ def steps(file: Path) -> list[Step]:
 
 
 def all_entries(spec: FusionSpec, file: Path, device: torch.device, extra: Mapping[str, Any]) -> int:
-    """Each entry of ``bench=`` that the file asks for; returns how many there are."""
+    """Runs each entry of ``bench=`` that the file requests; returns their number."""
     named = entries(spec)
     for entry in named:
         try:
@@ -63,7 +63,7 @@ def all_entries(spec: FusionSpec, file: Path, device: torch.device, extra: Mappi
 
 
 def one_call(file: Path, case: str, call: Callable[[], Any], device: torch.device) -> None:
-    """``call`` where the file asks for ``case``: to warm up, then where ncu counts."""
+    """Runs ``call`` if the file requests ``case``: once to warm up, then where ncu counts."""
     if case not in json.loads(file.read_text(encoding="utf-8")):
         return
     try:

@@ -52,8 +52,8 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
         raise NotMeasuredError(f"the call raises {said(error)}") from error
     written = [arguments[name] for name in spec.mutates]
     moved = algorithmic_bytes(logical.values(), [results[0], *written])
-    told = {**extra, **full_mask(spec, entry.case.sizes, results[0])}
-    return Figures(counts, moved, *of_reference(spec, logical, told))
+    arguments = {**extra, **full_mask(spec, entry.case.sizes, results[0])}
+    return Figures(counts, moved, *of_reference(spec, logical, arguments))
 
 
 def of_reference(

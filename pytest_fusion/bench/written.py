@@ -18,10 +18,10 @@ def write(folder: Path, measured: Sequence[Mapping[str, Any]], mode: str) -> lis
     rows = [Row.from_json(data) for one in measured for data in one.get("rows", ())]
     tests = [(one, Row.from_json(one["rows"][0]).test) for one in measured if one.get("rows")]
     regressed = [
-        Key(test, said["case"], said["role"])
+        Key(test, compared["case"], compared["role"])
         for one, test in tests
-        for said in one.get("compared", ())
-        if said["verdict"] == "regressed"
+        for compared in one.get("compared", ())
+        if compared["verdict"] == "regressed"
     ]
     complete = [test for one, test in tests if one.get("complete")]
     return update(folder, rows, mode, regressed=regressed, complete=complete)

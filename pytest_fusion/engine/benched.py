@@ -33,7 +33,7 @@ def benched(job: Job, record: TestRecord, wanted: BenchRequest) -> TestRecord:
 
 def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: str) -> TestRecord:
     """The record of a green test with what was measured behind it; a regression fails it."""
-    from pytest_fusion.bench.measured import told
+    from pytest_fusion.bench.measured import failure_line
 
     record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
     if found.wrong:
@@ -45,7 +45,7 @@ def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: 
     failures = [one for one in found.failures if not accepted or one in found.limits]
     if not failures:
         return record
-    listed = "\n".join(f"  {told(one)}" for one in failures)
+    listed = "\n".join(f"  {failure_line(one)}" for one in failures)
     only_limits = all(one in found.limits for one in failures)
     accept = "change bench_limits=" if only_limits else "accept it with --fusion-update regressed"
     # Where a baseline is missing, it says by itself how to make one.

@@ -10,7 +10,7 @@ from typing import Any
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run.measure.timing.roofline import Bound, bound, share
 
-# What times are measured with where nothing stands in the way; anything else is said beside the number.
+# The usual method of measuring times; anything else is shown with the number.
 RECORD = {"timer": "graph", "cache": "cold", "warm-up": "steady"}
 
 
@@ -21,7 +21,7 @@ class Figures:
     ``test`` is the test's name without its file, ``case`` sizes and dtype as text, ``role`` what was measured
     (``"fused"``, ``"fused backward"``, ``"compiled"``). ``row`` and ``other`` are the rows as JSON, ``other`` empty
     where there is none, ``size`` the bytes of the forward call's inputs and outputs, by which cases are ordered.
-    ``counters`` is what the hardware counted of it as JSON, empty where it was not asked or could not be.
+    ``counters`` is what the hardware counted of it as JSON, empty where it was not requested or not possible.
     """
 
     test: str
@@ -46,8 +46,8 @@ class Figures:
     @property
     def label(self) -> str:
         """The case, with the role where that is not the plain one."""
-        said = self.phase if self.series == "fused" else self.role
-        return f"{self.case}, {said}" if said else self.case
+        role = self.phase if self.series == "fused" else self.role
+        return f"{self.case}, {role}" if role else self.case
 
     @property
     def timed(self) -> bool:

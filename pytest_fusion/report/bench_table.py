@@ -44,14 +44,14 @@ def bench_lines(records: Sequence[TestRecord], width: int = WIDTH) -> list[str]:
 def bench_notes(records: Iterable[TestRecord]) -> list[str]:
     """What differs from the baselines, which times were not taken as usual, and what was not measured, and why.
 
-    Each is told once. What only one test has to say names it.
+    Each appears once; with the name of the test if only one has it.
     """
     records = list(records)
     unusual: dict[str, list[Figures]] = {}
     for one in figures(records):
         if one.unusual:
             unusual.setdefault(one.unusual, []).append(one)
-    said = [
+    lines = [
         f"latency of {same[0].test} {same[0].label}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {how}"
         for how, same in unusual.items()
     ]
@@ -60,35 +60,37 @@ def bench_notes(records: Iterable[TestRecord]) -> list[str]:
         for note in dict.fromkeys(record.bench.get("notes", ())):
             tests.setdefault(note, []).append(record.nodeid.rpartition("::")[2])
     notes = [f"{same[0]}: {note}" if len(same) == 1 else note for note, same in tests.items()]
-    return [*changed_lines(records), *said, *notes]
+    return [*changed_lines(records), *lines, *notes]
 
 
 def changed_lines(records: Iterable[TestRecord]) -> list[str]:
     """A line for each row that differs from its baseline and fails nothing by that: what, before and now.
 
-    What several rows have to say alike is told with the first of them.
+    A change that several rows share appears once, with the first of them.
     """
     rows: dict[str, list[str]] = {}
     for record in records:
         for one in record.bench.get("compared", ()):
-            said = _changes(one)
-            if said:
+            change = _changes(one)
+            if change:
                 role = "" if one["role"] == "fused" else f", {one['role']}"
-                rows.setdefault(said, []).append(f"{record.nodeid.rpartition('::')[2]} {one['case']}{role}")
-    return [f"{same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {said}" for said, same in rows.items()]
+                rows.setdefault(change, []).append(f"{record.nodeid.rpartition('::')[2]} {one['case']}{role}")
+    return [
+        f"{same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {change}" for change, same in rows.items()
+    ]
 
 
 def _changes(compared: Mapping[str, Any]) -> str:
     parts: dict[str, list[str]] = {}
     for change in compared.get("changes", ()):
         parts.setdefault(change["verdict"], []).append(change["what"])
-    said = [
+    listed = [
         f"{verdict}: {', '.join(parts[verdict][:_MOST_CHANGES])}"
         + (f" and {len(parts[verdict]) - _MOST_CHANGES} more" if len(parts[verdict]) > _MOST_CHANGES else "")
         for verdict in ("changed", "improved", "unknown")
         if verdict in parts
     ]
-    return "; ".join(said) + str(compared.get("context", "")) if said else ""
+    return "; ".join(listed) + str(compared.get("context", "")) if listed else ""
 
 
 def latency_listing(found: Sequence[Figures]) -> Listing:
@@ -99,7 +101,7 @@ def latency_listing(found: Sequence[Figures]) -> Listing:
 
 
 def cost_listing(found: Sequence[Figures]) -> Listing:
-    """Launches and bytes. Where some were counted and some modelled, each modelled one says so."""
+    """Launches and bytes. If some were counted and some modelled, the modelled ones are marked."""
     counted = [one for one in found if one.fact("launches.kernels") is not None]
     ways = {way for one in counted for way in (_way(one.row), _way(one.other)) if way}
     modelled = ways == {"modelled"}
@@ -109,15 +111,15 @@ def cost_listing(found: Sequence[Figures]) -> Listing:
 
 
 def memory_listing(found: Sequence[Figures]) -> Listing:
-    """Memory of calls with their backward pass; that of forward calls stands beside their latency."""
+    """Memory of calls with their backward pass; that of forward calls is beside their latency."""
     having = [one for one in found if one.phase == "backward" and one.fact("memory.peak") is not None]
     rows = tuple(
         (
             one.case if one.series == "fused" else f"{one.case}, {one.series}",
             *(
-                quantity(ask(f"memory.{name}"))
+                quantity(figure(f"memory.{name}"))
                 for name in ("peak", "retained")
-                for ask in (one.fact, one.reference_fact)
+                for figure in (one.fact, one.reference_fact)
             ),
         )
         for one in having
@@ -133,7 +135,7 @@ def _listings(records: Sequence[TestRecord]) -> list[Listing]:
 
 
 def resource_listing(records: Sequence[TestRecord]) -> Listing:
-    """What each kernel takes of each target, under the test and the case; alike in several cases it stands once."""
+    """What each kernel takes of each target, under the test and the case; once if it is equal in several cases."""
     rows: list[tuple[str, ...]] = []
     groups: list[str] = []
     for record in records:

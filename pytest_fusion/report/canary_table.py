@@ -28,7 +28,7 @@ Line = tuple[str, Mapping[str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class CanaryRow:
-    """One test as the page shows it."""
+    """The row of one test on the HTML page."""
 
     verdict: str
     name: str
@@ -50,11 +50,16 @@ def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
     width = max(len(record.nodeid) for record in found)
     lines: list[Line] = [(f"canary against {_incumbents(found)}", {"bold": True})]
     for record in found:
-        told = record.canary
-        lines.append((f"{told['verdict']:<9} {record.nodeid:<{width}}  {_figures(told)}", _COLOURS[told["verdict"]]))
-        lines += [(f"          {one_line(reason)}", {}) for reason in told["reasons"]]
-        lines += [(f"          note: {one_line(note)}", {}) for note in told["notes"]]
-    lines += [(said, {"yellow": True}) for said in _advice(found)]
+        comparison = record.canary
+        lines.append(
+            (
+                f"{comparison['verdict']:<9} {record.nodeid:<{width}}  {_figures(comparison)}",
+                _COLOURS[comparison["verdict"]],
+            )
+        )
+        lines += [(f"          {one_line(reason)}", {}) for reason in comparison["reasons"]]
+        lines += [(f"          note: {one_line(note)}", {}) for note in comparison["notes"]]
+    lines += [(advice, {"yellow": True}) for advice in _advice(found)]
     counts = Counter(record.canary["verdict"] for record in found)
     total = ", ".join(f"{counts[name]} {name}" for name in _ORDER if counts[name])
     lines.append((f"canary: {total}", _COLOURS[decision(records)]))
@@ -63,8 +68,8 @@ def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
 
 def decision(records: Iterable[TestRecord]) -> str:
     """What decides for all tests: the gravest verdict of any; ``"nodata"`` where none was compared."""
-    said = {record.canary["verdict"] for record in records if record.canary}
-    return next((name for name in _ORDER if name in said), "nodata")
+    verdicts = {record.canary["verdict"] for record in records if record.canary}
+    return next((name for name in _ORDER if name in verdicts), "nodata")
 
 
 def canary_rows(records: Sequence[TestRecord]) -> list[CanaryRow]:
@@ -85,47 +90,47 @@ def _incumbent(about: Mapping[str, Any]) -> str:
     return f"{about['text']} ({commit})" if commit and commit not in str(about["text"]) else str(about["text"])
 
 
-def _figures(told: Mapping[str, Any]) -> str:
-    counts = told["counts"]
+def _figures(comparison: Mapping[str, Any]) -> str:
+    counts = comparison["counts"]
     words = [f"{counts[name]} {name}" for name in counts if name != "not-asked"]
     return ", ".join(words) or "no case"
 
 
 def _advice(records: Sequence[TestRecord]) -> list[str]:
-    """How to be told promote or rollback where something was not measured; what is undecided needs more cases."""
+    """How to get a decision without metrics that were not measured; undecided metrics need more cases instead."""
     missing: dict[str, None] = {}
     for record in records:
-        told = record.canary
-        if told["verdict"] == "hold":
+        comparison = record.canary
+        if comparison["verdict"] == "hold":
             missing.update(
                 {
                     m["metric"]: None
-                    for m in told["metrics"]
+                    for m in comparison["metrics"]
                     if m["status"] == "nodata" and m["value"] is None and m["role"] != "muted"
                 }
             )
     if not missing:
         return []
-    return [f"held for what was not measured; to decide without it: --fusion-canary-without {','.join(missing)}"]
+    return [f"on hold: metrics were not measured; to decide without them: --fusion-canary-without {','.join(missing)}"]
 
 
 def _row(record: TestRecord) -> CanaryRow:
-    told = record.canary
-    loud = [pair for pair in told["pairs"] if pair["standing"] not in _QUIET]
+    comparison = record.canary
+    loud = [pair for pair in comparison["pairs"] if pair["standing"] not in _QUIET]
     return CanaryRow(
-        verdict=told["verdict"],
+        verdict=comparison["verdict"],
         name=record.nodeid,
-        incumbent=_incumbent(told["incumbent"]),
-        reasons=tuple(told["reasons"]),
-        metrics=tuple((m["metric"], m["status"], m["role"], m["words"]) for m in told["metrics"]),
-        cases=_figures(told),
+        incumbent=_incumbent(comparison["incumbent"]),
+        reasons=tuple(comparison["reasons"]),
+        metrics=tuple((m["metric"], m["status"], m["role"], m["words"]) for m in comparison["metrics"]),
+        cases=_figures(comparison),
         pairs=tuple(
             (p["standing"], p["text"], _arm(p["candidate"]), _arm(p["incumbent"]), p["reason"])
             for p in loud[:_MOST_PAIRS]
         ),
         more=max(0, len(loud) - _MOST_PAIRS),
-        latency=tuple(map(_latency, told["latency"])),
-        notes=tuple(told["notes"]),
+        latency=tuple(map(_latency, comparison["latency"])),
+        notes=tuple(comparison["notes"]),
     )
 
 

@@ -41,16 +41,16 @@ class Listing:
     def without(self, columns: Sequence[int]) -> Listing:
         if not columns:
             return self
-        kept = [i for i in range(len(self.header)) if i not in columns]
-        rows = tuple(tuple(row[i] for i in kept) if len(row) == len(self.header) else row for row in self.rows)
-        drop = tuple(kept.index(i) for i in self.drop if i in kept)
-        return Listing(self.title, tuple(self.header[i] for i in kept), rows, self.groups, drop)
+        left = [i for i in range(len(self.header)) if i not in columns]
+        rows = tuple(tuple(row[i] for i in left) if len(row) == len(self.header) else row for row in self.rows)
+        drop = tuple(left.index(i) for i in self.drop if i in left)
+        return Listing(self.title, tuple(self.header[i] for i in left), rows, self.groups, drop)
 
 
 def lines(listing: Listing, width: int) -> list[str]:
     """The listing in at most ``width`` characters a line, but for text that runs on.
 
-    The test stands in each row where there is room for that, else above its rows. Then columns go, and last the middle
+    The test is in each row where there is room for it, else above its rows. Then columns go, and last the middle
     of the names.
     """
     flat = Listing(listing.title, listing.header, listing.table().rows, (), listing.drop)
@@ -67,11 +67,11 @@ def lines(listing: Listing, width: int) -> list[str]:
 
 
 def clipped(text: str, width: int) -> str:
-    """``text`` without its middle where it is longer: both ends of a test's name tell it from others."""
+    """``text`` without its middle where it is longer: both ends of a test's name distinguish it from others."""
     if len(text) <= width:
         return text
-    kept = max(width - 1, 2)
-    return f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}"
+    most = max(width - 1, 2)
+    return f"{text[: (most + 1) // 2]}…{text[len(text) - most // 2 :]}"
 
 
 def _fitted(listing: Listing, width: int, indent: int) -> Listing:

@@ -9,8 +9,8 @@ from typing import Any
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import plural
 
-# Below these a pass says so. Two interacting choices trigger most of the faults that are not triggered by one alone
-# (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met is where a bug is left.
+# Below these a pass is reported as thin. Two interacting choices trigger most of the faults that are not triggered by
+# one alone (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met is where a bug is left.
 FEW_CASES = 20
 LITTLE_COVERED = 0.8
 MANY_REJECTED = 0.5
@@ -45,18 +45,18 @@ def by_urgency(records: Iterable[TestRecord]) -> list[TestRecord]:
 
 def rests_on(record: TestRecord) -> list[str]:
     """What a verdict rests on, as short phrases: cases, pairs, rejected, error, grade."""
-    said = [plural(record.cases, "case")]
+    parts = [plural(record.cases, "case")]
     share = pair_share(record)
     if share is not None:
-        said.append(f"{percent(share)} of pairs covered")
+        parts.append(f"{percent(share)} of pairs covered")
     if record.rejected:
-        said.append(f"{sum(record.rejected.values()):,} rejected ({tally(record.rejected)})")
+        parts.append(f"{sum(record.rejected.values()):,} rejected ({tally(record.rejected)})")
     worst = worst_error(record)
     if worst:
-        said.append(f"worst error {worst}")
+        parts.append(f"worst error {worst}")
     if record.grade:
-        said.append(f"grade {record.grade}")
-    return said
+        parts.append(f"grade {record.grade}")
+    return parts
 
 
 def thin(record: TestRecord) -> list[str]:
@@ -64,19 +64,19 @@ def thin(record: TestRecord) -> list[str]:
 
     One concrete call (``check_equivalent``) has no coverage, and is what its caller asked for: few cases are no fault.
     """
-    said = []
+    parts = []
     share = pair_share(record)
     # Not by what was rejected: sizes that contradict their own bounds, or cost too much, never become a case.
     rejected = record.cases - record.judged
     if not record.judged:
-        said.append("no case was judged")
+        parts.append("no case was judged")
     elif share is not None and record.judged < FEW_CASES:
-        said.append(f"only {plural(record.judged, 'case')} judged")
+        parts.append(f"only {plural(record.judged, 'case')} judged")
     if share is not None and share < LITTLE_COVERED:
-        said.append(f"only {percent(share)} of pairs covered")
+        parts.append(f"only {percent(share)} of pairs covered")
     if rejected > MANY_REJECTED * record.cases:
-        said.append(f"{rejected:,} of {plural(record.cases, 'case')} rejected ({tally(record.rejected)})")
-    return said
+        parts.append(f"{rejected:,} of {plural(record.cases, 'case')} rejected ({tally(record.rejected)})")
+    return parts
 
 
 def pair_share(record: TestRecord) -> float | None:
@@ -122,7 +122,7 @@ def worst_error(record: TestRecord) -> str:
 
 
 def unknown_checks(record: TestRecord) -> dict[str, str]:
-    """Checks without a verdict that nobody switched off -> why, in the order in which checks are judged."""
+    """Checks without a verdict that were not switched off -> why, in the order in which checks are judged."""
     return {
         name: str(entry.get("reason") or "no reason given")
         for name, entry in record.checks.items()
@@ -142,7 +142,7 @@ def ruled_out(record: TestRecord) -> list[str]:
 
 def _sentences(found: Any) -> list[str]:
     listed = [found] if isinstance(found, str) else found
-    return [str(said) for said in listed if said] if isinstance(listed, list | tuple) else []
+    return [str(line) for line in listed if line] if isinstance(listed, list | tuple) else []
 
 
 def replay_command(record: TestRecord) -> str:

@@ -1,4 +1,4 @@
-"""What one test has to tell: plain JSON types, so that it travels over xdist and out of a forked child."""
+"""`TestRecord`: the result of one test in plain JSON types, so that xdist and forked children can send it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TestRecord:
     ``{"pairs", "covered", "share"}``; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the largest error
     against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
-    ``expected`` tells that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
+    ``expected`` means that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
     script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,
     two lists of sentences, and how often the kernel ran for them; ``bench`` of a measured test has ``{"rows",
     "compared", "resources", "limits", "notes", "complete"}``; ``canary`` of one that was compared with an incumbent has

@@ -37,7 +37,7 @@ def summary(
     verbosity: int = 0,
     written: Mapping[str, str] | None = None,
 ) -> list[Line]:
-    """The section's lines; none where there is nothing to say, and then no section.
+    """The section's lines; none, and no section, if there is nothing to report.
 
     ``verbosity`` is pytest's: below 0 failures alone, 0 what needs attention, above 0 what every verdict rests on.
     ``written`` maps a report's kind (``"html"``) to its path; the paths come last, where the eye ends.
@@ -78,7 +78,7 @@ def _doubts(record: TestRecord) -> list[Line]:
 
 
 def details(record: TestRecord) -> list[Line]:
-    """One test at ``-v``: what its verdict rests on, what was switched off, what nobody judged."""
+    """One test at ``-v``: the basis of its verdict, what was switched off, what was not judged."""
     lines: list[Line] = []
     if outcome(record) == "fail":
         lines += _failure(record)
@@ -116,9 +116,9 @@ def _failure(record: TestRecord) -> list[Line]:
     case = case_sentence(record.case)
     if case:
         lines.append((f"  smallest case: {case}", _PLAIN))
-    said = evidence(record)
-    if said:
-        lines.append((f"  evidence: {one_line('; '.join(said))}", _PLAIN))
+    found = evidence(record)
+    if found:
+        lines.append((f"  evidence: {one_line('; '.join(found))}", _PLAIN))
     if record.replay:
         lines.append((f"  replay: {replay_command(record)}", _BOLD))
     return lines
@@ -133,7 +133,7 @@ def _why_unknown(record: TestRecord) -> str:
 
 
 def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
-    """What users took out of the judgement, each check and reason once; at -v it stands with its test."""
+    """The checks that users switched off, each with its reason once; at -v they are listed with the test."""
     tests = Counter((name, one_line(reason)) for record in records for name, reason in record.off.items())
     return [
         (f"switched off in {plural(count, 'test')}: {name} ({reason})", _YELLOW)
@@ -154,7 +154,7 @@ def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
 
 
 def _reasons(records: Iterable[TestRecord]) -> list[Line]:
-    """Why checks had no verdict, each reason once: nobody reads the same line under 50 tests."""
+    """Why checks had no verdict, each reason once, not under each test."""
     found = Counter(
         (name, one_line(reason))
         for record in records

@@ -271,7 +271,7 @@ def test_without_a_gpu_or_ncu_the_reason_says_so(monkeypatch: pytest.MonkeyPatch
     (here,) = counted(again, {"a": ONE}, on_gpu=True)
     assert "cuda-nsight-compute" in here.reason
     (there,) = counted(again, {"a": ONE}, on_gpu=False)
-    assert there.reason == "ncu counts on a GPU; the CPU lane has no such counters"
+    assert there.reason == "ncu counts on a GPU; the interpreter has no counters"
     assert counted(None, {"a": ONE}, on_gpu=True) == []
     assert counted(again, {}, on_gpu=True) == []
 

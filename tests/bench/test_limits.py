@@ -11,7 +11,7 @@ import torch
 from pytest_fusion import FusionSpec, SpecError, tensor
 from pytest_fusion.bench.baseline.row import Row
 from pytest_fusion.bench.limits import limited, notes
-from pytest_fusion.bench.measured import Measured, told
+from pytest_fusion.bench.measured import Measured, failure_line
 from tests.report.benched import latency, rows
 
 
@@ -91,13 +91,13 @@ def test_a_kernel_faster_than_its_limit_is_within() -> None:
 @pytest.mark.parametrize(
     ("allowed", "changes", "why"),
     [
-        (73.8 / 506 * 1.005, {}, "too near to tell"),
-        (73.8 / 506 * 0.995, {}, "too near to tell"),
-        (0.1, {"aa": 0.2}, "too near to tell"),
+        (73.8 / 506 * 1.005, {}, "too close to decide"),
+        (73.8 / 506 * 0.995, {}, "too close to decide"),
+        (0.1, {"aa": 0.2}, "too close to decide"),
         (0.1, {"aa": None}, "not measured against itself"),
         (0.1, {"blocks": (0.0,) * 2}, "2 blocks were measured"),
         (0.1, {"method": {"timer": "graph/events"}}, "timed in two ways"),
-        (0.1, {"ratio": math.nan, "low": math.nan, "high": math.nan}, "too near"),
+        (0.1, {"ratio": math.nan, "low": math.nan, "high": math.nan}, "too close"),
     ],
 )
 def test_a_ratio_that_cannot_be_told_from_its_limit_is_unknown(
@@ -115,7 +115,7 @@ def test_a_kernel_below_its_share_of_a_copy_is_over() -> None:
     ((found, reason),) = judged("copy_bandwidth", 0.95, rows())
 
     assert found == "over"
-    assert reason == "copy_bandwidth: 3.64 TB/s is 90.9 % of the 4 TB/s of a copy, at least 95 % is asked"
+    assert reason == "copy_bandwidth: 3.64 TB/s is 90.9 % of the 4 TB/s of a copy, at least 95 % is required"
 
 
 def test_a_kernel_above_its_share_of_a_copy_is_within() -> None:
@@ -126,7 +126,7 @@ def test_a_kernel_above_its_share_of_a_copy_is_within() -> None:
 @pytest.mark.parametrize(
     ("allowed", "fused", "why"),
     [
-        (0.9, {}, "too near to tell"),
+        (0.9, {}, "too close to decide"),
         (0.5, {"measures": {"copy_bytes_per_s": None}}, "no copy bandwidth was measured"),
         (0.5, {"facts": {"bytes.algorithmic": None}}, "bytes of inputs and outputs are not known"),
         (0.99, {"latency": latency(1e-3, 1e-3, method={"timer": "events", "cache": "cold"})}, "timer events"),
@@ -187,7 +187,7 @@ def test_what_is_over_fails_and_is_told_and_the_rest_is_a_note() -> None:
     blind = limited([*rows(fused_s=None), *rows("n=1", fused_s=None)], {"latency_ratio": 1.0})
 
     assert measured.failures == found[:1]
-    assert told(found[0]).startswith("rows=8192 hidden=8192 bfloat16, fused: over: peak_memory: 134,225,920 B")
+    assert failure_line(found[0]).startswith("rows=8192 hidden=8192 bfloat16, fused: over: peak_memory: 134,225,920 B")
     assert measured.as_json()["limits"][0]["verdict"] == "over"
     assert notes(found) == []
     said = "latency_ratio: no latency was measured; interpreted kernels have none, a GPU is needed"

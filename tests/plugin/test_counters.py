@@ -46,7 +46,7 @@ def test_under_ncu_the_cases_asked_for_are_called(
     """Twice to warm up and once counted, without gradients and without a check; one that raises says so."""
     project.write(TEST)
     file = tmp_path / "calls.json"
-    profiled.ask(file, ["n=8 float32", "n=32 bfloat16", "n=5"])
+    profiled.write_request(file, ["n=8 float32", "n=32 bfloat16", "n=5"])
     monkeypatch.setenv(profiled.VARIABLE, str(file))
     project.run("--fusion-isolate=off", "--fusion-bench").assert_outcomes(passed=2)
 
@@ -69,7 +69,7 @@ def test_without_a_gpu_counters_are_unknown(project: Project, how: str) -> None:
     more: Any = ["--fusion-counters"] if how == "option" else ["-o", "fusion_counters=true"]
     result = project.run("--fusion-bench", "--fusion-targets=none", *more)
     result.assert_outcomes(passed=2)
-    said = "no counters: ncu counts on a GPU; the CPU lane has no such counters"
+    said = "no counters: ncu counts on a GPU; the interpreter has no counters"
     assert sum(said in line for line in result.outlines) == 1
     found = [one for test in project.tests.values() for one in test["bench"]["counters"]]
     assert [one["case"] for one in found] == ["rows=4 hidden=8 bfloat16", "rows=5 hidden=8 bfloat16", "one"]

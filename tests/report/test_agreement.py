@@ -143,7 +143,7 @@ def test_evidence_is_shown_where_there_is_some(records: list[TestRecord]) -> Non
         assert said in section
         assert said in github.summary([explained], {})
     assert "Ruled out: needs-alignment; ignores-offset." in page
-    assert "What experiments" not in without
+    assert "Results of experiments" not in without
     assert document([explained], {})["tests"][0]["diagnosis"] == WHY
     assert TestRecord.from_json(document([explained], {})["tests"][0]) == explained
 

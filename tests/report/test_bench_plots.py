@@ -101,7 +101,7 @@ def test_a_faster_kernel_stands_lower_in_time_and_higher_in_rate() -> None:
         for ours, theirs, least in zip(fused.points, reference.points, limit.points, strict=True):
             assert sign * ours.y > sign * theirs.y
             assert sign * least.y > sign * ours.y
-    assert "rows=256 hidden=8192 bfloat16, 8.39 MB: 4.60 us" in one.plots[0].series[0].points[0].said
+    assert "rows=256 hidden=8192 bfloat16, 8.39 MB: 4.60 us" in one.plots[0].series[0].points[0].title
 
 
 def test_the_limit_of_products_is_that_of_the_matmul_ceiling() -> None:
@@ -115,7 +115,7 @@ def test_the_limit_of_products_is_that_of_the_matmul_ceiling() -> None:
     (one,) = drawn(record(found))
 
     limit = next(series for series in one.plots[0].series if series.kind == "limit")
-    assert [point.said for point in limit.points] == ["1.25 ms", "10.0 ms"]
+    assert [point.title for point in limit.points] == ["1.25 ms", "10.0 ms"]
 
 
 def test_without_ceilings_there_is_no_limit() -> None:
@@ -139,7 +139,7 @@ def test_without_a_gpu_only_launches_are_drawn_and_say_how_they_were_counted() -
 
     assert (one.plots, one.timeline) == ((), None)
     assert one.bars is not None
-    assert [bar.said for bar in one.bars.bars] == ["1 kernel (modelled)", "9 kernels (modelled)"]
+    assert [bar.title for bar in one.bars.bars] == ["1 kernel (modelled)", "9 kernels (modelled)"]
 
 
 def test_bars_are_as_long_as_their_counts_and_equal_cases_share_them() -> None:
@@ -151,7 +151,7 @@ def test_bars_are_as_long_as_their_counts_and_equal_cases_share_them() -> None:
     assert [head.text for head in one.bars.heads] == ["rows=256 hidden=8192 bfloat16 and 3 more", "n=1"]
     lengths = [sum(part.wide for part in bar.parts) for bar in one.bars.bars]
     assert [round(length / lengths[0], 6) for length in lengths] == [1, 9, 1, 12]
-    assert one.bars.bars[3].said == "9 kernels, 2 copies, 1 memset"
+    assert one.bars.bars[3].title == "9 kernels, 2 copies, 1 memset"
 
 
 def test_one_call_shows_what_ran_when_on_one_scale() -> None:

@@ -143,5 +143,5 @@ def test_a_map_of_errors_is_drawn_on_a_logarithmic_scale() -> None:
     assert set(marks) == {(1, 0), (2, 0), (1, 1), (2, 1)}
     assert marks[1, 0].shade < marks[2, 0].shade < marks[1, 1].shade
     assert [place for place, mark in marks.items() if mark.hard] == [(2, 1)]
-    assert marks[2, 0].said == "row 0, column 20 to 29: 1,000 times the allowed error"
+    assert marks[2, 0].title == "row 0, column 20 to 29: 1,000 times the allowed error"
     assert drawn.hard

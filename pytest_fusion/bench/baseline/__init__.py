@@ -1,1 +1,1 @@
-"""Is it as it was: measured facts of a test, kept in files, compared with those of today."""
+"""Baselines: measured facts of a test, stored in files and compared with those of the current run."""

@@ -1,4 +1,4 @@
-"""A baseline file's content: what it must have, what of it is only kept, and its text, made to be read in a diff."""
+"""The content of a baseline file: required keys, keys of other versions, and its text, which suits diffs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Baseline:
 
 
 def decode(text: str, path: Path) -> Baseline:
-    """Raises ``BaselineError``, naming ``path``, for everything that is not such a file of this schema."""
+    """Raises ``BaselineError``, naming ``path``, for any other file or schema."""
     data = _parse(text, path)
     if not isinstance(data, dict) or data.get("tool") != TOOL:
         raise BaselineError(
@@ -52,8 +52,8 @@ def decode(text: str, path: Path) -> Baseline:
     try:
         return _content(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        said = f"has no {error}" if isinstance(error, KeyError) else str(error)
-        raise BaselineError(f"{path} has schema {SCHEMA} but not its shape ({said}); {_AGAIN}") from None
+        problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
+        raise BaselineError(f"{path} has schema {SCHEMA} but not its shape ({problem}); {_AGAIN}") from None
 
 
 def encode(baseline: Baseline) -> str:
@@ -65,7 +65,7 @@ def encode(baseline: Baseline) -> str:
         name = hashlib.sha256(json.dumps(environment).encode()).hexdigest()[:8] if environment else ""
         if environment:
             environments[name] = environment
-        rows.append({**_kept(baseline.raw.get(key, {}), row), **({"environment": name} if name else {})})
+        rows.append({**_unread(baseline.raw.get(key, {}), row), **({"environment": name} if name else {})})
     content = {
         "tool": TOOL,
         "schema": SCHEMA,
@@ -113,7 +113,7 @@ def _content(data: Mapping[str, Any]) -> Baseline:
     return Baseline(test, device, rows, raw, {key: value for key, value in data.items() if key not in _OWN})
 
 
-def _kept(raw: Mapping[str, Any], row: Row) -> dict[str, Any]:
+def _unread(raw: Mapping[str, Any], row: Row) -> dict[str, Any]:
     """The row's content; as it stood where nothing of it changed, else with the keys that are not ours."""
     content = row.content()
     if raw and Row.from_json({**raw, "test": "", "device": "", "environment": {}}).content() == content:

@@ -28,7 +28,7 @@ def device_class(environment: Mapping[str, Any]) -> str:
         return MODELLED
     name, capability = environment.get("device_name"), environment.get("capability")
     if not name:
-        raise ValueError("this GPU has no name, so its facts cannot be told from those of other GPUs")
+        raise ValueError("this GPU has no name, so its facts cannot be distinguished from those of other GPUs")
     return f"{name} (sm_{str(capability).replace('.', '')})" if capability else str(name)
 
 
@@ -52,26 +52,26 @@ def elsewhere(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """How two places of latency differ, as half a sentence; ``None`` where they do not."""
     words = [*_LATENCY, *((name, name) for name in _VERSIONS)]
     other = [
-        f"{said} {before.get(name) or 'unknown'} there, {now.get(name) or 'unknown'} here"
-        for name, said in words
+        f"{parts} {before.get(name) or 'unknown'} there, {now.get(name) or 'unknown'} here"
+        for name, parts in words
         if before.get(name) != now.get(name)
     ]
     return "; ".join(other) or None
 
 
 def unit_of(uuid: str | None) -> str:
-    """Eight digits that tell one GPU from another and not which it is; empty where nobody knows."""
+    """Eight digits that identify a GPU without its real id; empty if that is not known."""
     return hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else ""
 
 
 def renewed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """``"; made with triton 3.6.0, this is 3.7.1"``: versions that may explain another fact, else nothing."""
-    said = [
+    parts = [
         f"{name} {before[name]}, this is {now[name]}"
         for name in ("torch", "triton", "cuda", "driver")
         if before.get(name) and now.get(name) and before[name] != now[name]
     ]
-    return f"; the baseline was made with {', '.join(said)}" if said else ""
+    return f"; the baseline was made with {', '.join(parts)}" if parts else ""
 
 
 def _release(version: Any, parts: int) -> str:

@@ -23,7 +23,7 @@ _MORE_IS_WORSE = frozenset(
 # and less of these. Counts of single instructions have no direction: a compiler that goes from HMMA to WGMMA, or from
 # vector loads to TMA, has none left of the one.
 _LESS_IS_WORSE = frozenset("occupancy tensor_core tensor_cores saved".split())
-# What registers, FLOPs or warps do alone, nobody can call better or worse: registers cost something once they lower the
+# What registers, FLOPs or warps do alone, is neither better nor worse: registers cost something once they lower the
 # occupancy or spill, and both of these are facts of their own.
 
 
@@ -44,7 +44,7 @@ def group(fact: str) -> str:
 
 
 def direction(fact: str) -> int:
-    """1 where more is worse, -1 where less is, 0 where nobody can say."""
+    """1 where more is worse, -1 where less is worse, 0 where neither is known."""
     words = _words(fact)
     if "reference" in words:
         return 0
@@ -124,7 +124,7 @@ def _compare(
         return Change(fact, was, is_, "unknown", "this run did not find it; accept that with --fusion-update all")
     theirs, ours = (method.get(group(fact)) for method in methods)
     if theirs != ours:
-        return Change(fact, was, is_, "unknown", f"counted by {theirs or 'nobody knows what'} then, by {ours} now")
+        return Change(fact, was, is_, "unknown", f"counted by {theirs or 'an unknown method'} then, by {ours} now")
     if was == is_:
         return Change(fact, was, is_, "same")
     towards = direction(fact)

@@ -1,4 +1,4 @@
-"""Outputs of today beside those that were kept: bitwise the same, within what rounding explains, or changed."""
+"""Compares outputs with stored ones: bitwise equal, different by no more than rounding, or changed."""
 
 from __future__ import annotations
 

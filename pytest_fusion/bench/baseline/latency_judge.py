@@ -161,7 +161,10 @@ def _judged(one: Question, slower: float, faster: float, alpha: float) -> Judgem
     elif -counts < low and high < counts:
         verdict, reason = "same", f"the whole interval is within {_percent(counts):.1f} %"
     else:
-        verdict, reason = "inconclusive", f"the interval does not tell whether it changed by {_percent(counts):.1f} %"
+        verdict, reason = (
+            "inconclusive",
+            f"the interval is too wide to decide whether it changed by {_percent(counts):.1f} %",
+        )
     return Judgement(
         name=one.name,
         verdict=verdict,

@@ -62,7 +62,7 @@ def compare(
     """One row of this run beside its baseline.
 
     ``machine`` is what the run against itself showed; without it no latency is judged. Without a stored row the verdict
-    is ``"missing"``, a failure, where ``ci`` says that nobody is there to make one, else ``"new"``; ``command`` is the
+    is ``"missing"``, a failure, where ``ci`` is set, else ``"new"``; ``command`` is the
     one that makes it.
     """
     before = stored.rows.get(row.key) if stored is not None else None
@@ -98,8 +98,8 @@ def compare(
 
 def judged(found: Sequence[Comparison], *, family: int | None = None) -> list[Comparison]:
     """The comparisons of a run with their latencies judged together; ``family`` as in ``judge.judge``."""
-    asked = [one.question for one in found if one.question is not None]
-    answers = iter(judge(asked, family=family))
+    questions = [one.question for one in found if one.question is not None]
+    answers = iter(judge(questions, family=family))
     return [_concluded(replace(one, latency=next(answers))) if one.question is not None else one for one in found]
 
 
@@ -145,7 +145,7 @@ def _not_comparable(then: Latency | None, now: Latency) -> str:
 def _concluded(found: Comparison) -> Comparison:
     """The comparison with its verdict: the worst of its parts, and what those say."""
     changed = [change for change in found.facts if change.verdict != "same"]
-    statuses: list[tuple[RowStatus, str]] = [(change.verdict, _said(change)) for change in changed]
+    statuses: list[tuple[RowStatus, str]] = [(change.verdict, _sentence(change)) for change in changed]
     statuses += [(_GOLDEN[one.verdict], f"golden output {one.name}: {one.reason}") for one in found.golden]
     if found.names:
         # Names say which launches came or went, where their number did; alone they are another kernel's.
@@ -167,13 +167,13 @@ def _concluded(found: Comparison) -> Comparison:
     if not statuses and not found.facts and not found.golden:
         return replace(found, verdict="unknown", reason="nothing was measured that the baseline has")
     for status in _WORST_FIRST:
-        said = [text for own, text in statuses if own == status]
-        if said and status != "same":
-            return replace(found, verdict=status, reason="; ".join(said))
+        texts = [text for own, text in statuses if own == status]
+        if texts and status != "same":
+            return replace(found, verdict=status, reason="; ".join(texts))
     return replace(found, verdict="same")
 
 
-# Who keeps golden outputs wants to hear that they changed; a drift within rounding is told and fails nothing.
+# Changed golden outputs are a failure; a drift within rounding is reported only.
 _GOLDEN: dict[GoldenStatus, RowStatus] = {
     "changed": "regressed",
     "unknown": "unknown",
@@ -182,18 +182,18 @@ _GOLDEN: dict[GoldenStatus, RowStatus] = {
 }
 _WORST_FIRST: tuple[RowStatus, ...] = ("regressed", "unknown", "inconclusive", "changed", "improved", "same")
 
-# What fails nothing and is to be told. That a latency is inconclusive, its row says.
+# Reported without a failure; an inconclusive latency is in its row already.
 _TOLD = frozenset(("unknown", "changed", "improved"))
 
 
 def _briefly(change: Change, context: str) -> str:
-    """The fact before and now; why nobody knows, where that is so."""
+    """A sentence with the fact before and now, or why it is not known."""
     if change.verdict == "unknown":
-        return _said(replace(change, reason=change.reason.removesuffix(context)))
-    return _said(replace(change, reason=""))
+        return _sentence(replace(change, reason=change.reason.removesuffix(context)))
+    return _sentence(replace(change, reason=""))
 
 
-def _said(change: Change) -> str:
+def _sentence(change: Change) -> str:
     def shown(value: int | None) -> str:
         return "none" if value is None else str(value)
 

@@ -50,10 +50,10 @@ def update(
         changed = []
         for (test, device), measured in by_file.items():
             stored = store.load(folder, test, device) or Baseline(test, device)
-            kept = _chosen(stored, measured, mode, regressed)
+            updated = _chosen(stored, measured, mode, regressed)
             if mode == "all" and test in complete:
-                kept = {key: row for key, row in kept.items() if key in measured}
-            changed.append(replace(stored, rows=kept))
+                updated = {key: row for key, row in updated.items() if key in measured}
+            changed.append(replace(stored, rows=updated))
         return [*made, *store.write(folder, changed)]
 
 
@@ -79,16 +79,16 @@ def _by_file(rows: Iterable[Row]) -> dict[tuple[str, str], dict[Key, Row]]:
 
 
 def _chosen(stored: Baseline, measured: Mapping[Key, Row], mode: str, regressed: Collection[Key]) -> dict[Key, Row]:
-    kept = dict(stored.rows)
+    updated = dict(stored.rows)
     for key, row in measured.items():
         before = stored.rows.get(key)
         if before is None:
-            kept[key] = row
+            updated[key] = row
         elif mode == "all" or (mode == "regressed" and key in regressed):
-            kept[key] = _again(before, row)
+            updated[key] = _again(before, row)
         else:
-            kept[key] = _filled(before, row)
-    return kept
+            updated[key] = _filled(before, row)
+    return updated
 
 
 def _again(before: Row, row: Row) -> Row:

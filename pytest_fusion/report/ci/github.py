@@ -46,17 +46,17 @@ def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, li
     ]
     rows = [_row(record) for record in by_urgency(records)]
     tables = bench_tables(records)
-    # What is said about a cut, of the tests and of the bench.
+    # Room for the lines on what was cut, of the tests and of the bench.
     left = limit_bytes - _size(head) - _CUT * (2 if tables else 1)
-    kept: list[str] = []
+    shown: list[str] = []
     for row in rows:
         left -= _size([row])
         if left < 0:
             break
-        kept.append(row)
-    cut = len(rows) - len(kept)
+        shown.append(row)
+    cut = len(rows) - len(shown)
     foot = ["", f"{plural(cut, 'more test')} left out: {_WHERE}"] if cut else []
-    return "\n".join([*head, *kept, *foot, *_bench(tables, bench_notes(records), max(left, 0))]) + "\n"
+    return "\n".join([*head, *shown, *foot, *_bench(tables, bench_notes(records), max(left, 0))]) + "\n"
 
 
 def append_summary(path: Path, records: Sequence[TestRecord], environment: Mapping[str, Any]) -> None:
@@ -107,20 +107,20 @@ def _row(record: TestRecord) -> str:
 
 def _to_know(record: TestRecord) -> str:
     if record.verdict == "fail":
-        said = [f"**{_text(record.failed_check or '')}**"]
+        parts = [f"**{_text(record.failed_check or '')}**"]
         if record.cause:
-            said.append(f"cause: {_text(record.cause)}")
+            parts.append(f"cause: {_text(record.cause)}")
         if evidence(record):
-            said.append(_text(one_line("; ".join(evidence(record)))))
+            parts.append(_text(one_line("; ".join(evidence(record)))))
         if record.message:
-            said.append(_text(one_line(record.message)))
+            parts.append(_text(one_line(record.message)))
         if record.replay:
-            said.append(f"`{_code(replay_command(record))}`")
-        return "<br>".join([*said, *_off(record)])
-    said = [_text(reason) for reason in thin(record)] if record.verdict == "pass" else []
+            parts.append(f"`{_code(replay_command(record))}`")
+        return "<br>".join([*parts, *_off(record)])
+    parts = [_text(reason) for reason in thin(record)] if record.verdict == "pass" else []
     missing = unknown_checks(record)
-    said += [f"not judged: {_text(', '.join(missing))}"] if missing else []
-    return "<br>".join([*said, *_off(record)])
+    parts += [f"not judged: {_text(', '.join(missing))}"] if missing else []
+    return "<br>".join([*parts, *_off(record)])
 
 
 def _off(record: TestRecord) -> list[str]:

@@ -13,7 +13,7 @@ _MOST_TICKS = 7
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark at ``at`` in units of the drawing, and what it says."""
+    """A mark at ``at`` in units of the drawing, and its text."""
 
     at: float
     text: str

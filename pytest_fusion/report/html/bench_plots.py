@@ -29,7 +29,7 @@ _COUNTS = {"kernels": "kernel", "memcpy": "copy", "memset": "memset"}
 class Point:
     x: float
     y: float
-    said: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Bar:
     y: float
     parts: tuple[Part, ...]
     end: float
-    said: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def launch_bars(group: Sequence[Figures]) -> Bars | None:
         return None
     totals = [_total(row) for cases in same.values() for row in (cases[0].row, cases[0].other)]
     axis = Axis(max(1.0, *map(float, totals)), _LABEL, RIGHT - 170)
-    heads, bars, y, said = [], [], 16.0, []
+    heads, bars, y, sentences = [], [], 16.0, []
     for cases in same.values():
         head = cases[0].case if len(cases) == 1 else f"{cases[0].case} and {len(cases) - 1} more"
         heads.append(Tick(y, clipped(head, 78)))
@@ -150,10 +150,10 @@ def launch_bars(group: Sequence[Figures]) -> Bars | None:
             if "launches.kernels" not in row.get("facts", {}):
                 continue
             bars.append(_bar(role, row, axis, y))
-            said.append(f"{head}, {role}: {bars[-1].said}")
+            sentences.append(f"{head}, {role}: {bars[-1].title}")
             y += BAR + 4
         y += 18
-    return Bars("Launches of one call", "; ".join(said), y - 10, tuple(heads), tuple(bars))
+    return Bars("Launches of one call", "; ".join(sentences), y - 10, tuple(heads), tuple(bars))
 
 
 def _series(
@@ -191,7 +191,7 @@ def _plot(
     x = LogAxis.of(sorted(sizes), LEFT, RIGHT)
     y = LogAxis.of([*values, *near], BOTTOM, TOP)
 
-    def said(value: float) -> str:
+    def text_of(value: float) -> str:
         return f"{text(value)}{unit}"
 
     series = [
@@ -199,16 +199,18 @@ def _plot(
             kind,
             kind,
             tuple(
-                Point(x.at(size), y.at(v), f"{kind}, {case}, {quantity(size)}: {said(v)}") for size, v, case in points
+                Point(x.at(size), y.at(v), f"{kind}, {case}, {quantity(size)}: {text_of(v)}")
+                for size, v, case in points
             ),
         )
         for kind, points in sorted(measured.items(), key=lambda item: _ORDER.get(item[0], len(_ORDER)))
     ]
     if limit:
-        line = tuple(Point(x.at(size), y.at(value), said(value)) for size, value in sorted(limit))
+        line = tuple(Point(x.at(size), y.at(value), text_of(value)) for size, value in sorted(limit))
         series.append(Series("limit", "limit of this device", line))
     ends = (
-        f"{kind} {said(points[0][1])} at {quantity(points[0][0])} to {said(points[-1][1])} at {quantity(points[-1][0])}"
+        f"{kind} {text_of(points[0][1])} at {quantity(points[0][0])} "
+        f"to {text_of(points[-1][1])} at {quantity(points[-1][0])}"
         for kind, points in measured.items()
     )
     return Plot(
@@ -216,7 +218,7 @@ def _plot(
         summary=f"{what}: {'; '.join(ends)}",
         x_label="bytes of inputs and outputs",
         x_ticks=x.ticks(lambda value: _short(quantity(value))),
-        y_ticks=y.ticks(lambda value: _short(said(value))),
+        y_ticks=y.ticks(lambda value: _short(text_of(value))),
         series=tuple(series),
     )
 

@@ -16,13 +16,13 @@ _SHADES = heat.TOP - 1
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One cell to draw: ``shade`` from 0 to 1, ``hard`` where no error at all is allowed, ``said`` on hovering."""
+    """One cell to draw: ``shade`` from 0 to 1, ``hard`` where no error at all is allowed, ``title`` on hovering."""
 
     x: int
     y: int
     shade: float
     hard: bool
-    said: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class HeatMap:
                 if level == heat.TOP:
                     yield Mark(x, y, 1.0, True, f"{place}: wrong where no error is allowed")
                 elif level:
-                    said = f"{place}: {number(value)} times the allowed error"
-                    yield Mark(x, y, _opacity((level - 1) / _SHADES), False, said)
+                    title = f"{place}: {number(value)} times the allowed error"
+                    yield Mark(x, y, _opacity((level - 1) / _SHADES), False, title)
 
     def _span(self, index: int, axis: int) -> str:
         count = (self.height, self.width)[axis]
@@ -96,7 +96,7 @@ def heat_map(found: Any) -> HeatMap | None:
     listed = axes if isinstance(axes, list | tuple) else ()
     shares = found.get("scale") != heat.SCALE
     cells = _cells(found.get("cells"), shares=shares)
-    text = "\n".join(f"axis {axis}: {said}" for axis, said in enumerate(listed))
+    text = "\n".join(f"axis {axis}: {one}" for axis, one in enumerate(listed))
     if not cells and not text:
         return None
     return HeatMap(cells, text, _caption(found), 0.0 if shares else heat.largest(cells), _shape(found.get("shape")))

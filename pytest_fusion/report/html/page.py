@@ -79,7 +79,7 @@ def render(
     title: str = "pytest-fusion report",
     finished: str = "",
 ) -> str:
-    """The page. ``finished`` is when the run ended, as text: the page itself asks no clock."""
+    """The page as HTML. ``finished`` is the time at which the run ended, as text."""
     import jinja2
 
     here = resources.files("pytest_fusion.report.html")
@@ -162,7 +162,7 @@ def _row(record: TestRecord, *, is_open: bool) -> TestRow:
 
 
 def _headline(record: TestRecord) -> str:
-    """What the closed row says of a test that did not simply pass."""
+    """The headline of a test's closed row, unless it simply passed."""
     if record.verdict == "fail":
         return " · ".join(word for word in (record.failed_check, record.cause) if word)
     if record.verdict == "unknown":

@@ -14,29 +14,29 @@ from pytest_fusion.spec.wording import plural
 
 WIDTH, LEFT, RIGHT = 900, 10, 880
 LANE = 22
-# More marks than this are smaller than a pixel each, and more rows nobody reads.
+# More marks are smaller than a pixel each, and more rows are not readable.
 _MOST_MARKS, _MOST_ROWS = 600, 100
 # A character of 11 px text, so that a name is written where it fits.
 _CHARACTER = 6.6
-# Fewer of a name tell nothing.
+# Fewer of a name mean nothing.
 _FEWEST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One activity: ``text`` stands in it where there is room, ``said`` on hovering."""
+    """One activity: ``text`` is shown in it where there is room, ``title`` on hovering."""
 
     kind: str
     x: float
     y: float
     wide: float
     text: str
-    said: str
+    title: str
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One call: ``head`` says its length and how busy the device was, at ``y``; ``height`` from there."""
+    """One call: ``head`` has its length and how busy the device was, at ``y``; ``height`` from there."""
 
     role: str
     head: str
@@ -103,7 +103,7 @@ def _kind(kind: str) -> str:
 
 
 def _track(role: str, spans: Sequence[tuple[str, str, float, float]], axis: Axis, y: float) -> Track:
-    """Activities that overlap, on several streams, stand in lanes below each other."""
+    """Draws overlapping activities, of several streams, in rows below each other."""
     free: list[float] = []
     marks = []
     top = y + 7
@@ -113,8 +113,8 @@ def _track(role: str, spans: Sequence[tuple[str, str, float, float]], axis: Axis
         wide = max(axis.at(start + seconds) - axis.at(start), 0.8)
         room = int((wide - 6) / _CHARACTER)
         text = clipped(name, room) if room >= min(len(name), _FEWEST) else ""
-        said = f"{name} ({kind}): {time(seconds)} from {time(start)}"
-        marks.append(Mark(_kind(kind), axis.at(start), top + lane * (LANE + 2), wide, text, said))
+        title = f"{name} ({kind}): {time(seconds)} from {time(start)}"
+        marks.append(Mark(_kind(kind), axis.at(start), top + lane * (LANE + 2), wide, text, title))
     length = max(start + seconds for _, _, start, seconds in spans)
     works = whole(busy(spans) / length) if length else "?"
     more = f", the first {_MOST_MARKS} drawn" if len(spans) > _MOST_MARKS else ""

@@ -11,7 +11,7 @@ from benchmarks.suite.measure import in_pass, wrong
 from benchmarks.suite.model import OURS, Row, Span
 from benchmarks.suite.passes import UPSTREAM, upstream_of
 from pytest_fusion.case.containers import map_tensors
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 
 def disagreements(row: Row, device: torch.device, without: Sequence[str] = ()) -> dict[str, str]:
@@ -33,7 +33,7 @@ def disagreements(row: Row, device: torch.device, without: Sequence[str] = ()) -
             try:
                 result = in_pass(ways[name].call, problem, span)(**given)
             except Exception as error:  # noqa: BLE001 -- any way may raise anything
-                found[f"{span}, {name}"] = said(error)
+                found[f"{span}, {name}"] = brief(error)
                 continue
             truth = result if name == problem.truth else truth
             if not ways[name].part and (why := wrong(problem, span, inputs, result, truth)):

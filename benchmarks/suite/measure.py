@@ -18,7 +18,7 @@ from benchmarks.suite.model import COMPILE, OURS, Call, Problem, Row, Span, Way
 from benchmarks.suite.passes import UPSTREAM, both, forward, upstream_of
 from benchmarks.suite.timing import Ceilings, Rotation, Sampled, interleaved, once
 from pytest_fusion.case.containers import map_tensors
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # Sampling all ways of one pass, after the first tenth of a second.
 BUDGET_S = 0.8
@@ -68,7 +68,7 @@ def measured(row: Row, problem: Problem, span: Span, place: Place) -> Figures:
                 things[name] = rotation.batch(each.call, each.once_s, each.mutates, each.plain)
             except Exception as error:  # noqa: BLE001 -- any way may raise anything
                 _freed()
-                words[name] = f"it cannot be timed: {said(error)}"
+                words[name] = f"it cannot be timed: {brief(error)}"
         timers = {name: thing.timer for name, thing in things.items()}
         if not things:
             return Figures(row.family, row.text, span, work, words=words, memory=memory)
@@ -135,7 +135,7 @@ def _tried(
         except ModuleNotFoundError as error:
             words[name] = f"{error.name} is not installed"
         except Exception as error:  # noqa: BLE001 -- any way may raise anything
-            words[name] = said(error)
+            words[name] = brief(error)
         result, given = None, {}
         if name in words:
             _freed()

@@ -16,7 +16,7 @@ from benchmarks.suite.measure import Place, measured, released
 from benchmarks.suite.model import OURS, Problem, Row, Span, Work
 from benchmarks.suite.table import line
 from pytest_fusion.run.process.atomic_file import replace_whole
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 SCHEMA = 1
 # What a row takes at least, so that the last one does not run far over the budget.
@@ -99,7 +99,7 @@ def entries(
                     yield _entry(row, difference(found, forward, problem.work_of("backward")))
                 forward = found
         except Exception as error:  # noqa: BLE001 -- the next row may do better
-            why = str(error) if isinstance(error, TimeoutError) else said(error)
+            why = str(error) if isinstance(error, TimeoutError) else brief(error)
             lost = _lost(place, row)
             yield from _unmeasured(row, spans, why, done)
         problem = forward = None  # type: ignore[assignment]
@@ -126,7 +126,7 @@ def _lost(place: Place | None, row: Row) -> str:
     try:
         torch.cuda.synchronize(place.device)
     except Exception as error:  # noqa: BLE001 -- whatever a dead context raises
-        return f"the GPU was lost in {row.name!r} ({said(error)}); leave that row out with --only"
+        return f"the GPU was lost in {row.name!r} ({brief(error)}); leave that row out with --only"
     return ""
 
 
@@ -144,7 +144,7 @@ def read(paths: Sequence[Path], rows: Sequence[Row]) -> tuple[list[Entry], list[
             figures = [Figures.from_json(each) for each in data["rows"]]
             environments.append(data["environment"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no file of benchmarks.suite: {said(error)}") from error
+            raise ValueError(f"{path} is no file of benchmarks.suite: {brief(error)}") from error
         for each in figures:
             key = (f"{each.family}: {each.text}", each.span)
             if each.ours is not None or key not in found:

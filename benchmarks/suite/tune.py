@@ -22,7 +22,7 @@ from benchmarks.suite.run import Budget
 from benchmarks.suite.timing import Rotation, Sampled, interleaved, once
 from benchmarks.suite.tunables import Knob, Tunable, chosen, taken
 from pytest_fusion.run.process.atomic_file import replace_whole
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # Those within so much of the best by a few calls are sampled in turn, at most so many.
 FINALISTS, _CLOSE = 5, 1.08
@@ -82,7 +82,7 @@ def tuned(given: argparse.Namespace) -> int:
             try:
                 released()
             except RuntimeError as error:  # a tile's illegal access ends this process's use of the GPU
-                print(f"the GPU was lost with {tunable.name} at {row.name} ({said(error)}); go on with --only")
+                print(f"the GPU was lost with {tunable.name} at {row.name} ({brief(error)}); go on with --only")
                 return 1
     print(f"\n{len(found)} tiles, {budget.spent:.0f} s")
     return 0
@@ -103,7 +103,7 @@ def at(tunable: Tunable, row: Row, device: torch.device, cache: int, budget: Bud
     except OutOfTime:
         return [Tried(tunable.name, row.name, "-", words="not measured: out of time")]
     except Exception as error:  # noqa: BLE001 -- the next kernel may do better
-        return [Tried(tunable.name, row.name, "-", words=said(error))]
+        return [Tried(tunable.name, row.name, "-", words=brief(error))]
 
 
 def _at(tunable: Tunable, row: Row, device: torch.device, cache: int, knob: Knob, budget: Budget) -> list[Tried]:
@@ -130,7 +130,7 @@ def _at(tunable: Tunable, row: Row, device: torch.device, cache: int, knob: Knob
             seconds[name] = once(call, inputs, device)
             tiles[name] = tile
         except Exception as error:  # noqa: BLE001 -- most often: out of shared memory
-            failed.append(Tried(tunable.name, row.name, name, words=said(error)))
+            failed.append(Tried(tunable.name, row.name, name, words=brief(error)))
             torch.cuda.synchronize(device)
         if budget.left < 2:
             break

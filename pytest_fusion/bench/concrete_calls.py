@@ -28,7 +28,7 @@ from pytest_fusion.run.measure.timing.pairs import Blocks
 from pytest_fusion.run.measure.timing.rotation import twin
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
 from pytest_fusion.run.unguarded import bare
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 _INTERPRETED = "an interpreted kernel has no latency worth a number"
 # Names of what Inductor makes, for a GPU and for the CPU; its bytes pass no operator of torch.
@@ -75,7 +75,7 @@ def measure(
             ours, theirs = _counted(pair.fused, pair), _counted(pair.reference, pair)
             work = _traffic(theirs, pair)
     except Exception as error:  # noqa: BLE001 - whatever a call raises that bears being judged and not being counted
-        found.notes.append(f"{case}: not measured: the call raises {said(error)} while it is counted")
+        found.notes.append(f"{case}: not measured: the call raises {brief(error)} while it is counted")
         return found
     found.notes += [f"{case}: {what} not known: {why}" for what, why in _unknown(ours.counts, theirs.counts, work)]
     found.notes += [f"{case}: launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
@@ -192,7 +192,7 @@ def _timed(
     except host_latency.TooSlowError as error:
         raise _NoLatencyError(str(error)) from error
     except Exception as error:
-        raise _NoLatencyError(f"the call raises {said(error)} while it is timed") from error
+        raise _NoLatencyError(f"the call raises {brief(error)} while it is timed") from error
     spread = machine if pair.device.type == "cuda" else None
     found = latency(blocks, method, control=pair.control, environment=environment, machine=spread)
     return found, samples(blocks), machine

@@ -36,7 +36,7 @@ from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.traffic import algorithmic_bytes
 from pytest_fusion.run.pristine import perf_counter, synchronize
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import first_line, out_of_memory, said
+from pytest_fusion.spec.wording import brief, first_line, out_of_memory
 
 # A function and its launches.
 _Call = tuple[Callable[..., Any], Counts | Uncounted]
@@ -139,7 +139,7 @@ def measure(
                 _timed(spec, both, logical, outputs, here, environment) if roomy else (None, {}, _NO_ROOM)
             )
     except Exception as error:
-        raise NotMeasuredError(f"the call raises {said(error)}") from error
+        raise NotMeasuredError(f"the call raises {brief(error)}") from error
     return Figures(
         counts,
         moved,

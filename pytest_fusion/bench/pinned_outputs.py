@@ -19,7 +19,7 @@ from pytest_fusion.checks.outputs import collect, varies
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # Neither sizes of tiles nor all equal, and powers of two; a kernel takes another path for either.
 _SIZES = ((33, 65, 17, 5), (64, 128, 16, 4))
@@ -53,7 +53,7 @@ def goldens(
         try:
             found.append((text, _outputs(Context(spec, device, extra, programs=programs), case)))
         except (ImpossibleCase, InputFailed, ReferenceFailed, _Raised) as error:
-            found.append((text, said(error.__cause__ or error)))
+            found.append((text, brief(error.__cause__ or error)))
     return found
 
 

@@ -21,7 +21,7 @@ from pytest_fusion.run.measure.launches.cupti import SENTINEL
 from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.pristine import synchronize
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import first_line, said
+from pytest_fusion.spec.wording import brief, first_line
 
 # Names the file that lists what is to be called.
 VARIABLE = "PYTEST_FUSION_PROFILED"
@@ -74,7 +74,7 @@ def one_call(file: Path, case: str, call: Callable[[], Any], device: torch.devic
                 _note(file, BEGUN, case)
                 call()
     except Exception as error:  # noqa: BLE001 - whatever a call raises here, the other cases are counted
-        _note(file, RAISED, case, f"the call raises {said(error)}")
+        _note(file, RAISED, case, f"the call raises {brief(error)}")
     else:
         _note(file, DONE, case)
 

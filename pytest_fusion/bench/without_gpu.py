@@ -24,7 +24,7 @@ from pytest_fusion.run.measure.launches.modelled_launches import modelled
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import first_line, said
+from pytest_fusion.spec.wording import brief, first_line
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
     try:
         counts = with_stand_in(counted)
     except Exception as error:
-        raise NotMeasuredError(f"the call raises {said(error)}") from error
+        raise NotMeasuredError(f"the call raises {brief(error)}") from error
     written = [arguments[name] for name in spec.mutates]
     moved = algorithmic_bytes(logical.values(), [results[0], *written])
     arguments = {**extra, **full_mask(spec, entry.case.sizes, results[0])}
@@ -65,7 +65,7 @@ def of_reference(
         with torch.no_grad():
             return modelled(call, empty).counts, traffic_of(call)
     except Exception as error:  # noqa: BLE001 - whatever a reference needs values for
-        return Uncounted(f"it needs values ({said(error)})"), None
+        return Uncounted(f"it needs values ({brief(error)})"), None
 
 
 def traffic_of_reference(spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]) -> Traffic | None:

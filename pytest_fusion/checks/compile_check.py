@@ -42,7 +42,7 @@ from pytest_fusion.run.operators import Form, Log, Made, OperatorCall, logged
 from pytest_fusion.run.placing import Placed, place, rewrite
 from pytest_fusion.run.unguarded import bare, called
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import first_line, said
+from pytest_fusion.spec.wording import brief, first_line
 
 NAME = "compile"
 
@@ -465,7 +465,7 @@ def _plain(logical: Mapping[str, Any]) -> str:
 
 
 def _first_line(error: object) -> str:
-    return (said(error) if isinstance(error, BaseException) else first_line(error))[:300]
+    return (brief(error) if isinstance(error, BaseException) else first_line(error))[:300]
 
 
 CHECK = Check(NAME, run, due=due, summary=summary)

@@ -28,7 +28,7 @@ from pytest_fusion.run.precision import default_precision
 from pytest_fusion.run.process.fork import cuda_is_poisoned
 from pytest_fusion.run.stress import streams
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import first_line, said
+from pytest_fusion.spec.wording import brief, first_line
 
 NAME = "device"
 
@@ -218,7 +218,7 @@ class _Parts:
         if error is not None:
             if rejection(self.spec, error) is not None:
                 return None
-            return self.fail(f"{where} the call raised {said(error)}; {advice}", "wrong-device")
+            return self.fail(f"{where} the call raised {brief(error)}; {advice}", "wrong-device")
         wrong = judged(self.trial, result, placed)
         if wrong is None:
             self.state.proved["a second GPU"] = None

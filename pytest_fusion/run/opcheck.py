@@ -16,7 +16,7 @@ import torch
 
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.unguarded import bare
-from pytest_fusion.spec.wording import first_line, said
+from pytest_fusion.spec.wording import brief, first_line
 
 TESTS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
@@ -43,7 +43,7 @@ def _failures(
         warnings.simplefilter("ignore")
         results = torch.library.opcheck(operator, args, dict(kwargs), test_utils=tests, raise_exception=False)
     return {
-        test: said(result)[:300] if isinstance(result, BaseException) else first_line(result)
+        test: brief(result)[:300] if isinstance(result, BaseException) else first_line(result)
         for test, result in results.items()
         if result != "SUCCESS"
     }

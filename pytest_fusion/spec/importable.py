@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pytest_fusion.errors import CanaryError, SpecError
-from pytest_fusion.spec.wording import did_you_mean, said
+from pytest_fusion.spec.wording import brief, did_you_mean
 
 if TYPE_CHECKING:
     from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -35,12 +35,12 @@ def named(text: str, *, folders: tuple[str, ...] = ()) -> Any:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise CanaryError(f"{text}: importing {module} raised {said(error)}") from None
+            raise CanaryError(f"{text}: importing {module} raised {brief(error)}") from None
         raise CanaryError(
             f"{text}: there is no module {error.name!r}; is its folder in PYTHONPATH, or the package installed?"
         ) from None
     except Exception as error:
-        raise CanaryError(f"{text}: importing {module} raised {said(error)}") from error
+        raise CanaryError(f"{text}: importing {module} raised {brief(error)}") from error
     for name in names.split("."):
         if not hasattr(found, name):
             hint = did_you_mean(name, [known for known in dir(found) if not known.startswith("_")])

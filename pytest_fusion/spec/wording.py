@@ -80,7 +80,7 @@ def out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and first_line(error).startswith(_OUT_OF_MEMORY)
 
 
-def said(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """``"ValueError: the first line of its message"``; the type alone where it has none."""
     return f"{type(error).__name__}: {first_line(error)}".rstrip(": ")
 

@@ -17,7 +17,7 @@ from pytest_fusion.canary.evidence.rollout_judge import Judgement, judge
 from pytest_fusion.canary.live.call_counts import OTHERS
 from pytest_fusion.canary.live.state import mark_of
 from pytest_fusion.errors import CanaryError
-from pytest_fusion.spec.wording import did_you_mean, said
+from pytest_fusion.spec.wording import brief, did_you_mean
 
 # Failures that are shown; all of them are in the logs.
 _FAILURES = 5
@@ -137,7 +137,7 @@ def gather(folder: Path) -> tuple[list[Rollout], list[str]]:
         try:
             ours = _read(path, making)
         except OSError as error:
-            left.append(f"{path}: {said(error)}")
+            left.append(f"{path}: {brief(error)}")
             continue
         if not ours:
             left.append(f"{path}: no event of a canary is in it")

@@ -23,7 +23,7 @@ from pytest_fusion.canary.recording.recordings import write_replay
 from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles
 from pytest_fusion.case import counter_random
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 FOLDER = "finds"
 # A bug shows in a few inputs; more of them add nothing. `_MOST` is for all buckets together.
@@ -136,7 +136,7 @@ class Disagreements:
 
     def _trouble(self, error: Exception) -> None:
         if len(self.troubles) < 20:
-            self.troubles[said(error)[:80]] += 1
+            self.troubles[brief(error)[:80]] += 1
 
     def _write(self, seen: Observation, look: NotedCall) -> None:
         assert self._folder is not None

@@ -45,7 +45,7 @@ from pytest_fusion.canary.recording.tensor_files import need_safetensors
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import out_of_memory, said
+from pytest_fusion.spec.wording import brief, out_of_memory
 
 ARMS = ("incumbent", "candidate")
 # Seconds without comparisons after the candidate ran out of memory in shadow.
@@ -355,7 +355,7 @@ class Canary:
                         if failed is not None:
                             self._observe(failed)
         except Exception as error:  # noqa: BLE001 - the caller has its result; our error is counted, not raised
-            self._ledger.skip(said(error))
+            self._ledger.skip(brief(error))
         return result
 
     @beside_captures()
@@ -372,7 +372,7 @@ class Canary:
         except CannotCopyError as error:
             self._ledger.skip(str(error))
         except Exception as error:  # noqa: BLE001 - a comparison that fails must not fail the call
-            self._ledger.skip(said(error))
+            self._ledger.skip(brief(error))
         return None, None
 
     @beside_captures()
@@ -395,9 +395,9 @@ class Canary:
                 self._paused_until = self._clock() + _PAUSE_S
                 self._ledger.skip("no memory for it")
             elif copied == "incumbent":
-                self._ledger.skip(f"the incumbent, run to verify, raised {said(error)}")
+                self._ledger.skip(f"the incumbent, run to verify, raised {brief(error)}")
             else:
-                self._observe(Observation("error", bucket, said(error), call=call))
+                self._observe(Observation("error", bucket, brief(error), call=call))
             return _NOTHING
         finally:
             after.put_back()
@@ -435,15 +435,15 @@ class Canary:
                 with self._measures.spending(copies.args):
                     self._beside(result, copies, before, slot.bucket, copied="incumbent")
             except Exception as error:  # noqa: BLE001 - as in shadow
-                self._ledger.skip(said(error))
+                self._ledger.skip(brief(error))
             return result
         if failure is not None and context_lost(args, kwargs):
-            self.trip(f"error: the candidate destroyed the CUDA context: {said(failure)}")
+            self.trip(f"error: the candidate destroyed the CUDA context: {brief(failure)}")
             raise failure
         restored = {id(tensor) for tensor in tensors_of([self._restored(args, kwargs)])}
         changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in restored]
         if changed:
-            what = said(failure) if failure is not None else f"it returned {structure(result)}"
+            what = brief(failure) if failure is not None else f"it returned {structure(result)}"
             reason = (
                 f"canary {self.name!r}: the candidate failed ({what}) after it had changed {len(changed)} arguments "
                 f"that writes={self.policy.writes!r} does not name, so the incumbent cannot run on what came in. Name "
@@ -466,7 +466,7 @@ class Canary:
         if hung:
             self._observe(Observation("hang", bucket, f"ran for more than {self.policy.timeout_s:g} s", call=call))
         elif failure is not None:
-            self._observe(Observation("error", bucket, said(failure), call=call))
+            self._observe(Observation("error", bucket, brief(failure), call=call))
         elif form(served) == form(result):
             self._forms.learn(signature_of(args, kwargs), VARYING)
         else:
@@ -488,7 +488,7 @@ class Canary:
                 decision = self._judge.update(seen)
             except Exception as error:  # noqa: BLE001 - a judge that raises decides nothing; the log has it
                 self._ledger.count("judge errors")
-                self._log.add("judge-error", reason=said(error))
+                self._log.add("judge-error", reason=brief(error))
                 return
         if decision.verdict == "rollback":
             self.trip(decision.reason)

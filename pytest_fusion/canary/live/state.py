@@ -14,7 +14,7 @@ from pytest_fusion.canary.live.mode import OFF, Mode
 from pytest_fusion.canary.live.patient_file import PatientFile
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.errors import CanaryError
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 ENVIRONMENT = "PYTEST_FUSION_CANARY"
 
@@ -116,7 +116,8 @@ class Control:
             path.write_text(reason + "\n", encoding="utf-8")
         except OSError as error:
             self._report_once(
-                "mark", f"the mark of a trip was not written, so a restarted process will not know of it: {said(error)}"
+                "mark",
+                f"the mark of a trip was not written, so a restarted process will not know of it: {brief(error)}",
             )
 
     def rearm(self, rollout: str) -> None:
@@ -168,15 +169,15 @@ class Control:
     def _last_known(self, error: Exception) -> Mode | None:
         known = f"{self._filed or 'no state'} was read from it last"
         if not self._file_seen:
-            self._report_once("file", f"{self._policy.file}: {said(error)}; off, because it was never read")
+            self._report_once("file", f"{self._policy.file}: {brief(error)}; off, because it was never read")
             return OFF
         if self._clock() - self._file_read_at > self._policy.stale_s:
             self._report_once(
-                "file", f"{self._policy.file}: {said(error)} for {self._policy.stale_s:g} s; {known}, now off"
+                "file", f"{self._policy.file}: {brief(error)} for {self._policy.stale_s:g} s; {known}, now off"
             )
             return OFF
         self._report_once(
-            "file", f"{self._policy.file}: {said(error)}; {known} and holds for {self._policy.stale_s:g} s"
+            "file", f"{self._policy.file}: {brief(error)}; {known} and holds for {self._policy.stale_s:g} s"
         )
         return self._filed
 
@@ -214,4 +215,4 @@ class Control:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            return f"{path} cannot be read ({said(error)}), so it is unknown whether this rollout was tripped"
+            return f"{path} cannot be read ({brief(error)}), so it is unknown whether this rollout was tripped"

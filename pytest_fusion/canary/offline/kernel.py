@@ -30,7 +30,7 @@ from pytest_fusion.run.pristine import synchronize
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.promises import Tolerance
-from pytest_fusion.spec.wording import out_of_memory, said
+from pytest_fusion.spec.wording import brief, out_of_memory
 
 _KEPT = 2 << 30
 _AS_IT_IS = ("grad", "deterministic", "invariant", "mutates", "clobbers", "max_launches", "max_recompiles", "compile")
@@ -108,7 +108,7 @@ class Kernel:
             outcome, placed = call(bench, case, logical, FILLS[0])
         self._launches[case.key()] = [stood for one in launches if (stood := _representative(one)) is not None]
         if outcome.error is not None:
-            found.problem = f"called once more, it raised {said(outcome.error)[:200]}"
+            found.problem = f"called once more, it raised {brief(outcome.error)[:200]}"
             return found
         if spec.random is not None:
             found.problem = "the kernel draws random numbers, so that one result says little of its error"
@@ -141,7 +141,7 @@ class Kernel:
         except ContextLost:
             raise
         except Exception as error:  # noqa: BLE001 - the checks have judged the kernel; here it is a number or none
-            return Uncounted(f"called to be counted, it raised {said(error)[:200]}")
+            return Uncounted(f"called to be counted, it raised {brief(error)[:200]}")
 
     def compiled(self, keys: Sequence[str]) -> Compiled:
         return compiled(self._launches, keys)

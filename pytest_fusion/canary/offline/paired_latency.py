@@ -33,7 +33,7 @@ from pytest_fusion.run.measure.timing.pairs import Blocks
 from pytest_fusion.run.measure.timing.pairs import Timed as Timer
 from pytest_fusion.run.process.worker import WorkerLost
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # Classes of recorded shapes that are timed: each has a hundredth of the calls or more, and together nearly all.
 _LEAST_SHARE, _MOST_CLASSES, _ENOUGH = 0.01, 16, 0.9
@@ -105,7 +105,7 @@ def timings(
             try:
                 found.timings.append(_timing(candidate, incumbent, one, device, cache))
             except Exception as error:  # noqa: BLE001 - the checks have judged both; here it is a number or none
-                found.problem = f"{one.text}: {said(error)[:200]}"
+                found.problem = f"{one.text}: {brief(error)[:200]}"
             _free(incumbent)
     return Latencies(problem=found.problem, notes=found.notes) if found.problem else found
 
@@ -152,7 +152,7 @@ def _differ(
             return ""
         ratio = _ratio(latency.compared(timer(candidate, case, "reference", device, cache), theirs))
     except Exception as error:  # noqa: BLE001 - a reference that cannot be timed is no fault of the kernels
-        notes.append(f"no equal function could be timed in both processes: the reference raises {said(error)[:200]}")
+        notes.append(f"no equal function could be timed in both processes: the reference raises {brief(error)[:200]}")
         return ""
     finally:
         _free(incumbent)

@@ -17,7 +17,7 @@ from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.targets import TARGETS
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # The GPU for which kernels are compiled on a machine without one.
 TARGET = "sm_90"
@@ -82,7 +82,7 @@ def spills(
         if found is None:
             found = _ahead(spec, sized)
     except Exception as error:  # noqa: BLE001 - the checks have their verdict; here it is a number or none
-        return Spills({}, {}, TARGET, said(error)[:300])
+        return Spills({}, {}, TARGET, brief(error)[:300])
     where = next((one.target for _, (all_, _) in found for one in all_), TARGET)
     bytes_, kernels, problem = {}, {}, ""
     for text, (all_, why) in found:
@@ -111,7 +111,7 @@ def _ran(
             with loaded(found):
                 spec.fused(**logical, **extra)
     except Exception as error:  # noqa: BLE001 - as in `spills`
-        return (), said(error)
+        return (), brief(error)
     return found, ""
 
 

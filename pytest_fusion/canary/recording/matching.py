@@ -22,7 +22,7 @@ from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # A case reproduces gaps up to a buffer of this many times the tensor's size.
 _GAPS = 16
@@ -59,7 +59,7 @@ def match(
     try:
         return _Matching(spec, event, tensors, rename or {}).matched()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnmatchedError(f"its line is not that of a recording ({said(error)})") from None
+        raise UnmatchedError(f"its line is not that of a recording ({brief(error)})") from None
 
 
 class _Matching:

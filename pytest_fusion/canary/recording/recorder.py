@@ -26,7 +26,7 @@ from pytest_fusion.canary.recording.reservoir import Bucket, Reservoir
 from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles, need_safetensors
 from pytest_fusion.case import counter_random
 from pytest_fusion.errors import CanaryError
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 ENVIRONMENT = "PYTEST_FUSION_RECORD"
 # Calls of each bucket in the sample.
@@ -162,7 +162,7 @@ class Recorder:
             try:
                 self._see(args, kwargs)
             except Exception as error:  # noqa: BLE001 - an error while recording must not fail the call
-                self._skip(said(error))
+                self._skip(brief(error))
         return self._function(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -271,7 +271,7 @@ class Recorder:
                 self._keep(self._tensors, found, facts)
             self._log.add("call", **facts, arguments=found.arguments())
         except Exception as error:  # noqa: BLE001 - a call that cannot be written is skipped and counted
-            self._skip(said(error))
+            self._skip(brief(error))
 
     def _keep(self, files: TensorFiles, found: DescribedCall, facts: dict[str, Any]) -> None:
         place = facts["bucket"], facts["place"]
@@ -284,7 +284,7 @@ class Recorder:
         try:
             name = files.keep(held)
         except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the summary is written
-            self._skip(f"tensors not kept: {said(error)}")
+            self._skip(f"tensors not kept: {brief(error)}")
             return
         if name is None:
             self._skip("tensors not kept: more than tensors_mib")
@@ -310,4 +310,4 @@ class Recorder:
                 if self._tensors is not None:
                     self._tensors.forget_all_but(set(self._files.values()))
         except OSError as error:
-            self._skip(f"not shortened: {said(error)}")
+            self._skip(f"not shortened: {brief(error)}")

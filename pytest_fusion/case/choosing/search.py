@@ -18,7 +18,7 @@ from pytest_fusion.case.plan import Plan, build
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import StrategySpec, unwrap
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # Distinct samples of a user's strategy that the covering phase pairs with everything else.
 POOL_SIZE = 6
@@ -110,7 +110,7 @@ def pools(spec: FusionSpec, seed: int) -> dict[str, tuple[Any, ...]]:
             try:
                 found[name] = _sample(inner.strategy, counter_random.mix(seed, name))
             except Exception as error:
-                raise SpecError(f"{spec.name}: no value could be drawn for input {name!r}: {said(error)}") from error
+                raise SpecError(f"{spec.name}: no value could be drawn for input {name!r}: {brief(error)}") from error
     return found
 
 

@@ -37,7 +37,7 @@ from pytest_fusion.run.autotuned import Tuned, forced, refused, retuned, unable
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 NAME = "configs"
 
@@ -283,7 +283,7 @@ def _alone(trial: Trial, seen: Tuned, index: int) -> _Alone:
         raise ContextLost(f"{called}: {lost}") from lost
     error = applied.error
     if error is not None and (unable(error) or refused(error)):
-        return _Alone(None, said(error), refused(error), applied.launches)
+        return _Alone(None, brief(error), refused(error), applied.launches)
     if found is None or inner.unable:
         return _Alone(None, inner.unable, launches=applied.launches)
     trial.result.evidence, trial.result.trace = inner.result.evidence, inner.result.trace
@@ -367,7 +367,7 @@ class _Inner:
             first, placed = call(context, self.result.case, trial.logical, FILLS[0])
         error = first.error
         if error is not None and rejection(context.spec, error) is not None:
-            self.unable = said(error)
+            self.unable = brief(error)
             return None
         accessed = memory.check_access(first, chance=allows_chance(context.spec))
         if accessed is not None and context.on(accessed.check):

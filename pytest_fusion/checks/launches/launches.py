@@ -30,7 +30,7 @@ from pytest_fusion.run.placing import Placed, place, rewrite
 from pytest_fusion.run.process.fork import cuda_is_poisoned
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import first_line, said
+from pytest_fusion.spec.wording import brief, first_line
 
 NAME = "launches"
 CAUSE = "extra-launch"
@@ -142,7 +142,7 @@ class _Counting:
         except ContextLost:
             raise
         except Exception as error:  # noqa: BLE001 - what it did not raise before is no answer to how much it launches
-            return self.leave(f"called to be counted, it raised {said(error)[:200]}")
+            return self.leave(f"called to be counted, it raised {brief(error)[:200]}")
         if isinstance(counts, Uncounted):
             return self.leave(counts.reason)
         if counts.kernels > self.allowed:

@@ -28,7 +28,7 @@ from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.placing import write
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import out_of_memory, said
+from pytest_fusion.spec.wording import brief, out_of_memory
 
 # Seconds of budget that may be spent in advance, so that bursts of calls are compared too.
 _AHEAD_S = 1.0
@@ -138,7 +138,7 @@ class Measures:
             return Chosen(plan, copies_of(args, kwargs, self._names, most_bytes=self._most_bytes))
         except Exception as error:  # noqa: BLE001 - a measurement that fails must not fail the call
             small = not isinstance(error, CannotCopyError)
-            self._ledger.count(f"not timed: {said(error) if small else 'too large to copy twice'}"[:100])
+            self._ledger.count(f"not timed: {brief(error) if small else 'too large to copy twice'}"[:100])
             return None
 
     def take(
@@ -175,7 +175,7 @@ class Measures:
                         timed = spans[second].around(self._incumbent)
                         again = self._alike(timed, copies.args, copies.kwargs)
         except Exception as error:  # noqa: BLE001 - the caller has its result; our error is counted, not raised
-            self._ledger.count(f"not timed: {'no memory for it' if out_of_memory(error) else said(error)}"[:100])
+            self._ledger.count(f"not timed: {'no memory for it' if out_of_memory(error) else brief(error)}"[:100])
             return None
         finally:
             after.put_back()
@@ -199,7 +199,7 @@ class Measures:
             # Anything but exhausted memory is an observation of the candidate.
             if out_of_memory(error):
                 raise
-            return Observation("error", bucket, f"{said(error)}, when it was run again to be timed")
+            return Observation("error", bucket, f"{brief(error)}, when it was run again to be timed")
         return None
 
     @contextmanager

@@ -20,7 +20,7 @@ from pytest_fusion.oracle.lane_mode import LaneMode
 from pytest_fusion.oracle.reference import takes
 from pytest_fusion.oracle.rounding import GRIDS, Noise, quantum
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 # Bytes of a call's arguments: 2^21 elements of float16 become 16 MiB of float64 for each step of the reference.
 _MOST_BYTES = 4 * 2**20
@@ -103,7 +103,7 @@ class Referee:
             return taken.bucket, self._judged(taken)
         except Exception as error:  # noqa: BLE001 - a reference that raises is counted, and neither kernel is to blame
             began = -math.inf if isinstance(error, DrawsError) else began  # which must not happen again
-            return f"not judged by the reference: {said(error)}"
+            return f"not judged by the reference: {brief(error)}"
         finally:
             ended = self._clock()
             self._due = ended + (ended - began) / self._budget

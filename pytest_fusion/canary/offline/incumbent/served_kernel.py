@@ -21,7 +21,7 @@ from pytest_fusion.checks.context import Context
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.run.measure.launches import Uncounted
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 
 class ServedKernel:
@@ -90,4 +90,4 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the checks have judged it; here it is a number or none
-        raise CanaryError(f"called there to be timed, it raised {said(error)[:200]}") from None
+        raise CanaryError(f"called there to be timed, it raised {brief(error)[:200]}") from None

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_fusion.errors import FusionError
 from pytest_fusion.run.process.worker import Messages, Requests, WorkerLost
-from pytest_fusion.spec.wording import first_line, said
+from pytest_fusion.spec.wording import brief, first_line
 
 if TYPE_CHECKING:
     from pytest_fusion.engine.job import Job
@@ -184,4 +184,4 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
         except FusionError as error:
             link.answer(error=first_line(error))
         except Exception as error:  # noqa: BLE001 - not a failure of a kernel: those are verdicts
-            link.answer(error=f"{message['op']}: {said(error)}")
+            link.answer(error=f"{message['op']}: {brief(error)}")

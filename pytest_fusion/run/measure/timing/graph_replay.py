@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from pytest_fusion.run import capture, pristine
-from pytest_fusion.spec.wording import said
+from pytest_fusion.spec.wording import brief
 
 _MS = 1e-3
 # As they were before any kernel was imported.
@@ -75,7 +75,7 @@ def replayed(
     try:
         graph, held = capture.captured(call, device)
     except capture.CaptureFailed as error:
-        return _by_events(function, sets, device, said(error.__cause__ or error))
+        return _by_events(function, sets, device, brief(error.__cause__ or error))
     return Replayed("graph", len(sets), "", graph.replay, device, [graph, held, sets])
 
 

@@ -53,17 +53,17 @@ def case(device: str) -> None:
                 choice: dict[str, object] = {"dtype": dtype}
                 choice |= {f"dim {dim}": (rows,) for dim in spec.batch_names}
                 choice |= {f"dim {dim}": columns for dim in spec.dim_order}
-                bench = Context(spec, torch.device(device), programs=1 << 30)
+                context = Context(spec, torch.device(device), programs=1 << 30)
                 spent = []
                 for seed in range(25):
                     if seed == 5:
-                        bench.clock.seconds.clear()
+                        context.clock.seconds.clear()
                     one = build(plan, choice, seed)
                     begun = time.perf_counter()
-                    result = judge_case(bench, one)
+                    result = judge_case(context, one)
                     spent.append(time.perf_counter() - begun)
                     assert result.failure is None, result.failure
-                parts = ", ".join(f"{phase} {1e3 * s / 20:.1f}" for phase, s in bench.clock.seconds.items())
+                parts = ", ".join(f"{phase} {1e3 * s / 20:.1f}" for phase, s in context.clock.seconds.items())
                 median_ms = 1e3 * statistics.median(spent[5:])
                 print(f"{name:10} {f'{rows}x{columns}':>12} {dtype:>9} {median_ms:10.1f}  {parts}")
 

@@ -57,7 +57,7 @@ def main() -> None:
         seconds = time.perf_counter() - begun
         if tally.failure is not None:
             raise SystemExit(f"{name} failed, so its times mean nothing: {tally.failure.verdict.reason}")
-        shares = campaign.judging.bench.clock.checks
+        shares = campaign.judging.context.clock.checks
         calls = sum(share.calls for share in shares.values())
         print(f"\n{name}: {tally.cases} cases, {calls} calls, {seconds:.1f} s\n")
         print("| check | calls | s | share |")

@@ -84,7 +84,7 @@ class Lab:
 
     def __init__(
         self,
-        bench: Context,
+        context: Context,
         plan: Plan,
         case: Case,
         verdict: Verdict,
@@ -96,7 +96,7 @@ class Lab:
         clock: Callable[[], float] = time.process_time,
     ) -> None:
         # A right gradient is right, whatever else a variant of its case shows: the sums of atomics in another order.
-        self.bench = replace(bench, focus=replace(bench.focus, sought=verdict.identity))
+        self.context = replace(context, focus=replace(context.focus, sought=verdict.identity))
         self.plan, self.spec, self.base, self.verdict = plan, plan.spec, case, verdict
         self.blocks = tuple(blocks)
         self.ruled_out: list[str] = []
@@ -149,9 +149,9 @@ class Lab:
 
     def _run(self, case: Case, laid: Case | None, edit: Edit | None) -> Answer:
         try:
-            with self.bench.clock.phase("diagnosis"), around_compilations(self._begins, self._ends):
+            with self.context.clock.phase("diagnosis"), around_compilations(self._begins, self._ends):
                 found = probe(
-                    self.bench,
+                    self.context,
                     case,
                     self.check,
                     laid=laid,

@@ -64,14 +64,14 @@ class Campaign:
             self._past_blocks()
         if self.failing is None:
             self._search()
-        if self.failing is None and self._usual is not None and registry.closes(self.spec, self.judging.bench.device):
-            self.judging.bench = replace(self.judging.bench, focus=Focus(closing=True))
+        if self.failing is None and self._usual is not None and registry.closes(self.spec, self.judging.context.device):
+            self.judging.context = replace(self.judging.context, focus=Focus(closing=True))
             self._run(Chosen(self._usual))
         return self._conclude()
 
     def replay(self, case: Case, *, explained: bool = True) -> Tally:
         """One case alone, as it stands; not ``explained``, a failure has no diagnosis."""
-        self.judging.bench = replace(self.judging.bench, complete=True)
+        self.judging.context = replace(self.judging.context, complete=True)
         result = self.judging.judge(case, again=True)
         self.failing = result if result.rejected is None and result.failure is not None else None
         return self._conclude(shrink=False, explained=explained)
@@ -111,7 +111,7 @@ class Campaign:
     def _past_blocks(self) -> None:
         """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""
         while self.profile.long and self.budget.left > 0 and self.failing is None:
-            with configs.past_blocks(self.judging.bench, self.cases.plan, self.cases.base) as case:
+            with configs.past_blocks(self.judging.context, self.cases.plan, self.cases.base) as case:
                 if case is None:
                     return
                 self._run(Chosen(case), again=False)

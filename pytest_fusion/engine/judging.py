@@ -52,7 +52,7 @@ class Judging:
     ) -> None:
         self.spec, self.profile, self.budget, self.dry = spec, profile, budget, dry
         self._note, self._last = note, dict[str, Any]()
-        self.bench = Context(
+        self.context = Context(
             spec,
             device,
             extra,
@@ -91,7 +91,7 @@ class Judging:
         if chosen.case is None:
             self.reject(*chosen.refused)
             return None
-        clock = self.bench.clock
+        clock = self.context.clock
         clock.forget()
         result = self.judge(multiprocessors.with_few(chosen.case), again=again)
         if result.rejected is None and chosen.choice is not None:
@@ -107,10 +107,10 @@ class Judging:
         self.note({"case": case.as_json(), "cases": tally.cases})
         if again is None:
             again = self.costs_more()
-        with self.bench.clock.phase("plugin"):
-            result = judge_case(self.bench, case, again=again) if not self.dry else dry_run(self.bench, case)
+        with self.context.clock.phase("plugin"):
+            result = judge_case(self.context, case, again=again) if not self.dry else dry_run(self.context, case)
         if self.profile.large:
-            unjudged.unless_far(self.bench, result)
+            unjudged.unless_far(self.context, result)
         if result.rejected is not None:
             tally.reject(result.rejected)
         else:
@@ -120,7 +120,7 @@ class Judging:
 
     def reject(self, kind: str, reason: str) -> None:
         """Count a case that could not be built, or was left out."""
-        self.bench.progress.refusals.setdefault(kind, reason)
+        self.context.progress.refusals.setdefault(kind, reason)
         self.tally.reject(kind)
 
     def conclude(
@@ -136,7 +136,7 @@ class Judging:
         tally.notes = self._notes()
         self._conclude_checks(failing)
         if shrink:
-            tally.notes += deterministic.notes(self.bench, 0 if failing is not None else tally.judged)
+            tally.notes += deterministic.notes(self.context, 0 if failing is not None else tally.judged)
         if failing is not None:
             tally.failure = self.minimum(cases, outer, failing, shrink=shrink) if explained else _bare(failing)
         elif tally.judged == 0:
@@ -144,19 +144,20 @@ class Judging:
         elif shrink:
             self._sufficient()
         tally.imported = preload.needed()
-        tally.phases = {name: round(seconds, 4) for name, seconds in self.bench.clock.seconds.items()}
+        tally.phases = {name: round(seconds, 4) for name, seconds in self.context.clock.seconds.items()}
         return tally
 
     def minimum(self, cases: Cases, outer: Any, found: CaseResult, *, shrink: bool) -> Failure:
         """The failure that ``found`` shows, on the smallest case."""
-        return Minimum(self.bench, cases.plan, outer, cases.blocks, self.tally.cases, self.note).of(
+        return Minimum(self.context, cases.plan, outer, cases.blocks, self.tally.cases, self.note).of(
             found, shrink=shrink
         )
 
     def _notes(self) -> list[str]:
         """What a reader should know of how the cases were run."""
         notes = [
-            f"the lanes do not know {name}; it was priced in float32" for name in sorted(self.bench.progress.fallbacks)
+            f"the lanes do not know {name}; it was priced in float32"
+            for name in sorted(self.context.progress.fallbacks)
         ]
         noted = _new(self._noted, lane_state.counted_notes())
         notes += [f"on a GPU this differs: {note}" for note in noted]
@@ -166,26 +167,28 @@ class Judging:
             notes.append("the kernel names a CUDA device; on this one without, the CPU stood in for it")
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
         notes += [f"{kernel} ran one program after the other: {reason}" for kernel, reason in reasons.items()]
-        if self.bench.progress.unrepeated:
-            notes.append(f"{self.bench.progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
-        return notes + registry.notes(self.bench)
+        if self.context.progress.unrepeated:
+            notes.append(
+                f"{self.context.progress.unrepeated} statistical suspicion(s) were not repeated by fresh values"
+            )
+        return notes + registry.notes(self.context)
 
     def _conclude_checks(self, failing: CaseResult | None) -> None:
         """Enter the checks that could not run here, and those that conclude from all cases together."""
         tally = self.tally
-        for name, reason in registry.missing(self.spec, self.bench.device).items():
+        for name, reason in registry.missing(self.spec, self.context.device).items():
             tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
         if failing is not None:
             return
         if tally.judged and NOT_MODELLED in tally.rejected:
-            reason = unjudged.not_modelled(tally.cases, tally.rejected, self.bench.progress.refusals)
+            reason = unjudged.not_modelled(tally.cases, tally.rejected, self.context.progress.refusals)
             tally.checks["error"] = {"verdict": "unknown", "reason": reason, "cases": tally.judged}
-        for verdict in registry.summaries(self.bench):
+        for verdict in registry.summaries(self.context):
             entry = tally.checks.setdefault(verdict.check, {"cases": 0})
             entry.update(verdict=verdict.status, reason=verdict.reason)
 
     def _nothing_judged(self, *, whole: bool) -> None:
-        tally, refusals = self.tally, self.bench.progress.refusals
+        tally, refusals = self.tally, self.context.progress.refusals
         if self.profile.large:
             tally.notes.append(unjudged.no_far_case(tally.cases, tally.rejected, refusals))
             return
@@ -195,13 +198,13 @@ class Judging:
 
     def _sufficient(self) -> None:
         """Fail the test, or leave it open, where its cases could not have shown a wrong kernel."""
-        tally, refusals = self.tally, self.bench.progress.refusals
+        tally, refusals = self.tally, self.context.progress.refusals
         if not self._compared and tally.rejected:
             tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, refusals), None)
         elif not self._compared:
             tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
         else:
-            for verdict in registry.conclusions(self.bench, tally.judged):
+            for verdict in registry.conclusions(self.context, tally.judged):
                 entry = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
                 tally.checks[verdict.check] = entry
                 if verdict.failed and tally.failure is None:

@@ -38,7 +38,7 @@ class Minimum:
     runs, so that a crash has a name.
     """
 
-    bench: Context
+    context: Context
     plan: Plan
     outer: Any
     blocks: Sequence[int]
@@ -51,15 +51,15 @@ class Minimum:
         assert first is not None
         result = found
         # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
-        focus = replace(self.bench.focus, until=found.reached, sought=first.identity)
-        bench = replace(self.bench, focus=focus)
+        focus = replace(self.context.focus, until=found.reached, sought=first.identity)
+        context = replace(self.context, focus=focus)
         # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
         # order that it chose, is there each time.
         chance = first.check == "repeat" and not _seen(first) and not _ordered(first)
 
         def fails(case: Case) -> bool:
             nonlocal result
-            shown = self._showing(bench, case, first)
+            shown = self._showing(context, case, first)
             result = shown or result
             return shown is not None
 
@@ -69,7 +69,7 @@ class Minimum:
         # Random bits are wrong in many of them or in none: other values make no smaller case. Nor do they where an
         # access was seen to be wrong, but for addresses that come of them; an upstream gradient's layout does.
         by_values = by_values and ":rng-" not in first.identity
-        if by_values and _seen(first) and not any(map(may_index, self.bench.spec.inputs.values())):
+        if by_values and _seen(first) and not any(map(may_index, self.context.spec.inputs.values())):
             by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
         else:
             seeds = None
@@ -80,11 +80,11 @@ class Minimum:
         assert verdict is not None
         found_map = None
         if result.evidence is not None:
-            found_map = picture(result.evidence, self.bench.spec.tolerance)
+            found_map = picture(result.evidence, self.context.spec.tolerance)
         elif result.differs is not None:
             found_map = marked(*result.differs)
-        described = describe(self.bench.spec, result.case)
-        described |= unseen_values(self.bench.spec, result.case, self.bench.device)
+        described = describe(self.context.spec, result.case)
+        described |= unseen_values(self.context.spec, result.case, self.context.device)
         diagnosis = diagnose(self._lab(result))
         return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
 
@@ -99,14 +99,14 @@ class Minimum:
         def note(case: Case) -> None:
             self.note({"case": case.as_json(), "cases": self.cases, "found": found})
 
-        return Lab(self.bench, self.plan, result.case, verdict, blocks=blocks, note=note)
+        return Lab(self.context, self.plan, result.case, verdict, blocks=blocks, note=note)
 
-    def _showing(self, bench: Context, case: Case, first: Verdict) -> CaseResult | None:
+    def _showing(self, context: Context, case: Case, first: Verdict) -> CaseResult | None:
         """The result of a case that shows the same bug."""
         self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True})
         try:
-            with self.bench.clock.phase("shrink"):
-                result = judge_case(bench, case, again=first.identity == "repeat:stale")
+            with self.context.clock.phase("shrink"):
+                result = judge_case(context, case, again=first.identity == "repeat:stale")
         except SpecError:
             return None  # the reference or a values function does not bear this case; the finding stands
         failure = result.failure

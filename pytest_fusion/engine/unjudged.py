@@ -47,11 +47,11 @@ def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, 
     return f"no case with offsets beyond 2^31 could be judged: {kinds}"
 
 
-def unless_far(bench: Context, result: CaseResult) -> None:
+def unless_far(context: Context, result: CaseResult) -> None:
     """Reject a case of the profile `large` whose launches got nothing that goes far: ``x.contiguous()`` came before."""
     judged = result.failure is not None or result.rejected is not None or not result.launches
     if not (judged or any(launch.far for launch in result.launches)):
-        bench.progress.refusals.setdefault("dense", "the kernel was launched on copies, whose offsets fit 32 bits")
+        context.progress.refusals.setdefault("dense", "the kernel was launched on copies, whose offsets fit 32 bits")
         result.rejected = "dense"
 
 

@@ -172,12 +172,12 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
 
     spec = FusionSpec(fused=fused, reference=reference, inputs=INPUTS, dtypes="float32", invariant="rows")
     case = Case({"rows": 2, "hidden": 100}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
-    bench = Context(spec, torch.device("cpu"))
-    assert judge_case(bench, case, again=True).failure is None
-    bench = Context(spec, torch.device("cpu"))
-    bench.state(InvarianceState).outputs.cases = {True: 6, False: 6}  # as many as are asked before wider ones
+    context = Context(spec, torch.device("cpu"))
+    assert judge_case(context, case, again=True).failure is None
+    context = Context(spec, torch.device("cpu"))
+    context.state(InvarianceState).outputs.cases = {True: 6, False: 6}  # as many as are asked before wider ones
 
-    result = judge_case(bench, case, again=True)
+    result = judge_case(context, case, again=True)
 
     assert result.failure is not None
     assert result.failure.check == "invariance"

@@ -110,10 +110,10 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     spec = FusionSpec(fused=made(rarely), reference=reference, **keywords)
     case = Case({"rows": 2, "hidden": 100}, "float32", {n: TensorCase("float32") for n in "xw"}, seed=1)
     assert judge_case(Context(spec, torch.device("cpu")), case, again=True).failure is None
-    bench = Context(spec, torch.device("cpu"))
+    context = Context(spec, torch.device("cpu"))
     # As many as are asked before wider ones.
-    bench.state(InvarianceState).gradients.cases = {True: 6, False: 6}
-    result = judge_case(bench, case, again=True)
+    context.state(InvarianceState).gradients.cases = {True: 6, False: 6}
+    result = judge_case(context, case, again=True)
     assert result.failure is not None
     assert result.failure.identity == "invariance:rows:gradients"
     assert result.case.sizes["rows"] == 37
@@ -121,9 +121,9 @@ def test_a_case_of_few_wide_rows_is_asked_with_more() -> None:
     assert again is not None
     assert again.identity == "invariance:rows:gradients"
     honest = FusionSpec(fused=made(dx), reference=reference, **keywords)
-    bench = Context(honest, torch.device("cpu"))
-    bench.state(InvarianceState).gradients.cases = {True: 6, False: 6}
-    assert judge_case(bench, case, again=True).failure is None
+    context = Context(honest, torch.device("cpu"))
+    context.state(InvarianceState).gradients.cases = {True: 6, False: 6}
+    assert judge_case(context, case, again=True).failure is None
 
 
 def test_what_other_rows_hold_must_not_reach_a_gradient(judge_one: Any) -> None:

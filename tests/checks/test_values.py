@@ -142,11 +142,11 @@ def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> No
 def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that rests on a statistic counts when two more cases repeat it, and is noted when one does not."""
     spec = FusionSpec(fused=torch.neg, reference=torch.neg, inputs={"x": tensor("n")})
-    bench = Context(spec, torch.device("cpu"))
+    context = Context(spec, torch.device("cpu"))
     case = Case({"n": 2}, "float32", {"x": TensorCase("float32")}, seed=5)
     answers: list[Any] = []
 
-    def scripted(bench: Any, case: Case, *, again: bool) -> Any:
+    def scripted(context: Any, case: Case, *, again: bool) -> Any:
         answer = answers.pop(0) if answers else None
         if isinstance(answer, str):
             return case_judge.CaseResult(case, rejected=answer)
@@ -156,18 +156,18 @@ def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: py
     suspicion = failed("values", "rms", statistical=True)
     hard = failed("bounds", "wrote", identity="bounds:write:after")
     answers[:] = [suspicion, suspicion, suspicion]
-    assert judge_case(bench, case).failure is suspicion
+    assert judge_case(context, case).failure is suspicion
     answers[:] = [suspicion, suspicion]
-    assert judge_case(bench, case).failure is None
-    assert bench.progress.unrepeated == 1
+    assert judge_case(context, case).failure is None
+    assert context.progress.unrepeated == 1
     answers[:] = [suspicion, "out-of-memory", suspicion, suspicion]
-    assert judge_case(bench, case).failure is suspicion
+    assert judge_case(context, case).failure is suspicion
     answers[:] = [suspicion, suspicion, *["out-of-memory"] * 3]
-    found = judge_case(bench, case)
+    found = judge_case(context, case)
     assert [verdict.status for verdict in found.verdicts] == ["unknown"]
-    assert bench.progress.unrepeated == 1
+    assert context.progress.unrepeated == 1
     answers[:] = [suspicion, hard]
-    found = judge_case(bench, case)
+    found = judge_case(context, case)
     assert found.failure is hard
     assert found.case.seed != case.seed
 

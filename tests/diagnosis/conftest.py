@@ -46,10 +46,10 @@ def lab_of() -> Callable[..., Lab]:
     ) -> Lab:
         spec = FusionSpec(fused=fused, reference=reference, inputs=inputs, **keywords)
         plan = make_plan(spec, pools=pools, limits=Limits())
-        bench = Context(spec, torch.device("cpu"))
+        context = Context(spec, torch.device("cpu"))
         case = change(build(plan, choice, 0))
-        result = judge_case(bench, case, again=again)
+        result = judge_case(context, case, again=again)
         assert result.failure is not None, "the case that is diagnosed must fail"
-        return Lab(bench, plan, result.case, result.failure, blocks=blocks, max_runs=max_runs, max_seconds=1e9)
+        return Lab(context, plan, result.case, result.failure, blocks=blocks, max_runs=max_runs, max_seconds=1e9)
 
     return make

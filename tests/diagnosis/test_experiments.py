@@ -37,11 +37,11 @@ def test_compiling_variants_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPat
 
     spec = FusionSpec(fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows n")})
     plan = make_plan(spec, limits=Limits())
-    bench = Context(spec, torch.device("cpu"))
+    context = Context(spec, torch.device("cpu"))
     cases = [build(plan, {"dim rows": size, "dim n": 3}, size) for size in range(1, 6)]
-    result = judge_case(bench, cases[0])
+    result = judge_case(context, cases[0])
     assert result.failure is not None
-    lab = Lab(bench, plan, cases[0], result.failure, clock=lambda: now[0])
+    lab = Lab(context, plan, cases[0], result.failure, clock=lambda: now[0])
     assert [lab.ask(case).wrong for case in cases] == [True] * runs + [False] * (5 - runs)
     assert lab.spent
 

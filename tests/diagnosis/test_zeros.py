@@ -135,8 +135,8 @@ def test_a_0_that_one_seed_alone_draws_is_too_little(lab_of: Any) -> None:
         return (case.with_(seed=seed) for seed in range(1000))
 
     def change(case: Case) -> Case:
-        bench = Context(FusionSpec(fused=fused, reference=torch.ones_like, inputs=inputs), torch.device("cpu"))
-        return next(each for each in seeds(case) if judge_case(bench, each).failure is not None)
+        context = Context(FusionSpec(fused=fused, reference=torch.ones_like, inputs=inputs), torch.device("cpu"))
+        return next(each for each in seeds(case) if judge_case(context, each).failure is not None)
 
     def fused(x: T) -> T:
         return x / x

@@ -171,7 +171,7 @@ def test_checks_after_the_one_that_failed_are_not_run_while_shrinking() -> None:
     assert run.failing.reached == ""
     case = run.failing.case.with_(sizes={"rows": 3, "hidden": 5})
     reached = {
-        until: judge_case(replace(run.judging.bench, focus=Focus(until=until)), case).reached
+        until: judge_case(replace(run.judging.context, focus=Focus(until=until)), case).reached
         for until in (None, "", "invariance")
     }
     assert reached == {None: "compile", "": "", "invariance": "invariance"}
@@ -304,7 +304,7 @@ def test_a_slow_reference_is_no_hang_of_the_kernel(wrong: bool) -> None:
 
     dims = {"rows": dim(1, 3)}
     run = campaign(fused, reference=reference, inputs={"x": tensor("rows n")}, dims=dims, cases=None, grad=True)
-    run.judging.bench = replace(run.judging.bench, reference_s=0.3)
+    run.judging.context = replace(run.judging.context, reference_s=0.3)
     tally = run.run()
     if wrong:
         assert tally.failure is not None
@@ -365,11 +365,11 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     judged: list[str] = []
     compiled: list[str] = []
 
-    def judge(bench: Any, case: Case, *, again: bool) -> CaseResult:
+    def judge(context: Any, case: Case, *, again: bool) -> CaseResult:
         judged.append(case.key())
-        return judge_case(bench, case, again=again)
+        return judge_case(context, case, again=again)
 
-    def dry(bench: Any, case: Case) -> CaseResult:
+    def dry(context: Any, case: Case) -> CaseResult:
         compiled.append(case.key())
         return CaseResult(case, rejected="dry run")
 

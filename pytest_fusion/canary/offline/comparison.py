@@ -88,12 +88,12 @@ class TwoKernels:
 
     def __init__(self, judging: Judging, cases: Cases, outer: Any, opponent: Opponent, extra: Extra) -> None:
         self.judging, self.cases, self.outer = judging, cases, outer
-        self.spec, self.bench, self.tally = judging.spec, judging.bench, judging.tally
+        self.spec, self.context, self.tally = judging.spec, judging.context, judging.tally
         self.opponent, self.more = opponent, extra
-        self.kernel = Kernel(self.bench)
+        self.kernel = Kernel(self.context)
         if isinstance(opponent, Kernel):
             # The time limit applies to each call.
-            opponent.bench.progress.clock = Clock(judging.repeat_note)
+            opponent.context.progress.clock = Clock(judging.repeat_note)
         elif isinstance(opponent, Remote):
             opponent.pulse = judging.repeat_note
         self.evidence = Evidence()
@@ -148,7 +148,7 @@ class TwoKernels:
 
     def _compare(self, result: CaseResult, *, again: bool) -> None:
         """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
-        case, ours = result.case, ran(result, self.bench.progress.refusals)
+        case, ours = result.case, ran(result, self.context.progress.refusals)
         dead = self.more.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
         standing, reason = classify(ours, theirs)
@@ -173,8 +173,8 @@ class TwoKernels:
             return
         errors: dict[str, tuple[float, float]] = {}
         if mine.outputs and other.outputs:
-            logical = make_inputs(self.spec, case, self.bench.device)
-            reference, expected = reference_of(self.bench, case, logical)
+            logical = make_inputs(self.spec, case, self.context.device)
+            reference, expected = reference_of(self.context, case, logical)
             if mine.reference != other.reference:
                 theirs = self._by_reference_of_today(theirs, other, reference, expected)
                 standing, reason = classify(ours, theirs)
@@ -228,7 +228,7 @@ class TwoKernels:
     def _counted(self, case: Case, pair: Pair) -> Pair:
         """The pair with the launches of both, for a few cases and those that seem to differ, if they are exact."""
         ours, theirs = pair.candidate, pair.incumbent
-        if self.bench.device.type != "cuda" and not (ours.triton and theirs.triton):
+        if self.context.device.type != "cuda" and not (ours.triton and theirs.triton):
             return pair  # what runs may be a path for the CPU
         if self.counted >= (_COUNTED if ours.work == theirs.work else _MOST_COUNTED):
             return pair
@@ -250,7 +250,7 @@ class TwoKernels:
     def _ask(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
         self._note_incumbent(case)
         try:
-            with self.bench.clock.phase("incumbent"):
+            with self.context.clock.phase("incumbent"):
                 return self.opponent.judge(case, again=again, alone=alone)
         except WorkerLost as lost:
             raise _IncumbentLost(case, lost) from None
@@ -261,13 +261,13 @@ class TwoKernels:
 
     def _note_incumbent(self, case: Case) -> None:
         """Notes, for the process that watches this one, that the incumbent runs and may compile."""
-        compiling = {COMPILING: "the incumbent"} if self.bench.device.type == "cuda" else {}
+        compiling = {COMPILING: "the incumbent"} if self.context.device.type == "cuda" else {}
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
 
     def _measured(self, case: Case) -> Measured:
         self._note_incumbent(case)
         try:
-            with self.bench.clock.phase("incumbent"):
+            with self.context.clock.phase("incumbent"):
                 return self.opponent.measure(case)
         except WorkerLost as lost:
             raise _IncumbentLost(case, lost) from None

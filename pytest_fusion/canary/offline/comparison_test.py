@@ -63,10 +63,10 @@ class Compare:
         job = replace(job, known=Known(spec, job.outer, request.nodeid).cases)
         device = torch.device(request.device)
         programs = programs_of(profile, device)
-        bench = Context(spec, device, job.extra, programs=programs, deep=profile.name == "deep")
+        context = Context(spec, device, job.extra, programs=programs, deep=profile.name == "deep")
         tally: Tally | None = None
         try:
-            opponent = rival.open(request.nodeid, spec, bench, profile.seconds)
+            opponent = rival.open(request.nodeid, spec, context, profile.seconds)
             seen, tally = _InChildren(job, rival, opponent).run()
             seen.notes += rival.close()
             comparison = conclude(seen, rival.about, rival.without)
@@ -238,6 +238,6 @@ class _InChildren:
         elif lacking:
             seen.untimed = lacking
         else:
-            found = timings(both.bench, self.opponent, sized, both.compiling)
+            found = timings(both.context, self.opponent, sized, both.compiling)
             seen.timings, seen.untimed = found.timings, found.problem
             seen.notes += found.notes

@@ -72,25 +72,25 @@ class Opponent(Protocol):
 class Kernel:
     """The kernel of ``bench.spec``, in this process."""
 
-    def __init__(self, bench: Context) -> None:
-        self.bench, self.spec = bench, bench.spec
+    def __init__(self, context: Context) -> None:
+        self.context, self.spec = context, context.spec
         # The launches of each measured case, by its key.
         self._launches: dict[str, list[Specialisation]] = {}
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        bench = self.bench
+        context = self.context
         if alone:
-            new = Context(bench.spec, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
-            bench = replace(new, complete=True, progress=Progress(bench.clock))
-        found = ran(judge_case(bench, case, again=again), bench.progress.refusals)
-        release_memory(bench.device)
+            new = Context(context.spec, context.device, context.extra, programs=context.programs, deep=context.deep)
+            context = replace(new, complete=True, progress=Progress(context.clock))
+        found = ran(judge_case(context, case, again=again), context.progress.refusals)
+        release_memory(context.device)
         return found
 
     def measure(self, case: Case) -> Measured:
         """Calls the kernel once more, on new inputs. An exception here becomes the ``problem``, not a verdict."""
-        bench, spec = self.bench, self.spec
+        context, spec = self.context, self.spec
         try:
-            logical = make_inputs(spec, case, bench.device)
+            logical = make_inputs(spec, case, context.device)
         except (ImpossibleCase, InputFailed, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not out_of_memory(error):
                 raise
@@ -98,14 +98,14 @@ class Kernel:
         found = Measured(inputs=digest(tensors_of(logical)))
         if spec.random is None:
             try:
-                reference, _ = reference_of(bench, case, logical, priced=False)
+                reference, _ = reference_of(context, case, logical, priced=False)
             except ReferenceFailed as error:
                 found.problem = f"the reference raises: {error}"
                 return found
             found.reference = digest({str(i): t for i, t in enumerate(reference.native)})
         launches: list[Noted] = []
         with noted(launches, strict=False):
-            outcome, placed = call(bench, case, logical, FILLS[0])
+            outcome, placed = call(context, case, logical, FILLS[0])
         self._launches[case.key()] = [stood for one in launches if (stood := _representative(one)) is not None]
         if outcome.error is not None:
             found.problem = f"called once more, it raised {brief(outcome.error)[:200]}"
@@ -114,27 +114,27 @@ class Kernel:
             found.problem = "the kernel draws random numbers, so that one result says little of its error"
             return found
         found.outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
-        if bench.device.type == "cuda":
+        if context.device.type == "cuda":
             found.memory = self._peak(case, logical)
         return found
 
     def count(self, case: Case) -> Counts | Uncounted:
-        bench, spec = self.bench, self.spec
+        context, spec = self.context, self.spec
         try:
-            logical = make_inputs(spec, case, bench.device)
-            placed = place(logical, case, bench.device, FILLS[0])
+            logical = make_inputs(spec, case, context.device)
+            placed = place(logical, case, context.device, FILLS[0])
 
             def once() -> object:
-                return spec.fused(**placed.arguments, **bench.extra)
+                return spec.fused(**placed.arguments, **context.extra)
 
             def back() -> None:
                 rewrite(placed, logical)
 
-            if bench.device.type == "cuda":
+            if context.device.type == "cuda":
                 # The profiler's second opinion takes seconds a call.
                 capture = not spec.syncs
                 arguments = placed.arguments
-                return counting.count(once, arguments, bench.device, prepare=back, capture=capture, cross_check=False)
+                return counting.count(once, arguments, context.device, prepare=back, capture=capture, cross_check=False)
             with bare():
                 found = counting.modelled(once, placed.arguments, prepare=back)
             return found.counts if found.bounds else Uncounted("; ".join(found.counts.doubts))
@@ -147,17 +147,17 @@ class Kernel:
         return compiled(self._launches, keys)
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
-        return spills(self.spec, sized, self.bench.device, self.bench.extra)
+        return spills(self.spec, sized, self.context.device, self.context.extra)
 
     def _peak(self, case: Case, logical: Mapping[str, Any]) -> int | None:
-        device = self.bench.device
+        device = self.context.device
         placed = place(logical, case, device, FILLS[0])
         try:
             with bare():
                 synchronize(device)
                 before = torch.cuda.memory_allocated(device)
                 torch.cuda.reset_peak_memory_stats(device)
-                self.spec.fused(**placed.arguments, **self.bench.extra)
+                self.spec.fused(**placed.arguments, **self.context.extra)
                 synchronize(device)
                 return torch.cuda.max_memory_allocated(device) - before
         except Exception:  # noqa: BLE001 - no number for a call that failed
@@ -208,10 +208,10 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return found.hexdigest()[:16]
 
 
-def kernel_beside(spec: FusionSpec, bench: Context, fused: Callable[..., Any]) -> Kernel:
+def kernel_beside(spec: FusionSpec, context: Context, fused: Callable[..., Any]) -> Kernel:
     """Another kernel for the same spec, in this process. Raises ``SpecError`` if it does not take the inputs."""
     other = spec.with_(fused=without_fixtures(fused, spec.fixtures), name=spec.name)
-    fresh = Context(other, bench.device, bench.extra, programs=bench.programs, deep=bench.deep)
+    fresh = Context(other, context.device, context.extra, programs=context.programs, deep=context.deep)
     return Kernel(fresh)
 
 

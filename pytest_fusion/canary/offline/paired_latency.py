@@ -110,15 +110,15 @@ def timings(
     return Latencies(problem=found.problem, notes=found.notes) if found.problem else found
 
 
-def timer(bench: Context, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
+def timer(context: Context, case: Case, what: Timed, device: torch.device, cache: int) -> Replayed:
     """A timer of the kernel of ``bench`` or of its reference at one size. Raises what the call raises."""
-    spec = bench.spec
+    spec = context.spec
     logical = make_inputs(spec, case, device)
-    call: Callable[..., Any] = partial(spec.fused, **bench.extra)
+    call: Callable[..., Any] = partial(spec.fused, **context.extra)
     with torch.no_grad():
         if what == "reference":
             drawn = {} if spec.random is None else full_mask(spec, case.sizes, call(**logical))
-            call = partial(spec.reference, **takes(spec.reference, {**bench.extra, **drawn}))
+            call = partial(spec.reference, **takes(spec.reference, {**context.extra, **drawn}))
         outputs = call(**logical)
         counts = count(lambda: call(**logical), dict(logical), device)
         return latency.timed(call, logical, outputs, device, cache, counts)[0]
@@ -136,7 +136,7 @@ def _theirs(incumbent: Opponent, case: Case, device: torch.device, cache: int) -
     if isinstance(incumbent, Remote):
         return incumbent.timer(case, "fused")
     assert isinstance(incumbent, Kernel)
-    return timer(incumbent.bench, case, "fused", device, cache)
+    return timer(incumbent.context, case, "fused", device, cache)
 
 
 def _differ(

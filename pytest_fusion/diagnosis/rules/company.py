@@ -24,7 +24,7 @@ def racing(lab: Lab) -> Found | None:
 
     Where a spec lets results vary the race by itself is its business; a sum in any order is right all the same.
     """
-    if lab.bench.device.type != "cpu" or not interpreter.installed():
+    if lab.context.device.type != "cpu" or not interpreter.installed():
         return None
     for seed in lab.seeds():
         case = lab.base.with_(seed=seed)

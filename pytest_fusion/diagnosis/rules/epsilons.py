@@ -76,7 +76,7 @@ def _factor(lab: Lab, case: Case, name: str) -> bool:
     if found is None:
         return False
     at = [
-        probing.right_of(lab.bench, edits.number(name, value).apply(dict(found.logical)))
+        probing.right_of(lab.context, edits.number(name, value).apply(dict(found.logical)))
         for value in (0.0, _LARGE_EPSILON, _LARGE_EPSILON * 2.0**_HUGE)
     ]
     if None in at:
@@ -271,7 +271,7 @@ def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
     ]
     if not 0 < len(names) <= _MOST_SCALED:
         return None
-    near = probing.right_of(lab.bench, logical)
+    near = probing.right_of(lab.context, logical)
     for chosen in itertools.product(_POWERS, repeat=len(names)):
         powers = dict(zip(names, chosen, strict=True))
         if near is None or not any(chosen):
@@ -285,7 +285,7 @@ def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
 def _right_when_scaled(
     lab: Lab, logical: Mapping[str, Any], powers: Mapping[str, int], by: int
 ) -> dict[str, torch.Tensor] | None:
-    return probing.right_of(lab.bench, _scaled_by(powers, by).apply(dict(logical)))
+    return probing.right_of(lab.context, _scaled_by(powers, by).apply(dict(logical)))
 
 
 def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:

@@ -139,7 +139,7 @@ def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.T
     # NaN stays NaN under any of the others, and is what a result that has a part in it changes with.
     cured = edits.finite(names)
     changes = (cured, edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
-    others = [probing.right_of(lab.bench, edit.apply(dict(found.logical))) for edit in changes]
+    others = [probing.right_of(lab.context, edit.apply(dict(found.logical))) for edit in changes]
     masks = {}
     for name, right in found.expected.items():
         depends = torch.zeros(right.shape, dtype=torch.bool, device=right.device)
@@ -341,7 +341,7 @@ def _right_with(
     """
     name = lab.verdict.output
     if lab.check != gradients.NAME or not name.startswith("d") or found.trial is None:
-        return probing.right_of(lab.bench, logical) if louder is None else None
+        return probing.right_of(lab.context, logical) if louder is None else None
     trial = found.trial.with_(logical, found.trial.result.case)
     upstream = Upstream.of(trial, gradients.wanted(trial))
     if louder is not None:

@@ -253,7 +253,7 @@ def _equals(lab: Lab, answer: Answer, reading: Reading) -> bool:
     found, wrong = answer.probe, lab.wrong_of(answer)
     if found is None or wrong is None:
         return False
-    outputs = probing.right_of(lab.bench, reading.applied(found.logical))
+    outputs = probing.right_of(lab.context, reading.applied(found.logical))
     other = outputs.get(wrong.name) if outputs is not None else None
     if other is not None and reading.back is not None:
         if other.dim() == 0 or other.shape[-1] != found.logical[reading.names[0]].shape[-1]:
@@ -377,7 +377,7 @@ def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], siz
     """Whether the reference's slices by themselves are what they are among the others, and among far larger ones."""
     together, single = _forward_of(lab, whole), _forward_of(lab, one)
     louder = _with_louder_others(whole, one, chosen, size)
-    after = probing.right_of(lab.bench, louder) if louder is not None else None
+    after = probing.right_of(lab.context, louder) if louder is not None else None
     if together is None or single is None or after is None:
         return False
     for name, right in together.items():
@@ -416,7 +416,7 @@ def _forward_of(lab: Lab, answer: Answer) -> Mapping[str, torch.Tensor] | None:
     """The reference's results; gradients of slices that these keep apart are apart too."""
     if answer.probe is None:
         return None
-    return probing.right_of(lab.bench, answer.probe.logical) if lab.check == gradients.NAME else answer.probe.expected
+    return probing.right_of(lab.context, answer.probe.logical) if lab.check == gradients.NAME else answer.probe.expected
 
 
 def cached(lab: Lab) -> Found | None:

@@ -25,7 +25,7 @@ def state(lab: Lab) -> Found | None:
     if found is None or lab.check == gradients.NAME:
         return None
     name = lab.verdict.output
-    calls = [got[name].detach().cpu() for got in probe.calls(lab.bench, found, _CALLS) if name in got]
+    calls = [got[name].detach().cpu() for got in probe.calls(lab.context, found, _CALLS) if name in got]
     if len(calls) < _CALLS or any(t.shape != calls[0].shape or t.dtype != calls[0].dtype for t in calls):
         return None
     kept = "something kept between calls, a workspace or a"

@@ -274,7 +274,7 @@ def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
 
 def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """By tensor, the elements that may hold anything finite without a change of the reference's results."""
-    before = probing.right_of(lab.bench, logical)
+    before = probing.right_of(lab.context, logical)
     masks = {}
     for name in names:
         t = logical[name]
@@ -282,7 +282,7 @@ def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str,
         far = min(4 * float(t.abs().nan_to_num(0, 0, 0).max()) + 1, 0.5 * float(torch.finfo(t.dtype).max))
         for index in itertools.product(*map(range, t.shape)):
             others = (_with(logical, name, index, value) for value in (-far, 0.0, far))
-            masks[name][index] = all(_same(before, probing.right_of(lab.bench, other)) for other in others)
+            masks[name][index] = all(_same(before, probing.right_of(lab.context, other)) for other in others)
     return masks
 
 
@@ -302,11 +302,11 @@ def _ignores_shift(lab: Lab, names: list[str]) -> bool:
     """Whether the reference gives the same, or in fewer elements as much more, for ordinary values of some tensor that
     are all 1 more: a copy gives as much more too."""
     found = lab.ask(ordinary(lab.grown(), names)).probe
-    before = probing.right_of(lab.bench, found.logical) if found is not None else None
+    before = probing.right_of(lab.context, found.logical) if found is not None else None
     if found is None or before is None:
         return False
     for name in names:
-        after = probing.right_of(lab.bench, edits.shifted([name], 1.0).apply(dict(found.logical)))
+        after = probing.right_of(lab.context, edits.shifted([name], 1.0).apply(dict(found.logical)))
         floating = (
             [(t.double(), after[n].double()) for n, t in before.items() if t.is_floating_point()] if after else []
         )

@@ -121,7 +121,7 @@ def stands_apart(lab: Lab, dim: str) -> bool:
     size = next((n for n in _UNUSUAL if n not in others), _UNUSUAL[0])
     case = lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))
     found = lab.ask(case).probe
-    before = probing.right_of(lab.bench, found.logical) if found is not None else None
+    before = probing.right_of(lab.context, found.logical) if found is not None else None
     if found is None or before is None or not any(axis_of(t, size) is not None for t in before.values()):
         return False
     for at in (0, size - 1):
@@ -130,7 +130,7 @@ def stands_apart(lab: Lab, dim: str) -> bool:
             if isinstance(t, torch.Tensor) and t.is_floating_point() and (axis := axis_of(t, size)) is not None:
                 changed[name] = t.clone()
                 changed[name].select(axis, at).mul_(0.5)
-        after = probing.right_of(lab.bench, changed)
+        after = probing.right_of(lab.context, changed)
         if after is None:
             return False
         for name, right in before.items():

@@ -99,7 +99,7 @@ def _moves_along(lab: Lab, logical: Logical, name: str, moved: Edit) -> bool:
     """Whether the right results move by as much as the input, and single elements have a say in many."""
     t, other = logical[name], moved.apply(dict(logical))
     by = float(other[name].flatten()[0].double() - t.flatten()[0].double())
-    before, after = (probing.right_of(lab.bench, each) for each in (logical, other))
+    before, after = (probing.right_of(lab.context, each) for each in (logical, other))
     if before is None or after is None:
         return False
     floating = {n: output for n, output in before.items() if output.is_floating_point() and output.numel()}
@@ -126,7 +126,7 @@ def _of_differences(lab: Lab, logical: Logical, name: str, moved: Edit) -> bool:
     An activation stays too, at 0, and each of its elements has a say in one.
     """
     t, by = logical[name], -_top(logical[name])
-    before, after = (probing.right_of(lab.bench, each) for each in (logical, moved.apply(dict(logical))))
+    before, after = (probing.right_of(lab.context, each) for each in (logical, moved.apply(dict(logical))))
     if before is None or after is None:
         return False
     floating = {n: output for n, output in before.items() if output.is_floating_point() and output.numel()}
@@ -137,7 +137,7 @@ def _of_differences(lab: Lab, logical: Logical, name: str, moved: Edit) -> bool:
 
 def _has_say(lab: Lab, before: Mapping[str, torch.Tensor], logical: Logical, t: torch.Tensor) -> bool:
     """Whether one element that was raised to 0 changes more than one of an output, or an output of fewer elements."""
-    after = probing.right_of(lab.bench, logical)
+    after = probing.right_of(lab.context, logical)
     return after is not None and all(
         (changed := _changed(output, after[n])) > 1 or (changed == 1 and output.numel() < t.numel())
         for n, output in before.items()

@@ -306,14 +306,14 @@ def _known_to(
     lab: Lab, logical: Mapping[str, Any], output: str, places: list[Place], spans: Mapping[str, tuple[float, ...]]
 ) -> dict[Place, torch.Tensor] | None:
     """By place, which elements of the right result change with it, as a flat mask; ``None`` where that is not known."""
-    before = probing.right_of(lab.bench, logical)
+    before = probing.right_of(lab.context, logical)
     if before is None or output not in before:
         return None
     masks: dict[Place, torch.Tensor] = {}
     for place in places:
         mask = torch.zeros(before[output].numel(), dtype=torch.bool)
         for way in range(len(_CHANGES)):
-            after = probing.right_of(lab.bench, _Changed(way, (place,), spans).edit().apply(dict(logical)))
+            after = probing.right_of(lab.context, _Changed(way, (place,), spans).edit().apply(dict(logical)))
             if after is None or after[output].shape != before[output].shape:
                 return None
             a, b = (t.detach().cpu().flatten() for t in (before[output], after[output]))

@@ -265,7 +265,7 @@ def _equals_when_read(lab: Lab, answer: Answer, name: str, *, from_start: bool) 
         read = torch.as_strided(t, t.shape, strides, offset).clone()
     except RuntimeError:
         return False
-    other = probing.right_of(lab.bench, {**found.logical, name: read})
+    other = probing.right_of(lab.context, {**found.logical, name: read})
     right = None if other is None else other.get(wrong.name)
     if right is None or right.shape != wrong.got.shape or not right.is_floating_point():
         return False

@@ -18,7 +18,7 @@ _MOST_LINES = 8
 
 def lanes(lab: Lab) -> Found | None:
     """Right for every seed once those lanes hold zero, which a GPU need not put there."""
-    if lab.bench.device.type != "cpu" or not interpreter.installed():
+    if lab.context.device.type != "cpu" or not interpreter.installed():
         return None
     guilty: dict[Site, None] = {}
     for seed in lab.seeds():
@@ -54,7 +54,7 @@ def padded(lab: Lab) -> Found | None:
     A 0 there may be far above all that the load keeps: exp(0 - -100) is infinite, and times a masked factor of 0 it is
     NaN. No dim of mamba-ssm 2.0.4's _chunk_scan_bwd_dx has a whole tile that is right, so tiles tell nothing of it.
     """
-    if lab.bench.device.type != "cpu" or not interpreter.installed():
+    if lab.context.device.type != "cpu" or not interpreter.installed():
         return None
     answer, lines = _repeated(lab, lab.base)
     if not answer.wrong:

@@ -113,7 +113,7 @@ def _results(lab: Lab, answer: Answer) -> tuple[Tensors, Tensors] | None:
     if lab.check == gradients.NAME:
         pair = probing.gradient(found, output[1:]) if output.startswith("d") else None
         return None if pair is None else ({output: pair[0]}, {output: pair[1]})
-    right = probing.right_of(lab.bench, found.logical)
+    right = probing.right_of(lab.context, found.logical)
     return None if right is None or not found.got else (found.got, right)
 
 

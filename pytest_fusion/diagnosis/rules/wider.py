@@ -51,8 +51,8 @@ def float64(lab: Lab) -> Found | None:
         if any(isinstance(t, torch.Tensor) and t.dtype is torch.float64 for t in logical.values()):
             return None
         with _InFloat32() as mode:
-            narrow = probing.right_of(lab.bench, logical)
-        native = probing.right_of(lab.bench, logical)
+            narrow = probing.right_of(lab.context, logical)
+        native = probing.right_of(lab.context, logical)
         wrong = lab.wrong_of(answer, name)
         if not mode.asked or narrow is None or native is None:
             return None

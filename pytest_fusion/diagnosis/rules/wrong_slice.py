@@ -96,7 +96,7 @@ def _right_with(lab: Lab, case: Case, output: str, edit: Edit) -> torch.Tensor |
         pair = probing.gradient(found, output[1:]) if found is not None else None
         return pair[1] if pair is not None else None
     found = lab.ask(case).probe
-    outputs = probing.right_of(lab.bench, edit.apply(dict(found.logical))) if found is not None else None
+    outputs = probing.right_of(lab.context, edit.apply(dict(found.logical))) if found is not None else None
     return outputs.get(output) if outputs is not None else None
 
 

@@ -59,8 +59,8 @@ class _Here(Process):
 def remote(tmp_path: Any) -> Iterator[Remote]:
     process = _Here(tmp_path)
     assert not {"error", "missing"} & set(process.messages.receive(60.0))
-    bench = kernels_bench()
-    yield Remote(process, bench.device, 60.0)
+    context = kernels_bench()
+    yield Remote(process, context.device, 60.0)
     process.stop()
     process.thread.join()
     process.end()

@@ -82,7 +82,7 @@ class Incumbent:
             folders = (os.fspath(self.setting.start), os.fspath(self.setting.root))
             self._function = named_kernel(self.named.target, folders=folders)
 
-    def open(self, nodeid: str, spec: FusionSpec, bench: Context, seconds: float) -> Opponent:
+    def open(self, nodeid: str, spec: FusionSpec, context: Context, seconds: float) -> Opponent:
         """Opens the incumbent of one test. Raises ``NoOpponentError`` if there is none, ``CanaryError`` if it fails."""
         from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Remote
         from pytest_fusion.canary.offline.kernel import contract, kernel_beside
@@ -90,19 +90,21 @@ class Incumbent:
         if not self.elsewhere:
             self.find()
             try:
-                return kernel_beside(spec, bench, self._function)
+                return kernel_beside(spec, context, self._function)
             except SpecError as error:
                 raise NoOpponentError(f"{self.named} does not take the inputs of this test: {error}") from None
         self._opened = {
             "nodeid": nodeid,
             "contract": contract(spec),
-            "programs": bench.programs,
-            "deep": bench.deep,
+            "programs": context.programs,
+            "deep": context.deep,
         }
         process = self._running()
         self._ask_to_open(process)
         patience = _PATIENCE * seconds
-        return Remote(process, bench.device, patience if bench.device.type == "cpu" else max(patience, _COMPILING_S))
+        return Remote(
+            process, context.device, patience if context.device.type == "cpu" else max(patience, _COMPILING_S)
+        )
 
     def reopen(self) -> None:
         """Restarts the process and opens the same test again."""

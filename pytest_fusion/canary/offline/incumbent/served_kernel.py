@@ -32,8 +32,10 @@ class ServedKernel:
 
     def __init__(self, spec: FusionSpec, opened: Mapping[str, Any], device: str, extra: Mapping[str, Any]) -> None:
         spec = held_to(spec, opened["contract"])
-        bench = Context(spec, torch.device(device), extra, programs=int(opened["programs"]), deep=bool(opened["deep"]))
-        self.kernel = Kernel(bench)
+        context = Context(
+            spec, torch.device(device), extra, programs=int(opened["programs"]), deep=bool(opened["deep"])
+        )
+        self.kernel = Kernel(context)
         # The one batch of calls that is timed here, alternately with one in the other process.
         self._timer: Any = None
 
@@ -70,9 +72,9 @@ class ServedKernel:
 
     def time(self, case: Case, what: Timed) -> dict[str, Any]:
         kernel = self.kernel
-        device = torch.device("cuda", kernel.bench.device.index or 0)
+        device = torch.device("cuda", kernel.context.device.index or 0)
         with _refusing():
-            self._timer = paired_latency.timer(kernel.bench, case, what, device, on_device.opened(device).cache)
+            self._timer = paired_latency.timer(kernel.context, case, what, device, on_device.opened(device).cache)
         return {"source": latency.digest(kernel.spec.fused if what == "fused" else kernel.spec.reference)}
 
     def sample(self) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
     except FusionError as error:
         link.answer(missing=f"its spec there does not fit the promises of today's: {error}")
         return
-    served.kernel.bench.progress.clock = Clock(lambda: link.answer(pulse=True))
+    served.kernel.context.progress.clock = Clock(lambda: link.answer(pulse=True))
     link.answer()
     while True:
         message = link.next()

@@ -27,9 +27,9 @@ class ValuesVerdict:
     ``statistic`` is the one nearest to its limit: ``max`` (one element), ``rms`` (all), ``row`` or ``col`` (one
     slice), ``moved`` (16-bit values at another neighbour), ``scale`` (a common factor), ``nonfinite`` (NaN or infinity
     where no lane has any), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured over
-    allowed of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the worst
-    element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical`` marks a
-    failure that fresh values have to repeat.
+    allowed of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the
+    worst element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical``
+    marks a failure that fresh values have to repeat.
     ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a graded pass. ``by`` are the lanes that showed a failure:
     with others the error allowed of an element differs.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class FusionError(Exception):
-    """Base of all errors that are the user's to mend: a wrong spec, option or file."""
+    """Base of all errors that the user can correct: a wrong spec, option or file."""
 
 
 class SpecError(FusionError):
@@ -23,23 +23,23 @@ class BaselineError(FusionError):
 
 
 class CanaryError(FusionError):
-    """A canary is set up wrongly, or is asked for what it cannot do honestly."""
+    """A canary is set up wrongly, or cannot do what was requested."""
 
 
 class UnsupportedTritonError(FusionError):
-    """The installed Triton is not one whose interpreter we know how to mend."""
+    """The interpreter of the installed Triton is not one that this package can correct."""
 
 
 class NeedsCudaError(FusionError):
-    """An interpreted kernel cannot do without a CUDA device, so nothing about it can be told on a machine without."""
+    """An interpreted kernel needs a CUDA device, so it cannot be judged on a machine without one."""
 
 
 class NotModelledError(FusionError, NotImplementedError):
-    """The CPU lane has no model of what an interpreted kernel asks for, which says nothing about the kernel."""
+    """The interpreter has no model of what a kernel needs, which is no fault of the kernel."""
 
 
 class TooManyProgramsError(FusionError):
-    """A launch on the CPU lane asked for more programs than the case may cost."""
+    """A launch in the interpreter has more programs than the case may cost."""
 
 
 class GridTooLargeError(FusionError, ValueError):

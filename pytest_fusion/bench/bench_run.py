@@ -198,7 +198,7 @@ def _golden_rows(session: Found, found: Measured, test: str, environment: Mappin
 
 
 def _unknown(one: Figures) -> list[str]:
-    """What of an entry is not known, and why."""
+    """The facts of an entry that are not known, and why."""
     counted = (
         ("launches of the kernel", one.counts),
         (_REFERENCE[one.reference is None], one.reference_counts),

@@ -57,7 +57,7 @@ class GoldenOutput:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GoldenOutput:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not such an output."""
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not an output."""
         slack = data["slack"]
         return cls(
             name=str(data["name"]),

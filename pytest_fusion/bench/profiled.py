@@ -81,7 +81,7 @@ def one_call(file: Path, case: str, call: Callable[[], Any], device: torch.devic
 
 @contextlib.contextmanager
 def _counted(device: torch.device) -> Iterator[None]:
-    """ncu counts in the body, behind the mark; nobody else times meanwhile, but may while this process starts."""
+    """ncu counts in the body, behind the mark; no other worker times meanwhile."""
     if device.type != "cuda":
         yield
         return

@@ -64,7 +64,7 @@ def choices(allowed: tuple[str, ...], ndim: int) -> list[tuple[str, int]]:
 
 
 def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> list[int]:
-    """Strides when the axes in ``order`` (outermost first) lie densely; sizes of 0 count as 1, as in torch."""
+    """Dense strides with the axes in ``order`` (outermost first); sizes of 0 count as 1, as in torch."""
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(order if order is not None else range(len(shape))):
@@ -91,7 +91,7 @@ def _far_stride(shape: tuple[int, ...], axis: int) -> int:
 
 
 def goes_far(shape: tuple[int, ...], layout: Layout) -> bool:
-    """Whether some element lies ``FAR`` or more elements behind the first."""
+    """Whether some element is ``FAR`` or more elements behind the first."""
     if layout.kind != "large":
         return False
     plan = geometry(shape, layout)

@@ -139,7 +139,7 @@ class Campaign:
             cases=int(min(self.profile.search, self.budget.left)),
             seed=self._drawn if self.seed is None else self.cases.base >> 1,
             database_key=self.nodeid,
-            kept=not self.judging.dry,
+            save=not self.judging.dry,
         )
 
 

@@ -133,7 +133,7 @@ def run_fused(
         outcome = _called(fused, placed, extra, programs, fill) if again else outcome
         if outcome.error is not None and missed(outcome.error):
             raise NeedsCudaError(
-                f"the kernel asks for a CUDA device in {outcome.origin} ({first_line(outcome.error)}), where the CPU "
+                f"the kernel needs a CUDA device in {outcome.origin} ({first_line(outcome.error)}), where the CPU "
                 "cannot stand in for one; allocate on the device of its inputs, or run it with --fusion-device cuda"
             ) from outcome.error
     return outcome

@@ -120,7 +120,7 @@ def renewed(arena: Arena, numbers: Mapping[str, int], logical: Mapping[str, Any]
 
 
 def _reborn(arena: Arena, name: str, number: int) -> torch.Tensor:
-    """The tensor as a new object with that ``id``: other places are filled until one comes to lie there."""
+    """The tensor as a new object with that ``id``: other addresses are filled until an object gets this one."""
     others: list[torch.Tensor] = []
     while len(others) < _TRIES:
         others.append(torch.empty(0))

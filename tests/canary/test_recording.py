@@ -319,7 +319,7 @@ def test_what_the_caller_left_to_the_function_needs_no_input(tmp_path: Path) -> 
     given = recordings.cases(recorded(tmp_path / "given", function, (X, {"groups": 4})), spec)
 
     assert only(left).sizes == {"a": 3, "b": 8}
-    assert list(given.unmatched) == ["groups is 4, and the spec has no such input"]
+    assert list(given.unmatched) == ["groups is 4, and the spec has no input of that name"]
 
 
 def test_a_drawn_input_may_be_left_out(tmp_path: Path) -> None:
@@ -344,7 +344,9 @@ def test_a_method_is_recorded_without_its_object(tmp_path: Path) -> None:
     without = recordings.cases(tmp_path, spec_of())
     case = only(recordings.cases(tmp_path, spec_of(), rename={"self": None}))
 
-    assert list(without.unmatched) == ["self is Layer, and the spec has no such input"] or "self is" in str(without)
+    assert list(without.unmatched) == ["self is Layer, and the spec has no input of that name"] or "self is" in str(
+        without
+    )
     assert case.sizes == {"batch": (3,), "hidden": 8}
 
 

@@ -105,7 +105,7 @@ def test_what_only_a_device_can_do_is_unknown(tmp_path: Path) -> None:
 
     found = examine(spec(needs), device="cpu", seed=0, max_cases=20, root=tmp_path)
     assert found.verdict == "unknown"
-    assert "asks for a CUDA device in test_named_device.py:needs" in found.message
+    assert "needs a CUDA device in test_named_device.py:needs" in found.message
     assert "--fusion-device cuda" in found.message
 
 

@@ -110,7 +110,7 @@ def test_a_revision(project: Project, repository: Path) -> None:
     assert worse["canary"]["incumbent"]["commit"] == git(repository, "rev-parse", "release-1")
     assert project.tests["test_known"]["canary"]["counts"]["known-bad"] > 0
     assert project.tests["test_better"]["canary"]["counts"]["better"] > 0
-    assert "there is no such test there" in project.tests["test_new"]["canary"]["reasons"][0]
+    assert "that test does not exist there" in project.tests["test_new"]["canary"]["reasons"][0]
     lines = result.stdout.str()
     for words in ("canary against git:release-1", "KNOWN_BAD", "canary: 1 rollback, 1 nodata, 3 promote"):
         assert words in lines
@@ -281,11 +281,11 @@ def test_a_function(project: Project, temporary: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("release-2", "has no such commit; did you mean 'release-1'?"),
+        ("release-2", "does not have that commit; did you mean 'release-1'?"),
         ("git:", "has no name"),
         ("python:/nowhere/python", "there is no program /nowhere/python"),
         ("python:.", "is a folder"),
-        ("kern/relu", "has no such commit"),
+        ("kern/relu", "does not have that commit"),
         ("a b:c", "cannot be read"),
         ("nowhere.kern:relu", "there is no module 'nowhere'"),
         ("kern:rigth", "has no 'rigth'; did you mean 'right'?"),

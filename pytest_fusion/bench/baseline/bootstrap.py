@@ -50,7 +50,7 @@ def block_ratios(candidate: Sequence[Sequence[float]], control: Sequence[Sequenc
 
 
 def estimate(blocks: Sequence[float], *, seed: int = 0, level: float = LEVEL) -> Estimate:
-    """The median of the blocks' log ratios, and where it would lie were the blocks drawn again.
+    """The median of the blocks' log ratios, and where it would fall were the blocks drawn again.
 
     The interval has the percentiles of ``RESAMPLES`` resamples of whole blocks, so pairs within a block may depend on
     each other; of 20 normal blocks it holds the truth 98 times in a hundred. The result is a function of its arguments:

@@ -53,8 +53,8 @@ def direction(fact: str) -> int:
     return 1 if words & _MORE_IS_WORSE else 0
 
 
-def tells_speed(fact: str) -> bool:
-    """Whether it has a direction or counts registers; the rest, counts of instructions, is told after these."""
+def affects_speed(fact: str) -> bool:
+    """Whether it has a direction or counts registers; the rest, counts of instructions, is shown after these."""
     return direction(fact) != 0 or "registers" in _words(fact)
 
 

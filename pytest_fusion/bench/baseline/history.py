@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import quantiles
 
-from pytest_fusion.bench.baseline.row import KEPT, Latency, Session
+from pytest_fusion.bench.baseline.row import MOST_SESSIONS, Latency, Session
 from pytest_fusion.bench.baseline.tails import chi_square_limit
 
 # From so many sessions on their own spread counts, before that a default.
@@ -106,4 +106,4 @@ def continued(before: Latency, now: Latency, made: str = "") -> Latency:
     if abs(now.ratio - known.ratio) > 3 * math.hypot(known.error, now.error):
         return now
     sessions = (*before.history, Session(before.ratio, before.unit, made))
-    return replace(now, history=sessions[-KEPT:])
+    return replace(now, history=sessions[-MOST_SESSIONS:])

@@ -11,7 +11,7 @@ from pytest_fusion.bench.output_digest import GoldenOutput
 from pytest_fusion.run.measure.timing.activity import Activity
 
 # Sessions of a row that are kept: enough for a spread between sessions, few enough to read.
-KEPT = 20
+MOST_SESSIONS = 20
 _NUMBERS = ("fused_s", "reference_s", "ratio", "low", "high", "error")
 # An object whose repr stands in a parameter's id has another address in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One earlier session's log ratio of fused to reference; ``unit`` tells one GPU from another of the model."""
+    """One earlier session's log ratio of fused to reference; ``unit`` identifies one GPU of a model."""
 
     ratio: float
     unit: str = ""

@@ -12,11 +12,11 @@ from pytest_fusion.bench.baseline.device_class import elsewhere, renewed
 from pytest_fusion.bench.baseline.facts import (
     RECOMPILES,
     Change,
+    affects_speed,
     compare_facts,
     compare_names,
     compare_reasons,
     group,
-    tells_speed,
 )
 from pytest_fusion.bench.baseline.golden import GoldenChange, GoldenStatus, compare_golden
 from pytest_fusion.bench.baseline.history import level, worth
@@ -160,10 +160,10 @@ def _concluded(found: Comparison) -> Comparison:
         statuses.append((found.latency.verdict, f"latency: {_timed(found.latency)}"))
     elif found.no_latency:
         statuses.append(("unknown", f"latency: {found.no_latency}"))
-    others = [status for status in statuses[len(changed) :] if status[0] in _TOLD]
-    telling = sorted(changed, key=lambda change: not tells_speed(change.fact))
+    others = [status for status in statuses[len(changed) :] if status[0] in _SHOWN]
+    telling = sorted(changed, key=lambda change: not affects_speed(change.fact))
     briefs = ((change.verdict, _briefly(change, found.context)) for change in telling)
-    found = replace(found, changes=(*others, *(brief for brief in briefs if brief[0] in _TOLD)))
+    found = replace(found, changes=(*others, *(brief for brief in briefs if brief[0] in _SHOWN)))
     if not statuses and not found.facts and not found.golden:
         return replace(found, verdict="unknown", reason="nothing was measured that the baseline has")
     for status in _WORST_FIRST:
@@ -183,7 +183,7 @@ _GOLDEN: dict[GoldenStatus, RowStatus] = {
 _WORST_FIRST: tuple[RowStatus, ...] = ("regressed", "unknown", "inconclusive", "changed", "improved", "same")
 
 # Reported without a failure; an inconclusive latency is in its row already.
-_TOLD = frozenset(("unknown", "changed", "improved"))
+_SHOWN = frozenset(("unknown", "changed", "improved"))
 
 
 def _briefly(change: Change, context: str) -> str:

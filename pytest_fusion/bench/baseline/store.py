@@ -84,7 +84,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, patience: float = PATIENCE) -> Iterator[list[Path]]:
-    """Nobody else writes in the folder meanwhile; files that a killed run left half-made are gone.
+    """Holds the lock of the folder, and removes files that a killed run left half-made.
 
     Gives the paths that were made on the way: the folder's ``.gitignore``, the first time. Raises ``BaselineError``
     where the folder cannot be written, or where another process holds the lock for ``patience`` seconds.

@@ -1,4 +1,4 @@
-"""What of a run goes into the files, by the mode of ``--fusion-update``."""
+"""Which rows of a run go into the files, by the mode of ``--fusion-update``."""
 
 from __future__ import annotations
 

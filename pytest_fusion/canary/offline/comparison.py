@@ -137,7 +137,7 @@ class TwoKernels:
             self.tally.cases += 1
             self.judging.budget.spent += 1
             ours = dead.candidate
-            theirs = dead.incumbent or self._ask(case, again=True)
+            theirs = dead.incumbent or self._other(case, again=True)
             self._add(case, ours, theirs, *classify(ours, theirs))
             return
         if again is None:
@@ -150,13 +150,13 @@ class TwoKernels:
         """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
         case, ours = result.case, ran(result, self.context.progress.refusals)
         dead = self.more.dead.get(case.key())
-        theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._ask(case, again=again)
+        theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._other(case, again=again)
         standing, reason = classify(ours, theirs)
         if standing == "worse" and theirs.verdict == "pass" and self.worse < _CONFIRMED:
             # The incumbent may not have run all costly checks on this case. A check that depends on chance gets three
             # tries.
             for _ in range(3 if ours.check == "repeat" else 1):
-                theirs = self._ask(case, again=True, alone=True)
+                theirs = self._other(case, again=True, alone=True)
                 if theirs.verdict != "pass":
                     break
             standing, reason = classify(ours, theirs)
@@ -247,7 +247,7 @@ class TwoKernels:
         more = compare_names(dict(other.names), dict(mine.names))
         return replace(pair, launches=(mine.kernels, other.kernels), more=more)
 
-    def _ask(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
+    def _other(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
         self._note_incumbent(case)
         try:
             with self.context.clock.phase("incumbent"):
@@ -289,7 +289,7 @@ class TwoKernels:
             tally.failure = None
             return tally
         if failure is not None and failure.case is not None and failure.case != self.regression.case:
-            theirs = self._ask(failure.case, again=True, alone=True)
+            theirs = self._other(failure.case, again=True, alone=True)
             if theirs.verdict == "fail":
                 tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, shrink=False)
         return tally

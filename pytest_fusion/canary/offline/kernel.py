@@ -32,7 +32,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.wording import brief, out_of_memory
 
-_KEPT = 2 << 30
+_MOST_BYTES = 2 << 30
 _AS_IT_IS = ("grad", "deterministic", "invariant", "mutates", "clobbers", "max_launches", "max_recompiles", "compile")
 
 
@@ -173,7 +173,7 @@ def _representative(launch: Noted) -> Specialisation | None:
 
 def release_memory(device: torch.device) -> None:
     """Frees the cached memory of a GPU's allocator if it is large: the other process may need it for the same case."""
-    if device.type == "cuda" and torch.cuda.memory_reserved(device) > _KEPT:
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) > _MOST_BYTES:
         torch.cuda.empty_cache()
 
 

@@ -157,7 +157,7 @@ class _Matching:
             known = parameters.get(name)
             default = known.default if known is not None else _MISSING
             if _value(node) is _MISSING or not _equal(_value(node), default):
-                raise UnmatchedError(f"{name} is {_shown(node)}, and the spec has no such input")
+                raise UnmatchedError(f"{name} is {_shown(node)}, and the spec has no input of that name")
 
     def _hints(self) -> dict[str, int]:
         """Sizes of dims from plain arguments of the same name, and from the largest index into them."""

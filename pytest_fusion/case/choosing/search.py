@@ -76,7 +76,7 @@ def user_settings(outer: Any) -> settings:
 
 
 def max_examples(outer: Any) -> int | None:
-    """The number of cases the user asked for, or ``None`` where Hypothesis's own default stands."""
+    """The number of cases that the user set, or ``None`` where Hypothesis's own default stands."""
     chosen = user_settings(outer)
     applied = getattr(outer, "_hypothesis_internal_settings_applied", False)
     if applied or chosen.max_examples != _HYPOTHESIS_DEFAULT_EXAMPLES:
@@ -173,12 +173,12 @@ def search(
     cases: int,
     seed: int | None,
     database_key: str | None,
-    kept: bool = True,
+    save: bool = True,
 ) -> dict[str, Any] | None:
     """Run up to ``cases`` random cases; ``run`` returns log2(error / allowed), ``None`` for nothing to aim at.
 
     ``run`` raises ``SearchFailed`` for a failing case, which ends the search quietly: the caller keeps what failed.
-    Unless ``kept``, Hypothesis's database is neither read nor written. Returns Hypothesis's statistics.
+    Unless ``save``, Hypothesis's database is neither read nor written. Returns Hypothesis's statistics.
     """
     chosen = user_settings(outer)
     phases = [phase for phase in chosen.phases if phase in (Phase.reuse, Phase.generate, Phase.target)]
@@ -215,7 +215,7 @@ def search(
         print_blob=False,
         verbosity=Verbosity.quiet if chosen.verbosity is Verbosity.normal else chosen.verbosity,
         suppress_health_check=list(HealthCheck),
-        database=chosen.database if kept else None,
+        database=chosen.database if save else None,
     )(test)
     if seed is not None:
         test = hypothesis_seed(seed)(test)

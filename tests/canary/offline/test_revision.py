@@ -58,7 +58,7 @@ def test_what_it_is_called(repository: Path) -> None:
     assert revision.sha == git(repository, "rev-parse", "main")
     assert str(revision) == f"main ({revision.sha[:12]})"
     assert str(resolve(revision.sha[:10], repository)) == revision.sha[:12]
-    with pytest.raises(CanaryError, match="no such commit"):
+    with pytest.raises(CanaryError, match="does not have that commit"):
         resolve("--help", repository)
 
 

@@ -100,7 +100,7 @@ class Incumbent:
             "deep": context.deep,
         }
         process = self._running()
-        self._ask_to_open(process)
+        self._request_open(process)
         patience = _PATIENCE * seconds
         return Remote(
             process, context.device, patience if context.device.type == "cpu" else max(patience, _COMPILING_S)
@@ -112,7 +112,7 @@ class Incumbent:
             return
         if self._process is not None:
             self._process.stop()
-        self._ask_to_open(self._running())
+        self._request_open(self._running())
 
     def close(self) -> list[str]:
         """Closes the open test and returns notes on it. ``CanaryError`` if it imported files of the work tree."""
@@ -171,7 +171,7 @@ class Incumbent:
             )
         return self._process
 
-    def _ask_to_open(self, process: Process) -> None:
+    def _request_open(self, process: Process) -> None:
         from pytest_fusion.canary.offline.incumbent.incumbent_process import START_S
         from pytest_fusion.run.process.worker import WorkerLost
 

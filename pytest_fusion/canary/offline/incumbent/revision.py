@@ -73,7 +73,7 @@ def resolve(called: str, start: Path) -> Revision:
         names = _git(start, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes")
         near = did_you_mean(called, names.stdout.decode(errors="replace").split())
         hint = near if "did you mean" in near else "; a shallow clone may lack it: git fetch --unshallow"
-        raise CanaryError(f"the incumbent git:{called}: the repository {top} has no such commit{hint}")
+        raise CanaryError(f"the incumbent git:{called}: the repository {top} does not have that commit{hint}")
     return Revision(commit.stdout.decode().strip(), called, top)
 
 

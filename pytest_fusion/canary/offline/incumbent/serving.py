@@ -115,12 +115,12 @@ class _Serving:
     def _why_missing(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         reason = self._uncollected.get(file) or next(iter(self._uncollected.values()), "")
-        return f"{file} could not be collected there: {reason}" if reason else "there is no such test there"
+        return f"{file} could not be collected there: {reason}" if reason else "that test does not exist there"
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The mode inside the incumbent's process: answer what the other process asks of the test's kernel."""
+    """The mode inside the incumbent's process: answer the other process's requests for the test's kernel."""
 
     def run(self, job: Job) -> TestRecord:
         """Answers until the other process is gone; raises ``WorkerLost`` then."""

@@ -64,8 +64,8 @@ def patch(autotuner_class: Any) -> None:
         conflicts = meta.keys() & config.kwargs.keys()
         if conflicts:
             raise ValueError(
-                f"{', '.join(sorted(conflicts))} of kernel {self.base_fn.__name__} is given both by the launch and by "
-                "an autotune config; leave it out of the launch"
+                f"{', '.join(sorted(conflicts))} of kernel {self.base_fn.__name__} is set both by the launch and by an "
+                "autotune config; leave it out of the launch"
             )
         wanted = _forced.get(_source(self))
         preferred = wanted is not None and self.configs[wanted] is config

@@ -218,7 +218,7 @@ def _patch_atomics(interpreter: Any) -> None:
             found = run(ptr, values, _array(mask), sem, atomics.exchange)
             return handle(found, val.dtype.scalar)
         if op not in functions or (is_float(values.dtype) and op not in for_floats):
-            raise NotImplementedError(f"atomic {op} on {val.dtype}: no GPU has it either")
+            raise NotImplementedError(f"atomic {op} on {val.dtype}: GPUs do not have it either")
         if op in unsigned:
             values = values.view(f"u{values.dtype.itemsize}")
         elif values.dtype.kind == "u" and op in (operation.MAX, operation.MIN):

@@ -66,7 +66,7 @@ def numpy_dtype(triton_type: Any) -> np.dtype[Any]:
     if scalar.is_ptr():
         return UINT64
     raise NotModelledError(
-        f"the CPU lane has no numbers of Triton type {scalar.name}; it has {', '.join(BY_NAME)}. "
+        f"the CPU lane has no model of Triton type {scalar.name}, only of {', '.join(BY_NAME)}. "
         "Test this dtype on a GPU (--fusion-device cuda)"
     )
 

@@ -106,7 +106,7 @@ def _narrowest(value: int) -> str:
         return "i64"
     if value < 2**64:
         return "u64"
-    raise OverflowError(f"a launch argument of {value} fits no 64-bit integer")
+    raise OverflowError(f"the launch argument {value} does not fit in a 64-bit integer")
 
 
 def annotation_names(function: Any, normalize: Any) -> tuple[frozenset[str], dict[str, str]]:

@@ -31,7 +31,7 @@ class _Missing:
         return "<not assigned on this path>"
 
     def __getattr__(self, name: str) -> Any:
-        raise NameError("a variable is used that was assigned only on a path which was not taken")
+        raise NameError("a variable is used that was assigned only on a path that was not taken")
 
 
 MISSING: Any = _Missing()

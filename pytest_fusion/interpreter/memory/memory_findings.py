@@ -33,8 +33,8 @@ _ADVICE: dict[str, str] = {
     "misaligned-access": "a pointer was cast to a wider type; the GPU faults at an address that is no multiple of it",
     "gap-store": "a row stride was taken to be the width; pass the tensor's own stride",
     "unwritten-load": "a scratch buffer from torch.empty is read where no program stored; zero it, or mask the load",
-    "racing-stores": "which of them stays is chance on a GPU; use an atomic, or let one program store",
-    "racing-load": "whether it sees the old or the new value is chance on a GPU; use two launches or an atomic",
+    "racing-stores": "which value remains is undefined on a GPU; use an atomic, or let one program store",
+    "racing-load": "whether it gets the old or the new value is undefined on a GPU; use two launches or an atomic",
     "false-hint": "the compiler builds vector accesses on it; drop the hint or make it true",
 }
 

@@ -134,7 +134,7 @@ def test_a_busy_gpu_gives_no_evidence(examine: Any, world: World) -> None:
     record = examine(lambda x: x + x, doubled)
     check = record.checks["device"]
     assert (record.verdict, check["verdict"]) == ("pass", "unknown"), record.message
-    assert "told from one that ran too early" in check["reason"]
+    assert "distinguished from one that ran too early" in check["reason"]
     assert world.cycles[:4] == [streams.CYCLES << turn for turn in range(4)]
 
 
@@ -160,7 +160,7 @@ def test_without_a_difference_it_is_unknown(examine: Any, world: World) -> None:
     record = examine(lambda x: x + x, doubled, inputs)
     assert record.verdict == "pass", record.message
     assert record.checks["device"]["verdict"] == "unknown"
-    assert "told from one that ran too early" in record.checks["device"]["reason"]
+    assert "distinguished from one that ran too early" in record.checks["device"]["reason"]
 
 
 def waiting(world: World) -> Any:

@@ -133,7 +133,7 @@ def test_what_the_spec_rules_out_is_told_and_no_finding(examine: Any) -> None:
     ("cases", "block", "shape", "words"),
     [
         (6, 1024, "rows cols", "more cases would reach it"),
-        (ALL, 1 << 16, "rows cols 4", "such a case has more elements than this profile allows"),
+        (ALL, 1 << 16, "rows cols 4", "a case of that size has more elements than this profile allows"),
     ],
     ids=["cases", "limits"],
 )

@@ -19,7 +19,7 @@ from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.errors import FusionError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-_OURS: tuple[Check, ...] = (
+OURS: tuple[Check, ...] = (
     *(core_checks.ERROR, core_checks.CRASH, core_checks.STRUCTURE),
     *(core_checks.INPUTS, core_checks.BOUNDS, core_checks.UNWRITTEN),
     *(randomness.CHECK, distribution.CHECK, core_checks.REPEAT, core_checks.VALUES),
@@ -31,7 +31,7 @@ _added: list[Check] = []
 
 def checks() -> tuple[Check, ...]:
     """Ours, then those of plugins."""
-    return (*_OURS, *_added)
+    return (*OURS, *_added)
 
 
 def extend(added: Iterable[Check]) -> None:
@@ -40,7 +40,7 @@ def extend(added: Iterable[Check]) -> None:
     for check in added:
         if not isinstance(check, Check) or check.run is None:
             raise FusionError(f"pytest_fusion_checks gave {check!r}: it must give Check objects with a run function")
-        if check.name in {other.name for other in (*_OURS, *found)}:
+        if check.name in {other.name for other in (*OURS, *found)}:
             raise FusionError(f"pytest_fusion_checks: another check has the name {check.name!r}; choose another")
         found.append(check)
     _added[:] = found

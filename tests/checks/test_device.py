@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.checks import device_check as device
+from pytest_fusion.checks import registry
 from pytest_fusion.run.stress import streams
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.spec.values import integers
@@ -89,6 +91,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(streams, "settle", lambda _: made.launch())
     monkeypatch.setattr(streams, "other_device", lambda _: None)
     monkeypatch.setattr(device, "missing", lambda spec, on: None)
+    here = replace(device.CHECK, missing=lambda spec, on: None)
+    monkeypatch.setattr(registry, "OURS", tuple(here if each is device.CHECK else each for each in registry.OURS))
     return made
 
 

@@ -149,20 +149,6 @@ def _probe(every: Bench, case: Case, check: str, laid: Case, edit: Edit | None, 
     return found
 
 
-def calls(bench: Bench, found: Probe, count: int) -> list[dict[str, torch.Tensor]]:
-    """What ``count`` further calls in a row give, on tensors of their own; of those before one that raises."""
-    case = found.result.case
-    outputs: list[dict[str, torch.Tensor]] = []
-    with multiprocessors.described(case):
-        for _ in range(count):
-            outcome, placed = call(seeded(bench, case), case, found.logical, FILLS[0])
-            if outcome.error is not None:
-                break
-            got = collect(outcome.result, placed.arguments, bench.spec.mutates).tensors
-            outputs.append({name: t.detach().clone() for name, t in got.items()})
-    return outputs
-
-
 def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The kernel's gradient of an input, whether right or wrong, and its exact value in float64.
 

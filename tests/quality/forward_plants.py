@@ -142,7 +142,7 @@ FORWARD: tuple[Plant, ...] = (
         ("skips-negative", "B5", 51, HOLES, "unwritten-output", [(1, 1, 1, 1)]),
         ("overwrites-input", "E2", 122, frozenset({"structure", "inputs"}), "aliasing mutates-input", [(1, 1, 1, 1)]),
         ("interleaved", "H1", None, VALUES, "wrong-index-map", [(1, 1, 1, 8)]),
-        ("hard-coded-theta", "H1", 183, VALUES, "ignores-input", [(1, 1, 1, 8)]),
+        ("hard-coded-theta", "H1", 183, VALUES, "unexplained", [(1, 1, 1, 8)]),
     ], slow="no-pass-through hard-coded-theta"),
     *group("rope_sectioned", rope.make_sectioned_spec, "batch seq heads features", [
         ("one-section", "H1", 182, VALUES, "wrong-index-map", [(1, 1, 1, 8)]),
@@ -223,7 +223,7 @@ FORWARD: tuple[Plant, ...] = (
         ("tile-local-index", "A3", 25, VALUES, "wrong-index-map block-limit", [(1, 65)]),
         ("ignores-nan", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
         ("nan-of-one-sign", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
-        ("last-of-equals", "H6", None, VALUES, "unexplained equal-values", [(1, 2)]),
+        ("last-of-equals", "H6", None, VALUES, "unexplained", [(1, 2)]),
     ], slow="tile-local-index last-of-equals"),
     *group("cummax", order.make_cummax_spec, "rows cols", [
         ("ignores-nan", "D6", 110, VALUES, "nan-swallowed", [(1, 1)]),

@@ -6,8 +6,7 @@ through numpy views of the storages; Triton's own C++ loops take 40 ns an elemen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,28 +17,9 @@ from pytest_fusion.interpreter.control import batch, tape
 from pytest_fusion.interpreter.control.batch import aligned, broadcast, some
 from pytest_fusion.interpreter.memory import memory_findings, tracking
 from pytest_fusion.interpreter.memory.access import Access, launch
-from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.interpreter.memory.regions import Origin
 from pytest_fusion.interpreter.memory.touched import Touched
 from pytest_fusion.interpreter.memory.undefined_lanes import masked_lanes
-
-_padded: dict[Site, None] | None = None
-_repeated: Site | None = None
-
-
-@contextmanager
-def repeated_lanes(line: Site | None = None) -> Iterator[dict[Site, None]]:
-    """Masked-off lanes of the loads with ``other`` in one line hold the last element kept along their axis instead.
-
-    Yields the lines with such loads, in the order of their first one, complete when the body is done.
-    """
-    global _padded, _repeated
-    before = _padded, _repeated
-    _padded, _repeated = {}, line
-    try:
-        yield _padded
-    finally:
-        _padded, _repeated = before
 
 
 def load(
@@ -85,23 +65,7 @@ def _load(
     if result is None:
         shape = np.broadcast_shapes(pointers.shape, rest.shape if rest.ndim else (1,) * pointers.ndim)
         result = broadcast(rest, shape).copy()
-    if _padded is not None and other is not None and mask is not None and mask.ndim > 1 and not mask.all():
-        here = memory_findings.site()
-        _padded[here] = None
-        if here == _repeated:
-            result = _repeating(result, mask)
     return np.ascontiguousarray(result).view(dtype)
-
-
-def _repeating(values: Array, mask: Array) -> Array:
-    """``values`` with the last one kept along an axis, the last such axis, in the place of those masked off."""
-    mask = broadcast(mask, values.shape)
-    for axis in range(values.ndim - 1, 0, -1):
-        last = values.shape[axis] - 1 - np.flip(mask, axis).argmax(axis, keepdims=True)
-        kept = mask.any(axis, keepdims=True)
-        values = np.where(mask | ~kept, values, np.take_along_axis(values, last, axis))
-        mask = mask | kept
-    return values
 
 
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:

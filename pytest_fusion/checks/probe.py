@@ -156,20 +156,6 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
             found.expected = {name: against.native if isinstance(against, OutputLanes) else against}
 
 
-def calls(context: Context, found: Probe, count: int) -> list[dict[str, torch.Tensor]]:
-    """What ``count`` further calls in a row give, on tensors of their own; of those before one that raises."""
-    case = found.result.case
-    outputs: list[dict[str, torch.Tensor]] = []
-    with multiprocessors.described(case):
-        for _ in range(count):
-            outcome, placed = call(seeded(context, case), case, found.logical, FILLS[0])
-            if outcome.error is not None:
-                break
-            got = collect(outcome.result, placed.arguments, context.spec.mutates).tensors
-            outputs.append({name: t.detach().clone() for name, t in got.items()})
-    return outputs
-
-
 def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The kernel's gradient of an input, whether right or wrong, and its exact value in float64.
 

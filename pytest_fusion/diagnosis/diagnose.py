@@ -12,22 +12,15 @@ from pytest_fusion.diagnosis.rules import (
     company,
     ends,
     epsilons,
-    equals,
     extents,
     indices,
-    kept_state,
-    loaded,
     numerics,
-    products,
     roundings,
-    sentinels,
     sources,
     strides,
     tuning,
-    turns,
     undefined,
     unread,
-    wider,
     wrong_slice,
     zeros,
 )
@@ -38,49 +31,31 @@ Rule = Callable[[Lab], Found | None]
 
 # What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
 _OF_VALUES: tuple[Rule, ...] = (
-    products.shortened,
     tuning.config,
     extents.zero,
     strides.layout,
     undefined.lanes,
     company.racing,
     indices.cached,
-    undefined.padded,
     numerics.special,
-    extents.empty,
-    numerics.wrapped,
-    numerics.narrowed,
-    loaded.signed,
     numerics.overflow,
     roundings.rounding,
-    wider.float64,
     epsilons.epsilon,
     zeros.zeros,
-    equals.equals,
-    turns.later,
     extents.tail,
-    ends.last_index,
     unread.unread,
-    sentinels.lowest,
-    sentinels.zero,
     indices.moved,
     indices.misread,
     sources.elsewhere,
-    company.way,
     extents.limit,
     indices.mixed,
-    epsilons.own,
     roundings.digits,
-    loaded.rounded,
     wrong_slice.indifferent,
-    numerics.factor,
     sources.beyond,
 )
 _OF_HOLES: tuple[Rule, ...] = (
     extents.zero,
     strides.layout,
-    turns.later,
-    ends.last_index,
     indices.moved,
     extents.limit,
 )
@@ -107,7 +82,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         lab.ruled_out.append("a constant factor: other inputs have none")
         direct = None
     rules = _rules(lab, direct)
-    if rules and rules != (kept_state.state,) and not lab.ask(lab.base).wrong:
+    if rules and not lab.ask(lab.base).wrong:
         lab.ruled_out.append("the failure did not show again when its case was run once more")
         rules = ()
     for rule in rules:
@@ -138,7 +113,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
             return indices.moved, indices.mixed
-        return (kept_state.state,) if direct == "nondeterministic" else ()
+        return ()
     return _RULES.get(check, ())
 
 

@@ -61,36 +61,6 @@ def scalable(spec: FusionSpec, case: Case) -> list[str]:
     ]
 
 
-def longer(spec: FusionSpec, case: Case) -> list[str]:
-    """Integer tensors that are asked to hold what 32 bits do not, and 0."""
-    return [
-        name
-        for name, tensor in case.tensors.items()
-        if name not in case.absent
-        and tensor.dtype == "int64"
-        and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
-        and isinstance(inner.values, ValueProfile)
-        and _passes_32_bits(chosen(inner.values, tensor.regime)[0])
-    ]
-
-
-def _passes_32_bits(profile: ValueProfile) -> bool:
-    low, high = (dict(profile.params).get(end, "") for end in ("low", "high"))
-    if profile.kind != "integers" or isinstance(low, str) or isinstance(high, str):
-        return False
-    return low <= 0 <= high and max(-low, high) > _MOST_OF_32
-
-
-def fitting(names: Iterable[str], bits: int) -> Edit:
-    """Integers without their multiples of 2^(bits - 1), which fit so many and lie no further from 0."""
-    chosen = tuple(names)
-
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        return {**logical, **{name: torch.fmod(logical[name], 1 << (bits - 1)) for name in chosen}}
-
-    return Edit(f"{bits} bits of {', '.join(chosen)}", apply)
-
-
 def ranged(spec: FusionSpec, case: Case) -> dict[str, tuple[float, float, float]]:
     """The floating tensors each of whose elements may be any number of a range by itself: three of these."""
     found = {}
@@ -189,12 +159,6 @@ def scaled(names: Iterable[str], power: int) -> Edit:
     return on(names, f"2^{power} times", lambda t: t * 2.0**power)
 
 
-def of_size_one(case: Case) -> Edit:
-    """All floating tensors scaled so that no number is above 1 in size."""
-    floating = [n for n, t in case.tensors.items() if n not in case.absent and t.dtype.startswith(("float", "bfloat"))]
-    return on(floating, "of size 1", lambda t: t / t.abs().nan_to_num(0, 0, 0).amax().clamp(1) if t.numel() else t)
-
-
 def larger(names: Iterable[str], times: float = 1.03) -> Edit:
     """Other numbers of the same signs and zeros, 3 % larger: other roundings of what is else alike."""
     return on(names, f"{times:g} times", lambda t: t * times)
@@ -268,14 +232,6 @@ def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
         return changed
 
     return Edit(f"{index} repeated " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
-
-
-def repeated_but(places: Iterable[tuple[str, int]], other: tuple[str, int]) -> Edit:
-    """The same, and the last index in place of the first for one of them."""
-    chosen = tuple(places)
-    last = Edit("", lambda logical: repeated([other], logical[other[0]].shape[other[1]] - 1).apply(logical))
-    first = repeated([place for place in chosen if place != other])
-    return Edit(f"{repeated(chosen).name} but the last of {other}", lambda logical: first.apply(last.apply(logical)))
 
 
 def ended(places: Iterable[tuple[str, int]], size: int) -> Edit:

@@ -1,4 +1,4 @@
-"""Ways in which a kernel may read an input wrongly: at other indices, by another dim's strides, or without an end."""
+"""Ways in which a kernel may read an input wrongly: at other indices, or by another dim's strides."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _MOST_IN_PAIRS = 3
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The inputs that are read so, the cause that this is, in words how, and what the kernel then sees of each.
+    """The inputs that are read so, in words how, and what the kernel then sees of each.
 
     ``back`` turns the result where the kernel stores it in the same wrong order. ``again`` is the length of what is
     read again and again, 0 of other readings.
     """
 
     names: tuple[str, ...]
-    cause: str
     what: str
     change: Change
     back: Change | None = None
@@ -74,14 +73,12 @@ def of(lab: Lab, names: tuple[str, ...], t: torch.Tensor) -> Iterator[Reading]:
     for block, axis in itertools.product(lab.blocks, range(t.dim())):
         if 2 <= block < (size := t.shape[axis]):
             what = f"read in its first {block} along axis {axis}, again and again"
-            yield Reading(names, "wrong-index-map", what, _taking(axis, [i % block for i in range(size)]), None, block)
-    for cause, what, change, back in _ways(t):
-        # One end is left out of a sum by one load; of several inputs at once a sum of products shows no more.
-        if len(names) == 1 or cause != "off-by-one-mask":
-            yield Reading(names, cause, what, change, back)
+            yield Reading(names, what, _taking(axis, [i % block for i in range(size)]), None, block)
+    for what, change, back in _ways(t):
+        yield Reading(names, what, change, back)
 
 
-def _ways(t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change | None]]:
+def _ways(t: torch.Tensor) -> Iterator[tuple[str, Change, Change | None]]:
     for axis, size in enumerate(t.shape):
         if size < 2:
             continue
@@ -96,49 +93,22 @@ def _ways(t: torch.Tensor) -> Iterator[tuple[str, str, Change, Change | None]]:
             f"read in pairs instead of halves along axis {axis}": [i // 2 + (i % 2) * half for i in span],
             f"read in halves instead of pairs along axis {axis}": [*span[::2], *span[1::2]],
         }
-        if axis:
-            yield "wrong-index-map", f"read as though it had no axis {axis}", _without(axis), None
         for what, order in orders.items():
             if order != span and all(0 <= i < size for i in order):
-                yield "wrong-index-map", what, _taking(axis, order), None
+                yield what, _taking(axis, order), None
                 if sorted(order) == span and axis == t.dim() - 1 and t.is_floating_point():
                     back = sorted(span, key=order.__getitem__)
-                    yield "wrong-index-map", f"{what}, and stored so", _taking(axis, order), _taking(-1, back)
-        if t.is_floating_point():
-            for place, word in ((size - 1, "last"), (0, "first")):
-                for blank in (0.0, -torch.inf):
-                    what = f"holding {blank:g} at the {word} index of axis {axis}"
-                    yield "off-by-one-mask", what, _blanking(axis, place, blank), None
+                    yield f"{what}, and stored so", _taking(axis, order), _taking(-1, back)
     if t.dim() >= 2 and min(t.shape[-2:]) > 1:
         rows, columns = t.shape[-2:]
         yield (
-            "wrong-index-map",
             "read column by column",
             lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(),
             None,
         )
         if rows == columns:
-            yield "wrong-index-map", "transposed", lambda v: v.mT.contiguous(), None
+            yield "transposed", lambda v: v.mT.contiguous(), None
 
 
 def _taking(axis: int, order: list[int]) -> Change:
     return lambda t: selected(t, axis, order)
-
-
-def _blanking(axis: int, index: int, blank: float) -> Change:
-    def change(t: torch.Tensor) -> torch.Tensor:
-        changed = t.clone()
-        changed.select(axis, index).fill_(blank)
-        return changed
-
-    return change
-
-
-def _without(axis: int) -> Change:
-    """What the strides of a tensor without this axis find in the memory of one that has it."""
-
-    def change(t: torch.Tensor) -> torch.Tensor:
-        shape = (*t.shape[:axis], 1, *t.shape[axis + 1 :])
-        return t.reshape(-1)[: t.numel() // t.shape[axis]].reshape(shape).expand(t.shape).contiguous()
-
-    return change

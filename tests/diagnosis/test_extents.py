@@ -120,75 +120,9 @@ def test_a_row_that_alone_reaches_the_last_tile_of_another_dim_is_no_end(lab_of:
     assert found.cause == "block-limit", found
 
 
-@pytest.mark.slow
-def test_an_end_that_is_wrong_whatever_other_dims_are_is_a_bound(lab_of: Any) -> None:
-    """The last query of all is left out, of few keys and of many."""
-
-    def without_last(q: T, k: T, v: T) -> T:
-        return torch.cat([causal(q, k, v)[:-1], torch.zeros(1, v.shape[1])])
-
-    inputs = {"q": tensor("m d"), "k": tensor("n d"), "v": tensor("n d")}
-    lab = lab_of(without_last, causal, inputs, {"dim m": 2, "dim n": 17, "dim d": 2}, dtypes="float32")
-    found = diagnose(lab)
-    assert (found.cause, found.evidence) == ("off-by-one-mask", ["at m=5, 8 and 13 only the last index is wrong"]), (
-        found
-    )
-
-
-def mean_of_segments(x: T, segment: T, most: int) -> T:
-    counts = torch.bincount(segment, minlength=most).clamp(min=1)
-    return torch.zeros(most, x.shape[1]).index_add_(0, segment, x) / counts[:, None]
-
-
-def mean_of_none(x: T, segment: T, most: int) -> T:
-    counts = torch.bincount(segment, minlength=most)
-    return torch.zeros(most, x.shape[1]).index_add_(0, segment, x) / counts[:, None]
-
-
-def drawn_segments(rows: int, m: int, generator: torch.Generator) -> T:
-    return torch.randint(0, m, (rows,), generator=generator)
-
-
-SEGMENTS = {"x": tensor("rows n"), "segment": derived(drawn_segments), "most": derived(lambda m: m)}
-BELOW = {name: tensor(f"{rows} d", values=values.normal()) for name, rows in (("q", "m"), ("k", "n"), ("v", "n"))}
-
-
 def below(q: T, k: T, v: T) -> T:
     rows, columns = torch.arange(len(q))[:, None] + len(k) - len(q), torch.arange(len(k))
     return (q @ k.T).masked_fill(columns > rows, -torch.inf).softmax(-1) @ v
-
-
-def below_or_0(q: T, k: T, v: T) -> T:
-    return below(q, k, v).masked_fill(torch.arange(len(q))[:, None] < len(q) - len(k), 0.0)
-
-
-def test_nan_where_nothing_counts_is_named(lab_of: Any) -> None:
-    """The mean of an empty segment, and a row of queries that no key reaches, with no size of 0."""
-    sizes = {"dim rows": 2, "dim n": 2, "dim m": 3}
-    bounds = {name: dim(1) for name in ("rows", "n", "m")}
-    found = diagnose(lab_of(mean_of_none, mean_of_segments, SEGMENTS, sizes, dims=bounds, dtypes="float32"))
-    assert found.cause == "zero-size", found
-    assert "no element of any input counts" in found.evidence[0]
-
-    sizes, bounds = {"dim m": 3, "dim n": 2, "dim d": 2}, {name: dim(1) for name in ("m", "n", "d")}
-    found = diagnose(lab_of(below, below_or_0, BELOW, sizes, dims=bounds, dtypes="float32"))
-    assert found.cause == "zero-size", found
-
-
-@pytest.mark.slow
-def test_nan_among_what_counts_is_no_empty_row(lab_of: Any) -> None:
-    """The last segment is NaN whether it is empty or not, and so is a root of what is negative."""
-    bounds = {name: dim(1) for name in ("rows", "n", "m")}
-
-    def last(x: T, segment: T, most: int) -> T:
-        return torch.where(torch.arange(most)[:, None] == most - 1, torch.nan, mean_of_segments(x, segment, most))
-
-    sizes = {"dim rows": 2, "dim n": 2, "dim m": 3}
-    found = diagnose(lab_of(last, mean_of_segments, SEGMENTS, sizes, dims=bounds, dtypes="float32"))
-    assert found.cause == "off-by-one-mask", found
-    inputs = {"x": tensor("rows n")}
-    lab = lab_of(torch.sqrt, lambda x: x.abs().sqrt(), inputs, {"dim rows": 3, "dim n": 5}, dtypes="float32")
-    assert diagnose(lab).cause == "unexplained"
 
 
 def below_of_numbers(q: T, k: T, v: T) -> T:
@@ -214,22 +148,6 @@ def test_nan_that_an_input_holds_is_no_matter_of_a_size_of_0(lab_of: Any, fused:
     assert found.cause == cause, found
 
 
-@pytest.mark.slow
-def test_nan_of_what_overflows_is_no_empty_row(lab_of: Any) -> None:
-    """A softmax of one element is 1 whatever that is; from a maximum of -50 on it is 0 / 0 where all lie far below."""
-
-    def floored(x: T) -> T:
-        shares = torch.exp(x - x.amax(-1, keepdim=True).clamp(min=-50.0))
-        return shares / shares.sum(-1, keepdim=True)
-
-    inputs = {"x": tensor("rows n", values=values.uniform(-900.0, -200.0))}
-    sizes, bounds = {"dim rows": 2, "dim n": 1}, {"rows": dim(1), "n": dim(1, 1)}
-    found = diagnose(lab_of(floored, lambda x: x.softmax(-1), inputs, sizes, dims=bounds, dtypes="float32"))
-    assert found.cause != "zero-size", found
-    assert "nothing that counts: right with numbers of size 1, whatever counts" in found.ruled_out
-
-
-@pytest.mark.slow
 def test_one_wrong_distance_is_no_limit(lab_of: Any) -> None:
     """A table of distances with one wrong entry is wrong from that one on, at few places; with a cap at many."""
 
@@ -325,42 +243,3 @@ def test_a_gradient_that_is_0_tells_of_no_padding(
     fused = pooled(gradient_of, reference)
     found = diagnose(lab_of(fused, reference, inputs, sizes, blocks=(block,), change=plainly, **more))
     assert found.cause == cause, found
-
-
-def mean_of_pixels(x: T) -> T:
-    return torch.sigmoid(x).flatten(1).mean(1)
-
-
-def mean_of_padded_pixels(x: T) -> T:
-    """0.5 is what the pixels give that pad the last of 64."""
-    pixels = x.flatten(1)
-    padded = F.pad(pixels, (0, -pixels.shape[1] % 64))
-    return torch.sigmoid(padded).sum(1) / pixels.shape[1]
-
-
-def weighed(x: T) -> T:
-    return x * torch.arange(1, x.shape[1] + 1)[:, None]
-
-
-def weighed_by_columns(x: T) -> T:
-    """Right where there are as many rows as columns, as in a tile of 8*8 that is made of both."""
-    return x * (torch.arange(x.shape[1] * x.shape[2]) // x.shape[1] + 1).view(x.shape[1:])
-
-
-@sweep(
-    ("fused", "reference", "causes"),
-    [
-        (mean_of_padded_pixels, mean_of_pixels, {"tail-mask", "wrong-neutral-element"}),
-        (weighed_by_columns, weighed, {"unexplained"}),
-        (lambda x: mean_of_pixels(x * 0.9), mean_of_pixels, {"unexplained"}),
-    ],
-    ids=["padded", "columns", "formula"],
-)
-def test_a_tile_may_be_the_product_of_two_dims(lab_of: Any, fused: Any, reference: Any, causes: set[str]) -> None:
-    """No image is as wide or as high as a tile of 64 pixels; 8 rows of 8 are one, and of 9 are more than one."""
-    bounds = {"b": dim(1), "h": dim(1, 20), "w": dim(1, 40)}
-    sizes = {"dim b": 1, "dim h": 1, "dim w": 3}
-    lab = lab_of(fused, reference, {"x": tensor("b h w")}, sizes, blocks=(64,), dims=bounds, dtypes="float32")
-    found = diagnose(lab)
-    assert found.cause in causes, found
-    assert any("right at h*w=8*8 and 16*8" in told for told in found.evidence) == ("tail-mask" in causes)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
-from pytest_fusion import dim, tensor, values
+from pytest_fusion import dim, tensor
 from pytest_fusion.diagnosis.diagnose import diagnose
 from pytest_fusion.spec.inputs import derived
 
@@ -26,32 +24,6 @@ def test_a_copy_that_is_cut_has_no_exponential(lab_of: Any) -> None:
         lab_of(lambda x: x.exp().sum(-1).log(), lambda x: x.logsumexp(-1), {"x": tensor("rows hidden")}, sizes)
     )
     assert found.cause == "missing-max-subtraction", found
-
-
-def _first_index_of_last_block(x: T) -> T:
-    whole = x.shape[1] // 256 * 256
-    return x[:, whole:].argmax(-1) if x.shape[1] > whole else x.argmax(-1)
-
-
-@pytest.mark.parametrize(
-    ("fused", "off"),
-    [
-        (lambda x: x.argmax(-1).to(torch.int8).long(), 8),
-        (lambda x: (300 * x.argmax(-1)).to(torch.int16).long() // 300, None),
-        (_first_index_of_last_block, None),
-    ],
-    ids=["kept in a byte", "kept in 16 bits, and divided", "no offset of the block"],
-)
-def test_an_index_of_another_sign_is_kept_in_few_bits(lab_of: Any, fused: Callable[[T], T], off: int | None) -> None:
-    """An index that is off by 256, or by no multiple of it, may have another reason than so few bits."""
-    rising = {"x": tensor("rows hidden", values=values.uniform(0, 1))}
-
-    def reference(x: T) -> T:
-        return x.argmax(-1)
-
-    found = diagnose(lab_of(fused, reference, rising, {"dim rows": 12, "dim hidden": 300, "dtype": "float32"}))
-    assert (found.cause == "overflow") == (off is not None), found
-    assert (f"off by a multiple of 2^{off}" in str(found.evidence)) == (off is not None), found
 
 
 def latent(q: T, c: T) -> T:

@@ -44,21 +44,12 @@ def one_batch(t: T) -> T:
     return t[:1].expand_as(t)
 
 
-def no_time(t: T) -> T:
-    """What strides of a tensor without positions find."""
-    return t.flatten()[: t.numel() // t.shape[1]].reshape(t.shape[0], 1, -1).expand_as(t)
-
-
 WRONG: dict[str, tuple[Any, str]] = {
     "both": (
         lambda q, k, cos, sin: rope(q, k, one_batch(cos), one_batch(sin)),
         "cos and sin read at the first index of axis 0 only",
     ),
     "one": (lambda q, k, cos, sin: rope(q, k, cos, one_batch(sin)), "sin read at the first index of axis 0 only"),
-    "strides": (
-        lambda q, k, cos, sin: rope(q, k, no_time(cos), no_time(sin)),
-        "cos and sin read as though it had no axis 1",
-    ),
 }
 
 

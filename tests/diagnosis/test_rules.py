@@ -58,10 +58,6 @@ def double(x: T) -> T:
     return x * 2
 
 
-def another_way_from(rows: int) -> Callable[[T], T]:
-    return lambda x: double(x) if x.shape[0] < rows else x * 2 + x.abs() * 0.01
-
-
 def stores_few_rows(x: T) -> T:
     return torch.cat([x[:8] * 2, torch.zeros_like(x[8:])])
 
@@ -116,10 +112,6 @@ def added_up_all(w: T, index: T, bins: T) -> T:
     return w.new_zeros(len(bins)).index_add(0, index, w)
 
 
-def added_up_but_the_last(w: T, index: T, bins: T) -> T:
-    return added_up_all(w, index, bins).index_fill(0, torch.tensor([len(bins) - 1]), 0.0)
-
-
 def and_the_next(x: T) -> T:
     return x + x[:, torch.arange(1, x.shape[1] + 1).clamp(max=x.shape[1] - 1)]
 
@@ -172,7 +164,6 @@ INFINITE = {
     "x": tensor("rows hidden", values=values.normal()),
     "lse": tensor("rows hidden", dtype=torch.float32, values=some_infinite),
 }
-TWO_INFINITE = {**INFINITE, "more": tensor("rows hidden", dtype=torch.float32, values=some_infinite)}
 MASKED = {"x": tensor("rows hidden", values=values.normal()), "mask": derived(left_out)}
 PRODUCT = {"x": tensor("rows inner"), "w": tensor("inner cols")}
 KEPT = {"x": tensor("rows hidden"), "keep": derived(kept)}
@@ -196,17 +187,6 @@ TABLE: dict[str, Row] = {
     "columns bounded by the number of rows": Row(
         "wrong-index-map", and_the_next_of_so_many_rows, and_the_next, X, {"dim rows": 1, "dim hidden": 2}
     ),
-    "an infinity that a function draws": Row(
-        "nan-swallowed", lambda x, lse: x * torch.where(lse == -torch.inf, 0.0, lse.exp()), weighed, INFINITE,
-        {"dim rows": 3, "dim hidden": 5},
-    ),
-    "infinities of two tensors, each at other seeds": Row(
-        "nan-swallowed", lambda x, lse, more: x * lse.exp() * more.exp(),
-        lambda x, lse, more: weighed(weighed(x, lse), more), TWO_INFINITE, {"dim rows": 2, "dim hidden": 3},
-    ),
-    "a row that a mask leaves nothing of": Row(
-        "nan-swallowed", lambda x, mask: torch.softmax(x + mask, -1), shares, MASKED, {"dim rows": 3, "dim hidden": 5}
-    ),
     "wrong beside the infinities that a function draws": Row(
         "unexplained", lambda x, lse: weighed(x, lse) + 0.1 * x.abs(), weighed, INFINITE,
         {"dim rows": 3, "dim hidden": 5},
@@ -217,12 +197,6 @@ TABLE: dict[str, Row] = {
     ),
     "the largest instead of the furthest from 0": Row(
         "unexplained", by_signed_largest, by_largest, X, {"dim rows": 2, "dim hidden": 3}
-    ),
-    "another way from eight rows on": Row(
-        "batch-variant", another_way_from(8), double, X, {"dim rows": 8, "dim hidden": 2}
-    ),
-    "another way from five rows on": Row(
-        "batch-variant", another_way_from(5), double, X, {"dim rows": 5, "dim hidden": 3}
     ),
     "rows past the eighth are not reached": Row(
         "block-limit", stores_few_rows, double, X, {"dim rows": 9, "dim hidden": 2}
@@ -239,9 +213,6 @@ TABLE: dict[str, Row] = {
         "unexplained", mean_of_kept_and_one, mean_of_kept, KEPT, {"dim rows": 0, "dim hidden": 1}
     ),
     "a bin that pads": Row("unexplained", added_up_all, added_up, BINS, {"dim n": 3, "dim bins": 1}),
-    "the last bin left out": Row(
-        "off-by-one-mask", added_up_but_the_last, added_up_all, BINS, {"dim n": 9, "dim bins": 3}
-    ),
 }  # fmt: skip
 
 
@@ -255,28 +226,7 @@ def test_experiments_name_the_cause(lab_of: Any, name: str) -> None:
     assert not [said for said in found.ruled_out if "could not run" in said], found.ruled_out
 
 
-def test_infinities_that_few_seeds_draw_are_met_in_a_larger_case(lab_of: Any) -> None:
-    """One element of twenty tells at one seed in twenty."""
-
-    def few(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> T:
-        drawn = torch.rand(shape, generator=generator)
-        return drawn.masked_fill(drawn < 0.05, torch.inf).to(dtype)
-
-    inputs = {**INFINITE, "lse": tensor("rows hidden", dtype=torch.float32, values=few)}
-    row = TABLE["an infinity that a function draws"]
-    for seed in range(200):
-        try:
-            lab = lab_of(
-                row.fused, row.reference, inputs, {"dim rows": 1, "dim hidden": 1}, dtypes="float32",
-                change=lambda case, seed=seed: case.with_(seed=seed),
-            )  # fmt: skip
-        except AssertionError:
-            continue
-        break
-    assert diagnose(lab).cause == "nan-swallowed"
-
-
-@pytest.mark.parametrize("name", ["two weights of the first group", "another way from five rows on", "a mean of none"])
+@pytest.mark.parametrize("name", ["two weights of the first group", "a mean of none"])
 def test_few_runs_name_no_cause(lab_of: Any, name: str) -> None:
     """One or two seeds are no evidence."""
     row = TABLE[name]
@@ -342,24 +292,18 @@ def _code(x: T) -> T:
 @sweep(
     ("fused", "reference", "cause"),
     [
-        (lambda x: x.to(torch.int32).sum(-1, dtype=torch.int32).long(), lambda x: x.long().sum(-1), "overflow"),
         (lambda x: x.mul(50).round().to(torch.int32).to(torch.int8), _clamped, "overflow"),
         (lambda x: _code(x) + (x > 30), _code, None),
         (lambda x: x.masked_fill(x > 1.3, -torch.inf), lambda x: x + 0, None),
     ],
-    ids=["wraps", "not clamped", "code too high", "threshold"],
-    fast=2,
+    ids=["not clamped", "code too high", "threshold"],
 )
 def test_overflow_is_where_a_dtype_ends(
     lab_of: Any, fused: Callable[[T], T], reference: Callable[[T], T], cause: str | None
 ) -> None:
-    """A sum that wraps and codes that are not clamped leave a dtype; codes too high by one, and a threshold, do not."""
-    whole = {"x": tensor("rows hidden", dtype=torch.int32, values=values.integers(2**29, 2**30))}
+    """Codes that are not clamped leave a dtype; codes too high by one, and a threshold, do not."""
     sizes = {"dim rows": 12, "dim hidden": 17, "dtype": "float32"}
-    if reference(torch.tensor([1.5])).dtype is torch.int64:
-        lab = lab_of(fused, reference, whole, sizes, blocks=(64,))
-    else:
-        lab = lab_of(fused, reference, {"x": tensor("rows hidden")}, {**sizes, "values": "hundred"})
+    lab = lab_of(fused, reference, {"x": tensor("rows hidden")}, {**sizes, "values": "hundred"})
     found = diagnose(lab)
     assert (found.cause == "overflow") == (cause == "overflow"), found
     assert found.cause != "wrong-index-map", found
@@ -440,8 +384,8 @@ def bins_spec(how: str) -> FusionSpec:
     ("how", "cause"),
     [
         ("load and store", {"racing-load", "racing-stores"}),
-        pytest.param("in one program", {"racing-stores"}, marks=pytest.mark.slow),
-        pytest.param("twice", {"wrong-scale"}, marks=pytest.mark.slow),
+        ("in one program", {"racing-stores"}),
+        ("twice", {"unexplained"}),
     ],
 )
 def test_a_race_is_named_where_results_may_vary(how: str, cause: set[str], tmp_path: Path) -> None:

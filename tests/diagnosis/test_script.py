@@ -69,7 +69,7 @@ def test_a_scripts_tensors_are_those_of_the_case(dtype: str) -> None:
     script = script_of(inputs, case, spec=spec)
     module = defined(script)
     given = saved(script)["inputs"]
-    call = module.Call(lambda **given: dict(given), {"inputs": {}, "fixtures": {}}, 0)
+    call = module.Call(lambda **given: dict(given), {"inputs": {}, "fixtures": {}}, 0xFF)
     for fill in (0, 1):
         for name, t in given.items():
             made = call.placed(name, t, fill)
@@ -89,7 +89,7 @@ def test_empty_tensors_are_saved(sizes: dict[str, int]) -> None:
     """A size of zero gives a tensor of that shape."""
     case = Case(sizes, "float32", {"x": TensorCase("float32", Layout("padded", 2))})
     script = script_of({"x": tensor("rows n")}, case)
-    call = defined(script).Call(lambda x: x, saved(script), 0)
+    call = defined(script).Call(lambda x: x, saved(script), 0xFF)
     assert tuple(call.results["out"].shape) == tuple(sizes.values())
 
 
@@ -191,7 +191,7 @@ def test_an_upstream_gradient_is_laid_as_it_was(kind: str, layout: Layout) -> No
 
 def test_writes_around_a_tensor_are_seen() -> None:
     """A byte changed before, between or behind the elements is outside of them, one of theirs is not."""
-    call = defined(script_of({"x": tensor("n")}, ONE), may_change=["x"]).Call(lambda: None, EMPTY, 0)
+    call = defined(script_of({"x": tensor("n")}, ONE), may_change=["x"]).Call(lambda: None, EMPTY, 0xFF)
     writes: list[Callable[[torch.Tensor], Any]] = [lambda b: b[0].add_(1), lambda b: b[-1].add_(1)]
     writes.append(lambda b: b[4096 + 3 * 4].add_(1))  # between the rows
     for write in writes:
@@ -210,7 +210,7 @@ def test_scripts_call_the_tensors_the_same() -> None:
     a, b, c = torch.zeros(3, 1).unbind()
     module = defined(script_of({"x": tensor("n")}, ONE), mutates=["ps"])
     for value in (a, [a, b], {"m": [a, b], "v": (c,)}, [], [[a], None, {"x": b}], SimpleNamespace()):
-        call = module.Call(lambda ps: None, {"inputs": {"ps": value}, "fixtures": {}}, 0)
+        call = module.Call(lambda ps: None, {"inputs": {"ps": value}, "fixtures": {}}, 0xFF)
         assert list(call.results) == [f"{name} (in place)" for name in tensors_in("ps", value)]
     assert list(leaves({"m": [a, b], "v": (c,)})) == ["out['m'][0]", "out['m'][1]", "out['v'][0]"]
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pytest_fusion import derived, dim, values
+from pytest_fusion import values
 from pytest_fusion.interpreter.memory import undefined_lanes
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -150,61 +150,3 @@ def test_a_reader_that_passes_over_nan_is_seen_too(tmp_path: Path, how: str, wro
     assert record.cause == "wrong-neutral-element", record.message
     assert "`values = tl.load(x + row * n + at, mask=at < n)`" in record.message
     assert record.failed_check == "bounds"
-
-
-@triton.jit
-def decayed_sum_kernel(x, d, out, n, HOW: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0)
-    at = tl.arange(0, N)
-    kept = at < n
-    values = tl.load(x + row * n + at, mask=kept, other=0.0)
-    first = tl.load(d)
-    decay = tl.load(d + at, mask=kept, other=0.0)
-    if HOW == "masked":
-        values = tl.where(kept, values * tl.exp(decay - first), 0.0)
-    elif HOW == "padded":
-        values *= tl.exp(decay - first)
-    else:
-        values = values * tl.exp(decay - first) + tl.where(at == n - 1, values, 0.0)
-        values = tl.where(kept, values, 0.0)
-    tl.store(out + row, tl.sum(values))
-
-
-def decayed(how: str) -> FusionSpec:
-    def fused(x: T, d: T) -> T:
-        x, d = x.contiguous(), d.contiguous()
-        out = torch.empty(x.shape[0], device=x.device)
-        if x.numel():
-            # Always a tile of padding, so that no size of n has whole tiles.
-            block = 2 * triton.next_power_of_2(x.shape[1])
-            decayed_sum_kernel[(x.shape[0],)](x, d, out, x.shape[1], HOW=how, N=block)
-        return out
-
-    def falling(n: int, generator: torch.Generator) -> T:
-        return -100 - torch.rand(n, generator=generator).cumsum(0)
-
-    return FusionSpec(
-        fused=fused,
-        reference=lambda x, d: (x * torch.exp(d - d[:1])).sum(-1),
-        inputs={"x": tensor("rows n", values=values.normal()), "d": derived(falling)},
-        dims={"n": dim(min=1)},
-        dtypes="float32",
-        name=f"decayed sum {how}",
-    )
-
-
-def test_what_other_gives_is_not_neutral(tmp_path: Path) -> None:
-    """exp(0 - -100) of a padded lane is infinite, and times a 0 it is NaN, at every size; the line is named."""
-    record = examine(decayed("padded"), seed=0, root=tmp_path)
-    assert (record.failed_check, record.cause) == ("values", "wrong-neutral-element")
-    said = " ".join(map(str, (record.diagnosis or {})["evidence"]))
-    assert "`decay = tl.load(d + at, mask=kept, other=0.0)`" in said
-
-
-@pytest.mark.slow
-def test_an_element_counted_twice_is_no_padding(tmp_path: Path) -> None:
-    """Where padded lanes are masked out, what they hold explains nothing, and the kernel without the fault passes."""
-    record = examine(decayed("twice"), seed=0, root=tmp_path)
-    assert record.failed_check == "values"
-    assert record.cause != "wrong-neutral-element"
-    assert examine(decayed("masked"), seed=0, root=tmp_path).verdict == "pass"

@@ -111,12 +111,6 @@ def misses_carry(x: T) -> T:
     return torch.cat([part.cumsum(1) for part in x.split(32, 1)], 1) if x.shape[1] else x.clone()
 
 
-def skips_last(x: T) -> T:
-    out = x * 2
-    out[:, -1:] = 0
-    return out
-
-
 def copies_rows_by_fours(x: T) -> T:
     """Whole vectors of four from each row, which compiled code reads and writes past both tensors."""
     x, out = x.contiguous(), torch.empty(x.shape)
@@ -124,10 +118,6 @@ def copies_rows_by_fours(x: T) -> T:
     for row in range(x.shape[0]):
         ctypes.memmove(out.data_ptr() + row * pitch, x.data_ptr() + row * pitch, vectors * 16)
     return out
-
-
-def sums_all_but_last(x: T) -> T:
-    return total(x[:, :-1])
 
 
 def exponentials(x: T) -> T:
@@ -167,14 +157,6 @@ def scale_with_small_floor(x: T) -> T:
 
 def norm_of_constant(x: T) -> T:
     return x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-3)
-
-
-def norm_of_epsilon(x: T) -> T:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-
-
-def norm_with_epsilon_divided(x: T) -> T:
-    return x / ((x.square().sum(-1, keepdim=True) + 1e-6) / x.shape[-1]).sqrt()
 
 
 def norm_with_constant_inside(x: T) -> T:

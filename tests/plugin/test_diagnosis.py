@@ -37,7 +37,7 @@ def test_the_record_has_cause_evidence_and_what_was_ruled_out(tmp_path: Path) ->
 
     record = examine(fused, tmp_path, isolate="off")
     assert record.cause == record.diagnosis["cause"]
-    assert record.cause in ("ignores-strides", "needs-alignment", "ignores-zero-stride")
+    assert record.cause in ("ignores-strides", "needs-alignment")
     assert set(record.as_json()["diagnosis"]) == {"cause", "evidence", "ruled_out", "runs"}
     assert all(sentence in record.message for sentence in record.diagnosis["evidence"])
     assert record.diagnosis["evidence"]

@@ -223,7 +223,7 @@ FORWARD: tuple[Plant, ...] = (
         ("tile-local-index", "A3", 25, VALUES, "wrong-index-map block-limit", [(1, 65)]),
         ("ignores-nan", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
         ("nan-of-one-sign", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
-        ("last-of-equals", "H6", None, VALUES, "unexplained equal-values", [(1, 2)]),
+        ("last-of-equals", "H6", None, VALUES, "unexplained", [(1, 2)]),
     ], slow="tile-local-index last-of-equals"),
     *group("cummax", order.make_cummax_spec, "rows cols", [
         ("ignores-nan", "D6", 110, VALUES, "nan-swallowed", [(1, 1)]),

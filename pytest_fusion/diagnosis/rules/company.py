@@ -1,4 +1,4 @@
-"""Causes in who else is there: stores that race where results may vary, slices that go another way among more."""
+"""The cause in another order of programs: stores that race where results may vary."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Answer, Lab
-from pytest_fusion.diagnosis.rules import indices
 from pytest_fusion.interpreter.control.executor import ordered
-
-_SEEDS, _AGREEING = 6, 3
-# A row that is wrong beside one other is mixed up with it; a way that is taken from some number on needs more.
-_FEWEST = 3
-_MOST_SLICES = 64
 
 
 def racing(lab: Lab) -> Found | None:
@@ -52,33 +46,3 @@ def _output(lab: Lab, answer: Answer) -> tuple[torch.Tensor | None, list[probing
     if lab.check == gradients.NAME:
         return probing.raced(found, name.removeprefix("d"))
     return found.got.get(name), found.races
-
-
-def way(lab: Lab) -> Found | None:
-    """The first slices along a dim are right by themselves and wrong with one more, for the same values."""
-    if lab.check == gradients.NAME:
-        return None
-    for dim, size in lab.plain_sizes().items():
-        if not _FEWEST <= size <= _MOST_SLICES or (cut := indices.slices_of(lab, lab.base, dim)) is None:
-            continue
-        agreeing = 0
-        for seed in lab.seeds(count=_SEEDS):
-            case = lab.base.with_(seed=seed)
-            whole = lab.ask(case)
-            wrong = lab.wrong_of(whole) if whole.wrong else None
-            if wrong is None:
-                continue
-            axis = indices.axis_of(wrong.mask, size)
-            if axis is None or not bool(wrong.mask.narrow(axis, 0, size - 1).any()):
-                break
-            first = lab.ask(case, edit=cut(range(size - 1)))
-            if not first.right or not indices.independent(lab, whole, first, range(size - 1), size):
-                break
-            # Of 15 the same error may be allowed, or no average be taken, where of 16 it is not, or there is one.
-            if not indices.changed_by_others(wrong, first, range(size - 1), size):
-                break
-            agreeing += 1
-        if agreeing >= _AGREEING:
-            told = f"the first {size - 1} slices of {dim} are right by themselves, and wrong among {size}"
-            return Found("batch-variant", [f"{told}, with the same values, for {agreeing} seeds"])
-    return None

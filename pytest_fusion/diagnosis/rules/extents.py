@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,25 +66,6 @@ def zero(lab: Lab) -> Found | None:
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
 
 
-def empty(lab: Lab) -> Found | None:
-    """NaN or infinite in elements that no element of an input has a part in, and right in all others."""
-    wrong = lab.wrong_of(lab.ask(lab.base))
-    if wrong is None or not wrong.got.is_floating_point() or bool(torch.isfinite(wrong.got)[wrong.mask].any()):
-        return None
-    # A softmax over one element gives 1 whatever that is, too; but of numbers of size 1 nothing of it overflows.
-    if lab.always_right(lab.base, edit=edits.of_size_one(lab.base)):
-        lab.ruled_out.append("nothing that counts: right with numbers of size 1, whatever counts")
-        return None
-    # Of rows below a mask those of the longer dim are empty.
-    if not any(
-        _only_where_nothing_counts(lab, lab.base, lab.grown(lab.base, least), made_of_nothing=True)
-        for least in ((12, 9, 7, 11), (9, 12, 11, 7))
-    ):
-        return None
-    told = "NaN or infinite where no element of any input counts, and the reference is finite whatever they hold"
-    return Found("zero-size", [told, "right in every element that some input has a part in"])
-
-
 def _past(lab: Lab, case: Case) -> Iterator[Case]:
     """One dim after the other just past a block."""
     for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
@@ -100,12 +81,11 @@ def _just_past(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
     return lab.resized({name: size}, case) if size % tile else None
 
 
-def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case, *, made_of_nothing: bool = False) -> bool:
+def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
     """Whether all wrong elements are such as the reference gives whatever the inputs' floating values are.
 
     Each place that is wrong in a larger case, for some seed, must be right for another that gives it what counts: where
-    the last bag is always wrong it is wrong as well where it is empty. Where all that is wrong is ``made_of_nothing``,
-    as NaN is of 0 / 0, it need not be: the first rows below a causal mask are empty at every seed.
+    the last bag is always wrong it is wrong as well where it is empty.
     """
     if lab.verdict.check != "values" or lab.check == gradients.NAME:
         return False
@@ -117,21 +97,19 @@ def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case, *, made_of_n
             masks = _counting(lab, lab.ask(case.with_(seed=seed)))
             if masks is None:
                 return False
-            for name, (off, finite, depends) in masks.items():
-                if bool((off & depends).any()) or (made_of_nothing and bool((off & finite).any())):
+            for name, (off, depends) in masks.items():
+                if bool((off & depends).any()):
                     return False
                 telling += bool(depends.any())
                 if case is larger:
                     wrong[name] = off | wrong.get(name, off)
                     right[name] = depends | right.get(name, depends)
-    if made_of_nothing:
-        return telling > _SEEDS and any(bool(off.any()) for off in wrong.values())
     return telling > _SEEDS and not any(bool((off & ~right[name]).any()) for name, off in wrong.items())
 
 
-def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
-    """By output, which elements are wrong, which finite, and which change with the floating inputs, of which the
-    reference alone is asked; ``None`` if that is not known."""
+def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+    """By output, which elements are wrong, and which change with the floating inputs, by the reference alone; ``None``
+    if that is not known."""
     found, wrong = answer.probe, lab.wrong_of(answer)
     names = [n for n, t in found.logical.items() if getattr(t, "dtype", None) in GRIDS] if found is not None else []
     if found is None or not names or not (answer.right or (answer.wrong and wrong is not None)):
@@ -148,8 +126,7 @@ def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.T
                 return None
             depends |= (other[name] != right) & ~(other[name].isnan() & right.isnan())
         off = wrong.mask if answer.wrong and wrong is not None and wrong.name == name else torch.zeros_like(depends)
-        got = found.got.get(name)
-        masks[name] = off, torch.ones_like(off) if got is None else torch.isfinite(got.detach().double()), depends
+        masks[name] = off, depends
     return masks
 
 
@@ -165,68 +142,16 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
             found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in _tiles(lab, size))), None)
             if found is not None:
                 return found
-        for names, past, whole in _tiles_of_two(lab, case):
-            if (found := _partial(lab, names, past, whole, changes)) is not None:
-                return found
     lab.ruled_out.append("partial tile: no size of a dim is right at whole tiles and wrong one past them")
     return None
 
 
-def _tiles_of_two(lab: Lab, base: Case) -> Iterator[tuple[tuple[str, str], Case, list[Case]]]:
-    """Two dims of one tensor whose product is a whole tile that neither may be alone, and a little more than one.
-
-    A kernel that takes an image's pixels in a row has tiles of 128 where no image is wider than 40.
-    """
-    for tile, names in itertools.product(lab.blocks, itertools.combinations(lab.plain_sizes(), 2)):
-        if not _share_a_tensor(lab, base, names) or any(lab.resized({name: tile}, base) for name in names):
-            continue
-        halves = [(1 << i, tile >> i) for i in range(1, tile.bit_length() - 1)]
-        for rows, columns in sorted(halves, key=lambda pair: abs(pair[0] - pair[1])):
-            pairs = [(rows, columns), (2 * rows, columns), (rows, 2 * columns), (rows // 2, columns)]
-            whole = [case for pair in pairs if (case := lab.resized(dict(zip(names, pair, strict=True)), base))]
-            others = [(rows, columns + 1), (rows + 1, columns), (rows, columns - 1)]
-            past = [case for pair in others if (case := lab.resized(dict(zip(names, pair, strict=True)), base))]
-            if len(whole) > 1 and past and _sizes(whole[0], names) == f"{rows}*{columns}":
-                yield names, past[0], whole[:2]
-                break
-
-
-def _share_a_tensor(lab: Lab, case: Case, names: tuple[str, str]) -> bool:
-    return any(
-        isinstance(inner := unwrap(given), TensorSpec)
-        and all(inner.shape.axis_of(name, case.sizes) is not None for name in names)
-        for given in lab.spec.inputs.values()
-    )
-
-
-def _sizes(case: Case, names: Sequence[str]) -> str:
-    return "*".join(str(count(case.sizes[name])) for name in names)
-
-
 def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = ()) -> Found | None:
+    """Whether whole tiles along a dim are right and the case past them is wrong, and nothing says otherwise."""
     past = _just_past(lab, base, name, tile)
     whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
     if past is None or len(whole) < 2 or count(whole[0].sizes[name]) != tile:
         return None
-
-    def otherwise(edit: Edit | None) -> bool:
-        # A bound that is aligned down to a tile makes whole tiles right as well, by luck: of one row, not of many.
-        return _of_its_values(lab, base, name, tile, edit) or lab.mostly_wrong(
-            _all_whole(lab, whole[0], name, tile), edit=edit
-        )
-
-    return _partial(lab, (name,), past, whole, changes, otherwise)
-
-
-def _partial(
-    lab: Lab,
-    dims: Sequence[str],
-    past: Case,
-    whole: Sequence[Case],
-    changes: Sequence[Edit],
-    otherwise: Callable[[Edit | None], bool] = lambda _: False,
-) -> Found | None:
-    """Whether whole tiles along these dims are right and the case past them is wrong, and nothing says otherwise."""
     # One run in place of five, of most dims: of four dims and as many blocks all of a rule's runs were spent before
     # the dim that mattered had its turn.
     if not changes and lab.ask(whole[0]).wrong:
@@ -242,12 +167,15 @@ def _partial(
             return None
         if not lab.plainly_wrong(past, edit=edit):
             continue
-        if otherwise(edit):
+        # A bound that is aligned down to a tile makes whole tiles right as well, by luck: of one row, not of many.
+        if _of_its_values(lab, base, name, tile, edit) or lab.mostly_wrong(
+            _all_whole(lab, whole[0], name, tile), edit=edit
+        ):
             return None
-        sizes = " and ".join(_sizes(case, dims) for case in whole)
+        sizes = " and ".join(str(count(case.sizes[name])) for case in whole)
         given = f", given {edit.name}" if edit else ""
-        evidence = [f"right at {'*'.join(dims)}={sizes}, wrong at {_sizes(past, dims)}{given}"]
-        return _neutral(lab, past, dims[-1], evidence) or Found("tail-mask", evidence)
+        evidence = [f"right at {name}={sizes}, wrong at {count(past.sizes[name])}{given}"]
+        return _neutral(lab, past, name, evidence) or Found("tail-mask", evidence)
     return None
 
 

@@ -18,7 +18,6 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.readings import Reading, readings
 from pytest_fusion.diagnosis.readings import of as readings_of
-from pytest_fusion.diagnosis.rules.groups import order_in_groups
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.tolerance.output_verdict import index_of
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
@@ -54,9 +53,6 @@ def moved(lab: Lab) -> Found | None:
             tile = _whole_tiles_off(lab, [wrong for wrong, _ in wrongs])
             if tile:
                 return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
-        regrouped = _regrouped(lab, case)
-        if regrouped:
-            return Found("wrong-index-map", [regrouped])
     lab.ruled_out.append("other indices: the wrong elements are not right ones of other places")
     return None
 
@@ -119,40 +115,6 @@ def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:
     )
 
 
-def _regrouped(lab: Lab, case: Case) -> str | None:
-    """In words, the order in which groups along the last axis hold the right elements, for every seed the same.
-
-    Codes in another order are told only where what they are multiplied by is equal, if that is not moved with them.
-    """
-    first = lab.ask(case).probe
-    if first is None:
-        return None
-    places = [
-        (name, axis)
-        for name, t in first.logical.items()
-        if isinstance(t, torch.Tensor) and t.is_floating_point()
-        for axis in range(t.dim())
-    ]
-    for edit in (None, edits.repeated(places)) if places else (None,):
-        orders: set[tuple[str | int, ...] | None] = set()
-        for seed in lab.seeds(case, _SEEDS):
-            answer = lab.ask(case.with_(seed=seed), edit=edit)
-            wrong = lab.wrong_of(answer)
-            if wrong is None or answer.probe is None or wrong.name in answer.probe.unwritten:
-                orders.add(None)
-                break
-            order = order_in_groups(wrong.got, wrong.right)
-            orders.add((wrong.name, *order) if order is not None else None)
-        if len(orders) == 1 and (told := orders.pop()) is not None:
-            name, *places_of = told
-            alike = " once all numbers of each floating input are equal" if edit is not None else ""
-            return (
-                f"each group of {len(places_of)} along the last axis of {name} holds the right elements in the order "
-                f"{', '.join(map(str, places_of))}{alike}"
-            )
-    return None
-
-
 def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
     """The block size whose multiples all wrong integers are off by; 0 where there is none."""
     if sum(int(wrong.mask.sum()) for wrong in wrongs) < _FEWEST:
@@ -170,7 +132,7 @@ def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
 
 
 def misread(lab: Lab) -> Found | None:
-    """The result is the reference's for inputs read at other indices, or for one without its last one."""
+    """The result is the reference's for inputs read at other indices."""
     budget = _MOST_REFERENCES
     for case in failing(lab):
         seeds = lab.seeds(case, _SEEDS)
@@ -183,13 +145,11 @@ def misread(lab: Lab) -> Found | None:
             if budget < 0:
                 return None
             if all(_equals(lab, answer, reading) for answer in answers):
-                if reading.cause == "off-by-one-mask" and not _at_other_sizes(lab, case, reading):
-                    continue
                 if reading.again and not _in_further_blocks(lab, case, reading):
                     continue
                 if _any_place_does(lab, answers, reading):
                     continue
-                return Found(reading.cause, [f"equals the reference with {reading}, for {len(seeds)} seeds"])
+                return Found("wrong-index-map", [f"equals the reference with {reading}, for {len(seeds)} seeds"])
     lab.ruled_out.append("inputs read elsewhere: not the reference of any input turned, shifted, repeated or cut")
     return None
 
@@ -206,12 +166,6 @@ def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
         if same is None or not _equals(lab, answer, same):
             return False
     return True
-
-
-def _at_other_sizes(lab: Lab, case: Case, reading: Reading) -> bool:
-    """Whether the same reading explains the case with every dim one and two longer: what a tile leaves out does not."""
-    longer = [_longer(lab, case, lambda size, more=more: size + more) for more in (1, 2)]  # type: ignore[misc]
-    return all(each.key() != case.key() and _explains(lab, each, reading) for each in longer)
 
 
 def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
@@ -435,7 +389,7 @@ def cached(lab: Lab) -> Found | None:
             # Where one element stands for all, as the first length for all lengths, equal ones are right.
             if not isinstance(old, torch.Tensor) or not _varies(old):
                 continue
-            kept = Reading((name,), "cached-answer", "", lambda _, t=old: t)  # type: ignore[misc]
+            kept = Reading((name,), "", lambda _, t=old: t)  # type: ignore[misc]
             if all(_equals(lab, answer, kept) for answer in later):
                 return Found("cached-answer", [f"right in a first call; later ones use that call's {name}"])
         for name, old in first.probe.got.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ import torch
 from pytest_fusion.case import recorded_values
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
-from pytest_fusion.checks.gradients import blame
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
@@ -25,7 +24,7 @@ _EXP_RANGE = (4.0, 4096.0)
 _SHIFT = 1000.0
 # References to ask are three for each, at a third of a millisecond.
 _MOST_ELEMENTS = 32
-_SEEDS, _MANY_SEEDS, _TELLING = 4, 16, 2
+_SEEDS = 4
 _MOST_DRAWN = 4
 # By so much two constants may differ and be one: of 16 bits each element has some 2^-8 of its own.
 ONE_FACTOR = 0.02
@@ -35,23 +34,11 @@ def special(lab: Lab) -> Found | None:
     """Wrong where an input holds NaN or infinity, right with finite numbers in their places."""
     regimes = {name: lab.base.tensors[name].regime for name in edits.free(lab.spec, lab.base)}
     drawn = [name for name, regime in regimes.items() if regime in _NON_FINITE or recorded_values.special(regime)]
-    own = _own_non_finite(lab, regimes, lab.seeds(count=1))
-    names = [*drawn, *own]
-    if not names:
+    if not drawn:
         return None
-    seeds = lab.seeds(count=_SEEDS)
-    if own:
-        # What a function draws need not hold them for every seed: one that is right as it is tells nothing.
-        larger = lab.grown()
-        seeds = _telling(lab, lab.base)
-        if len(seeds) < _TELLING and len(seeds := _telling(lab, larger)) >= _TELLING:
-            lab.base = larger.with_(seed=seeds[0])
-        if len(seeds) < _TELLING:
-            return None
-        names = [*drawn, *_own_non_finite(lab, regimes, seeds)]
-    cured = [lab.ask(lab.base.with_(seed=seed), edit=edits.finite(names)) for seed in seeds]
+    cured = [lab.ask(lab.base.with_(seed=seed), edit=edits.finite(drawn)) for seed in lab.seeds(count=_SEEDS)]
     if any(answer.wrong for answer in cured):
-        lab.ruled_out.append(f"NaN and infinity in {', '.join(names)}: wrong with finite numbers in their places too")
+        lab.ruled_out.append(f"NaN and infinity in {', '.join(drawn)}: wrong with finite numbers in their places too")
         plainer = ordinary(lab.base, drawn)
         if lab.ask(plainer).wrong:
             lab.base = plainer
@@ -61,39 +48,17 @@ def special(lab: Lab) -> Found | None:
     if (other := _wrong_otherwise_drawn(lab, ordinary(lab.base, drawn))) is not None:
         lab.base = other
         return None
-    evidence = [f"right with finite numbers in place of NaN and infinity in {', '.join(names)}"]
+    evidence = [f"right with finite numbers in place of NaN and infinity in {', '.join(drawn)}"]
     wrong = lab.wrong_of(lab.ask(lab.base))
     if wrong is not None and wrong.got.is_floating_point():
         lost = int((~torch.isfinite(wrong.right) & torch.isfinite(wrong.got.double()) & wrong.mask).sum())
         made = int((torch.isfinite(wrong.right) & ~torch.isfinite(wrong.got.double()) & wrong.mask).sum())
-        if made and not lost and _hidden(lab, names):
+        if made and not lost and _hidden(lab, drawn):
             evidence.append("the reference does not use those elements, whatever they hold")
             return Found("reads-padding", evidence)
         if lost or made:
             evidence.append(f"{wrong.name}: {lost} non-finite element(s) lost, {made} made where none belongs")
     return Found("nan-swallowed", evidence)
-
-
-def _telling(lab: Lab, case: Case) -> list[int]:
-    """A few seeds for which the case is wrong."""
-    wrong = (seed for seed in lab.seeds(case, _MANY_SEEDS) if lab.ask(case.with_(seed=seed)).wrong)
-    return list(itertools.islice(wrong, _SEEDS))
-
-
-def _own_non_finite(lab: Lab, free: Collection[str], seeds: Iterable[int]) -> list[str]:
-    """The tensors with values of their own, derived ones too, that hold NaN or infinities at one of these seeds."""
-    found = [answer.probe.logical for seed in seeds if (answer := lab.ask(lab.base.with_(seed=seed))).probe is not None]
-    return [
-        name
-        for name in (found[0] if found else ())
-        if name not in free
-        and any(
-            isinstance(value := logical.get(name), torch.Tensor)
-            and value.is_floating_point()
-            and not bool(torch.isfinite(value.double()).all())
-            for logical in found
-        )
-    ]
 
 
 def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
@@ -118,62 +83,6 @@ def _hidden(lab: Lab, names: list[str]) -> bool:
     return len(outputs) == len(answers) and all(
         torch.equal(outputs[0][name].nan_to_num(), other[name].nan_to_num()) for other in outputs[1:] for name in other
     )
-
-
-def wrapped(lab: Lab) -> Found | None:
-    """Wrong integers are off by multiples of 2^32, 2^16 or 2^8: sums, products or counters of fewer bits than the
-    result has, or of fewer in what integers are scaled to."""
-    wrong = lab.wrong_of(lab.ask(lab.base))
-    if wrong is None:
-        return None
-    if wrong.got.is_floating_point():
-        return _wrapped_before_scaling(lab)
-    if wrong.got.dtype is torch.bool or wrong.got.is_complex():
-        return None
-    wrongs = [lab.wrong_of(lab.ask(lab.base.with_(seed=seed)), wrong.name) for seed in lab.seeds()]
-    pairs = [(each.got.long()[each.mask], each.right.long()[each.mask]) for each in wrongs if each is not None]
-    got, right = (torch.cat(each) for each in zip(*pairs, strict=True))
-    for bits in (32, 16, 8):
-        if bits >= 8 * wrong.got.itemsize or not len(got) or bool(((got - right) % (1 << bits) != 0).any()):
-            continue
-        # Off by 256 is an index of a second block too, unless it is a number of the other sign.
-        half = 1 << (bits - 1)
-        if bits == 32 or bool(((got >= -half) & (got < half)).all() and ((got < 0) != (right < 0)).any()):
-            return Found("overflow", [f"{wrong.name}: every wrong element is off by a multiple of 2^{bits}"])
-    return None
-
-
-def _wrapped_before_scaling(lab: Lab) -> Found | None:
-    """With all scales 1 each wrong element is off by a multiple of 2^8 or more: a difference of bytes, kept in one."""
-    names = [name for name in lab.base.tensors if name not in lab.base.absent]
-    floating = [name for name in names if lab.base.tensors[name].dtype.startswith(("float", "bfloat"))]
-    if not any(lab.base.tensors[name].dtype.startswith(("int", "uint")) for name in names):
-        return None
-    ones = edits.on(floating, "1 instead", torch.ones_like)
-    case = lab.grown()
-    found = [lab.wrong_of(lab.ask(case.with_(seed=seed), edit=ones)) for seed in lab.seeds(case, _SEEDS)]
-    wrongs = [wrong for wrong in found if wrong is not None and wrong.got.is_floating_point()]
-    if len(wrongs) < _TELLING:
-        return None
-    off = torch.cat([(wrong.got.double() - wrong.right.double())[wrong.mask] for wrong in wrongs])
-    for bits in (32, 16, 8):
-        if len(off) >= _TELLING and bool((torch.isfinite(off) & (off.remainder(1 << bits) == 0)).all()):
-            told = f"with 1 in all floating inputs every wrong element of {wrongs[0].name} is off by a multiple"
-            return Found("overflow", [f"{told} of 2^{bits}: integers are kept in {bits} bits on the way"])
-    return None
-
-
-def narrowed(lab: Lab) -> Found | None:
-    """Right once integers of 64 bits fit 32, and wrong with 34: something on the way keeps 32 of them."""
-    names = edits.longer(lab.spec, lab.base)
-    if not names:
-        return None
-    within, beyond = (edits.fitting(names, bits) for bits in (32, 34))
-    for case in {each.key(): each for each in (lab.base, lab.grown())}.values():
-        if not lab.mostly_wrong(case, edit=beyond) or not lab.always_right(case, edit=within):
-            lab.ruled_out.append(f"32 bits: whether the integers of {', '.join(names)} fit them decides nothing")
-            return None
-    return Found("overflow", [f"right once the integers of {', '.join(names)} fit 32 bits, wrong with 34"])
 
 
 def overflow(lab: Lab) -> Found | None:
@@ -202,8 +111,8 @@ def overflow(lab: Lab) -> Found | None:
         lab.ruled_out.append(f"overflow: {evidence[0]}, where no dtype ends")
         return None
     if lost and _EXP_RANGE[0] <= limit <= _EXP_RANGE[1]:
-        if not _non_finite(wrong) and not _ignores_shift(lab, free):
-            lab.ruled_out.append(f"overflow: {evidence[0]}, yet neither to infinity nor where only differences count")
+        if not _non_finite(wrong):
+            lab.ruled_out.append(f"overflow: {evidence[0]}, yet not to infinity")
             return None
         # What overflows in the lanes that pad a tile, or in elements that are masked out, has a maximum taken away.
         far = (edits.shifted(free, -_SHIFT), edits.shifted(free, _SHIFT))
@@ -298,29 +207,6 @@ def _same(before: Mapping[str, torch.Tensor] | None, after: Mapping[str, torch.T
     return all(torch.equal(t.nan_to_num(), after[name].nan_to_num()) for name, t in before.items())
 
 
-def _ignores_shift(lab: Lab, names: list[str]) -> bool:
-    """Whether the reference gives the same, or in fewer elements as much more, for ordinary values of some tensor that
-    are all 1 more: a copy gives as much more too."""
-    found = lab.ask(ordinary(lab.grown(), names)).probe
-    before = probing.right_of(lab.context, found.logical) if found is not None else None
-    if found is None or before is None:
-        return False
-    for name in names:
-        after = probing.right_of(lab.context, edits.shifted([name], 1.0).apply(dict(found.logical)))
-        floating = (
-            [(t.double(), after[n].double()) for n, t in before.items() if t.is_floating_point()] if after else []
-        )
-        if floating and all(
-            any(
-                torch.allclose(now - old, torch.full_like(old, by), 0.0, 0.02)
-                for by in (0.0, 1.0)[: 1 + (old.numel() < found.logical[name].numel())]
-            )
-            for old, now in floating
-        ):
-            return True
-    return False
-
-
 def _non_finite(wrong: Wrong) -> bool:
     return bool((~torch.isfinite(wrong.got.double()) & torch.isfinite(wrong.right) & wrong.mask).any())
 
@@ -360,41 +246,3 @@ def _limit(lab: Lab, names: list[str], most: float) -> float:
 
 def is_coarse(case: Case) -> bool:
     return any(tensor.dtype in ("float16", "bfloat16") for tensor in case.tensors.values())
-
-
-def factor(lab: Lab) -> Found | None:
-    """A result that is the right one times a constant, whatever the values; of other sizes it may be another one.
-
-    An epsilon, a wrong element or a rounding leaves no such constant, so it is asked once those are ruled out.
-    """
-    if lab.check != "values":
-        return None
-    wrong, base = lab.wrong_of(lab.ask(lab.base)), lab.ask(lab.base).probe
-    first = [wrong.name] if wrong is not None else []
-    # A scale may be off by a factor and what is divided by it in other ways: each output is asked.
-    for name in dict.fromkeys((*first, *(base.got if base is not None else ()))):
-        told = _times(lab, name)
-        if told:
-            return Found("wrong-scale", [told if [name] == first else f"{name}: {told}"])
-    return None
-
-
-def _times(lab: Lab, name: str) -> str | None:
-    """In words, by what constant an output is off; ``None`` where it is right somewhere, or by no constant."""
-    said = {}
-    for case in (lab.grown(), lab.grown(None, (17, 19, 18, 21))):
-        ratios = []
-        for seed in lab.seeds(case):
-            wrong = lab.wrong_of(lab.ask(case.with_(seed=seed)), name)
-            ratio = blame.constant_ratio(wrong.got, wrong.right) if wrong is not None else None
-            if not ratio:
-                return None
-            ratios.append(ratio)
-        if max(ratios) - min(ratios) > ONE_FACTOR * abs(ratios[0]):
-            return None
-        sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
-        said[sizes] = ratios[0]
-    if max(said.values()) - min(said.values()) <= ONE_FACTOR * abs(ratios[0]):
-        return f"{ratios[0]:.4g} times the right one, for other values and sizes alike"
-    listed = ", ".join(f"{ratio:.4g} times it at {sizes}" for sizes, ratio in said.items())
-    return f"the right one times a constant that follows the sizes: {listed}"

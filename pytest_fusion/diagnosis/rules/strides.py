@@ -11,7 +11,6 @@ from pytest_fusion.case import strided
 from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import shape_of, torch_dtype
-from pytest_fusion.case.plan import allowed_layouts
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Answer, Lab
@@ -153,16 +152,6 @@ def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> 
         return Found("tail-mask", [*evidence, told])
     if (read := _reads(lab, case, from_start=False)) is not None:
         evidence.append(f"equals the reference on the storage of {read} read as contiguous")
-    expanded = [name for name in names if case.tensors[name].layout.kind == "expanded"]
-    if expanded == names:
-        other, right = _otherwise_strided(lab, case, names)
-        if other is None and right:
-            told = f"right in every other layout that was tried: {', '.join(right)}"
-            return Found("ignores-zero-stride", [*evidence, told])
-        shown = ", ".join(names)
-        evidence.append(
-            f"wrong with {shown} {other} too" if other else f"no layout of {shown} but expanded could be judged"
-        )
     return Found("ignores-strides", evidence)
 
 
@@ -214,30 +203,6 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
         if all(lab.mostly_wrong(one) for one in rest) and all(lab.always_right(one) for one in whole):
             return f"right as laid too at {dim}={_VECTOR} and {2 * _VECTOR}, wrong at {_VECTOR + 1}"
     return None
-
-
-def _otherwise_strided(lab: Lab, case: Case, names: list[str]) -> tuple[str | None, list[str]]:
-    """The first layout without a stride of 0 that fails, and those that are right, on a case whose plain twin is right.
-
-    Both are empty where no such layout may be asked, or the kernel refuses them all.
-    """
-    larger = lab.grown(case.contiguous())
-    right: list[str] = []
-    for name in names:
-        inner = unwrap(lab.spec.inputs[name])
-        assert isinstance(inner, TensorSpec)
-        for kind, variant in allowed_layouts(lab.spec, name, inner):
-            if kind not in ("transposed", "step", "padded", "unflattenable") or variant:
-                continue
-            # A kernel may refuse the larger sizes, of which a smaller case has some all the same.
-            for sized in (larger, case.contiguous()):
-                other = sized.with_tensor(name, layout=Layout(kind, 0, variant))
-                if _strided(lab, other, [name]) and lab.mostly_wrong(other):
-                    return kind, right
-                if _strided(lab, other, [name]) and lab.always_right(other):
-                    right.append(f"{name} {kind}")
-                    break
-    return None, right
 
 
 def _reads(lab: Lab, case: Case, *, from_start: bool) -> str | None:

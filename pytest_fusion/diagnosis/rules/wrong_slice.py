@@ -45,7 +45,7 @@ def indifferent(lab: Lab) -> Found | None:
                 if others is False:
                     lab.ruled_out.append(f"which slice: slices of {what} have shares that no slice should have")
                     return None
-                if others is None and not _still_depends(lab, case, wrong, answer.probe.logical, places):
+                if others is None:
                     continue
                 return Found(
                     "wrong-index-map",
@@ -65,29 +65,6 @@ def _any_is_as_good(lab: Lab, case: Case, logical: Mapping[str, Any], places: li
     least = min(logical[name].shape[axis] for name, axis in places)
     most = min(least, _MOST_NUMBERS if of_numbers else _MOST_REPEATED)
     return all(lab.ask(case, edit=edits.repeated(places, index)).right for index in range(1, most))
-
-
-def _still_depends(
-    lab: Lab, case: Case, wrong: Wrong, logical: Mapping[str, Any], places: list[tuple[str, int]]
-) -> bool:
-    """Whether the right result of equal slices changes with what each tensor's slices hold.
-
-    Equal elements have no variance and a softmax of equal shares, whatever is done to them: there anything is right.
-    """
-    usual = float(wrong.right.double().abs().nan_to_num(0.0, 0.0, 0.0).max())
-    before = _right_with(lab, case, wrong.name, edits.repeated(places))
-    for place in places:
-        if before is None:
-            return False
-        if not logical[place[0]].is_floating_point():
-            continue
-        after = _right_with(lab, case, wrong.name, edits.repeated_but(places, place))
-        if after is None or after.shape != before.shape:
-            return False
-        a, b = before.double().nan_to_num(), after.double().nan_to_num()
-        if float((a - b).abs().max()) <= _CHANGED * usual:
-            return False
-    return True
 
 
 def _right_with(lab: Lab, case: Case, output: str, edit: Edit) -> torch.Tensor | None:

@@ -6,9 +6,7 @@ move through numpy views of the storages; Triton's own C++ loops take 40 ns an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,34 +17,9 @@ from pytest_fusion.interpreter.control import batch, tape
 from pytest_fusion.interpreter.control.batch import aligned, broadcast, some
 from pytest_fusion.interpreter.memory import memory_findings, tracking
 from pytest_fusion.interpreter.memory.access import Access, launch
-from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.interpreter.memory.regions import Origin
 from pytest_fusion.interpreter.memory.touched import Touched
 from pytest_fusion.interpreter.memory.undefined_lanes import masked_lanes
-from pytest_fusion.interpreter.scoped import holding
-
-
-@dataclass(slots=True)
-class _Padding:
-    """``lines``: those that padded a block with ``other`` so far. ``repeated``: the one that repeats elements."""
-
-    lines: dict[Site, None] | None = None
-    repeated: Site | None = None
-
-
-_padding = _Padding()
-
-
-@contextmanager
-def repeated_lanes(line: Site | None = None) -> Iterator[dict[Site, None]]:
-    """Give masked-off lanes of the loads in ``line`` the last loaded element along their axis instead of ``other``.
-
-    Yields the lines that pad blocks with ``other``, in the order in which they first ran; the dict is complete when
-    the block ends.
-    """
-    lines: dict[Site, None] = {}
-    with holding(_padding, lines=lines, repeated=line):
-        yield lines
 
 
 def load(
@@ -92,23 +65,7 @@ def _load(
     if result is None:
         shape = np.broadcast_shapes(pointers.shape, rest.shape if rest.ndim else (1,) * pointers.ndim)
         result = broadcast(rest, shape).copy()
-    if _padding.lines is not None and other is not None and mask is not None and mask.ndim > 1 and not mask.all():
-        here = memory_findings.site()
-        _padding.lines[here] = None
-        if here == _padding.repeated:
-            result = _repeating(result, mask)
     return np.ascontiguousarray(result).view(dtype)
-
-
-def _repeating(values: Array, mask: Array) -> Array:
-    """``values`` with masked-off lanes replaced by the last unmasked one along the last axis that has any."""
-    mask = broadcast(mask, values.shape)
-    for axis in range(values.ndim - 1, 0, -1):
-        last = values.shape[axis] - 1 - np.flip(mask, axis).argmax(axis, keepdims=True)
-        loaded = mask.any(axis, keepdims=True)
-        values = np.where(mask | ~loaded, values, np.take_along_axis(values, last, axis))
-        mask = mask | loaded
-    return values
 
 
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:

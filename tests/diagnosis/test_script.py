@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.case.containers import tensors_by_name
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.case.nested import tensors_in
 from pytest_fusion.checks.verdict import failed
 from pytest_fusion.diagnosis.repro import script as scripts
 from pytest_fusion.diagnosis.repro.replay_file import Replay
@@ -211,7 +211,7 @@ def test_scripts_call_the_tensors_the_same() -> None:
     module = defined(script_of({"x": tensor("n")}, ONE), mutates=["ps"])
     for value in (a, [a, b], {"m": [a, b], "v": (c,)}, [], [[a], None, {"x": b}], SimpleNamespace()):
         call = module.Call(lambda ps: None, {"inputs": {"ps": value}, "fixtures": {}}, 0xFF)
-        assert list(call.results) == [f"{name} (in place)" for name in tensors_in("ps", value)]
+        assert list(call.results) == [f"{name} (in place)" for name in tensors_by_name("ps", value)]
     assert list(leaves({"m": [a, b], "v": (c,)})) == ["out['m'][0]", "out['m'][1]", "out['v'][0]"]
 
 

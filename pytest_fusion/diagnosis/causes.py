@@ -22,11 +22,11 @@ CAUSES: dict[str, str] = {
     "false-hint": "a promise to the compiler (multiple_of, max_contiguous, max_constancy) is not kept",
     "racing-stores": "two programs, or two lanes of one, store different values to one element without an atomic",
     "racing-load": "a program loads what another one stores in the same launch",
-    "reads-padding": "a load reaches between or around a tensor's elements and the result depends on what lies there",
+    "reads-padding": "a load reaches between or around a tensor's elements and the result depends on what is there",
     "stale-memory": "the result depends on memory that this call did not write: fresh, or kept between calls",
     "unwritten-output": "some elements of the result are never stored",
     "nondeterministic": "two runs on the same inputs differ: a race or an order of atomics",
-    "batch-variant": "a slice's bits depend on how many others there are, on where it lies or on what they hold",
+    "batch-variant": "a slice's bits depend on how many others there are, on its position or on what they hold",
     "cached-answer": "the kernel keeps an answer or state from an earlier call",
     "ignores-strides": "a stride is assumed: the result is right for contiguous tensors only",
     "ignores-offset": "a storage offset is ignored",
@@ -53,7 +53,7 @@ CAUSES: dict[str, str] = {
     "seed-ignored": "the seed does not reach the kernel's random numbers: every seed gives the same",
     "mask-mismatch": "one seed gives other masks in backward, or in other layouts",
     "repeated-mask": "elements, rows, programs, seeds or calls share their random numbers",
-    "biased-mask": "the share of kept elements is not what the probability asks for",
+    "biased-mask": "the share of elements that are not dropped does not follow from the probability",
     "biased-sampling": "drawn indices do not follow the reference's probabilities",
     "bad-config": "one config of an autotuned kernel is wrong where another is right",
     "autotune-side-effect": "the call that tunes a kernel gives another result than later ones",
@@ -68,12 +68,12 @@ CAUSES: dict[str, str] = {
     "wrong-device": "the call goes wrong where its tensors are not on the current device",
     "hidden-sync": "the call waits for the device",
     "vacuous-test": "the test could not have failed",
-    "unexplained": "no experiment could tell; what they ruled out is listed",
+    "unexplained": "no experiment found a cause; what they ruled out is listed",
 }
 
 
 def likely_cause(verdict: Verdict) -> str | None:
-    """The slug that a verdict stands for by itself; ``None`` where only experiments can tell."""
+    """The slug that a verdict stands for by itself; ``None`` where only experiments can show one."""
     check = registry.of(verdict)
     return check.cause(verdict) if check is not None else None
 

@@ -1,4 +1,4 @@
-"""From a failure on its smallest case to a cause: rules ask the laboratory, in order, until one of them is sure."""
+"""From a failure on its smallest case to a cause: rules run experiments, in order, until one is sure."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         lab.ruled_out.append("a constant factor: other inputs have none")
         direct = None
     rules = _rules(lab, direct)
-    if rules and not lab.ask(lab.base).wrong:
+    if rules and not lab.attempt(lab.base).wrong:
         lab.ruled_out.append("the failure did not show again when its case was run once more")
         rules = ()
     for rule in rules:
@@ -98,7 +98,7 @@ def diagnose(lab: Lab) -> Diagnosis:
         if lab.spent:
             del lab.ruled_out[known:]  # a rule whose experiments were refused has ruled out nothing
     stopped = [f"the experiments stopped at their limit, after {lab.runs} runs"] if lab.spent else []
-    return Diagnosis(direct or UNEXPLAINED, [*_said(lab, direct, ratios), *stopped], lab.ruled_out, lab.runs)
+    return Diagnosis(direct or UNEXPLAINED, [*_sentence(lab, direct, ratios), *stopped], lab.ruled_out, lab.runs)
 
 
 def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
@@ -128,7 +128,7 @@ def _ratios(lab: Lab) -> list[float]:
     seen = False
     for case in {case.key(): case for case in (lab.base, lab.grown(), larger)}.values():
         for seed in lab.seeds(case):
-            answer = lab.ask(case.with_(seed=seed))
+            answer = lab.attempt(case.with_(seed=seed))
             if not answer.wrong:
                 continue
             failure = answer.probe.failure if answer.probe else None
@@ -140,7 +140,7 @@ def _ratios(lab: Lab) -> list[float]:
     return ratios if seen else []
 
 
-def _said(lab: Lab, direct: str | None, ratios: list[float]) -> list[str]:
+def _sentence(lab: Lab, direct: str | None, ratios: list[float]) -> list[str]:
     """What the check itself saw, where it is the cause."""
     evidence = lab.verdict.evidence
     if direct is not None and lab.verdict.because:

@@ -42,7 +42,7 @@ def free(spec: FusionSpec, case: Case) -> list[str]:
 
 
 def scalable(spec: FusionSpec, case: Case) -> list[str]:
-    """The floating tensors that may as well hold smaller numbers: 0 lies between the ends of all that is asked of them.
+    """The floating tensors whose value profiles allow smaller numbers: 0 is between the ends of each.
 
     What a function draws, probabilities or positive numbers, may not.
     """

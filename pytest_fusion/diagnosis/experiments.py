@@ -108,11 +108,11 @@ class Lab:
         self._known: dict[tuple[str, str, str], Answer] = {}
         self.check = _check_of(verdict)
         # What a backward does wrong beside its gradients is told by another check, and shows in no forward.
-        if self.spec.grad and self.check != gradients.NAME and not self.ask(case).wrong:
+        if self.spec.grad and self.check != gradients.NAME and not self.attempt(case).wrong:
             self.check = gradients.NAME
             self._known.clear()
 
-    def ask(self, case: Case | None, *, laid: Case | None = None, edit: Edit | None = None) -> Answer:
+    def attempt(self, case: Case | None, *, laid: Case | None = None, edit: Edit | None = None) -> Answer:
         """Run the kernel on the values of ``case``, changed by ``edit``, in the layout of ``laid``; memoised."""
         if case is None:
             return _IMPOSSIBLE
@@ -168,7 +168,7 @@ class Lab:
         return Answer("alike" if failure.identity == self.verdict.identity else "otherwise", found)
 
     def seeds(self, case: Case | None = None, count: int = _SEEDS) -> list[int]:
-        """The case's own seed and others that ask for the same things."""
+        """The case's own seed and others that need the same checks."""
         own = (case or self.base).seed
         found = [own]
         for seed in range(200):
@@ -181,12 +181,12 @@ class Lab:
     def telling(self, case: Case, count: int = 4, most: int = 16) -> list[Case]:
         """The case at the first few seeds for which it is wrong: what a function draws may show nothing at some."""
         seeded = (case.with_(seed=seed) for seed in self.seeds(case, most))
-        return list(itertools.islice((each for each in seeded if self.ask(each).wrong), count))
+        return list(itertools.islice((each for each in seeded if self.attempt(each).wrong), count))
 
     def always_right(self, case: Case | None, *, edit: Edit | None = None) -> bool:
         """Right for every one of a few seeds."""
         return case is not None and all(
-            self.ask(case.with_(seed=seed), edit=edit).right for seed in self.seeds(case, _SEEDS + 1)
+            self.attempt(case.with_(seed=seed), edit=edit).right for seed in self.seeds(case, _SEEDS + 1)
         )
 
     def mostly_wrong(self, case: Case | None, *, edit: Edit | None = None) -> bool:
@@ -195,7 +195,7 @@ class Lab:
             return False
         wrong = right = 0
         for seed in self.seeds(case, 2 * _SEEDS):
-            answer = self.ask(case.with_(seed=seed), edit=edit)
+            answer = self.attempt(case.with_(seed=seed), edit=edit)
             wrong += answer.wrong
             right += not answer.wrong
             if wrong == _SEEDS:
@@ -210,7 +210,9 @@ class Lab:
         An average over few elements is allowed more, and below 16 there is none: an error near the limit shows in one
         size and not in the next, which says nothing of either.
         """
-        return any(self._is_plain(self.ask(case.with_(seed=seed), edit=edit)) for seed in self.seeds(case, 2 * _SEEDS))
+        return any(
+            self._is_plain(self.attempt(case.with_(seed=seed), edit=edit)) for seed in self.seeds(case, 2 * _SEEDS)
+        )
 
     def _is_plain(self, answer: Answer) -> bool:
         failure = answer.probe.failure if answer.probe is not None else None

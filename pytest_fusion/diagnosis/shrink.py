@@ -33,7 +33,7 @@ _SMALL = 16  # up to this product of all sizes a run costs next to nothing
 
 
 class Shrinker:
-    """Greedy passes over one case. ``fails`` runs a case and tells whether it shows the same bug.
+    """Greedy passes over one case. ``fails`` runs a case and returns whether it shows the same bug.
 
     ``by_values`` says that the bug depends on values, so that a size is tried with several seeds; ``seeds`` is how many
     are enough where it is no matter of luck. ``tries`` is how often ``fails`` is asked of a case whose bug shows by
@@ -94,7 +94,7 @@ class Shrinker:
         return self._known[key]
 
     def _improve(self, candidates: Callable[[], Iterator[Case]]) -> None:
-        """Take the first simpler case that fails, and ask again from there.
+        """Take the first simpler case that fails, and go on from there.
 
         Never one that was left here before: answers that are known cost no run, so that candidates which disagree about
         what is simpler would be taken in turns for ever.
@@ -228,7 +228,7 @@ class Shrinker:
         return sizes.count(self.case.sizes[name])
 
     def _trade(self, plain: list[str]) -> None:
-        """Three of a short dim for half of the longest one or less, where luck asked for length."""
+        """Three of a short dim for half of the longest one or less, where chance needed length."""
         longest = max(plain, key=self._size, default="")
         for name in plain:
             limit = self._size(longest) // (2 if self._size(longest) <= _SHORT else 4)

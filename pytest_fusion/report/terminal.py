@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_fusion.diagnosis.repro.replay_file import elsewhere_said
+from pytest_fusion.diagnosis.repro.replay_file import names_elsewhere
 from pytest_fusion.report.phrases import (
     by_urgency,
     case_sentence,
@@ -65,7 +65,7 @@ def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
         return _failure(record)
     if failures_only or outcome(record) == "xfail":
         return []
-    moved = [(f"{outcome(record)} {record.nodeid}: {note}", _YELLOW) for note in record.notes if elsewhere_said(note)]
+    moved = [(f"{outcome(record)} {record.nodeid}: {note}", _YELLOW) for note in record.notes if names_elsewhere(note)]
     return moved + _doubts(record)
 
 

@@ -42,7 +42,7 @@ def test_compiling_variants_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPat
     result = judge_case(context, cases[0])
     assert result.failure is not None
     lab = Lab(context, plan, cases[0], result.failure, clock=lambda: now[0])
-    assert [lab.ask(case).wrong for case in cases] == [True] * runs + [False] * (5 - runs)
+    assert [lab.attempt(case).wrong for case in cases] == [True] * runs + [False] * (5 - runs)
     assert lab.spent
 
 
@@ -63,5 +63,5 @@ def test_experiments_are_about_the_output_that_failed(lab_of: Any) -> None:
     )
     assert lab.verdict.output == "out[1]"
     variant = lab.base.with_(drawn={"s": 1.0})
-    assert lab.ask(variant).probe.result.evidence[0] == "out[0]"
-    assert lab.wrong_of(lab.ask(variant)).name == "out[1]"
+    assert lab.attempt(variant).probe.result.evidence[0] == "out[0]"
+    assert lab.wrong_of(lab.attempt(variant)).name == "out[1]"

@@ -89,7 +89,7 @@ def test_an_end_that_is_wrong_for_one_seed_alone_is_no_bound(lab_of: Any) -> Non
     inputs = {"x": tensor("rows hidden"), "at": derived(first_or_middle)}
     sizes = {"dim rows": 3, "dim hidden": 2}
     lab = lab_of(one_more_in_a_row, lambda x, at: x * 2, inputs, sizes, dtypes="float32")
-    wrong = lab.wrong_of(lab.ask(lab.base))
+    wrong = lab.wrong_of(lab.attempt(lab.base))
     assert wrong is not None
     assert wrong.mask.any(1).tolist() == [True, False, False]
     assert diagnose(lab).cause != "off-by-one-mask"

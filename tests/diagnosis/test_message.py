@@ -54,7 +54,7 @@ def test_a_message_tells_what_where_which_case_why_and_how_to_see_it_again() -> 
 
 def test_multiprocessors_are_told_where_the_case_has_them() -> None:
     """A failure that needs few of them names them; others say nothing of the modelled device."""
-    told = "told of 8 multiprocessors, where the launcher asks"
+    told = "on 8 multiprocessors, where the launcher queries them"
     assert told in compose("test_norm", failed("values", "off"), {**CASE, "multiprocessors": 8})
     assert "multiprocessors" not in compose("test_norm", failed("values", "off"), CASE)
 

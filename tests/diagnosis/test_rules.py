@@ -338,7 +338,7 @@ def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     def endless(lab: Any) -> None:
         for seed in range(10_000):
-            lab.ask(lab.base.with_(seed=seed))
+            lab.attempt(lab.base.with_(seed=seed))
 
     row = TABLE["two weights of the first group"]
     monkeypatch.setitem(module._RULES, "values", (endless, *module._OF_VALUES))
@@ -430,6 +430,6 @@ def test_a_layout_that_few_seeds_show_is_named(lab_of: Any, strided: bool) -> No
     inputs = {"x": tensor("n", values=values.normal(-2.0)), "edges": tensor("bins", values=_rising)}
     choice = {"dim n": 1, "dim bins": 2, "dtype": "float32", "layout edges": ("step", 0)}
     lab = lab_of(fused, lambda x, edges: torch.bucketize(x, edges, right=False), inputs, choice)
-    assert not any(lab.ask(lab.base.with_(seed=seed)).wrong for seed in (1, 2, 3)) or not strided
+    assert not any(lab.attempt(lab.base.with_(seed=seed)).wrong for seed in (1, 2, 3)) or not strided
     found = diagnose(lab)
     assert (found.cause == "ignores-strides") is strided, found

@@ -161,7 +161,7 @@ def _moved(data: dict[str, Any]) -> str:
     ("damage", "line"),
     [
         (_cut, "*is not JSON (*was it cut off?"),
-        (_foreign, "*is not a replay file of pytest-fusion; those lie in .fusion/failures/"),
+        (_foreign, "*is not a replay file of pytest-fusion; those are in .fusion/failures/"),
         (_later, "*has schema 99, this version reads 1"),
         (_headless, "*has no 'nodeid'; was it edited?"),
         (_edited, "*this is not a case (*was the file edited?"),

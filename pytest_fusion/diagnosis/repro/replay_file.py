@@ -27,7 +27,7 @@ _LANES = {"cpu-interpreter": "the CPU lane (interpreted Triton)", "cuda": "a GPU
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay file holds. ``made`` tells on which device and versions the case failed; old files lack it."""
+    """What a replay file holds. ``made`` names the device and versions on which the case failed; old files lack it."""
 
     nodeid: str
     spec: str
@@ -73,7 +73,7 @@ def elsewhere(made: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     return f"{_MADE_ON} {', '.join(there)}; here it runs on {', '.join(now)}"
 
 
-def elsewhere_said(note: str) -> bool:
+def names_elsewhere(note: str) -> bool:
     """Whether a record's note is one of :func:`elsewhere`."""
     return note.startswith(_MADE_ON)
 
@@ -146,7 +146,7 @@ def owner(path: Path) -> str:
 
 
 def lane_of(path: Path) -> str | None:
-    """``"cuda"`` or ``"cpu-interpreter"``, where the file tells on which lane its case failed. Raises as ``owner``."""
+    """``"cuda"`` or ``"cpu-interpreter"``, the lane on which the case failed, if the file names it. As ``owner`` raises."""
     made = _load(path).get("made")
     return str(made["lane"]) if isinstance(made, dict) and made.get("lane") else None
 
@@ -159,7 +159,7 @@ def _load(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ReplayError(f"the replay file {path} is not JSON ({error}); was it cut off?") from None
     if not isinstance(data, dict) or data.get("tool") != _TOOL:
-        raise ReplayError(f"{path} is not a replay file of {_TOOL}; those lie in {FOLDER}/")
+        raise ReplayError(f"{path} is not a replay file of {_TOOL}; those are in {FOLDER}/")
     if data.get("schema") != SCHEMA:
         raise ReplayError(f"{path} has schema {data.get('schema')!r}, this version reads {SCHEMA}")
     for key in ("nodeid", "spec", "check", "cause", "case"):

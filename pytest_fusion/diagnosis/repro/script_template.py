@@ -234,7 +234,7 @@ def failures(fused: Any, reference: Any, saved: dict[str, Any]) -> list[str]:
         found += compared(name, got, right[name]) if name in right else []
         bits = [one.results[name].flatten().view(torch.uint8) for one in (first, *others) if name in one.results]
         if not CASE["varies"] and not all(torch.equal(bits[0], other) for other in bits):
-            found.append(f"{name} differs between calls, or with what lies around the inputs or in fresh memory")
+            found.append(f"{name} differs between calls, or with what is around the inputs or in fresh memory")
     return found + first.stray_writes()
 
 

@@ -22,7 +22,7 @@ def racing(lab: Lab) -> Found | None:
         return None
     for seed in lab.seeds():
         case = lab.base.with_(seed=seed)
-        launched = lab.ask(case)
+        launched = lab.attempt(case)
         if not launched.wrong:
             continue
         got, races = _output(lab, launched)

@@ -48,8 +48,8 @@ def epsilon(lab: Lab) -> Found | None:
             and not _factor(lab, larger, name)
         ):
             sizes = ", ".join(f"{dim}={size}" for dim, size in larger.sizes.items())
-            told = f"with ordinary values right for {name}=0 and wrong for {name}={_LARGE_EPSILON:g}, at {sizes} too"
-            return Found("eps-misplaced", [told])
+            fact = f"with ordinary values right for {name}=0 and wrong for {name}={_LARGE_EPSILON:g}, at {sizes} too"
+            return Found("eps-misplaced", [fact])
         lab.ruled_out.append(f"{name}: the failure does not come and go with it")
     return _floor(lab, case, larger) or _constant(lab, case, larger)
 
@@ -66,7 +66,7 @@ def _factor(lab: Lab, case: Case, name: str) -> bool:
 
     What an epsilon is added to stops to count beside a large one.
     """
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     if found is None:
         return False
     at = [
@@ -89,7 +89,7 @@ def _factor(lab: Lab, case: Case, name: str) -> bool:
 
 def _telling(lab: Lab, case: Case, edit: Edit) -> bool:
     """Whether the right results are finite and of more than one value: among NaN anything is right."""
-    found = lab.ask(case, edit=edit).probe
+    found = lab.attempt(case, edit=edit).probe
     if found is None:
         return False
     floating = [t.double() for t in found.expected.values() if t.is_floating_point() and t.numel()]
@@ -104,7 +104,7 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
     cases = list({each.key(): each for each in (case, larger)}.values())
     if not names:
         return None
-    if not all(lab.ask(each.with_(seed=seed)).right for each in cases for seed in lab.seeds(each, _SEEDS)):
+    if not all(lab.attempt(each.with_(seed=seed)).right for each in cases for seed in lab.seeds(each, _SEEDS)):
         return None
     for power in (-10, -16, -24, -40):
         tiny = edits.scaled(names, power)
@@ -116,8 +116,8 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
                 lab.ruled_out.append("a floor of small values: ordinary ones are wrong too where two are equal")
                 return None
             if lab.mostly_wrong(larger, edit=tiny) and not _scales(lab, case, names, power):
-                told = f"right for ordinary values, wrong for 2^{power} times ordinary ones"
-                return Found("eps-misplaced", [f"{told}, where the reference's epsilon or floor takes over"])
+                fact = f"right for ordinary values, wrong for 2^{power} times ordinary ones"
+                return Found("eps-misplaced", [f"{fact}, where the reference's epsilon or floor takes over"])
             # A larger constant of the kernel's shows first, where the reference still scales.
             return None
     return None
@@ -125,7 +125,7 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
 
 def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:
     """Whether the dtype holds values that are scaled so: among those that it rounds to few, many are equal."""
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     if found is None:
         return False
     scaled = edits.scaled(names, power).apply(dict(found.logical))
@@ -138,7 +138,7 @@ def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:
 
 def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
     """Whether the reference goes with a power of the values' scale around there, as it does far from an epsilon."""
-    steps = [lab.ask(case, edit=edits.scaled(names, power + shift)).probe for shift in (0, 2, 4)]
+    steps = [lab.attempt(case, edit=edits.scaled(names, power + shift)).probe for shift in (0, 2, 4)]
     outputs = [_rights(lab, step) for step in steps if step is not None]
     if len(outputs) < len(steps) or not outputs[0].keys() == outputs[1].keys() == outputs[2].keys():
         return True
@@ -178,13 +178,13 @@ def _constant(lab: Lab, case: Case, larger: Case) -> Found | None:
     if not lab.always_right(case, edit=edit) or not lab.always_right(larger, edit=edit):
         return None
     names = ", ".join(name if power == 1 else f"{name} (squared)" for name, power in powers.items() if power)
-    told = f"wrong for ordinary values, right with {names} 2^{_FAR} times as large"
-    return Found("eps-misplaced", [f"{told}, for which the reference gives the same but for a small constant's part"])
+    fact = f"wrong for ordinary values, right with {names} 2^{_FAR} times as large"
+    return Found("eps-misplaced", [f"{fact}, for which the reference gives the same but for a small constant's part"])
 
 
 def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
     """By which power of a factor to scale each floating tensor for the outputs to scale; ``None`` where none does."""
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     if found is None:
         return None
     logical = found.logical

@@ -47,18 +47,18 @@ def zero(lab: Lab) -> Found | None:
     if case is None:
         return None
     for other in (case, lab.grown(case)):
-        if any(lab.ask(other.with_(seed=seed)).wrong for seed in lab.seeds(other, _SEEDS)):
+        if any(lab.attempt(other.with_(seed=seed)).wrong for seed in lab.seeds(other, _SEEDS)):
             if _only_where_nothing_counts(lab, case, lab.grown(case, (12, 12, 12, 12))):
-                told = f"wrong with {', '.join(filled)} of 0, and with more where no element of any input counts"
-                return Found("zero-size", [told, "right in every element that some input has a part in"])
+                fact = f"wrong with {', '.join(filled)} of 0, and with more where no element of any input counts"
+                return Found("zero-size", [fact, "right in every element that some input has a part in"])
             lab.ruled_out.append("size 0: wrong without one too")
             lab.base = other
             return None
-    if not all(lab.ask(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
+    if not all(lab.attempt(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
         return None
     # Of what a loop's bound leaves out, a small case shows only what leaves out all.
     for past in _past(lab, case):
-        if any(lab.ask(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
+        if any(lab.attempt(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
             lab.ruled_out.append("size 0: wrong past a block without one too")
             lab.base = past
             return None
@@ -94,7 +94,7 @@ def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
     right: dict[str, torch.Tensor] = {}
     for case, most in ((small, _MANY_SEEDS), (larger, 2 * _MANY_SEEDS)):
         for seed in lab.seeds(case, most):
-            masks = _counting(lab, lab.ask(case.with_(seed=seed)))
+            masks = _counting(lab, lab.attempt(case.with_(seed=seed)))
             if masks is None:
                 return False
             for name, (off, depends) in masks.items():
@@ -154,11 +154,13 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
         return None
     # One run in place of five, of most dims: of four dims and as many blocks all of a rule's runs were spent before
     # the dim that mattered had its turn.
-    if not changes and lab.ask(whole[0]).wrong:
+    if not changes and lab.attempt(whole[0]).wrong:
         return None
     names = edits.free(lab.spec, past)
     # A wrong 0 wins a maximum only where all else is below it, a minimum only above.
-    one_sided = () if changes or not names or lab.ask(past).right else (edits.negative(names), edits.positive(names))
+    one_sided = (
+        () if changes or not names or lab.attempt(past).right else (edits.negative(names), edits.positive(names))
+    )
     tried: Sequence[Edit | None] = changes or (None, *one_sided)
     for edit in tried:
         if not lab.mostly_wrong(past, edit=edit):
@@ -223,19 +225,19 @@ def _neutral(lab: Lab, past: Case, dim: str, evidence: list[str]) -> Found | Non
             (edits.centred(chosen), "where rows have a mean of 0"),
         ]
         for edit, when in changes:
-            if lab.always_right(past, edit=edit) and _still_tells(lab, past, edit, dim):
+            if lab.always_right(past, edit=edit) and _still_shows(lab, past, edit, dim):
                 return Found("wrong-neutral-element", [*evidence, f"right there too {when} ({chosen[0]})"])
     return None
 
 
-def _still_tells(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
+def _still_shows(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
     """Whether an error could be seen with the changed values: the result is not all zero or non-finite.
 
     Also that the last index of the dim still counts, in every tensor that has it: where a softmax gives all to another
     one, a loop that leaves it out is right as well. Of a gradient that failed both are asked, not of what the forward
     gives: that of a slope is 0 where no value is below 0, and what drops the last tile of its sum is right there.
     """
-    found = lab.ask(case, edit=edit).probe
+    found = lab.attempt(case, edit=edit).probe
     before = _right_with(lab, found, found.logical) if found is not None else None
     if found is None or before is None or not _of_use(before):
         return False
@@ -327,7 +329,7 @@ def limit(lab: Lab) -> Found | None:
             if all(lab.always_right(case, edit=edit) for case in below):
                 when = " where values grow along the way" if edit is not None else ""
                 evidence = [f"right up to {name}={most}, wrong at {most + 1}, {2 * most} and more{when}"]
-                where, share = _all_past(lab, lab.ask(above[1], edit=edit), most)
+                where, share = _all_past(lab, lab.attempt(above[1], edit=edit), most)
                 if share < _SHARE_PAST:
                     lab.ruled_out.append(
                         f"block limit: past {name}={most} all but {share:.1%} of the elements are right"
@@ -344,12 +346,12 @@ def _fails(lab: Lab, case: Case, edit: Edit | None, most: int) -> bool:
         return lab.plainly_wrong(case, edit=edit)
     if most not in lab.blocks:
         return False
-    wrongs = [lab.wrong_of(lab.ask(case.with_(seed=seed), edit=edit)) for seed in lab.seeds(case, _MANY_SEEDS)]
+    wrongs = [lab.wrong_of(lab.attempt(case.with_(seed=seed), edit=edit)) for seed in lab.seeds(case, _MANY_SEEDS)]
     return any(wrong.far_off for wrong in wrongs if wrong is not None)
 
 
 def _all_past(lab: Lab, answer: Answer, most: int) -> tuple[str, float]:
-    """Along which axis all wrong elements lie past the limit, in words, and which share of what is past it is wrong."""
+    """Along which axis all wrong elements are past the limit, in words, and which share of what is past it is wrong."""
     wrong = lab.wrong_of(answer)
     if wrong is None:
         return "", 1.0
@@ -360,5 +362,5 @@ def _all_past(lab: Lab, answer: Answer, most: int) -> tuple[str, float]:
             continue
         past.narrow(axis, most, size - most).fill_(True)
         if not where and not bool(wrong.mask.narrow(axis, 0, most).any()):
-            where = f"every wrong element of {wrong.name} lies past the first {most} along axis {axis}"
+            where = f"every wrong element of {wrong.name} is past the first {most} along axis {axis}"
     return where, float(wrong.mask[past].double().mean()) if bool(past.any()) else 1.0

@@ -47,9 +47,9 @@ def moved(lab: Lab) -> Found | None:
             wrongs = [each[name] for each in found if name in each]
             if len(wrongs) < len(found):
                 continue
-            told = [_moved(wrong, unwritten) for wrong, unwritten in wrongs]
-            if all(told):
-                return Found("wrong-index-map", [str(told[0])])
+            fact = [_moved(wrong, unwritten) for wrong, unwritten in wrongs]
+            if all(fact):
+                return Found("wrong-index-map", [str(fact[0])])
             tile = _whole_tiles_off(lab, [wrong for wrong, _ in wrongs])
             if tile:
                 return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
@@ -58,7 +58,7 @@ def moved(lab: Lab) -> Found | None:
 
 
 def failing(lab: Lab) -> Iterator[Case]:
-    """Plain float32 cases that fail whatever the seed, with enough elements to tell them apart."""
+    """Plain float32 cases that fail whatever the seed, with enough elements to distinguish them."""
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     sizes = [lab.grown(plain), lab.grown(plain, (9, 18, 8, 12))]
     for block in lab.blocks[:2]:
@@ -79,7 +79,7 @@ def _in_float32(lab: Lab, case: Case) -> Case:
 
 def _wrongs(lab: Lab, case: Case) -> dict[str, tuple[Wrong, torch.Tensor | None]]:
     """The outputs that are wrong, beginning with the one that failed, and where each was never written."""
-    answer = lab.ask(case)
+    answer = lab.attempt(case)
     first = lab.wrong_of(answer)
     if first is None or answer.probe is None:
         return {}
@@ -136,7 +136,7 @@ def misread(lab: Lab) -> Found | None:
     budget = _MOST_REFERENCES
     for case in failing(lab):
         seeds = lab.seeds(case, _SEEDS)
-        answers = [lab.ask(case.with_(seed=seed)) for seed in seeds]
+        answers = [lab.attempt(case.with_(seed=seed)) for seed in seeds]
         first = answers[0].probe
         if first is None:
             continue
@@ -190,7 +190,7 @@ def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
 
 def _explains(lab: Lab, case: Case, reading: Reading) -> bool:
     """Whether a case fails as this reading says. The place is named by its axis, whatever the size."""
-    answer = lab.ask(case)
+    answer = lab.attempt(case)
     same = _same_in(lab, answer, reading, reading.what)
     return answer.wrong and same is not None and _equals(lab, answer, same)
 
@@ -222,14 +222,14 @@ def _equals(lab: Lab, answer: Answer, reading: Reading) -> bool:
     if not wrong.got.is_floating_point():
         return bool((other == wrong.got)[keep].all())
     precise = max(_SAME, 16 * torch.finfo(wrong.got.dtype).eps)
-    got, asked, right = (t.double()[keep] for t in (wrong.got, other, wrong.right))
+    got, tried, right = (t.double()[keep] for t in (wrong.got, other, wrong.right))
 
     def close(t: torch.Tensor) -> bool:
         largest = float(t.abs().nan_to_num(0, 0, 0).max())
         return torch.allclose(got, t, precise, precise * largest, equal_nan=True)
 
     # Where the right result is as close, closeness says nothing.
-    return close(asked) and not close(right)
+    return close(tried) and not close(right)
 
 
 def mixed(lab: Lab) -> Found | None:
@@ -240,15 +240,15 @@ def mixed(lab: Lab) -> Found | None:
             if edits_of is None:
                 continue
             for seed in lab.seeds(case, _SEEDS):
-                whole = lab.ask(case.with_(seed=seed))
+                whole = lab.attempt(case.with_(seed=seed))
                 wrong = _wrong_along(lab, whole, size)
                 if wrong is None and lab.check != gradients.NAME:
                     break  # no element is far off: it is all of them together that are
                 if wrong is None and not lab.plainly_wrong(case):
                     break
                 places = (0, 1, size - 1, *_worst_of_gradient(lab, whole, size)) if wrong is None else (0, *wrong[1])
-                asked = dict.fromkeys(places)
-                alone = [(i, lab.ask(case.with_(seed=seed), edit=edits_of([i]))) for i in asked]
+                tried = dict.fromkeys(places)
+                alone = [(i, lab.attempt(case.with_(seed=seed), edit=edits_of([i]))) for i in tried]
                 if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
                     break
                 # An error of each slice by itself is within what is allowed of few elements, and not of many.
@@ -303,7 +303,7 @@ def axis_of(t: torch.Tensor, size: int) -> int | None:
 
 def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit] | None:
     """Edits that leave some slices of a dim; ``None`` where a slice does not stand for itself."""
-    answer = lab.ask(case)
+    answer = lab.attempt(case)
     one = case.with_(sizes={**case.sizes, dim: 1})
     try:
         if unsliceable(lab.spec.with_(invariant=(dim,))) or answer.probe is None:
@@ -339,9 +339,11 @@ def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], siz
         axis = axis_of(right, size)
         if alone is None or among is None or axis is None or not alone.dim() == among.dim() == right.dim():
             return False
-        kept = selected(right, axis, list(chosen)).double()
+        remaining = selected(right, axis, list(chosen)).double()
         for other in (alone, selected(among, axis, list(chosen))):
-            if kept.shape != other.shape or not torch.allclose(kept, other.double(), 1e-3, 1e-5, equal_nan=True):
+            if remaining.shape != other.shape or not torch.allclose(
+                remaining, other.double(), 1e-3, 1e-5, equal_nan=True
+            ):
                 return False
     return True
 
@@ -378,19 +380,19 @@ def cached(lab: Lab) -> Found | None:
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     for least in ((14, 22, 6, 10), (15, 23, 10, 6)):
         case = lab.grown(plain, least)
-        asked = (lab.ask(case.with_(seed=seed)) for seed in lab.seeds(case, 1 + _LATER))
-        first = next(asked)
+        tried = (lab.attempt(case.with_(seed=seed)) for seed in lab.seeds(case, 1 + _LATER))
+        first = next(tried)
         if not first.right or first.probe is None:
             continue
-        later = list(itertools.takewhile(lambda answer: answer.wrong, asked))
+        later = list(itertools.takewhile(lambda answer: answer.wrong, tried))
         if len(later) < _LATER:
             continue
         for name, old in first.probe.logical.items():
             # Where one element stands for all, as the first length for all lengths, equal ones are right.
             if not isinstance(old, torch.Tensor) or not _varies(old):
                 continue
-            kept = Reading((name,), "", lambda _, t=old: t)  # type: ignore[misc]
-            if all(_equals(lab, answer, kept) for answer in later):
+            remaining = Reading((name,), "", lambda _, t=old: t)  # type: ignore[misc]
+            if all(_equals(lab, answer, remaining) for answer in later):
                 return Found("cached-answer", [f"right in a first call; later ones use that call's {name}"])
         for name, old in first.probe.got.items():
             if _varies(old) and all(_same_answer(answer, name, old) for answer in later):

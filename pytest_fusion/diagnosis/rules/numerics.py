@@ -36,11 +36,11 @@ def special(lab: Lab) -> Found | None:
     drawn = [name for name, regime in regimes.items() if regime in _NON_FINITE or recorded_values.special(regime)]
     if not drawn:
         return None
-    cured = [lab.ask(lab.base.with_(seed=seed), edit=edits.finite(drawn)) for seed in lab.seeds(count=_SEEDS)]
+    cured = [lab.attempt(lab.base.with_(seed=seed), edit=edits.finite(drawn)) for seed in lab.seeds(count=_SEEDS)]
     if any(answer.wrong for answer in cured):
         lab.ruled_out.append(f"NaN and infinity in {', '.join(drawn)}: wrong with finite numbers in their places too")
         plainer = ordinary(lab.base, drawn)
-        if lab.ask(plainer).wrong:
+        if lab.attempt(plainer).wrong:
             lab.base = plainer
         return None
     if not all(answer.right for answer in cured):
@@ -49,7 +49,7 @@ def special(lab: Lab) -> Found | None:
         lab.base = other
         return None
     evidence = [f"right with finite numbers in place of NaN and infinity in {', '.join(drawn)}"]
-    wrong = lab.wrong_of(lab.ask(lab.base))
+    wrong = lab.wrong_of(lab.attempt(lab.base))
     if wrong is not None and wrong.got.is_floating_point():
         lost = int((~torch.isfinite(wrong.right) & torch.isfinite(wrong.got.double()) & wrong.mask).sum())
         made = int((torch.isfinite(wrong.right) & ~torch.isfinite(wrong.got.double()) & wrong.mask).sum())
@@ -78,7 +78,7 @@ def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
 
 def _hidden(lab: Lab, names: list[str]) -> bool:
     """Whether the reference gives the same whatever stands in place of the NaN and infinities."""
-    answers = [lab.ask(lab.base), *(lab.ask(lab.base, edit=edits.finite(names, value)) for value in (0.5, 7.0))]
+    answers = [lab.attempt(lab.base), *(lab.attempt(lab.base, edit=edits.finite(names, value)) for value in (0.5, 7.0))]
     outputs = [answer.probe.expected for answer in answers if answer.probe is not None]
     return len(outputs) == len(answers) and all(
         torch.equal(outputs[0][name].nan_to_num(), other[name].nan_to_num()) for other in outputs[1:] for name in other
@@ -86,9 +86,9 @@ def _hidden(lab: Lab, names: list[str]) -> bool:
 
 
 def overflow(lab: Lab) -> Found | None:
-    """Wrong for large values, right once they are scaled down; by how much tells an exponential from a product."""
+    """Wrong for large values, right once they are scaled down; the scale separates an exponential from a product."""
     names, free = edits.scalable(lab.spec, lab.base), edits.free(lab.spec, lab.base)
-    wrong = lab.wrong_of(lab.ask(lab.base))
+    wrong = lab.wrong_of(lab.attempt(lab.base))
     if not names or wrong is None:
         return None
     lost = lost_values(wrong)
@@ -139,7 +139,7 @@ def _near_an_end(wrong: Wrong, limit: float) -> bool:
 
 def _masked_out(lab: Lab, names: list[str]) -> Found | None:
     """Right once elements that the reference does not use, whatever they hold, are no larger than the others."""
-    found = lab.ask(lab.base).probe
+    found = lab.attempt(lab.base).probe
     if found is None or not 1 < sum(found.logical[name].numel() for name in names) <= _MOST_ELEMENTS:
         return None
     unused = _unused(lab, names, found.logical).values()
@@ -164,8 +164,8 @@ def _masked_out(lab: Lab, names: list[str]) -> Found | None:
             if _wrong_of_two(lab, names, edit):
                 lab.ruled_out.append(f"masked elements: {what} in them cures one of what there is, and not two")
                 return None
-            told = f"right once the elements of {', '.join(names)} that the reference does not use hold {what}"
-            return Found("wrong-neutral-element", [told])
+            fact = f"right once the elements of {', '.join(names)} that the reference does not use hold {what}"
+            return Found("wrong-neutral-element", [fact])
     return None
 
 
@@ -173,10 +173,10 @@ def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
     """Whether it fails in spite of the edit with two of what there is one of: of one key a softmax uses no score."""
     for dim in (dim for dim, size in lab.plain_sizes().items() if size == 1):
         case = lab.resized({dim: 2})
-        found = lab.ask(case).probe if case is not None else None
+        found = lab.attempt(case).probe if case is not None else None
         if case is None or found is None or sum(found.logical[name].numel() for name in names) > _MOST_ELEMENTS:
             continue
-        if any(lab.ask(case.with_(seed=seed), edit=edit).wrong for seed in lab.seeds(case, _SEEDS)):
+        if any(lab.attempt(case.with_(seed=seed), edit=edit).wrong for seed in lab.seeds(case, _SEEDS)):
             return True
     return False
 
@@ -225,7 +225,7 @@ def _has_huge(lab: Lab) -> bool:
 
 
 def largest(lab: Lab, case: Case, names: list[str]) -> float:
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     if found is None:
         return 0.0
     tensors = [found.logical[name].double() for name in names]
@@ -237,7 +237,7 @@ def _limit(lab: Lab, names: list[str], most: float) -> float:
     right, wrong = math.ceil(math.log2(most)), 0
     while right - wrong > 1:
         middle = (right + wrong) // 2
-        if lab.ask(lab.base, edit=edits.scaled(names, -middle)).right:
+        if lab.attempt(lab.base, edit=edits.scaled(names, -middle)).right:
             right = middle
         else:
             wrong = middle

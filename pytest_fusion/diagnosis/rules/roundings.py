@@ -57,30 +57,30 @@ def rounding(lab: Lab) -> Found | None:
     if not is_coarse(lab.base):
         return None
     seeds = lab.seeds(count=_SEEDS)
-    if not all(lab.ask(lab.base.with_(seed=seed), edit=edits.upcast()).right for seed in seeds):
+    if not all(lab.attempt(lab.base.with_(seed=seed), edit=edits.upcast()).right for seed in seeds):
         lab.ruled_out.append("16-bit roundings: not right with the same numbers as float32")
         return None
     larger = lab.grown(lab.base, (9, 17, 12, 10))
-    if not all(lab.ask(larger.with_(seed=seed), edit=edits.upcast()).right for seed in seeds[:2]):
+    if not all(lab.attempt(larger.with_(seed=seed), edit=edits.upcast()).right for seed in seeds[:2]):
         lab.ruled_out.append("16-bit roundings: larger cases are wrong as float32 too")
         return None
     evidence = [f"right with the same numbers as float32, for {len(seeds)} seeds"]
     dim, summed_well = _summed_coarsely(lab)
     if dim is not None:
-        told = f"another order along {dim}, which the exact result does not know, changes it by more than float32 does"
-        return Found("low-precision-accumulation", [*evidence, told])
+        fact = f"another order along {dim}, which the exact result does not know, changes it by more than float32 does"
+        return Found("low-precision-accumulation", [*evidence, fact])
     grown = _growth(lab, summed_well)
     if grown is None:
         return Found("cast-order", [*evidence, "no dim was found along which an error adds up"])
-    told = f"the error of a row is {grown.ratio:.2g} times as large at {grown.dim}={grown.long} as at {_SHORT}"
+    fact = f"the error of a row is {grown.ratio:.2g} times as large at {grown.dim}={grown.long} as at {_SHORT}"
     # Errors of single elements average out along a row, by the root of its length; one that a row shares does not.
     thinned = (_SHORT / grown.long) ** 0.5
     if grown.adds_up:
-        return Found("low-precision-accumulation", [*evidence, told])
+        return Found("low-precision-accumulation", [*evidence, fact])
     if grown.along and grown.ratio > 4 * thinned:
-        shared = f"a row shares it: {told}, where errors of single elements would be {thinned:.2g} times as large"
+        shared = f"a row shares it: {fact}, where errors of single elements would be {thinned:.2g} times as large"
         return Found("low-precision-accumulation", [*evidence, shared])
-    return Found("cast-order", [*evidence, f"it does not add up: {told}"])
+    return Found("cast-order", [*evidence, f"it does not add up: {fact}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def stands_apart(lab: Lab, dim: str) -> bool:
     others = {count(size) for name, size in lab.base.sizes.items() if name != dim}
     size = next((n for n in _UNUSUAL if n not in others), _UNUSUAL[0])
     case = lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     before = probing.right_of(lab.context, found.logical) if found is not None else None
     if found is None or before is None or not any(axis_of(t, size) is not None for t in before.values()):
         return False
@@ -173,13 +173,13 @@ def _error(lab: Lab, case: Case | None, dim: str) -> tuple[float, bool] | None:
     if case is None:
         return None
     found = [
-        _error_of(lab, lab.ask(each), each, dim)
+        _error_of(lab, lab.attempt(each), each, dim)
         for each in (case.with_(seed=seed) for seed in lab.seeds(case, _GROWTH_SEEDS))
     ]
-    told = [each for each in found if each is not None]
-    if sum(samples for _, _, samples in told) < _SAMPLES:
+    fact = [each for each in found if each is not None]
+    if sum(samples for _, _, samples in fact) < _SAMPLES:
         return None
-    return (sum(error**2 for error, _, _ in told) / len(told)) ** 0.5, told[0][1]
+    return (sum(error**2 for error, _, _ in fact) / len(fact)) ** 0.5, fact[0][1]
 
 
 def _error_of(lab: Lab, answer: Answer, case: Case, dim: str) -> tuple[float, bool, int] | None:
@@ -264,7 +264,7 @@ def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool | None:
     }
     if not places:
         return None
-    before, after = _pair(lab, lab.ask(case)), _pair(lab, lab.ask(case, edit=_ordered(places, order)), order)
+    before, after = _pair(lab, lab.attempt(case)), _pair(lab, lab.attempt(case, edit=_ordered(places, order)), order)
     if before is None or after is None or before[0].shape != after[0].shape:
         return None
     for axis in (None, *(i for i, length in enumerate(before[0].shape) if length == size)):
@@ -295,7 +295,7 @@ def digits(lab: Lab) -> Found | None:
     """Small whole numbers, whose sums are exact in few bits, are right; others are off by little."""
     free, reals = edits.free(lab.spec, lab.base), edits.reals(lab.spec, lab.base)
     names = [*free, *(name for name in reals if name not in free)]
-    wrong = lab.wrong_of(lab.ask(lab.base))
+    wrong = lab.wrong_of(lab.attempt(lab.base))
     if not names or wrong is None or not wrong.got.is_floating_point() or not bool(torch.isfinite(wrong.got).all()):
         return None
     scale = float(wrong.right.abs().max())
@@ -304,11 +304,11 @@ def digits(lab: Lab) -> Found | None:
     if not math.isfinite(error):
         return None
     small = error <= _SMALL_ERROR * max(scale, inputs)
-    if not small and not _next_to_right(lab, lab.ask(lab.base)):
+    if not small and not _next_to_right(lab, lab.attempt(lab.base)):
         return None
     centred = edits.centred(names)
     if _mean_dominates(lab, names) and all(
-        _right_and_finite(lab.ask(lab.base.with_(seed=seed), edit=centred)) for seed in lab.seeds(count=_SEEDS)
+        _right_and_finite(lab.attempt(lab.base.with_(seed=seed), edit=centred)) for seed in lab.seeds(count=_SEEDS)
     ):
         if _stays(lab, names):
             lab.ruled_out.append("lost digits: the error stays where other digits are lost")
@@ -324,7 +324,7 @@ def digits(lab: Lab) -> Found | None:
     for name in names[len(free) :]:
         # As far from 0 as the profile goes, by a power of two.
         exact = edits.both(exact, edits.whole([name], math.floor(math.log2(reals[name] / 4))))
-    if not all(_right_and_finite(lab.ask(case, edit=exact)) for case in cases):
+    if not all(_right_and_finite(lab.attempt(case, edit=exact)) for case in cases):
         lab.ruled_out.append("lost digits: small whole numbers are wrong too")
         return None
     if _stays(lab, names):
@@ -334,7 +334,7 @@ def digits(lab: Lab) -> Found | None:
         "right for small whole numbers, whose products and sums need few bits",
         f"for others off by at most {error / max(scale, inputs):.2g} of the largest",
     ]
-    if all(_next_to_right(lab, lab.ask(case)) for case in cases) and _summed_coarsely(lab)[0] is None:
+    if all(_next_to_right(lab, lab.attempt(case)) for case in cases) and _summed_coarsely(lab)[0] is None:
         evidence.append("each wrong element is next to the right one in the output's dtype: it was rounded before")
         return Found("cast-order", evidence)
     return Found("low-precision-accumulation", evidence) if small else None
@@ -364,7 +364,7 @@ def _stays_with(lab: Lab, larger: Edit) -> bool:
     samples, product, power = 0, 0.0, [0.0, 0.0]
     for case in (lab.base, lab.grown(lab.base, (4, 4, 4, 4))):
         for seed in lab.seeds(case, _SEEDS):
-            pairs = [_pair(lab, lab.ask(case.with_(seed=seed), edit=edit)) for edit in both]
+            pairs = [_pair(lab, lab.attempt(case.with_(seed=seed), edit=edit)) for edit in both]
             errors = [(pair[0] - pair[1]).nan_to_num(0.0, 0.0, 0.0) for pair in pairs if pair is not None]
             if len(errors) < len(pairs) or errors[0].shape != errors[1].shape:
                 continue
@@ -391,7 +391,7 @@ def _next_to_right(lab: Lab, answer: Answer) -> bool:
 
 
 def _mean_dominates(lab: Lab, names: list[str]) -> bool:
-    found = lab.ask(lab.base).probe
+    found = lab.attempt(lab.base).probe
     if found is None:
         return False
     for name in names:

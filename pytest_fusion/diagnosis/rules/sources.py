@@ -70,12 +70,12 @@ def elsewhere(lab: Lab) -> Found | None:
     What a formula gets wrong changes with the same elements as the right result, what a mask leaves out or takes in
     with fewer or with more.
     """
-    told, asked = _told(lab, instead=True)
-    if asked and len(told) < _AGREEING:
+    fact, tried = _facts(lab, instead=True)
+    if tried and len(fact) < _AGREEING:
         lab.ruled_out.append(
             "single elements: changed one by one, none reaches a wrong result that it should not, in place of another"
         )
-    return _agreed(told)
+    return _agreed(fact)
 
 
 def beyond(lab: Lab) -> Found | None:
@@ -83,13 +83,13 @@ def beyond(lab: Lab) -> Found | None:
 
     Where a factor is 0 in one call another formula would change with what is multiplied by it, and not be misplaced.
     """
-    told = _told(lab, instead=False)[0]
-    end = _one_past(lab) if len(told) >= _AGREEING else None
-    return Found("off-by-one-mask", [end, "so it is for other values"]) if end else _agreed(told)
+    fact = _facts(lab, instead=False)[0]
+    end = _one_past(lab) if len(fact) >= _AGREEING else None
+    return Found("off-by-one-mask", [end, "so it is for other values"]) if end else _agreed(fact)
 
 
 def _one_past(lab: Lab) -> str | None:
-    """In words, that what is known besides lies right before or after all that should be, along one axis.
+    """In words, that what is known besides is right before or after all that should be, along one axis.
 
     A window of a sliding attention that is one too wide does; what wraps around or goes on in the next row does not,
     once a dim is so long that its other end is no neighbour.
@@ -99,9 +99,9 @@ def _one_past(lab: Lab) -> str | None:
         case = lab.resized({name: size + _STRETCHED}, plain)
         if case is not None:
             # Of a dim that is not the window's own, two of what it slides along are neighbours at either end.
-            told = [_beside(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _AGREEING)]
-            if all(told):
-                return told[0]
+            fact = [_beside(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _AGREEING)]
+            if all(fact):
+                return fact[0]
     return None
 
 
@@ -110,7 +110,7 @@ def _beside(lab: Lab, case: Case) -> str | None:
 
     Empty where it changes with others, and ``None`` where that cannot be told.
     """
-    answer, spans = lab.ask(case), edits.ranged(lab.spec, lab.base)
+    answer, spans = lab.attempt(case), edits.ranged(lab.spec, lab.base)
     found, wrong = answer.probe, lab.wrong_of(answer)
     places = _places(lab, answer, spans)
     known = _known_to(lab, found.logical, wrong.name, places, spans) if found and wrong and places else None
@@ -120,25 +120,25 @@ def _beside(lab: Lab, case: Case) -> str | None:
     before = _value(wrong.got, element)
     near = [place for place in places if known[place][element]]
     shapes = {name: tuple(found.logical[name].shape) for name, _ in places}
-    asked: str | None = None
+    tried: str | None = None
 
     def run(edit: Edit) -> Answer:
-        return lab.ask(case, edit=edit)
+        return lab.attempt(case, edit=edit)
 
     for axis, step in itertools.product(range(max(map(len, shapes.values()))), (1, -1)):
         beside = _next_to(near, shapes, axis, step)
         if not beside:
             continue
-        asked = ""
+        tried = ""
         # With two keys in place of one the query counts as well, which a softmax over one does not know.
         rest = tuple(place for place in _akin(near, places) if not known[place][element] and place not in beside)
         if rest and any(value != before for value in _values(run, rest, wrong.name, element, spans)):
             continue
         extra = next(_reaching(run, beside, wrong.name, element, spans, before), None)
         if extra is not None:
-            said = _said(found.logical, wrong.name, wrong.got.shape, element, None, extra)
-            return f"{said}: one past those that it must know along axis {axis}"
-    return asked
+            text = _sentence(found.logical, wrong.name, wrong.got.shape, element, None, extra)
+            return f"{text}: one past those that it must know along axis {axis}"
+    return tried
 
 
 def _next_to(near: list[Place], shapes: Mapping[str, tuple[int, ...]], axis: int, step: int) -> tuple[Place, ...]:
@@ -169,17 +169,17 @@ def _flat(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
     return flat
 
 
-def _agreed(told: list[str]) -> Found | None:
-    return Found("wrong-index-map", [f"{told[0]}; so it is for other values"]) if len(told) >= _AGREEING else None
+def _agreed(fact: list[str]) -> Found | None:
+    return Found("wrong-index-map", [f"{fact[0]}; so it is for other values"]) if len(fact) >= _AGREEING else None
 
 
-def _told(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
-    """What single elements tell in words, for as many seeds as must agree; and whether they could be asked at all."""
+def _facts(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
+    """Sentences on single elements, for as many seeds as must agree; and whether any could be tried."""
     if lab.check == gradients.NAME:
         return [], False
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
-    told: list[str] = []
-    asked = False
+    fact: list[str] = []
+    tried = False
     budget = lab.runs + _MOST_RUNS
     cases = [plain, lab.grown(plain, (2, 2, 2, 2)), _stretched(lab, plain)]
     # Both neighbours of one of two are the same one.
@@ -190,15 +190,17 @@ def _told(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
             if silent == _AGREEING or lab.runs > budget:
                 break
             seeded = case.with_(seed=seed)
-            answer = lab.ask(seeded)
+            answer = lab.attempt(seeded)
             if answer.wrong:
-                said = _elsewhere(lab, answer, lambda edit, seeded=seeded: lab.ask(seeded, edit=edit), instead=instead)
-                told += [said] if said else []
-                silent += not said
-                asked |= said is not None
-            if len(told) == _AGREEING:
-                return told, asked
-    return told, asked
+                text = _elsewhere(
+                    lab, answer, lambda edit, seeded=seeded: lab.attempt(seeded, edit=edit), instead=instead
+                )
+                fact += [text] if text else []
+                silent += not text
+                tried |= text is not None
+            if len(fact) == _AGREEING:
+                return fact, tried
+    return fact, tried
 
 
 def _stretched(lab: Lab, case: Case) -> Case:
@@ -217,8 +219,8 @@ def _elsewhere(lab: Lab, answer: Answer, run: Any, *, instead: bool) -> str | No
     """
     spans = edits.ranged(lab.spec, lab.base)
     # Those whose values are narrowed too, but not at the price of those that are free.
-    said = _among(lab, answer, run, spans, instead=instead)
-    return _among(lab, answer, run, {}, instead=instead) if said is None and spans else said
+    text = _among(lab, answer, run, spans, instead=instead)
+    return _among(lab, answer, run, {}, instead=instead) if text is None and spans else text
 
 
 def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, ...]], *, instead: bool) -> str | None:
@@ -233,13 +235,13 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
         known = _known_to_any(lab, answer, known, wrong.name, spans)
     if known is None:
         return None
-    asked: str | None = None
+    tried: str | None = None
     for element in _worst(wrong.got, wrong.right, wrong.mask):
         near = [place for place in places if known[place][element]]
         far = tuple(place for place in places if not known[place].any() or not known[place][element])
         if not near or not far or len(near) > _MOST_SOURCES:
             continue
-        asked = ""
+        tried = ""
         before = _value(wrong.got, element)
         akin = _akin(near, far)
         ordered = (*akin, *(place for place in far if place not in akin))
@@ -248,25 +250,25 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
         if not instead:
             extra = next(_reaching(run, ordered, wrong.name, element, spans, before), None)
             if extra is not None:
-                return _said(found.logical, wrong.name, wrong.got.shape, element, None, extra)
+                return _sentence(found.logical, wrong.name, wrong.got.shape, element, None, extra)
             continue
         for place in near:
             after = list(_values(run, (place,), wrong.name, element, spans))
             if len(after) == len(_CHANGES) and all(value == before for value in after):
                 extra = next(_reaching(run, ordered, wrong.name, element, spans, before), None)
                 if extra is not None:
-                    return _said(found.logical, wrong.name, wrong.got.shape, element, place, extra)
-    return asked
+                    return _sentence(found.logical, wrong.name, wrong.got.shape, element, place, extra)
+    return tried
 
 
 def _akin(near: Sequence[Place], places: Sequence[Place]) -> tuple[Place, ...]:
-    """The places in tensors of which some element is known: what else a wrong one of these brings in is innocent."""
+    """The places in tensors with a known element: what else a wrong one of these brings in is innocent."""
     names = {name for name, _ in near}
     return tuple(place for place in places if place[0] in names)
 
 
 def _places(lab: Lab, answer: Answer, spans: Mapping[str, tuple[float, ...]]) -> list[Place]:
-    """The elements of the inputs that may take other values; none where there are too many to ask."""
+    """The elements of the inputs that may take other values; none where there are too many to try."""
     found = answer.probe
     if found is None:
         return []
@@ -294,7 +296,7 @@ def _known_to_any(
     assert answer.probe is not None
     case = answer.probe.result.case
     for seed in lab.seeds(case, _STRUCTURAL):
-        other = lab.ask(case.with_(seed=seed)).probe
+        other = lab.attempt(case.with_(seed=seed)).probe
         masks = _known_to(lab, other.logical, output, list(known), spans) if other is not None else None
         if masks is None or any(masks[place].shape != mask.shape for place, mask in known.items()):
             return None
@@ -349,7 +351,7 @@ def _moved(before: float, after: float) -> bool:
     return abs(after - before) > _CHANGED * max(abs(before), abs(after))
 
 
-def _said(
+def _sentence(
     logical: Mapping[str, Any],
     output: str,
     shape: tuple[int, ...],
@@ -361,7 +363,7 @@ def _said(
         return f"{name}[{', '.join(map(str, index_of(flat, sizes)))}]"
 
     one = at(*taken, tuple(logical[taken[0]].shape))
-    told = f"{at(output, element, shape)} changes with {one}, which it must not"
+    fact = f"{at(output, element, shape)} changes with {one}, which it must not"
     if instead_of is None:
-        return told
-    return f"{told}, and not with {at(*instead_of, tuple(logical[instead_of[0]].shape))}, which it must"
+        return fact
+    return f"{fact}, and not with {at(*instead_of, tuple(logical[instead_of[0]].shape))}, which it must"

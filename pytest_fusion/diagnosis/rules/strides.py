@@ -1,4 +1,4 @@
-"""Causes in how tensors lie: strides, storage offsets, alignment, offsets past 2^31."""
+"""Causes in the layout of tensors: strides, storage offsets, alignment, offsets past 2^31."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def layout(lab: Lab) -> Found | None:
         return None
     plain = case.contiguous()
     seeds = lab.seeds(case, _SEEDS)
-    copies = [lab.ask(case.with_(seed=seed), laid=plain.with_(seed=seed)) for seed in seeds]
+    copies = [lab.attempt(case.with_(seed=seed), laid=plain.with_(seed=seed)) for seed in seeds]
     if any(answer.wrong for answer in copies):
         lab.ruled_out.append("layout: wrong on contiguous copies too")
         _rebase(lab, plain)
         return None
     if not all(answer.right for answer in copies):
         return None
-    wrong_as_laid = sum(lab.ask(case.with_(seed=seed)).wrong for seed in seeds)
+    wrong_as_laid = sum(lab.attempt(case.with_(seed=seed)).wrong for seed in seeds)
     for seed in lab.seeds(case, _LUCKY_SEEDS)[_SEEDS:]:
         if wrong_as_laid >= _SEEDS // 2:
             break
-        if lab.ask(case.with_(seed=seed)).wrong:
-            if not lab.ask(case.with_(seed=seed), laid=plain.with_(seed=seed)).right:
+        if lab.attempt(case.with_(seed=seed)).wrong:
+            if not lab.attempt(case.with_(seed=seed), laid=plain.with_(seed=seed)).right:
                 return None
             seeds.append(seed)
             wrong_as_laid += 1
@@ -57,7 +57,7 @@ def layout(lab: Lab) -> Found | None:
         lab.base = wrong
         return None
     evidence = [f"right on contiguous copies of the same values, for {len(seeds)} seeds"]
-    guilty = [name for name in bent if lab.ask(case, laid=case.contiguous([name])).right]
+    guilty = [name for name in bent if lab.attempt(case, laid=case.contiguous([name])).right]
     if len(bent) > 1 and len(guilty) == 1:
         evidence.append(f"making {guilty[0]} alone contiguous is enough")
     offsets, bent_strides = _offset(lab, case, bent), _strided(lab, case, bent)
@@ -65,7 +65,7 @@ def layout(lab: Lab) -> Found | None:
         return Found("int32-overflow", ["an offset passes 2^31 elements, and a compact copy is right", *evidence])
     if offsets and bent_strides:
         # Whichever of the two can be taken away without curing the failure is not its cause.
-        without = lab.ask(case, laid=_without_offsets(lab, case, bent))
+        without = lab.attempt(case, laid=_without_offsets(lab, case, bent))
         bent_strides = bent_strides if without.wrong else []
     if bent_strides:
         return _of_strides(lab, case, bent_strides, evidence)
@@ -74,7 +74,7 @@ def layout(lab: Lab) -> Found | None:
 
 def _rebase(lab: Lab, plain: Case) -> None:
     """From now on without layouts, where the failure needs no values that repeat along an axis."""
-    if any(lab.ask(plain.with_(seed=seed)).wrong for seed in lab.seeds(plain)):
+    if any(lab.attempt(plain.with_(seed=seed)).wrong for seed in lab.seeds(plain)):
         lab.base = plain
 
 
@@ -132,7 +132,7 @@ def _of_offset(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> F
     for name in names:
         items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
         aligned = aligned.with_tensor(name, layout=Layout("contiguous", items))
-    answers = [lab.ask(case.with_(seed=s), laid=aligned.with_(seed=s)) for s in lab.seeds(case)]
+    answers = [lab.attempt(case.with_(seed=s), laid=aligned.with_(seed=s)) for s in lab.seeds(case)]
     shown = ", ".join(names)
     if answers and all(answer.right for answer in answers):
         evidence.append(f"right with {shown} at a storage offset of {_ALIGNED_BYTES} bytes: only its alignment matters")
@@ -148,8 +148,8 @@ def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> 
     if pitched == names and _right_when_pitched(lab, case, names):
         evidence.append(f"right with rows of {', '.join(names)} that begin at multiples of {_ALIGNED_BYTES} bytes")
         return Found("needs-alignment", evidence)
-    if (told := _right_at_whole_vectors(lab, case, names)) is not None:
-        return Found("tail-mask", [*evidence, told])
+    if (fact := _right_at_whole_vectors(lab, case, names)) is not None:
+        return Found("tail-mask", [*evidence, fact])
     if (read := _reads(lab, case, from_start=False)) is not None:
         evidence.append(f"equals the reference on the storage of {read} read as contiguous")
     return Found("ignores-strides", evidence)
@@ -158,7 +158,7 @@ def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> 
 def _right_when_pitched(lab: Lab, case: Case, names: Iterable[str]) -> bool:
     pitched = _pitched(lab, case, names)
     return pitched is not None and all(
-        lab.ask(case.with_(seed=s), laid=pitched.with_(seed=s)).right for s in lab.seeds(case)
+        lab.attempt(case.with_(seed=s), laid=pitched.with_(seed=s)).right for s in lab.seeds(case)
     )
 
 
@@ -211,7 +211,7 @@ def _reads(lab: Lab, case: Case, *, from_start: bool) -> str | None:
         if tensor.layout.plain or name in case.absent:
             continue
         for seed in lab.seeds(case)[:1]:
-            answer = lab.ask(case.with_(seed=seed))
+            answer = lab.attempt(case.with_(seed=seed))
             if _equals_when_read(lab, answer, name, from_start=from_start):
                 return name
     return None

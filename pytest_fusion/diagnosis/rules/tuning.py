@@ -11,7 +11,7 @@ _MOST_CONFIGS = 12
 
 
 def config(lab: Lab) -> Found | None:
-    """Wrong with the config that the kernel chose, right with another one, for every seed asked."""
+    """Wrong with the config that the kernel chose, right with another one, for every seed tried."""
     tuned: dict[int, Tuned] = {}
     with noted(tuned):
         wrong = lab.once(lab.base).wrong
@@ -25,9 +25,9 @@ def config(lab: Lab) -> Found | None:
         if right and bad:
             return Found("bad-config", [f"right with {seen.called(right[0])}, wrong with {seen.called(bad[0])}"])
         if right and len(tuned) == 1 and lab.once(lab.base).wrong:
-            told = f"right with {seen.called(right[0])} and every other config that its pruning leaves for these sizes"
-            kept = "wrong with the one that an earlier call chose: the key lacks what that choice depends on"
-            return Found("bad-config", [told, kept])
+            fact = f"right with {seen.called(right[0])} and every other config that its pruning leaves for these sizes"
+            held = "wrong with the one that an earlier call chose: the key lacks what that choice depends on"
+            return Found("bad-config", [fact, held])
     if tuned:
         lab.ruled_out.append("config: no config of the autotuned kernels makes the difference")
     return None

@@ -22,7 +22,7 @@ def lanes(lab: Lab) -> Found | None:
     guilty: dict[Site, None] = {}
     for seed in lab.seeds():
         case = lab.base.with_(seed=seed)
-        if not lab.ask(case).wrong:
+        if not lab.attempt(case).wrong:
             continue
         with masked_fill("zero") as met:
             answer = lab.once(case)

@@ -37,7 +37,7 @@ def unread(lab: Lab) -> Found | None:
     if not lab.mostly_wrong(case):
         case = lab.base
     seeds = lab.seeds(case, _OTHERS + 1)
-    answers = [lab.ask(case.with_(seed=seed)) for seed in seeds]
+    answers = [lab.attempt(case.with_(seed=seed)) for seed in seeds]
     first, before = answers[0], _results(lab, answers[0])
     others = [(answer, found) for answer in answers[1:] if (found := _results(lab, answer)) is not None]
     if before is None or not any(repeat.first_difference(before[0], got) for _, (got, _) in others):
@@ -50,17 +50,17 @@ def unread(lab: Lab) -> Found | None:
         changes = (_instead(name, f"that of seed {i}", v) for i, v in enumerate(values))
         further = (_of_size_one(lab, case, name), _backwards(lab, case, name), _otherwise_drawn(lab, case, name))
         if _has_no_say(lab, case, before, itertools.chain(changes, *further)):
-            return Found("ignores-input", [_said(lab, name)])
+            return Found("ignores-input", [_sentence(lab, name)])
     for name, value in case.drawn.items():
         values = [other for other in lab.plan.pools.get(name, ()) if other != value][:_OTHERS]
         if name not in needed and _has_no_say(lab, case, before, (_instead(name, repr(v), v) for v in values), most=1):
-            return Found("ignores-input", [_said(lab, name)])
+            return Found("ignores-input", [_sentence(lab, name)])
     if first.wrong:
         lab.ruled_out.append("an input that is not read: each changes the kernel's result, or not the right one")
     return None
 
 
-def _said(lab: Lab, name: str) -> str:
+def _sentence(lab: Lab, name: str) -> str:
     output = lab.verdict.output
     what = f"gradient of {output[1:]}" if lab.check == gradients.NAME else "result"
     return f"whatever {name} holds, the kernel's {what} keeps its bits, where the right one changes"
@@ -96,7 +96,7 @@ def _otherwise_drawn(lab: Lab, case: Case, name: str) -> Iterator[Edit]:
     inner = unwrap(lab.spec.inputs[name])
     choices = inner.values.choices if isinstance(inner, TensorSpec) and isinstance(inner.values, ValueProfile) else ()
     for index in (i for i, profile in enumerate(choices) if profile.kind != "one_of"):
-        drawn = lab.ask(case.with_tensor(name, regime=str(index))).probe
+        drawn = lab.attempt(case.with_tensor(name, regime=str(index))).probe
         if drawn is not None:
             yield _instead(name, f"that of profile {index}", drawn.logical[name])
 
@@ -123,7 +123,7 @@ def _has_no_say(
     """Whether none of the changes reaches a bit of the kernel's result, and enough of them the right one."""
     telling = 0
     for edit in changes:
-        after = _results(lab, lab.ask(case, edit=edit))
+        after = _results(lab, lab.attempt(case, edit=edit))
         if after is None or repeat.first_difference(before[0], after[0]) is not None:
             return False
         telling += any(_changed(t, after[1].get(name), _least(before[0].get(name))) for name, t in before[1].items())

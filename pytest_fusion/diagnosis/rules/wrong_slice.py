@@ -1,4 +1,4 @@
-"""The cause in which slice is taken: right once all slices are equal, where that tells places from shares and sums."""
+"""The cause in which slice is taken: right once all slices are equal, which separates places from shares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_SLICES, _MOST_ALONE = 40, 6
 def indifferent(lab: Lab) -> Found | None:
     """Far off, and right once all slices along an axis are equal: it is the choice of slices that is wrong."""
     for case in failing(lab):
-        answer = lab.ask(case)
+        answer = lab.attempt(case)
         wrong = lab.wrong_of(answer)
         if wrong is None or answer.probe is None or not wrong.far_off:
             continue
@@ -38,7 +38,7 @@ def indifferent(lab: Lab) -> Found | None:
             edit = edits.repeated(places)
             if (
                 lab.always_right(case, edit=edit)
-                and _tells(lab.ask(case, edit=edit))
+                and _distinguishes(lab.attempt(case, edit=edit))
                 and _any_is_as_good(lab, case, answer.probe.logical, places)
             ):
                 others = _takes_others(lab, case, wrong, what, places)
@@ -64,15 +64,15 @@ def _any_is_as_good(lab: Lab, case: Case, logical: Mapping[str, Any], places: li
     of_numbers = all(logical[name].is_floating_point() for name, _ in places)
     least = min(logical[name].shape[axis] for name, axis in places)
     most = min(least, _MOST_NUMBERS if of_numbers else _MOST_REPEATED)
-    return all(lab.ask(case, edit=edits.repeated(places, index)).right for index in range(1, most))
+    return all(lab.attempt(case, edit=edits.repeated(places, index)).right for index in range(1, most))
 
 
 def _right_with(lab: Lab, case: Case, output: str, edit: Edit) -> torch.Tensor | None:
     if lab.check == gradients.NAME and output.startswith("d"):
-        found = lab.ask(case, edit=edit).probe
+        found = lab.attempt(case, edit=edit).probe
         pair = probing.gradient(found, output[1:]) if found is not None else None
         return pair[1] if pair is not None else None
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     outputs = probing.right_of(lab.context, edit.apply(dict(found.logical))) if found is not None else None
     return outputs.get(output) if outputs is not None else None
 
@@ -88,20 +88,20 @@ def _takes_others(lab: Lab, case: Case, wrong: Wrong, what: str, places: list[tu
     # Of two shares each is what the other leaves.
     if case.sizes.get(what) == 2:
         case = next((more for n in (5, 4, 3) if (more := lab.resized({what: n}, case))), case)
-    found = lab.ask(case).probe
-    told = [
+    found = lab.attempt(case).probe
+    fact = [
         _parts_of_others(lab, case, wrong.name, place, [other for other in places if other != place])
         for place in places
         if found is not None and found.logical[place[0]].is_floating_point()
         if 2 <= found.logical[place[0]].shape[place[1]] <= _MOST_SLICES
     ]
-    return False if False in told else True if True in told else None
+    return False if False in fact else True if True in fact else None
 
 
 def _parts_of_others(
     lab: Lab, case: Case, output: str, place: tuple[str, int], others: list[tuple[str, int]]
 ) -> bool | None:
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     assert found is not None
     size = found.logical[place[0]].shape[place[1]]
     # What is wrong with the others equal is so of this tensor's places, whatever shares those give it.
@@ -116,7 +116,7 @@ def _parts_of_others(
     if not bool(added.any()) or not torch.allclose(right.sum(0), added, 1e-4, 1e-5 * float(added.abs().max())):
         return None
     chosen = sorted({i * (size - 1) // (_MOST_ALONE - 1) for i in range(_MOST_ALONE)})
-    answers = [lab.ask(case, edit=alone[i]).probe for i in chosen]
+    answers = [lab.attempt(case, edit=alone[i]).probe for i in chosen]
     gots = [answer.got[output].double().flatten() for answer in answers if answer and output in answer.got]
     if len(gots) < len(chosen):
         return None
@@ -145,7 +145,7 @@ def _axes(lab: Lab, case: Case, logical: Mapping[str, Any]) -> Iterator[tuple[st
             yield from ((f"{name}, axis {axis}", [(name, axis)]) for axis, n in enumerate(value.shape) if n > 1)
 
 
-def _tells(answer: Answer) -> bool:
+def _distinguishes(answer: Answer) -> bool:
     """Whether the right result still has different elements."""
     if answer.probe is None:
         return False

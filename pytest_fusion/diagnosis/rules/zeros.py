@@ -22,23 +22,23 @@ def zeros(lab: Lab) -> Found | None:
     """Wrong wherever an input holds 0, for several seeds, and right with small numbers in place of zeros."""
     for case in {each.key(): each for each in (lab.base, lab.grown())}.values():
         # What fails without a 0, once, is no matter of zeros: of larger cases some may hold one beside what is wrong.
-        if not _holding(lab, case) and lab.ask(case).wrong:
+        if not _holding(lab, case) and lab.attempt(case).wrong:
             return None
         cases = lab.telling(case)
         holding = [_holding(lab, each) for each in cases]
         names = [name for name in (holding[0] if holding else ()) if all(name in each for each in holding)]
         if len(cases) < _TELLING or not names:
             continue
-        if not all(lab.ask(each, edit=edits.larger(names)).wrong for each in cases):
+        if not all(lab.attempt(each, edit=edits.larger(names)).wrong for each in cases):
             continue
         made = _made(lab, cases[0])
         for chosen in (*([name] for name in names), names):
-            said = " and ".join(chosen)
+            text = " and ".join(chosen)
             if _cured(lab, cases, edits.on(chosen, "0 for -0", lambda t: t + 0.0)):
-                return Found("zero-value", [f"right once each -0 of {said} is 0", *made])
+                return Found("zero-value", [f"right once each -0 of {text} is 0", *made])
             if _cured(lab, cases, small_for_zeros(chosen)):
-                told = f"right with small numbers in place of the zeros of {said}, wrong with all others larger"
-                return Found("zero-value", [told, *made])
+                fact = f"right with small numbers in place of the zeros of {text}, wrong with all others larger"
+                return Found("zero-value", [fact, *made])
         lab.ruled_out.append(f"zeros of {', '.join(names)}: wrong with small numbers in their places too")
         return None
     return None
@@ -56,7 +56,7 @@ def small_for_zeros(names: Sequence[str]) -> Edit:
 
 def _holding(lab: Lab, case: Case) -> list[str]:
     """The floating inputs, derived ones too, that hold a 0."""
-    found = lab.ask(case).probe
+    found = lab.attempt(case).probe
     return [
         name
         for name, t in (found.logical.items() if found is not None else ())
@@ -66,12 +66,12 @@ def _holding(lab: Lab, case: Case) -> list[str]:
 
 
 def _cured(lab: Lab, cases: Sequence[Case], edit: Edit) -> bool:
-    return all(lab.ask(case, edit=edit).right for case in cases)
+    return all(lab.attempt(case, edit=edit).right for case in cases)
 
 
 def _made(lab: Lab, case: Case) -> list[str]:
     """What the kernel makes of zeros, where that is no number."""
-    wrong = lab.wrong_of(lab.ask(case))
+    wrong = lab.wrong_of(lab.attempt(case))
     if wrong is None or not wrong.got.is_floating_point():
         return []
     lost = int((~torch.isfinite(wrong.got) & torch.isfinite(wrong.right) & wrong.mask).sum())

@@ -69,9 +69,9 @@ def drawing(found: Mapping[str, Any]) -> list[str]:
 
 
 def _legend(used: set[int], top: float) -> str:
-    said = ["blank allowed"] if 0 in used else []
+    text = ["blank allowed"] if 0 in used else []
     if used & set(range(1, TOP)):
-        said.append(f"'{CHARACTERS[1]}' to '{CHARACTERS[TOP - 1]}' 1 to {top:,.3g} times the allowed (log)")
+        text.append(f"'{CHARACTERS[1]}' to '{CHARACTERS[TOP - 1]}' 1 to {top:,.3g} times the allowed (log)")
     if TOP in used:
-        said.append(f"'{CHARACTERS[TOP]}' none allowed (NaN, inf, exact)")
-    return ", ".join(said)
+        text.append(f"'{CHARACTERS[TOP]}' none allowed (NaN, inf, exact)")
+    return ", ".join(text)

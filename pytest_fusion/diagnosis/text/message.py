@@ -28,9 +28,9 @@ def _tensor_line(name: str, entry: dict[str, Any], absent: bool, held: str | Non
 
 
 def _why(diagnosis: Diagnosis) -> list[str]:
-    """The cause with what speaks for it; what was ruled out is told only where nothing else is."""
+    """The cause with what speaks for it; what was ruled out is shown only without a cause."""
     unexplained = diagnosis.cause == "unexplained"
-    meaning = "no experiment could tell" if unexplained and not diagnosis.ruled_out else meaning_of(diagnosis.cause)
+    meaning = "no experiment found a cause" if unexplained and not diagnosis.ruled_out else meaning_of(diagnosis.cause)
     lines = [f"  likely cause: {diagnosis.cause} ({meaning})"]
     lines += [f"    {sentence}" for sentence in diagnosis.evidence]
     if unexplained:
@@ -67,7 +67,7 @@ def compose(
         lines += [f"    {key}: {words}" for key, words in case.get("derived", {}).items()]
         lines += [f"    {key} = {written(value)}" for key, value in case["drawn"].items()]
         if "multiprocessors" in case:
-            lines.append(f"    told of {case['multiprocessors']} multiprocessors, where the launcher asks")
+            lines.append(f"    on {case['multiprocessors']} multiprocessors, where the launcher queries them")
     if diagnosis is not None:
         lines += _why(diagnosis)
     if found_after:

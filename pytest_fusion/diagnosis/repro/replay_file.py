@@ -146,7 +146,7 @@ def owner(path: Path) -> str:
 
 
 def lane_of(path: Path) -> str | None:
-    """``"cuda"`` or ``"cpu-interpreter"``, the lane on which the case failed, if the file names it. As ``owner`` raises."""
+    """``"cuda"`` or ``"cpu-interpreter"``, the lane of the failure, if the file names it. Raises as ``owner``."""
     made = _load(path).get("made")
     return str(made["lane"]) if isinstance(made, dict) and made.get("lane") else None
 

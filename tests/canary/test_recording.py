@@ -183,7 +183,7 @@ X = torch.randn(3, 8)
         (
             (X, torch.ones(8), {}),
             spec_of(inputs={"x": tensor("a b")}),
-            "weight is a tensor [8], and the spec has no such",
+            "weight is a tensor [8], and the spec has no input of that name",
         ),
         ((X.t(), {}), spec_of(inputs={"x": tensor("a b", layouts="contiguous")}), "the spec draws contiguous only"),
         ((X.as_strided((3, 4), (1, 1)), {}), spec_of(inputs={"x": tensor("a b")}), "elements overlap"),

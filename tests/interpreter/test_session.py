@@ -307,6 +307,7 @@ def test_triton_imported_before_and_not_interpreted_is_an_error() -> None:
     assert "TRITON_INTERPRET=1" in text
 
 
+@pytest.mark.slow
 def test_importing_the_module_switches_the_lane_on() -> None:
     """Imported before Triton, it needs no environment variable, and brings in neither Triton nor torch by itself."""
     script = """

@@ -224,6 +224,7 @@ def test_a_target_that_is_none_is_refused_before_the_run(bench: Any) -> None:
     result.stderr.fnmatch_lines(["*--fusion-targets 'sm_91' is no target; did you mean*"])
 
 
+@pytest.mark.slow
 def test_entries_that_cannot_be_called_are_told(project: Project, bench: Any) -> None:
     """A launcher that raises at the sizes of every entry leaves no row, with targets too; the note says why."""
     call = "double(x) if x.numel() < 200_000 else x.view(7)"

@@ -157,6 +157,7 @@ def test_a_found_failure_is_tried_first_next_time(project: Project) -> None:
     assert (project.tests["test_it"]["verdict"], project.tests["test_it"]["notes"]) == ("fail", [])
 
 
+@pytest.mark.slow
 def test_without_a_database_nothing_is_kept(project: Project) -> None:
     """`@settings(database=None)` holds for failing cases too."""
     project.write("""

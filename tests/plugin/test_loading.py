@@ -48,6 +48,7 @@ def test_other_plugins_may_be_absent(missing: str, project: Project) -> None:
     assert project.verdicts == {"test_it": "pass"}
 
 
+@pytest.mark.slow
 def test_the_debugger_sees_the_kernel(project: Project) -> None:
     """With --pdb a failure stops in this process, where the user can look."""
     project.write("""
@@ -93,6 +94,7 @@ def test_it(x):
 """
 
 
+@pytest.mark.slow
 def test_a_triton_that_nobody_knows_says_so(project: Project) -> None:
     """An interpreter with other insides is refused in words, not computed with, and not held against the kernel."""
     project.pytester.makeconftest("""

@@ -68,6 +68,7 @@ def test_a_pinned_case_that_passes_is_told_and_costs_no_budget(project: Project)
     assert "1 pinned replay(s) were run first and pass" in test["notes"]
 
 
+@pytest.mark.slow
 def test_a_pinned_failure_leaves_other_known_failures_alone(project: Project) -> None:
     """A case remembered from an earlier run is tried again once the pinned one passes."""
     # Where CI is detected, Hypothesis loads a profile that keeps no database.

@@ -244,6 +244,7 @@ def _as_made_on_a_gpu(replay: Path) -> None:
     replay.write_text(json.dumps(data))
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_gpu_says_so_here(failed: Project) -> None:
     """The note on the other device and versions stands with the failure, and with the pass once it is mended."""
     replay = _replays(failed.pytester.path)["test_function"]

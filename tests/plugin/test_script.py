@@ -13,6 +13,7 @@ import pytest
 
 from pytest_fusion.case.make import InputFailed
 from tests.plugin.conftest import Project
+from tests.sweeps import sweep
 
 KERNELS = """
 import os
@@ -216,7 +217,7 @@ def test_tuned(x):
 """
 
 
-@pytest.mark.parametrize("hidden", ["", "pytest_fusion"])
+@sweep("hidden", ["", "pytest_fusion"])
 def test_an_autotuned_kernel_runs_without_a_gpu(
     hidden: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ settings.load_profile("short")
 """
 TESTS = """
 import torch
+from tests.sweeps import sweep
 from pytest_fusion import fused_equivalent, tensor
 
 @fused_equivalent(torch.relu, inputs={"input": tensor("rows hidden")})
@@ -56,7 +57,7 @@ def _verdicts(path: Path) -> dict[str, str]:
     return {test["nodeid"]: test["verdict"] for test in json.loads((path / "out/fusion.json").read_text())["tests"]}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "two workers"])
+@sweep("options", [(), ("-n", "2")], ids=["one process", "two workers"])
 def test_all_reports_of_a_run_agree(
     options: tuple[str, ...], pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def test_checks_nobody_ran_are_said_once(passing: Make) -> None:
     lines = summary([passing(nodeid=f"t.py::test_{index}", checks=checks) for index in range(50)])
 
     assert [text for text, _ in lines] == [
-        "not judged in 50 tests (reasons at -v): compile, device",
+        "not judged in 50 tests (reasons at -v): device, compile",
         "50 tests: 50 passed; 6,550 cases in 6 min 03 s",
     ]
 

@@ -90,6 +90,7 @@ def test_a_kernel_with_too_many_live_values_spills() -> None:
         assert report.figures[f"{report.target}/row_kernel/local_bytes"] == kernel.local_bytes
 
 
+@pytest.mark.slow
 def test_the_same_kernel_with_more_warps_does_not_spill() -> None:
     """With 16 warps the row fits: no local memory, wide loads, some occupancy."""
     for report in _reports("fitting").values():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import run_command, run_pytest
+from tests.sweeps import sweep
 
 CONFTEST = """
 from hypothesis import settings

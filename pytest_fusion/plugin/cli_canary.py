@@ -67,7 +67,7 @@ def _compare(given: argparse.Namespace) -> int:
 def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
     device = device_choice.choose(given.device)
     device_choice.prepare(device)  # before the modules of kernels are imported
-    from pytest_fusion.canary.offline.comparison_test import Compare
+    from pytest_fusion.canary.offline.comparison_mode import Compare
     from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
     from pytest_fusion.case.choosing import search as searching
     from pytest_fusion.engine.job import Job

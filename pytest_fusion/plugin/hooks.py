@@ -278,7 +278,7 @@ def _mode(config: pytest.Config) -> Mode:
 
         return Serve()
     if (incumbent := config.stash.get(keys.rival, None)) is not None:
-        from pytest_fusion.canary.offline.comparison_test import Compare
+        from pytest_fusion.canary.offline.comparison_mode import Compare
 
         return Compare(incumbent)
     if (replay := config.stash.get(keys.replay, None)) is not None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytest_fusion import canary
-from pytest_fusion.canary.offline import comparison_test
+from pytest_fusion.canary.offline import comparison_mode
 from pytest_fusion.canary.offline.kernel import contract, held_to
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
 from pytest_fusion.case.case_model import Case, TensorCase
@@ -171,7 +171,7 @@ def test_pinned_and_recorded_cases(duel: Duels, monkeypatch: pytest.MonkeyPatch,
     case = Case({"rows": 3, "hidden": 1}, "float32", {"x": TensorCase("float32")}, seed=5)
     generated = {"dims": {"rows": dim(1, 20), "hidden": dim(1, 40)}}
     traffic = Cases("double", [RecordedCase(case, 7.0, "x", ())], 9, {"x is no tensor": 2.0}, {})
-    monkeypatch.setattr(comparison_test, "recorded", lambda path, spec: traffic)
+    monkeypatch.setattr(comparison_mode, "recorded", lambda path, spec: traffic)
     record = duel(kernels.wrong_alone, kernels.wrong_alone, recording=tmp_path, pinned=[Pinned("a", case)], **generated)
     sources = [pair["source"] for pair in record.canary["pairs"] if pair["standing"] == "known-bad"]
     assert {"pinned", "recorded"} <= set(sources)
@@ -259,7 +259,7 @@ def test_a_process_that_ends_while_costs_are_measured_blames_nobody(
         duel.compiling(Case({"rows": 1, "hidden": 1}, "float32", {"x": TensorCase("float32")}))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(comparison_test._InChildren, "_spills", dies)
+    monkeypatch.setattr(comparison_mode._InChildren, "_spills", dies)
     record = duel(kernels.right, kernels.another, isolate="on", cases=3)
     assert (record.canary["verdict"], record.verdict) == ("error", "fail"), record.canary["reasons"]
     assert "leave out latency,spills" in record.canary["reasons"][0]

@@ -75,6 +75,13 @@ def normal(shape: tuple[int, ...], seed: int, device: torch.device | str) -> tor
     return (total - 4 * 65535).to(torch.float64).mul(1 / spread).reshape(shape)
 
 
+def to_dtype(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``v``, float64, in a floating dtype, whose range finite elements do not leave."""
+    limit = float(torch.finfo(dtype).max)
+    v = torch.where(torch.isfinite(v), v.clamp(-limit, limit), v)
+    return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
+
+
 def integers(shape: tuple[int, ...], low: int, high: int, seed: int, device: torch.device | str) -> torch.Tensor:
     """int64 from ``low`` to ``high``, both included; of a range that ends beyond 2^63 the same 64 bits, unsigned."""
     span, word = high - low + 1, bits(math.prod(shape), seed, device)

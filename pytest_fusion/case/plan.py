@@ -45,18 +45,12 @@ class Plan:
     limits: Limits
 
 
-def _ndim(spec: TensorSpec) -> int:
-    return BATCHED_NDIM if spec.shape.batch_names else len(spec.shape.terms)
-
-
-def _may_overlap(spec: FusionSpec, name: str) -> bool:
-    return name not in spec.mutates and name not in spec.clobbers
-
-
 def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tuple[str, int]]:
     """The (kind, variant) pairs of an input, plainest first; never overlapping where the kernel writes."""
-    pairs = layouts.choices(inner.layouts, _ndim(inner))
-    repeatable = _may_overlap(spec, name) and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
+    ndim = BATCHED_NDIM if inner.shape.batch_names else len(inner.shape.terms)
+    pairs = layouts.choices(inner.layouts, ndim)
+    written = name in spec.mutates or name in spec.clobbers
+    repeatable = not written and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
     return [pair for pair in pairs if pair[0] != "expanded" or repeatable] or [("contiguous", 0)]
 
 
@@ -190,17 +184,15 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
     regime = choice.get("values", "unit")
     takers = [
         name
-        for name, declared in spec.inputs.items()
-        if name not in case.absent
-        and isinstance(inner := unwrap(declared), TensorSpec)
-        and regime in regimes_of(inner, covered=False)
+        for name, inner in spec.tensors.items()
+        if name not in case.absent and regime in regimes_of(inner, covered=False)
     ]
     pick = counter_random.mix(case.seed, "focus") % (len(takers) + (not regimes.is_special(regime))) if takers else 0
     for position, name in enumerate(takers):
         if pick in (position, len(takers)):
             case = case.with_tensor(name, regime=regime)
-    for name in case.tensors:
-        profile = _values_of(spec, name)
+    for name, inner in spec.tensors.items():
+        profile = inner.values
         if isinstance(profile, ValueProfile) and profile.kind == "one_of":
             index = choice.get(f"choice {name}")
             salt = counter_random.mix(case.seed, "values of", name)
@@ -221,18 +213,10 @@ def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> 
     return f"{index}/{names[counter_random.mix(seed, index) % len(names)]}"
 
 
-def _values_of(spec: FusionSpec, name: str) -> Any:
-    inner = unwrap(spec.inputs[name])
-    return inner.values if isinstance(inner, TensorSpec) else None
-
-
 def cost(spec: FusionSpec, case: Case) -> tuple[int, int]:
     """Elements of the largest tensor, and the product of all sizes. Raises ``ImpossibleCase``."""
-    elements = 0
-    for name in case.tensors:
-        inner = unwrap(spec.inputs[name])
-        assert isinstance(inner, TensorSpec)
-        elements = max(elements, math.prod(shape_of(inner, case.sizes)))
+    tensors = spec.tensors
+    elements = max((math.prod(shape_of(tensors[name], case.sizes)) for name in case.tensors), default=0)
     work = math.prod(max(sizes.count(size), 1) for size in case.sizes.values())
     return elements, work
 

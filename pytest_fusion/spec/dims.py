@@ -53,11 +53,8 @@ class Term:
 
         Raises ``ZeroDivisionError`` where an expression divides by a size of zero.
         """
-        if self.batch:
+        if self.batch or self.names == (self.text,):
             size = sizes[self.names[0]]
-            return size if isinstance(size, tuple) else (size,)
-        if self.names == (self.text,):
-            size = sizes[self.text]
             return size if isinstance(size, tuple) else (size,)
         return (_evaluate(ast.parse(self.text, mode="eval").body, sizes),)
 

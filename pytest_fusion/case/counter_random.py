@@ -44,8 +44,7 @@ def _shift(bits: torch.Tensor, by: int) -> torch.Tensor:
 
 def bits(count: int, seed: int, device: torch.device | str) -> torch.Tensor:
     """``count`` random int64 of stream ``seed``."""
-    start = (seed & MASK) - (1 << 64 if seed & (1 << 63) else 0)
-    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (GOLDEN - (1 << 64)) + start
+    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (GOLDEN - (1 << 64)) + wrapped(seed)
     z = (z ^ _shift(z, 30)) * MIX1
     z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)

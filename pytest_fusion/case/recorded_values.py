@@ -151,7 +151,10 @@ def make(
     Raises ``ReplayError`` where the file is gone, damaged, or cannot be read without safetensors.
     """
     if isinstance(own, Stored):
-        stored = _stored(own)
+        file = _file(own.path)
+        if own.key not in file:
+            raise ReplayError(f"the file of recorded tensors {own.path} has no {own.key!r}; it holds {', '.join(file)}")
+        stored = file[own.key]
         fits = stored.dim() == len(shape) and all(map(operator.le, shape, stored.shape))
         if not fits or (whole and stored.shape != shape):
             return None
@@ -215,13 +218,6 @@ def _placed(v: torch.Tensor, values: list[float] | list[int], seed: int) -> torc
     for position, value in enumerate(values):
         flat[(first + position * apart) % flat.numel()] = value
     return v
-
-
-def _stored(own: Stored) -> torch.Tensor:
-    file = _file(own.path)
-    if own.key not in file:
-        raise ReplayError(f"the file of recorded tensors {own.path} has no {own.key!r}; it holds {', '.join(file)}")
-    return file[own.key]
 
 
 def digest(data: bytes) -> str:

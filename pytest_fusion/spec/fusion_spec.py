@@ -321,8 +321,14 @@ class FusionSpec:
             if parameters is None:
                 continue
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                function = getattr(getattr(self, role), "__name__", role)
                 for name in sorted(known - set(parameters)):
-                    raise SpecError(_untaken(self, role, name, parameters))
+                    wrapped = f", or wrap it: reference=lambda {name}, ...: {function}(...)"
+                    raise SpecError(
+                        f"{self.name}: the {role} {function}({', '.join(parameters)}) does not take the input {name!r}"
+                        f"{did_you_mean(name, parameters)}. Add {name!r} to its parameters"
+                        f"{wrapped if role == 'reference' else ' or drop it from inputs='}"
+                    )
             for name, parameter in parameters.items():
                 required = parameter.default is parameter.empty and parameter.kind not in (
                     parameter.VAR_KEYWORD,
@@ -391,16 +397,6 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None  # a builtin without a signature: torch's own functions
-
-
-def _untaken(spec: FusionSpec, role: str, name: str, parameters: Iterable[str]) -> str:
-    function = getattr(getattr(spec, role), "__name__", role)
-    head = f"{spec.name}: the {role} {function}({', '.join(parameters)}) does not take the input {name!r}"
-    hint = did_you_mean(name, parameters)
-    if role == "reference":
-        wrapped = f"reference=lambda {name}, ...: {function}(...)"
-        return f"{head}{hint}. Add {name!r} to its parameters, or wrap it: {wrapped}"
-    return f"{head}{hint}. Add {name!r} to its parameters or drop it from inputs="
 
 
 _NO_KEYWORDS = ("fused", "reference", "fixtures")

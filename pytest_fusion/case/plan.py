@@ -63,14 +63,12 @@ def _may_repeat(values: Any) -> bool:
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:
     """The regimes a tensor follows when the case names one; empty when its values are narrowed."""
-    if not inner.may_float():
+    profile = ValueProfile("default") if inner.values is None else inner.values
+    kind = profile.kind if isinstance(profile, ValueProfile) else "function"
+    if not inner.may_float() or kind not in ("default", "finite"):
         return ()
-    profile = inner.values
-    if profile is not None and not (isinstance(profile, ValueProfile) and profile.kind in ("default", "finite")):
-        return ()
-    finite = isinstance(profile, ValueProfile) and profile.kind == "finite"
     names = regimes.COVERED if covered else tuple(regimes.REGIMES)
-    return tuple(name for name in names if not (finite and regimes.is_special(name)))
+    return tuple(name for name in names if not (kind == "finite" and regimes.is_special(name)))
 
 
 def _size_levels(spec: FusionSpec, name: str, size_classes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:

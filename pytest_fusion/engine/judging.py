@@ -196,10 +196,13 @@ class Judging:
     def _sufficient(self) -> None:
         """Fail the test, or leave it open, where its cases could not have shown a wrong kernel."""
         tally, refusals = self.tally, self.context.progress.refusals
+        only_empty = f"{tally.judged} case(s) were judged, of empty outputs alone"
         if not self._compared and tally.rejected:
-            tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, refusals), None)
+            # Any kernel gets empty outputs right: the same as no case at all.
+            verdict = unjudged.nothing_judged(tally.rejected, refusals, beside=f"; {only_empty}")
+            tally.failure = Failure(verdict, None)
         elif not self._compared:
-            tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
+            tally.empty = only_empty
         else:
             for verdict in registry.conclusions(self.context, tally.judged):
                 entry = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}

@@ -97,9 +97,10 @@ def smallest(spec: FusionSpec, request: Request, tally: Tally) -> Iterator[Case]
             case = build(plan, choice, counter_random.mix("sanitize", turn) >> 33)
         except ImpossibleCase:
             continue
-        if case.with_(seed=0).key() in known or count == _MOST_CASES:
+        key = case.with_(seed=0).key()
+        if key in known or count == _MOST_CASES:
             continue
-        known.add(case.with_(seed=0).key())
+        known.add(key)
         count += 1
         yield case
 
@@ -165,26 +166,23 @@ def _failed(spec: FusionSpec, record: TestRecord, report: Report, cases: list[Ca
     evidence["details"] = list(report.details)
     verdict = failed(check, f"compute-sanitizer {report}", identity=f"{check}:{report.tool}:{report.where}", **evidence)
     described = describe(spec, cases[report.case]) if 0 <= report.case < len(cases) else None
-    diagnosis = Diagnosis(_cause(report), [f"{report.tool} saw it happen, in {report.kernel or 'an unnamed kernel'}"])
+    cause = UNEXPLAINED
+    if report.tool == "memcheck":
+        misaligned = "misaligned" in f"{report.what} {' '.join(report.details)}".lower()
+        cause = "misaligned-access" if misaligned else "out-of-bounds"
+    diagnosis = Diagnosis(cause, [f"{report.tool} saw it happen, in {report.kernel or 'an unnamed kernel'}"])
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": record.checks.get(check, {}).get("cases", 0)}
     again = f"pytest {record.nodeid} --fusion-sanitize"
     return replace(
         record,
         verdict="fail",
         failed_check=check,
-        cause=diagnosis.cause,
+        cause=cause,
         diagnosis=diagnosis.as_json(),
         case=described,
         checks={**record.checks, check: {**entry, **evidence}},
         message=compose(spec.name, verdict, described, diagnosis=diagnosis, command=again),
     )
-
-
-def _cause(report: Report) -> str:
-    text = f"{report.what} {' '.join(report.details)}".lower()
-    if report.tool != "memcheck":
-        return UNEXPLAINED
-    return "misaligned-access" if "misaligned" in text else "out-of-bounds"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ def _shift(bits: torch.Tensor, by: int) -> torch.Tensor:
 
 def bits(count: int, seed: int, device: torch.device | str) -> torch.Tensor:
     """``count`` random int64 of stream ``seed``."""
-    start = (seed & MASK) - (1 << 64 if seed & (1 << 63) else 0)
-    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (GOLDEN - (1 << 64)) + start
+    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (GOLDEN - (1 << 64)) + wrapped(seed)
     z = (z ^ _shift(z, 30)) * MIX1
     z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)
@@ -73,6 +72,13 @@ def normal(shape: tuple[int, ...], seed: int, device: torch.device | str) -> tor
             total += _shift(word, 16 * field) & 0xFFFF if field else word & 0xFFFF
     spread = math.sqrt(8 * (65536.0**2 - 1) / 12)
     return (total - 4 * 65535).to(torch.float64).mul(1 / spread).reshape(shape)
+
+
+def to_dtype(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``v``, float64, in a floating dtype, whose range finite elements do not leave."""
+    limit = float(torch.finfo(dtype).max)
+    v = torch.where(torch.isfinite(v), v.clamp(-limit, limit), v)
+    return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
 
 
 def integers(shape: tuple[int, ...], low: int, high: int, seed: int, device: torch.device | str) -> torch.Tensor:

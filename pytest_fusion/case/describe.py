@@ -14,7 +14,6 @@ from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, sh
 from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.case.value_json import written
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import DerivedSpec, TensorSpec, unwrap
 
 # Of a longer tensor so many elements from its beginning and its end.
 _SHOWN, _FIRST, _LAST = 12, 6, 3
@@ -24,9 +23,7 @@ def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
     """The case as JSON, each tensor with its ``shape`` and ``strides`` in elements."""
     data = case.as_json()
     for name, entry in data["inputs"].items():
-        inner = unwrap(spec.inputs[name])
-        assert isinstance(inner, TensorSpec)
-        plan = geometry(shape_of(inner, case.sizes), case.tensors[name].layout)
+        plan = geometry(shape_of(spec.tensors[name], case.sizes), case.tensors[name].layout)
         entry.update(shape=list(plan.shape), strides=list(plan.strides), offset=plan.offset)
     data["text"] = one_line(data)
     return data
@@ -38,23 +35,21 @@ def unseen_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[st
     Lengths, slots and labels are derived. Tensors are included where their kind of values shows nothing: whole
     numbers, masks, and those of a profile or a function of their own.
     """
-    derived = [name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), DerivedSpec)]
     held = [
         name
         for name, tensor in case.tensors.items()
         if name not in case.absent
-        and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
-        and not (regimes_of(inner, covered=False) and tensor.dtype.startswith(("float", "bfloat")))
-        and 0 < math.prod(shape_of(inner, case.sizes)) <= _SHOWN
+        and not (regimes_of(spec.tensors[name], covered=False) and tensor.dtype.startswith(("float", "bfloat")))
+        and 0 < math.prod(shape_of(spec.tensors[name], case.sizes)) <= _SHOWN
     ]
-    if not (derived or held):
+    if not (spec.derived or held):
         return {}
     try:
         logical: Mapping[str, Any] = make_inputs(spec, case, device)
     except (ImpossibleCase, InputFailed):
         return {}
     found = {
-        "derived": {name: _in_words(logical.get(name)) for name in derived},
+        "derived": {name: _in_words(logical.get(name)) for name in spec.derived},
         "held": {name: " ".join(_items(logical[name])) for name in held},
     }
     return {key: words for key, words in found.items() if words}
@@ -71,11 +66,10 @@ def _in_words(value: Any) -> str:
 def _items(t: torch.Tensor) -> list[str]:
     """The elements of a short tensor, both ends of a long one."""
     flat = t.detach().flatten()
-    items = [f"{item:g}" if isinstance(item, float) else str(item) for item in flat[:_SHOWN].cpu().tolist()]
-    if flat.numel() > _SHOWN:
-        tail = flat[-_LAST:].cpu().tolist()
-        items = [*items[:_FIRST], "...", *(f"{item:g}" if isinstance(item, float) else str(item) for item in tail)]
-    return items
+    long = flat.numel() > _SHOWN
+    shown = [*flat[:_FIRST].tolist(), *flat[-_LAST:].tolist()] if long else flat.tolist()
+    items = [f"{item:g}" if isinstance(item, float) else str(item) for item in shown]
+    return [*items[:_FIRST], "...", *items[_FIRST:]] if long else items
 
 
 def one_line(data: dict[str, Any]) -> str:

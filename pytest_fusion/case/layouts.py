@@ -141,11 +141,9 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
             trailing = SLICE_AFTER
         case "padded", 0:
             trailing = ROW_PAD
-            wide = (*shape[:-1], shape[-1] + ROW_PAD)
-            strides = _dense(wide)
+            strides = _dense((*shape[:-1], shape[-1] + ROW_PAD))
         case "padded", _:
-            wide = tuple(size + SLICE_BEFORE + SLICE_AFTER for size in shape)
-            strides = _dense(wide)
+            strides = _dense(tuple(size + SLICE_BEFORE + SLICE_AFTER for size in shape))
             offset += SLICE_BEFORE * sum(strides)
             trailing = SLICE_AFTER * sum(strides)
         case "transposed", 0:
@@ -157,8 +155,7 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
         case "unflattenable", 0:
             strides = _dense(shape, (*axes[1:-1], axes[0], axes[-1]))
         case "unflattenable", _:
-            wide = (*shape[:-2], shape[-2] + 1, shape[-1])
-            strides = _dense(wide)
+            strides = _dense((*shape[:-2], shape[-2] + 1, shape[-1]))
         case "large", variant if (far := far_axis(shape, variant)) is not None:
             strides = _dense(tuple(1 if i == far else size for i, size in enumerate(shape)))
             strides[far] = _far_stride(shape, far)
@@ -177,7 +174,6 @@ def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
             strides = _dense(shape)
             if layout.variant == 1:
                 strides = [s if shape[i] != 1 else ODD_STRIDE * (i + 1) for i, s in enumerate(strides)]
-    if math.prod(shape) == 0:
-        return Geometry(shape, tuple(strides), offset, offset + trailing, expanded)
     last = sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
-    return Geometry(shape, tuple(strides), offset, offset + last + 1 + trailing, expanded)
+    reach = 0 if 0 in shape else last + 1
+    return Geometry(shape, tuple(strides), offset, offset + reach + trailing, expanded)

@@ -78,11 +78,7 @@ def _from_profile(
     empty = math.prod(shape) == 0
     match profile.kind:
         case "default" | "finite":
-            return _default(regime, shape, dtype, seed, device)
-        case "one_of":
-            index, _, inner = regime.partition("/")
-            chosen = profile.choices[int(index)]
-            return _from_profile(chosen, inner or "unit", shape, dtype, seed, device, sizes)
+            return _default(regime or "unit", shape, dtype, seed, device)
         case "normal":
             mean, reach = params["mean"], 5 * params["std"]
             v = counter_random.normal(shape, seed, device) * params["std"] + mean
@@ -120,10 +116,7 @@ def _from_profile(
 def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """To the target dtype without wrapping out of its range."""
     if dtype.is_floating_point:
-        limit = float(torch.finfo(dtype).max)
-        wide = v.to(torch.float64)
-        v = torch.where(wide.isinf(), wide, wide.clamp(-limit, limit))
-        return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
+        return counter_random.to_dtype(v.to(torch.float64), dtype)
     if dtype is torch.bool or dtype.is_complex or v.dtype is torch.bool:
         return v.to(dtype)
     if dtype is torch.uint64 and v.dtype is torch.int64:
@@ -173,16 +166,13 @@ def _recorded(
     if own is None:
         return None
     profile = spec.values
-    if profile is None or (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS):
-        found = recorded_values.make(own, shape, dtype, seed, device, bounds_of(profile, sizes))
-        if found is None:
-            raise ImpossibleCase(f"{own} has no {shape}")
-        return found
-    return (
-        recorded_values.make(own, shape, dtype, seed, device, whole=True)
-        if isinstance(own, recorded_values.Stored)
-        else None
-    )
+    if profile is not None and not (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS):
+        stored = isinstance(own, recorded_values.Stored)
+        return recorded_values.make(own, shape, dtype, seed, device, whole=True) if stored else None
+    found = recorded_values.make(own, shape, dtype, seed, device, bounds_of(profile, sizes))
+    if found is None:
+        raise ImpossibleCase(f"{own} has no {shape}")
+    return found
 
 
 # Profiles that a recorded tensor's summary may stand for; others keep to more than its range.
@@ -225,7 +215,7 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
             raise SpecError(f"values= of input {name!r} must return a tensor of shape {made}, but returned {found}")
         v = v.detach().to(device=device, dtype=dtype)
     elif isinstance(spec.values, ValueProfile):
-        v = _from_profile(spec.values, entry.regime, made, dtype, seed, device, case.sizes)
+        v = _from_profile(*chosen(spec.values, entry.regime), made, dtype, seed, device, case.sizes)
     else:
         v = _default(entry.regime, made, dtype, seed, device)
     return v.expand(shape).contiguous()
@@ -284,8 +274,7 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bo
 
 def copies_of_zeros(spec: FusionSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of what :func:`make_inputs` made with ``zeros`` in host memory: zeros anew, which costs nothing."""
-    blanks = {name for name, declared in spec.inputs.items() if isinstance(unwrap(declared), TensorSpec)}
-    return {name: map_tensors(value, partial(_copy, zeros=name in blanks)) for name, value in inputs.items()}
+    return {name: map_tensors(value, partial(_copy, zeros=name in spec.tensors)) for name, value in inputs.items()}
 
 
 def _copy(t: torch.Tensor, *, zeros: bool) -> torch.Tensor:

@@ -16,17 +16,16 @@ from pytest_fusion.spec.wording import did_you_mean
 def misfit(spec: FusionSpec, case: Case) -> str | None:
     """The first thing in ``case`` that ``spec`` lacks or does not allow, as a clause; ``None`` for a case of it."""
     inner = {name: unwrap(declared) for name, declared in spec.inputs.items()}
-    tensors = {name: declared for name, declared in inner.items() if isinstance(declared, TensorSpec)}
     optional = {name for name, declared in spec.inputs.items() if isinstance(declared, OptionalSpec)}
     return (
         _names("size", set(case.sizes), set(spec.dim_names))
-        or _names("tensor", set(case.tensors), set(tensors))
+        or _names("tensor", set(case.tensors), set(spec.tensors))
         or _names("drawn value", set(case.drawn), {n for n, d in inner.items() if isinstance(d, StrategySpec)})
         or next(
             (f"it leaves out {name!r}, which is not optional" for name in case.absent if name not in optional), None
         )
         or _sizes(spec, case)
-        or next((found for name, d in tensors.items() if (found := _tensor(spec, case, name, d))), None)
+        or next((found for name, d in spec.tensors.items() if (found := _tensor(spec, case, name, d))), None)
     )
 
 

@@ -45,18 +45,12 @@ class Plan:
     limits: Limits
 
 
-def _ndim(spec: TensorSpec) -> int:
-    return BATCHED_NDIM if spec.shape.batch_names else len(spec.shape.terms)
-
-
-def _may_overlap(spec: FusionSpec, name: str) -> bool:
-    return name not in spec.mutates and name not in spec.clobbers
-
-
 def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tuple[str, int]]:
     """The (kind, variant) pairs of an input, plainest first; never overlapping where the kernel writes."""
-    pairs = layouts.choices(inner.layouts, _ndim(inner))
-    repeatable = _may_overlap(spec, name) and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
+    ndim = BATCHED_NDIM if inner.shape.batch_names else len(inner.shape.terms)
+    pairs = layouts.choices(inner.layouts, ndim)
+    written = name in spec.mutates or name in spec.clobbers
+    repeatable = not written and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
     return [pair for pair in pairs if pair[0] != "expanded" or repeatable] or [("contiguous", 0)]
 
 
@@ -69,14 +63,12 @@ def _may_repeat(values: Any) -> bool:
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:
     """The regimes a tensor follows when the case names one; empty when its values are narrowed."""
-    if not inner.may_float():
+    profile = ValueProfile("default") if inner.values is None else inner.values
+    kind = profile.kind if isinstance(profile, ValueProfile) else "function"
+    if not inner.may_float() or kind not in ("default", "finite"):
         return ()
-    profile = inner.values
-    if profile is not None and not (isinstance(profile, ValueProfile) and profile.kind in ("default", "finite")):
-        return ()
-    finite = isinstance(profile, ValueProfile) and profile.kind == "finite"
     names = regimes.COVERED if covered else tuple(regimes.REGIMES)
-    return tuple(name for name in names if not (finite and regimes.is_special(name)))
+    return tuple(name for name in names if not (kind == "finite" and regimes.is_special(name)))
 
 
 def _size_levels(spec: FusionSpec, name: str, size_classes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
@@ -190,17 +182,15 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
     regime = choice.get("values", "unit")
     takers = [
         name
-        for name, declared in spec.inputs.items()
-        if name not in case.absent
-        and isinstance(inner := unwrap(declared), TensorSpec)
-        and regime in regimes_of(inner, covered=False)
+        for name, inner in spec.tensors.items()
+        if name not in case.absent and regime in regimes_of(inner, covered=False)
     ]
     pick = counter_random.mix(case.seed, "focus") % (len(takers) + (not regimes.is_special(regime))) if takers else 0
     for position, name in enumerate(takers):
         if pick in (position, len(takers)):
             case = case.with_tensor(name, regime=regime)
-    for name in case.tensors:
-        profile = _values_of(spec, name)
+    for name, inner in spec.tensors.items():
+        profile = inner.values
         if isinstance(profile, ValueProfile) and profile.kind == "one_of":
             index = choice.get(f"choice {name}")
             salt = counter_random.mix(case.seed, "values of", name)
@@ -221,18 +211,10 @@ def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> 
     return f"{index}/{names[counter_random.mix(seed, index) % len(names)]}"
 
 
-def _values_of(spec: FusionSpec, name: str) -> Any:
-    inner = unwrap(spec.inputs[name])
-    return inner.values if isinstance(inner, TensorSpec) else None
-
-
 def cost(spec: FusionSpec, case: Case) -> tuple[int, int]:
     """Elements of the largest tensor, and the product of all sizes. Raises ``ImpossibleCase``."""
-    elements = 0
-    for name in case.tensors:
-        inner = unwrap(spec.inputs[name])
-        assert isinstance(inner, TensorSpec)
-        elements = max(elements, math.prod(shape_of(inner, case.sizes)))
+    tensors = spec.tensors
+    elements = max((math.prod(shape_of(tensors[name], case.sizes)) for name in case.tensors), default=0)
     work = math.prod(max(sizes.count(size), 1) for size in case.sizes.values())
     return elements, work
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import operator
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -150,11 +151,14 @@ def make(
     Raises ``ReplayError`` where the file is gone, damaged, or cannot be read without safetensors.
     """
     if isinstance(own, Stored):
-        stored = _stored(own)
-        found = _narrowed(stored, shape)
-        if found is None or (whole and stored.shape != shape):
+        file = _file(own.path)
+        if own.key not in file:
+            raise ReplayError(f"the file of recorded tensors {own.path} has no {own.key!r}; it holds {', '.join(file)}")
+        stored = file[own.key]
+        fits = stored.dim() == len(shape) and all(map(operator.le, shape, stored.shape))
+        if not fits or (whole and stored.shape != shape):
             return None
-        found = found.to(device)
+        found = stored[tuple(map(slice, shape))].to(device)
         if bounds is not None and not dtype.is_complex and dtype is not torch.bool:
             wide = found.to(torch.float64 if dtype.is_floating_point else torch.int64)
             # NaN stays; numbers that the sizes of this case do not admit would be another bug than the kernel's.
@@ -169,7 +173,7 @@ def make(
         low, high = max(own.low, bounds[0]), min(own.high, bounds[1])
         own = Like(*((low, high) if low <= high else bounds), own.mean, own.std, own.tails, own.zeros)
     if dtype.is_floating_point:
-        return _as_dtype(_floats(own, shape, seed, device), dtype)
+        return counter_random.to_dtype(_floats(own, shape, seed, device), dtype)
     info = torch.iinfo(dtype)
     low, high = (int(min(max(end, info.min, -(2**62)), info.max, 2**62)) for end in (own.low, own.high))
     made = counter_random.integers(shape, low, high, seed, device)
@@ -214,27 +218,6 @@ def _placed(v: torch.Tensor, values: list[float] | list[int], seed: int) -> torc
     for position, value in enumerate(values):
         flat[(first + position * apart) % flat.numel()] = value
     return v
-
-
-def _as_dtype(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    limit = float(torch.finfo(dtype).max)
-    v = torch.where(torch.isfinite(v), v.clamp(-limit, limit), v)
-    return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
-
-
-def _stored(own: Stored) -> torch.Tensor:
-    file = _file(own.path)
-    if own.key not in file:
-        raise ReplayError(f"the file of recorded tensors {own.path} has no {own.key!r}; it holds {', '.join(file)}")
-    return file[own.key]
-
-
-def _narrowed(found: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
-    if found.dim() != len(shape) or any(want > have for want, have in zip(shape, found.shape, strict=True)):
-        return None
-    for axis, size in enumerate(shape):
-        found = found.narrow(axis, 0, size)
-    return found
 
 
 def digest(data: bytes) -> str:

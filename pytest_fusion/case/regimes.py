@@ -39,14 +39,7 @@ class Field:
     def row(self) -> torch.Tensor:
         """The index of each element's row (last axis)."""
         width = self.shape[-1] if self.shape else 1
-        total = 1
-        for size in self.shape:
-            total *= size
-        return (torch.arange(total, device=self.device) // max(width, 1)).reshape(self.shape)
-
-
-def _unit(f: Field) -> torch.Tensor:
-    return f.normal()
+        return (torch.arange(math.prod(self.shape), device=self.device) // max(width, 1)).reshape(self.shape)
 
 
 def _scaled(scale: float) -> Callable[[Field], torch.Tensor]:
@@ -238,7 +231,7 @@ def _masked(f: Field) -> torch.Tensor:
     """
     if not f.shape or f.shape[-1] < 2:
         return f.normal()
-    return torch.where(torch.arange(f.shape[-1], device=f.device) < (f.shape[-1] + 1) // 2, -_INF, f.normal())
+    return torch.where(f.column() < (f.shape[-1] + 1) // 2, -_INF, f.normal())
 
 
 _INF = float("inf")
@@ -246,7 +239,7 @@ _NAN = float("nan")
 
 # In the order of simplicity to which shrinking goes; the second field marks special values.
 REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
-    "unit": (_unit, False),
+    "unit": (Field.normal, False),
     "small": (_scaled(1e-3), False),
     "large": (_scaled(30.0), False),
     "hundred": (_hundred, False),
@@ -299,11 +292,6 @@ def names(*, finite: bool) -> tuple[str, ...]:
 
 def make(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
     """The elements of a regime in ``dtype``, contiguous. Finite regimes stay inside the dtype's range."""
-    function, special = REGIMES[regime]
     f = Field(shape, dtype, seed, device)
-    v = function(f)
-    limit = float(f.info.max)
-    if not special or regime == "huge":
-        v = v.clamp(-limit, limit)
-    v = v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
+    v = counter_random.to_dtype(REGIMES[regime][0](f), dtype)
     return _signed(v, f) if regime == "nan" else v

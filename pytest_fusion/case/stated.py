@@ -22,18 +22,19 @@ _ANY = 1 << 500
 
 def stated_case(plan: Plan, given: Mapping[str, Any], seed: int, *, where: str) -> Case:
     """The case with the very sizes that ``given`` names, whatever they cost; raises ``SpecError``, naming ``where``."""
+    stated = f"{plan.spec.name}: {where}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
     free = replace(plan, limits=Limits(elements=_ANY, work=_ANY, programs=plan.limits.programs))
     choice = stated_choice(plan, given, where=where)
     try:
         case = build(free, choice, seed)
     except ImpossibleCase as error:
-        raise SpecError(f"{plan.spec.name}: {where}({_listed(given)}) gives no case: {error}") from None
+        raise SpecError(f"{stated} gives no case: {error}") from None
     for name, size in case.sizes.items():
         wanted = choice.get(f"dim {name}", size)
         if wanted != size:
             raise SpecError(
-                f"{plan.spec.name}: {where}({_listed(given)}) has {name}={wanted}, which {plan.spec.bound(name)} "
-                "does not admit beside the other sizes; change one of them"
+                f"{stated} has {name}={wanted}, which {plan.spec.bound(name)} does not admit beside the other sizes; "
+                "change one of them"
             )
     return case
 
@@ -50,10 +51,6 @@ def admitting(spec: FusionSpec, every: Iterable[Mapping[str, Any]]) -> FusionSpe
         if (bound := spec.bound(name)).max is not None and isinstance(given.get(name), int) and given[name] > bound.max
     }
     return replace(spec, dims={**spec.dims, **wider}) if wider else spec
-
-
-def _listed(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
 def stated_choice(plan: Plan, given: Mapping[str, Any], *, where: str) -> dict[str, Any]:

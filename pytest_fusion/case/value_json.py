@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 from collections.abc import Callable
@@ -45,8 +46,9 @@ def encode(value: Any, special: Callable[[Any], Any] = _unknown, otherwise: Call
     if callable(value) and hasattr(value, "__qualname__"):
         # torch.relu and its like carry no module, and a qualified name that nobody can import.
         for path in (path_of(value), f"torch:{value.__name__}"):
-            if _leads_to(path, value):
-                return {"import": path}
+            with contextlib.suppress(ImportError, AttributeError, ValueError):
+                if at(path) is value:
+                    return {"import": path}
     return otherwise(value)
 
 
@@ -69,13 +71,6 @@ def written(data: Any) -> str:
         case {"float": str(text)} | {"dtype": str(text)} | {"opaque": str(text)}:
             return text
     return repr(data)
-
-
-def _leads_to(path: str, value: Any) -> bool:
-    try:
-        return at(path) is value
-    except (ImportError, AttributeError, ValueError):
-        return False
 
 
 def decode(data: Any, special: Callable[[dict[str, Any]], Any] = _unknown) -> Any:

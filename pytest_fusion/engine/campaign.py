@@ -17,6 +17,7 @@ from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult, Focus
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
 from pytest_fusion.engine.judging import Judging, Note
+from pytest_fusion.engine.pace import longest
 from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -83,8 +84,8 @@ class Campaign:
         the search it is the first half: from there on Hypothesis aims at errors, which nothing here can know.
         """
         self._each(self.cases.probes())
-        longest = sorted(self.cases.covering(), key=lambda one: -_longest(one[1]))
-        for position, choice in longest[worker::workers]:
+        ordered = sorted(self.cases.covering(), key=lambda one: -longest(one[1])[1])
+        for position, choice in ordered[worker::workers]:
             self._run(self.cases.build(choice, position))
         counted = itertools.count()
         self._search(lambda: next(counted) % workers == worker)
@@ -153,9 +154,3 @@ def budget_of(outer: Any, max_cases: int | None) -> Budget:
     """How many cases a test may run: ``max_cases``, else ``max_examples`` of its ``@settings``."""
     limit = max_cases if max_cases is not None else searching.max_examples(outer)
     return Budget() if limit is None else Budget(limit)
-
-
-def _longest(choice: Mapping[str, Any]) -> int:
-    """The largest size that a choice states; a size by name ("one", a batch) is never a long one."""
-    sizes = (size for name, size in choice.items() if name.startswith("dim "))
-    return max((size for size in sizes if isinstance(size, int)), default=0)

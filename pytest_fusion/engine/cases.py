@@ -144,7 +144,11 @@ class Cases:
         if self._probed is not None:
             self._probed.append(launches)
             if len(self._probed) == len(_PROBE_SIZES):
-                self._learn_blocks(self._probed)
+                self.blocks = likely_blocks(self._probed)
+                if self.blocks:
+                    blocks = tuple(self.blocks)
+                    self.plan = make_plan(self.spec, blocks=blocks, pools=self._pools, limits=self.limits)
+                    self.pairs = covering.PairCount(self.plan)
         elif chosen.choice is not None:
             if calls := clock.calls["fused"]:
                 # On a GPU a first call shows what compiling takes, and tuning.
@@ -152,12 +156,6 @@ class Cases:
                 self._pace.note(chosen.choice, took)
             # Runs of the reference without rounding take next to nothing.
             self._pace.note(chosen.choice, max(clock.calls["reference"], default=0.0), REFERENCE)
-
-    def _learn_blocks(self, seen: list[list[Launch]]) -> None:
-        self.blocks = likely_blocks(seen)
-        if self.blocks:
-            self.plan = make_plan(self.spec, blocks=tuple(self.blocks), pools=self._pools, limits=self.limits)
-            self.pairs = covering.PairCount(self.plan)
 
 
 def limits_of(profile: Profile, device: torch.device) -> Limits:

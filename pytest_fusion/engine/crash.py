@@ -63,20 +63,18 @@ def tally_of(job: Job, crash: Crash) -> Tally:
     """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
+    cases, found = tally.cases, _case_of(note)
     if "found" in note:
-        return _undiagnosed(job, crash, tally, note["found"])
-    found = _case_of(note)
-    if found is None:
-        verdict = _verdict(crash)
-        tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": 0}
-        tally.failure = Failure(verdict, None, trace=last_words(crash.stderr_tail))
-        return tally
-    smallest, last, runs = _smallest(job, crash, found)
-    verdict = _verdict(last)
-    tally.checks["crash"] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
-    described = describe(job.spec, smallest)
-    trace, diagnosis = last_words(last.stderr_tail), _of_offsets(job, smallest)
-    tally.failure = Failure(verdict, smallest, described, trace=trace, shrink_runs=runs, diagnosis=diagnosis)
+        failure = _undiagnosed(job, crash, note["found"])
+    elif found is None:
+        cases, failure = 0, Failure(_verdict(crash), None, trace=last_words(crash.stderr_tail))
+    else:
+        smallest, last, runs = _smallest(job, crash, found)
+        described = describe(job.spec, smallest)
+        trace, diagnosis = last_words(last.stderr_tail), _of_offsets(job, smallest)
+        failure = Failure(_verdict(last), smallest, described, trace=trace, shrink_runs=runs, diagnosis=diagnosis)
+    tally.failure, verdict = failure, failure.verdict
+    tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": cases}
     return tally
 
 
@@ -93,16 +91,13 @@ def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
     )
 
 
-def _undiagnosed(job: Job, crash: Crash, tally: Tally, found: Mapping[str, Any]) -> Tally:
+def _undiagnosed(job: Job, crash: Crash, found: Mapping[str, Any]) -> Failure:
     """The failure that was being diagnosed when an experiment killed the child."""
-    verdict = Verdict.from_json(found["verdict"])
-    tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": tally.cases}
     case = _case_of(found)
     described = describe(job.spec, case) if case is not None else None
     ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
     diagnosis = Diagnosis(found["cause"], [], [ended])
-    tally.failure = Failure(verdict, case, described, diagnosis=diagnosis)
-    return tally
+    return Failure(Verdict.from_json(found["verdict"]), case, described, diagnosis=diagnosis)
 
 
 def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
@@ -145,12 +140,12 @@ def _reached(crash: Crash) -> str:
 
 
 def _verdict(crash: Crash) -> Verdict:
-    further = f"; it was in the further calls of check `{_reached(crash)}`" if _reached(crash) else ""
     if crash.kind == "timeout":
         reason = f"a call did not end within the time limit ({crash.detail})"
     elif crash.kind == "signal":
         reason = f"the process running the case died ({crash.detail}), most often an access far outside a tensor"
     else:
         reason = f"the process running the case ended before the call returned ({crash.detail})"
-    reason += further
+    if _reached(crash):
+        reason += f"; it was in the further calls of check `{_reached(crash)}`"
     return failed("crash", reason, identity=f"crash:{crash.kind}", evidence=ProcessEnd(crash.kind, crash.detail))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pytest_fusion.engine import crash
-from pytest_fusion.engine.first_call import with_first_call
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.request import Request
-from pytest_fusion.engine.second_opinion import with_second_opinion
+from pytest_fusion.engine.second_opinion import with_first_call, with_second_opinion
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import FusionError
 from pytest_fusion.run.process import preload
@@ -17,7 +16,7 @@ from pytest_fusion.run.process.supervisor import PATIENCE
 def tally_in_child(job: Job) -> Tally:
     """The tally of a job whose cases run in a forked child; a crash or a hang there is a failure like any other."""
     seconds = job.request.profile.seconds
-    slow = ""
+    notes = []
     preload.inherit(
         gradients=bool(job.spec.grad),
         compiles=job.request.device != "cpu",
@@ -26,13 +25,13 @@ def tally_in_child(job: Job) -> Tally:
     with job.compiling_ahead() as start:
         outcome = job.in_child(seconds, on_compilation=start)
     if crash.was_only_slow(job, outcome):
-        slow = f"a case took more than {seconds:g} s but ended when it was given more time"
+        notes = [f"a case took more than {seconds:g} s but ended when it was given more time"]
         outcome = job.in_child(PATIENCE * seconds)
         outcome = crash.without_shrinking(job, outcome) or outcome
     tally = with_first_call(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome))
     tally = with_second_opinion(job, tally)
     preload.learn(tally.imported)
-    tally.notes += [slow] if slow else []
+    tally.notes += notes
     return tally
 
 

@@ -137,8 +137,11 @@ class Judging:
         self._conclude_checks(failing)
         if shrink:
             tally.notes += deterministic.notes(self.context, 0 if failing is not None else tally.judged)
-        if failing is not None:
-            tally.failure = self.minimum(cases, outer, failing, shrink=shrink) if explained else _bare(failing)
+        if failing is not None and not explained:
+            assert failing.failure is not None
+            tally.failure = Failure(failing.failure, failing.case)
+        elif failing is not None:
+            tally.failure = self.minimum(cases, outer, failing, shrink=shrink)
         elif tally.judged == 0:
             self._nothing_judged(whole=shrink)
         elif shrink:
@@ -149,28 +152,22 @@ class Judging:
 
     def minimum(self, cases: Cases, outer: Any, found: CaseResult, *, shrink: bool) -> Failure:
         """The failure that ``found`` shows, on the smallest case."""
-        return Minimum(self.context, cases.plan, outer, cases.blocks, self.tally.cases, self.note).of(
-            found, shrink=shrink
-        )
+        minimum = Minimum(self.context, cases.plan, outer, cases.blocks, self.tally.cases, self.note)
+        return minimum.of(found, shrink=shrink)
 
     def _notes(self) -> list[str]:
         """What a reader should know of how the cases were run."""
-        notes = [
-            f"the lanes do not know {name}; it was priced in float32"
-            for name in sorted(self.context.progress.fallbacks)
-        ]
-        noted = _new(self._noted, lane_state.counted_notes())
-        notes += [f"on a GPU this differs: {note}" for note in noted]
-        for stopped in _new(self._uncompiled, compilers.given_up()):
-            notes.append(f"{stopped}; calls that fit none of them ran uncompiled")
+        progress = self.context.progress
+        notes = [f"the lanes do not know {name}; it was priced in float32" for name in sorted(progress.fallbacks)]
+        notes += [f"on a GPU this differs: {note}" for note in _new(self._noted, lane_state.counted_notes())]
+        uncompiled = _new(self._uncompiled, compilers.given_up())
+        notes += [f"{stopped}; calls that fit none of them ran uncompiled" for stopped in uncompiled]
         if standing_in():
             notes.append("the kernel names a CUDA device; on this one without, the CPU stood in for it")
         reasons = dict(reversed(_new(self._alone, executor.fallbacks())))
         notes += [f"{kernel} ran one program after the other: {reason}" for kernel, reason in reasons.items()]
-        if self.context.progress.unrepeated:
-            notes.append(
-                f"{self.context.progress.unrepeated} statistical suspicion(s) were not repeated by fresh values"
-            )
+        if progress.unrepeated:
+            notes.append(f"{progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         return notes + registry.notes(self.context)
 
     def _conclude_checks(self, failing: CaseResult | None) -> None:
@@ -199,21 +196,19 @@ class Judging:
     def _sufficient(self) -> None:
         """Fail the test, or leave it open, where its cases could not have shown a wrong kernel."""
         tally, refusals = self.tally, self.context.progress.refusals
+        only_empty = f"{tally.judged} case(s) were judged, of empty outputs alone"
         if not self._compared and tally.rejected:
-            tally.failure = Failure(unjudged.only_empty(tally.judged, tally.rejected, refusals), None)
+            # Any kernel gets empty outputs right: the same as no case at all.
+            verdict = unjudged.nothing_judged(tally.rejected, refusals, beside=f"; {only_empty}")
+            tally.failure = Failure(verdict, None)
         elif not self._compared:
-            tally.empty = unjudged.ONLY_EMPTY.format(tally.judged)
+            tally.empty = only_empty
         else:
             for verdict in registry.conclusions(self.context, tally.judged):
                 entry = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
                 tally.checks[verdict.check] = entry
                 if verdict.failed and tally.failure is None:
                     tally.failure = Failure(verdict, None)
-
-
-def _bare(found: CaseResult) -> Failure:
-    assert found.failure is not None
-    return Failure(found.failure, found.case)
 
 
 def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted]:

@@ -55,7 +55,8 @@ class Minimum:
         context = replace(self.context, focus=focus)
         # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
         # order that it chose, is there each time.
-        chance = first.check == "repeat" and not _seen(first) and not _ordered(first)
+        ordered = isinstance(first.evidence, Variance) and first.evidence.order is not None
+        chance = first.check == "repeat" and not _seen(first) and not ordered
 
         def fails(case: Case) -> bool:
             nonlocal result
@@ -116,8 +117,3 @@ class Minimum:
 def _seen(verdict: Verdict) -> bool:
     """Whether the interpreter saw the access that is wrong."""
     return isinstance(verdict.evidence, WrongAccess)
-
-
-def _ordered(verdict: Verdict) -> bool:
-    """Whether it took an order of programs that the interpreter chose."""
-    return isinstance(verdict.evidence, Variance) and verdict.evidence.order is not None

@@ -10,7 +10,6 @@ from pytest_fusion.diagnosis.text.heat import drawing
 from pytest_fusion.diagnosis.text.message import compose, replay_command
 from pytest_fusion.engine.artefacts import write_artefacts
 from pytest_fusion.engine.job import Job
-from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.engine.unjudged import NOTHING_JUDGED, lacking
 from pytest_fusion.errors import FusionFailure
@@ -113,33 +112,22 @@ def _with_failure(job: Job, tally: Tally, failure: Failure, record: TestRecord, 
 def _found(job: Job, tally: Tally, failure: Failure) -> str:
     """Where the failing case comes from."""
     if tally.pinned is not None:
-        return _of_pinned(tally.pinned, job.request)
+        if any(pin.path == tally.pinned and pin.recorded for pin in job.request.pinned):
+            return f"a recorded call fails, pinned in {tally.pinned}"
+        return f"pinned replay {tally.pinned} fails again: a bug that was fixed is back"
     if failure.case in job.known and not failure.shrink_runs:
         return "failed in an earlier run too, and was tried first"
     return f"found in case {tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}"
 
 
-def _of_pinned(path: str, request: Request) -> str:
-    """What a failure of the pinned case in that file says."""
-    if any(pin.path == path and pin.recorded for pin in request.pinned):
-        return f"a recorded call fails, pinned in {path}"
-    return f"pinned replay {path} fails again: a bug that was fixed is back"
-
-
 def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
     """Every check by name: what was seen, what was switched off, what this version cannot do."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in registry.names():
-        if name in spec.without:
-            found[name] = {"verdict": "unknown", "reason": f"switched off: {spec.without[name]}", "cases": 0}
-        elif name in tally.checks:
-            found[name] = tally.checks[name]
-        else:
-            ended = tally.failure is not None or not tally.judged
-            reason = (
-                "not reached: an earlier failure ended the run" if ended else "no case met the conditions of this check"
-            )
-            found[name] = {"verdict": "unknown", "reason": reason, "cases": 0}
+    ended = tally.failure is not None or not tally.judged
+    unmet = "not reached: an earlier failure ended the run" if ended else "no case met the conditions of this check"
+    found = {name: {"verdict": "unknown", "reason": unmet, "cases": 0} for name in registry.names()}
+    found |= {name: entry for name, entry in tally.checks.items() if name in found}
+    for name in found.keys() & spec.without:
+        found[name] = {"verdict": "unknown", "reason": f"switched off: {spec.without[name]}", "cases": 0}
     return found
 
 

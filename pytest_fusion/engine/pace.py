@@ -30,18 +30,18 @@ class Pace:
 
     def note(self, choice: Mapping[str, Any], took_s: float, what: str = CALL) -> None:
         """It took so many seconds in a case of this choice; ``what`` is one of ``SHARES``."""
-        name, size = _longest(choice)
+        name, size = longest(choice)
         known = self._took.get((what, name), [(0, 0.0)])
-        longest, before_s = known[-1]
-        if size >= max(_SHORTEST, _APART * longest):
+        largest, before_s = known[-1]
+        if size >= max(_SHORTEST, _APART * largest):
             self._took[what, name] = [known[-1], (size, took_s)]
-        elif size >= longest > 0:
+        elif size >= largest > 0:
             # Other options at such a size: rows in chunks of 4 instead of 4096.
-            known[-1] = longest, max(before_s, took_s)
+            known[-1] = largest, max(before_s, took_s)
 
     def forbids(self, choice: Mapping[str, Any]) -> str:
         """Why a case of this choice is not begun; empty where it may be."""
-        name, size = _longest(choice)
+        name, size = longest(choice)
         for what, share in SHARES.items():
             (shorter, before_s), (known, took_s) = self._took.get((what, name), [(0, 0.0)] * 2)
             if size < _APART * known or not known:
@@ -56,6 +56,7 @@ class Pace:
         return ""
 
 
-def _longest(choice: Mapping[str, Any]) -> tuple[str, int]:
+def longest(choice: Mapping[str, Any]) -> tuple[str, int]:
+    """The dim with the largest size that a choice states; a size by name ("one", a batch) is never a long one."""
     sizes = {name[4:]: size for name, size in choice.items() if name.startswith("dim ") and isinstance(size, int)}
     return max(sizes.items(), key=lambda one: one[1], default=("", 0))

@@ -44,6 +44,8 @@ from pytest_fusion.spec.wording import plural
 
 # Names the file of cases that the sanitized process runs in place of its tests' own.
 VARIABLE = "PYTEST_FUSION_BARE"
+# In the caching allocator's blocks the end of one tensor is the beginning of another.
+_ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TRITON_DISABLE_LINE_INFO": "0"}
 _MOST_CASES = 3
 _SIZES = (5, 33, 2)
 _SECONDS = 600.0
@@ -95,9 +97,10 @@ def smallest(spec: FusionSpec, request: Request, tally: Tally) -> Iterator[Case]
             case = build(plan, choice, counter_random.mix("sanitize", turn) >> 33)
         except ImpossibleCase:
             continue
-        if case.with_(seed=0).key() in known or count == _MOST_CASES:
+        key = case.with_(seed=0).key()
+        if key in known or count == _MOST_CASES:
             continue
-        known.add(case.with_(seed=0).key())
+        known.add(key)
         count += 1
         yield case
 
@@ -112,7 +115,7 @@ def _under(executable: str, tool: str, request: Request, cases: list[Case]) -> R
             done = ended(
                 sanitizer.command(executable, tool, program),
                 start=request.start,
-                env=_environment(path),
+                env=environment(**{VARIABLE: str(path)}, **_ALONE),
                 seconds=_SECONDS,
             )
         except subprocess.TimeoutExpired:
@@ -120,21 +123,11 @@ def _under(executable: str, tool: str, request: Request, cases: list[Case]) -> R
         except OSError as error:
             return Run(tool, problem=f"{tool} could not be started: {error}")
         reports = tuple(sanitizer.parse(tool, done.output))
-        ran = _ran(path)
+        counted = path.with_suffix(".ran")
+        ran = len(counted.read_text(encoding="utf-8").split()) if counted.exists() else 0
         if ran or reports:
             return Run(tool, max(ran, 1), reports)
         return Run(tool, problem=f"{tool} ran no case (exit {done.code}): {done.last_line}")
-
-
-def _environment(path: Path) -> dict[str, str]:
-    # In the caching allocator's blocks the end of one tensor is the beginning of another.
-    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TRITON_DISABLE_LINE_INFO": "0"}
-    return environment(**{VARIABLE: str(path)}, **alone)
-
-
-def _ran(path: Path) -> int:
-    done = path.with_suffix(".ran")
-    return len(done.read_text(encoding="utf-8").split()) if done.exists() else 0
 
 
 def folded(spec: FusionSpec, record: TestRecord, cases: list[Case], runs: list[Run]) -> TestRecord:
@@ -169,40 +162,27 @@ def _doubt(report: Report) -> str:
 
 def _failed(spec: FusionSpec, record: TestRecord, report: Report, cases: list[Case]) -> TestRecord:
     check = _CHECKS[report.tool]
-    evidence: dict[str, Any] = {
-        "tool": report.tool,
-        "kernel": report.kernel,
-        "file": report.file,
-        "line": report.line,
-        "thread": report.thread,
-        "block": report.block,
-        "details": list(report.details),
-    }
+    evidence = {name: getattr(report, name) for name in ("tool", "kernel", "file", "line", "thread", "block")}
+    evidence["details"] = list(report.details)
     verdict = failed(check, f"compute-sanitizer {report}", identity=f"{check}:{report.tool}:{report.where}", **evidence)
     described = describe(spec, cases[report.case]) if 0 <= report.case < len(cases) else None
-    diagnosis = Diagnosis(_cause(report), [f"{report.tool} saw it happen, in {report.kernel or 'an unnamed kernel'}"])
+    cause = UNEXPLAINED
+    if report.tool == "memcheck":
+        misaligned = "misaligned" in f"{report.what} {' '.join(report.details)}".lower()
+        cause = "misaligned-access" if misaligned else "out-of-bounds"
+    diagnosis = Diagnosis(cause, [f"{report.tool} saw it happen, in {report.kernel or 'an unnamed kernel'}"])
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": record.checks.get(check, {}).get("cases", 0)}
+    again = f"pytest {record.nodeid} --fusion-sanitize"
     return replace(
         record,
         verdict="fail",
         failed_check=check,
-        cause=diagnosis.cause,
+        cause=cause,
         diagnosis=diagnosis.as_json(),
         case=described,
         checks={**record.checks, check: {**entry, **evidence}},
-        message=compose(spec.name, verdict, described, diagnosis=diagnosis, command=_again(record)),
+        message=compose(spec.name, verdict, described, diagnosis=diagnosis, command=again),
     )
-
-
-def _again(record: TestRecord) -> str:
-    return f"pytest {record.nodeid} --fusion-sanitize"
-
-
-def _cause(report: Report) -> str:
-    text = f"{report.what} {' '.join(report.details)}".lower()
-    if report.tool != "memcheck":
-        return UNEXPLAINED
-    return "misaligned-access" if "misaligned" in text else "out-of-bounds"
 
 
 @dataclass(frozen=True, slots=True)

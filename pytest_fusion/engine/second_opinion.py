@@ -1,4 +1,7 @@
-"""A failure on a GPU without a cause, run again in the interpreter, which checks every memory access."""
+"""A failing case run again: as the first call of a new process, and, from a GPU, in the interpreter.
+
+Where it passes as the first call, earlier calls made it fail. The interpreter checks every memory access.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,55 @@ _WITHOUT_A_LINE = ("bounds",)
 # What the lane may find in place of a wrong value or of an illegal access. That it cannot run a kernel says nothing.
 _TELLING = ("values", "gradients", "bounds", "unwritten", "repeat", "inputs", "invariance")
 
+# Wrong numbers alone: whatever is wrong about memory or a launch was seen where it happened.
+_NUMBERS = ("values", "gradients")
+# What an earlier call of an autotuned kernel leaves is its config, which experiments know.
+_OF_CALLS = ("bad-config", "autotune-side-effect")
+
+
+def with_first_call(job: Job, tally: Tally) -> Tally:
+    """The tally; where its failing case passes as the first call of a new process, the cause is a cached answer.
+
+    A cache by shape, say, whose key lacks a scalar or the dtype: its smallest case says nothing of it, experiments in
+    the same process name any cause, and its replay passes. Costs failing tests a child.
+    """
+    failure = tally.failure
+    if failure is None or not _may_be_cached(job, tally, failure):
+        return tally
+    assert failure.case is not None
+    alone = job.alone(failure.case, explained=False)
+    seconds = job.request.profile.seconds
+    try:
+        found = run_isolated(lambda channel: alone.here(channel.note), time_limit_s=seconds, forward=False)
+    except OSError:
+        return tally
+    if not isinstance(found, Tally) or found.failure is not None or not found.judged:
+        return tally
+    before = failure.explained
+    evidence = [
+        "right as the first call of a new process, wrong after others",
+        "its replay runs it alone, and passes: run the whole test to see it fail",
+    ]
+    cause, seen = (before.cause, before.evidence) if before.cause in _OF_CALLS else ("cached-answer", [])
+    tally.failure = replace(failure, diagnosis=Diagnosis(cause, [*seen, *evidence], [], before.runs + 1))
+    return tally
+
+
+def _may_be_cached(job: Job, tally: Tally, failure: Failure) -> bool:
+    return (
+        job.given is None
+        and job.only is None
+        and tally.pinned is None
+        and failure.case is not None
+        and failure.verdict.check in _NUMBERS
+        and (tally.cases > 1 or failure.shrink_runs > 0)
+    )
+
 
 def with_second_opinion(job: Job, tally: Tally) -> Tally:
     """The tally, its failure diagnosed in the CPU lane where the GPU left the cause open and the kernel allows it.
 
-    A child of its own interprets the kernels (``run.interpreter.adopt``) on the same case; an empty compile cache,
+    A child of its own interprets the kernels (``interpreter.bridge.adopt``) on the same case; an empty compile cache,
     which uses up the time for experiments on a GPU, costs nothing there.
     """
     failure = tally.failure

@@ -16,8 +16,6 @@ NOTHING_JUDGED = "error:nothing-judged"
 
 _SIZES = "fix the shapes of inputs=, the bounds in dims=, or those of values="
 
-ONLY_EMPTY = "{} case(s) were judged, of empty outputs alone"
-
 
 def not_modelled(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
     """The reason of the cases that need more than the interpreter models, beside others that were judged."""
@@ -71,11 +69,6 @@ def must_be_made(spec: FusionSpec, rejected: Mapping[str, int], refusals: Mappin
             f"{spec.name}: no case could be made, so the kernel was never called ({_kinds(rejected, refusals)}); "
             f"{advice}"
         )
-
-
-def only_empty(judged: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> Verdict:
-    """Nothing was judged but empty outputs, which any kernel gets right: the same as no case at all."""
-    return nothing_judged(rejected, refusals, beside=f"; {ONLY_EMPTY.format(judged)}")
 
 
 def nothing_judged(rejected: Mapping[str, int], refusals: Mapping[str, str], *, beside: str = "") -> Verdict:

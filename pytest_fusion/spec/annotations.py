@@ -48,18 +48,11 @@ def inputs_from_annotations(function: Callable[..., Any]) -> dict[str, InputSpec
         raise SpecError(f"cannot read the annotations of {function.__name__}: {error}") from None
     inputs: dict[str, InputSpec] = {}
     for name in inspect.signature(function).parameters:
-        annotation = hints.get(name)
+        annotation: Any = hints.get(name)
         if _is_array(annotation):
-            inputs[name] = tensor(_dims(annotation), dtype=_dtype_of(annotation))
-        elif annotation is not None:
+            inputs[name] = tensor(annotation.dim_str, dtype=_dtype_of(annotation))
+        else:
             members = [part for part in typing.get_args(annotation) if _is_array(part)]
             if len(members) == 1 and type(None) in typing.get_args(annotation):
-                inner = tensor(_dims(members[0]), dtype=_dtype_of(members[0]))
-                inputs[name] = OptionalSpec(inner)
+                inputs[name] = OptionalSpec(tensor(members[0].dim_str, dtype=_dtype_of(members[0])))
     return inputs
-
-
-def _dims(annotation: Any) -> str:
-    text = annotation.dim_str
-    assert isinstance(text, str)
-    return text

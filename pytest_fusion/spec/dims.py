@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import keyword
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -53,11 +52,8 @@ class Term:
 
         Raises ``ZeroDivisionError`` where an expression divides by a size of zero.
         """
-        if self.batch:
+        if self.batch or self.names == (self.text,):
             size = sizes[self.names[0]]
-            return size if isinstance(size, tuple) else (size,)
-        if self.names == (self.text,):
-            size = sizes[self.text]
             return size if isinstance(size, tuple) else (size,)
         return (_evaluate(ast.parse(self.text, mode="eval").body, sizes),)
 
@@ -71,16 +67,11 @@ def parse_expression(text: str, *, where: str = "") -> Term:
         raise SpecError(
             f"cannot read dim {text!r}{place}: expected a name, an integer or an expression without blanks"
         ) from None
-    names: list[str] = []
-    for node in ast.walk(body):
-        if isinstance(node, ast.Name) and node.id not in names:
-            if keyword.iskeyword(node.id):
-                raise SpecError(f"dim {text!r}{place} uses the Python keyword {node.id!r}")
-            names.append(node.id)
+    names = tuple(dict.fromkeys(node.id for node in ast.walk(body) if isinstance(node, ast.Name)))
     # A dry run on ones finds an unsupported operator at collection; a zero divisor is only found on real sizes.
     with contextlib.suppress(ZeroDivisionError):
         _evaluate(body, dict.fromkeys(names, 1))
-    return Term(ast.unparse(body), tuple(names))
+    return Term(ast.unparse(body), names)
 
 
 @dataclass(frozen=True, slots=True)

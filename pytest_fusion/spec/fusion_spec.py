@@ -108,27 +108,32 @@ class FusionSpec:
         self._check_policies()
 
     @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """The tensor inputs, optional ones among them."""
+        inner = {name: unwrap(declared) for name, declared in self.inputs.items()}
+        return {name: spec for name, spec in inner.items() if isinstance(spec, TensorSpec)}
+
+    @property
+    def derived(self) -> dict[str, DerivedSpec]:
+        """The derived inputs, optional ones among them."""
+        inner = {name: unwrap(declared) for name, declared in self.inputs.items()}
+        return {name: spec for name, spec in inner.items() if isinstance(spec, DerivedSpec)}
+
+    @property
     def dim_names(self) -> tuple[str, ...]:
         """Every named size of a case, plain ones and batches, in order of appearance."""
-        names: dict[str, None] = {}
-        for spec in map(unwrap, self.inputs.values()):
-            if isinstance(spec, TensorSpec):
-                names.update(dict.fromkeys(spec.shape.names))
-                names.update(dict.fromkeys(_bound_names(spec.values)))
+        names: list[str] = []
+        for spec in self.tensors.values():
+            names += (*spec.shape.names, *_bound_names(spec.values))
         for bound in self.dims.values():
             if isinstance(bound.multiple_of, str):
-                names.update(dict.fromkeys(parse_expression(bound.multiple_of).names))
+                names += parse_expression(bound.multiple_of).names
         # A dim may be declared for a derived input or a values function alone.
-        names.update(dict.fromkeys(self.dims))
-        return tuple(names)
+        return tuple(dict.fromkeys([*names, *self.dims]))
 
     @property
     def batch_names(self) -> tuple[str, ...]:
-        names: dict[str, None] = {}
-        for spec in map(unwrap, self.inputs.values()):
-            if isinstance(spec, TensorSpec):
-                names.update(dict.fromkeys(spec.shape.batch_names))
-        return tuple(names)
+        return tuple(dict.fromkeys(name for spec in self.tensors.values() for name in spec.shape.batch_names))
 
     def bound(self, name: str) -> Dim:
         found = self.dims.get(name, Dim())
@@ -139,10 +144,8 @@ class FusionSpec:
     def uses_case_dtype(self) -> bool:
         """Whether an input is, or a derived one is computed, in the case's floating dtype."""
         own = "dtype" in self.inputs or "dtype" in self.dim_names
-        return any(
-            (isinstance(s, TensorSpec) and s.follows_case_dtype)
-            or (isinstance(s, DerivedSpec) and "dtype" in s.required and not own)
-            for s in map(unwrap, self.inputs.values())
+        return any(spec.follows_case_dtype for spec in self.tensors.values()) or (
+            not own and any("dtype" in spec.required for spec in self.derived.values())
         )
 
     @property
@@ -181,11 +184,11 @@ class FusionSpec:
         if not isinstance(self.grad, bool):
             self._check_inputs_named("grad", self.grad)
             for name in self.grad:
-                mine = unwrap(self.inputs[name])
-                if isinstance(mine, TensorSpec) and not mine.may_float():
+                mine = self.tensors.get(name)
+                if mine is not None and not mine.may_float():
                     raise SpecError(f"{self.name}: grad={name!r} names an input of dtype {', '.join(mine.dtypes)}")
         for name in self.mutates:
-            if not isinstance(unwrap(self.inputs[name]), TensorSpec | DerivedSpec):
+            if name not in self.tensors and name not in self.derived:
                 raise SpecError(f"{self.name}: mutates={name!r} names an input that is not a tensor")
 
     def _check_inputs_named(self, keyword: str, names: Iterable[str]) -> None:
@@ -195,13 +198,10 @@ class FusionSpec:
 
     def _check_dims(self) -> None:
         used: set[str] = set()
-        derived_needs: set[str] = set()
-        for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
-            if isinstance(spec, TensorSpec):
-                used.update(spec.shape.names, _bound_names(spec.values))
-                self._forbid_batch(_bound_names(spec.values), f"values= of input {name!r}")
-            elif isinstance(spec, DerivedSpec):
-                derived_needs.update(spec.needs)
+        derived_needs = {need for spec in self.derived.values() for need in spec.needs}
+        for name, spec in self.tensors.items():
+            used.update(spec.shape.names, _bound_names(spec.values))
+            self._forbid_batch(_bound_names(spec.values), f"values= of input {name!r}")
         for name, bound in self.dims.items():
             if isinstance(bound.multiple_of, str):
                 needed = parse_expression(bound.multiple_of, where=f"dims[{name!r}]").names
@@ -217,7 +217,6 @@ class FusionSpec:
         for name in self.invariant:
             if name not in used:
                 raise SpecError(f"{self.name}: invariant={name!r} names no dim{did_you_mean(name, used)}")
-        self._dim_order()
 
     def _forbid_batch(self, names: Iterable[str], where: str) -> None:
         for name in set(names) & set(self.batch_names):
@@ -227,16 +226,14 @@ class FusionSpec:
 
     def _check_derived(self) -> None:
         known = set(self.dim_names)
-        waiting: dict[str, set[str]] = {}
-        for name, spec in ((n, unwrap(s)) for n, s in self.inputs.items()):
-            if isinstance(spec, DerivedSpec):
-                waiting[name] = set(spec.needs)
-                for need in spec.required:
-                    if need not in self.inputs and need not in known and need not in ("generator", "dtype"):
-                        raise SpecError(
-                            f"{self.name}: derived input {name!r} needs {need!r}, which is neither an input, a dim, "
-                            f"'generator' nor 'dtype'{did_you_mean(need, known | set(self.inputs))}"
-                        )
+        for name, spec in self.derived.items():
+            for need in spec.required:
+                if need not in self.inputs and need not in known and need not in ("generator", "dtype"):
+                    raise SpecError(
+                        f"{self.name}: derived input {name!r} needs {need!r}, which is neither an input, a dim, "
+                        f"'generator' nor 'dtype'{did_you_mean(need, known | set(self.inputs))}"
+                    )
+        waiting = {name: set(spec.needs) for name, spec in self.derived.items()}
         while waiting:
             ready = [name for name, needs in waiting.items() if not needs & set(waiting)]
             if not ready:
@@ -257,15 +254,10 @@ class FusionSpec:
         for name in self.dim_names:
             if name not in self.inputs:
                 continue
-            mine = unwrap(self.inputs[name])
-            needing = [
-                other
-                for other, spec in ((n, unwrap(s)) for n, s in self.inputs.items())
-                if isinstance(spec, DerivedSpec) and name in spec.needs
-            ]
+            needing = [other for other, spec in self.derived.items() if name in spec.needs]
             if needing:
                 why = f", and derived input {needing[0]!r} needs it"
-            elif isinstance(mine, DerivedSpec | TensorSpec):
+            elif name in self.derived or name in self.tensors:
                 continue
             else:
                 why = "; their sizes and values are drawn apart"
@@ -299,7 +291,8 @@ class FusionSpec:
                 ) from None
         return {name: bound for name, bound in bounds.items() if name in self.dims or bound != Dim()}
 
-    def _dim_order(self) -> tuple[str, ...]:
+    @property
+    def dim_order(self) -> tuple[str, ...]:
         """Dims in an order in which ``multiple_of`` refers backwards; raises on a cycle."""
         order: list[str] = []
         pending = [name for name in self.dim_names if name not in self.batch_names]
@@ -317,10 +310,6 @@ class FusionSpec:
         return tuple(order)
 
     @property
-    def dim_order(self) -> tuple[str, ...]:
-        return self._dim_order()
-
-    @property
     def sized(self) -> tuple[str, ...]:
         """The batches, whose size is their number of rows, and the dims in their order."""
         return (*self.batch_names, *self.dim_order)
@@ -332,8 +321,14 @@ class FusionSpec:
             if parameters is None:
                 continue
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                function = getattr(getattr(self, role), "__name__", role)
                 for name in sorted(known - set(parameters)):
-                    raise SpecError(_untaken(self, role, name, parameters))
+                    wrapped = f", or wrap it: reference=lambda {name}, ...: {function}(...)"
+                    raise SpecError(
+                        f"{self.name}: the {role} {function}({', '.join(parameters)}) does not take the input {name!r}"
+                        f"{did_you_mean(name, parameters)}. Add {name!r} to its parameters"
+                        f"{wrapped if role == 'reference' else ' or drop it from inputs='}"
+                    )
             for name, parameter in parameters.items():
                 required = parameter.default is parameter.empty and parameter.kind not in (
                     parameter.VAR_KEYWORD,
@@ -384,13 +379,9 @@ class FusionSpec:
 def _bound_names(values: Any) -> tuple[str, ...]:
     if not isinstance(values, ValueProfile):
         return ()
-    names: dict[str, None] = {}
-    for _, bound in values.params:
-        if isinstance(bound, str):
-            names.update(dict.fromkeys(parse_expression(bound, where=f"values.{values}").names))
-    for choice in values.choices:
-        names.update(dict.fromkeys(_bound_names(choice)))
-    return tuple(names)
+    bounds = (bound for _, bound in values.params if isinstance(bound, str))
+    names = [name for bound in bounds for name in parse_expression(bound, where=f"values.{values}").names]
+    return (*names, *(name for choice in values.choices for name in _bound_names(choice)))
 
 
 def _may_have_gradient(declared: Any) -> bool:
@@ -406,16 +397,6 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None  # a builtin without a signature: torch's own functions
-
-
-def _untaken(spec: FusionSpec, role: str, name: str, parameters: Iterable[str]) -> str:
-    function = getattr(getattr(spec, role), "__name__", role)
-    head = f"{spec.name}: the {role} {function}({', '.join(parameters)}) does not take the input {name!r}"
-    hint = did_you_mean(name, parameters)
-    if role == "reference":
-        wrapped = f"reference=lambda {name}, ...: {function}(...)"
-        return f"{head}{hint}. Add {name!r} to its parameters, or wrap it: {wrapped}"
-    return f"{head}{hint}. Add {name!r} to its parameters or drop it from inputs="
 
 
 _NO_KEYWORDS = ("fused", "reference", "fixtures")

@@ -15,15 +15,7 @@ from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import did_you_mean
 
 # The order is the order of simplicity: shrinking goes to the left.
-LAYOUTS: tuple[str, ...] = (
-    "contiguous",
-    "padded",
-    "transposed",
-    "step",
-    "unflattenable",
-    "expanded",
-    "offset",
-)
+LAYOUTS: tuple[str, ...] = ("contiguous", "padded", "transposed", "step", "unflattenable", "expanded", "offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +148,8 @@ def as_input(value: Any, owner: str = "") -> InputSpec:
         return value
     if _is_strategy(value):
         return StrategySpec(value)
-    if any(map(_is_drawn, _held(value))):
+    drawn = TensorSpec | OptionalSpec | DerivedSpec
+    if any(isinstance(inner, drawn) or _is_strategy(inner) for inner in _held(value)):
         raise SpecError(
             f"input {owner!r} is a {type(value).__name__} that holds tensor(...) or something else that is drawn; only "
             "an input by itself is. Name each one and put them together in the test and in the reference, or make all "
@@ -170,10 +163,6 @@ def _is_strategy(value: Any) -> bool:
     return any(b.__module__.startswith("hypothesis.") and b.__name__ == "SearchStrategy" for b in type(value).__mro__)
 
 
-def _is_drawn(value: Any) -> bool:
-    return isinstance(value, TensorSpec | OptionalSpec | DerivedSpec) or _is_strategy(value)
-
-
 def _held(value: Any) -> Iterator[Any]:
     """The values in a list, tuple or dict, at any depth."""
     if isinstance(value, list | tuple | dict):
@@ -185,22 +174,6 @@ def _held(value: Any) -> Iterator[Any]:
 def unwrap(spec: InputSpec) -> InputSpec:
     """The spec inside an ``optional``."""
     return spec.spec if isinstance(spec, OptionalSpec) else spec
-
-
-__all__ = [
-    "LAYOUTS",
-    "ConstantSpec",
-    "DerivedSpec",
-    "InputSpec",
-    "OptionalSpec",
-    "StrategySpec",
-    "TensorSpec",
-    "as_input",
-    "derived",
-    "optional",
-    "tensor",
-    "unwrap",
-]
 
 
 def may_index(declared: InputSpec) -> bool:

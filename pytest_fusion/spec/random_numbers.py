@@ -115,6 +115,3 @@ def as_outputs(value: bool | str | Sequence[str], where: str) -> tuple[str, ...]
     if isinstance(value, bool):
         return ("out",) if value else ()
     return keywords.names(value, where, "distribution")
-
-
-__all__ = ["MASK", "Rng", "as_outputs", "as_rng", "completed", "rng"]

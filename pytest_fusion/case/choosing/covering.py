@@ -13,7 +13,6 @@ from pytest_fusion.case.choosing.pairwise import covering_array
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 Pair = tuple[str, str, str, str]
 # A kernel's fast path (vectors, descriptors) asks for all inputs to be contiguous and aligned at once, as in production
@@ -93,7 +92,7 @@ def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     Every pair of sizes and of kinds of values, special ones with several elements in each dim; all combinations of
     dtypes and flags, where those are few; whole vectors in each row of two choices of three, some with a single row.
     """
-    laid_out = _laid_out(plan)
+    laid_out = [name for name, levels in plan.factors.items() if name.startswith(_LAYOUTS[0]) and len(levels) > 1]
     if not laid_out:
         return
     flags = _flags(plan)
@@ -133,14 +132,9 @@ def _flags(plan: Plan) -> dict[str, tuple[Any, ...]]:
 
 def _innermost(spec: FusionSpec) -> list[str]:
     """The dims that the last axes of tensors are made of."""
-    shapes = [inner.shape for each in spec.inputs.values() if isinstance(inner := unwrap(each), TensorSpec)]
-    last = {name for shape in shapes if shape.terms and not shape.terms[-1].batch for name in shape.terms[-1].names}
-    return [name for name in spec.dim_order if name in last]
-
-
-def _laid_out(plan: Plan) -> list[str]:
-    """The factors of tensors that have a layout to choose."""
-    return [name for name, levels in plan.factors.items() if name.startswith(_LAYOUTS[0]) and len(levels) > 1]
+    last = [tensor.shape.terms[-1] for tensor in spec.tensors.values() if tensor.shape.terms]
+    names = {name for term in last if not term.batch for name in term.names}
+    return [name for name in spec.dim_order if name in names]
 
 
 def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
@@ -202,7 +196,9 @@ def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     dims = [n for n in plan.spec.sized if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
     pairs = list(zip(dims, dims[1:] + dims[:1], strict=True)) if len(dims) > 1 else []
     ordinary = _ordinary_values(plan)
-    both = list(itertools.islice(_alternated(pairs), _MOST_BROAD))
+    # Each pair with the first sizes or the second, then with the others.
+    turns = itertools.product(range(len(_BROAD)), enumerate(pairs))
+    both = [(pair, _BROAD[(turn + again) % len(_BROAD)]) for again, (turn, pair) in turns][:_MOST_BROAD]
     if math.prod(_VAST) <= plan.limits.elements:
         both += [(pair, _VAST) for pair in pairs[:1]]
     for turn, ((many, several), (long, less)) in enumerate(both):
@@ -216,12 +212,6 @@ def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         if ordinary:
             choice["values"] = ordinary[turn % len(ordinary)]
         yield choice
-
-
-def _alternated(pairs: list[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
-    """Each pair with the first sizes or the second, then with the others."""
-    for round_, (turn, pair) in itertools.product(range(len(_BROAD)), enumerate(pairs)):
-        yield pair, _BROAD[(turn + round_) % len(_BROAD)]
 
 
 def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.make import ImpossibleCase, shape_of, torch_dtype
 from pytest_fusion.case.plan import Plan, build
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
+from pytest_fusion.spec.inputs import TensorSpec
 
 KIND = "large"
 _VARIANTS = 3
@@ -24,10 +25,9 @@ def far_tensors(spec: FusionSpec, case: Case) -> dict[str, int]:
     """The tensors of a case with offsets beyond 2^31 elements, each with the bytes of its storage."""
     found: dict[str, int] = {}
     for name, entry in case.tensors.items():
-        inner = unwrap(spec.inputs[name])
-        if entry.layout.kind != KIND or name in case.absent or not isinstance(inner, TensorSpec):
+        if entry.layout.kind != KIND or name in case.absent:
             continue
-        shape = shape_of(inner, case.sizes)
+        shape = shape_of(spec.tensors[name], case.sizes)
         if layouts.goes_far(shape, entry.layout):
             found[name] = layouts.geometry(shape, entry.layout).storage * torch_dtype(entry.dtype).itemsize
     return found
@@ -56,27 +56,22 @@ def cases(plan: Plan, base: int, count: int) -> Iterator[Case]:
     spec, made = plan.spec, 0
     known: set[str] = set()
     for turn in range(len(_SIZES)):
-        dims: dict[str, Any] = {
-            f"dim {name}": _SIZES[(i + turn) % len(_SIZES)] for i, name in enumerate(spec.dim_order)
-        }
+        sizes = _SIZES[turn:] + _SIZES[:turn]
+        dims: dict[str, Any] = {f"dim {n}": s for n, s in zip(spec.dim_order, itertools.cycle(sizes), strict=False)}
         dims |= {f"dim {name}": _BATCH for name in spec.batch_names}
-        for name, declared in spec.inputs.items():
-            inner = unwrap(declared)
-            if not isinstance(inner, TensorSpec):
+        for (name, inner), variant in itertools.product(spec.tensors.items(), range(_VARIANTS)):
+            dtype = {"dtype": spec.dtypes[(turn + made) % len(spec.dtypes)]} if spec.uses_case_dtype else {}
+            try:
+                case = build(plan, {**dims, **dtype}, counter_random.mix(base, "large", turn, name, variant) >> 33)
+                case = case.with_tensor(name, layout=Layout(KIND, variant=variant))
+                shape = shape_of(inner, case.sizes)
+            except ImpossibleCase:
                 continue
-            for variant in range(_VARIANTS):
-                dtype = {"dtype": spec.dtypes[(turn + made) % len(spec.dtypes)]} if spec.uses_case_dtype else {}
-                try:
-                    case = build(plan, {**dims, **dtype}, counter_random.mix(base, "large", turn, name, variant) >> 33)
-                    case = case.with_tensor(name, layout=Layout(KIND, variant=variant))
-                    shape = shape_of(inner, case.sizes)
-                except ImpossibleCase:
-                    continue
-                key = repr((name, shape, layouts.geometry(shape, case.tensors[name].layout).strides))
-                if key in known or not allowed(inner, shape, variant) or not goes_far(spec, case):
-                    continue
-                known.add(key)
-                yield case
-                made += 1
-                if made == count:
-                    return
+            key = repr((name, shape, layouts.geometry(shape, case.tensors[name].layout).strides))
+            if key in known or not allowed(inner, shape, variant) or not goes_far(spec, case):
+                continue
+            known.add(key)
+            yield case
+            made += 1
+            if made == count:
+                return

@@ -47,7 +47,6 @@ def adopt(outer: Any, inner: Any) -> None:
 
     ``@settings``, ``@seed``, ``@example`` below ours are carried over; those above set their attributes on ``outer``.
     """
-
     outer.is_hypothesis_test = True
     outer.hypothesis = SimpleNamespace(inner_test=inner)
     for name in _CARRIED_OVER:

@@ -186,7 +186,8 @@ class TwoKernels:
         if standing == "passes":
             self.passed.append(case.key())
             unmeasured = mine.problem or other.problem
-            pair = replace(pair, errors=errors, memory=_both(mine.memory, other.memory), unmeasured=unmeasured)
+            memory = None if mine.memory is None or other.memory is None else (mine.memory, other.memory)
+            pair = replace(pair, errors=errors, memory=memory, unmeasured=unmeasured)
             self.evidence.pairs[-1] = self._counted(case, pair)
 
     def _add(
@@ -279,7 +280,3 @@ class TwoKernels:
             if theirs.verdict == "fail":
                 tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, shrink=False)
         return tally
-
-
-def _both(ours: int | None, theirs: int | None) -> tuple[int, int] | None:
-    return None if ours is None or theirs is None else (ours, theirs)

@@ -368,10 +368,8 @@ class Canary:
         try:
             copies = copies_of(args, kwargs, self._names, only=only, most_bytes=self._most_bytes)
             return copies, Generators(devices_of(args, kwargs))
-        except CannotCopyError as error:
-            self._ledger.skip(str(error))
         except Exception as error:  # noqa: BLE001 - a comparison that fails must not fail the call
-            self._ledger.skip(brief(error))
+            self._ledger.skip(str(error) if isinstance(error, CannotCopyError) else brief(error))
         return None, None
 
     @beside_captures()

@@ -86,7 +86,18 @@ def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[s
     * promote: every metric is shown to be no worse.
     """
     counts = Counter[str](pair.standing for pair in seen.pairs)
-    findings = [_verdicts(seen.pairs, counts), *_metrics(seen)]
+    passes = [pair for pair in seen.pairs if pair.standing == "passes"]
+    findings = [
+        _verdicts(seen.pairs, counts),
+        metric.errors(passes),
+        metric.determinism(seen.pairs),
+        metric.refusals(seen.pairs),
+        metric.launches(passes),
+        metric.recompiled(seen.compiled),
+        metric.spilled(seen.spills),
+        metric.memory(passes),
+        metric.latency(seen.timings, seen.untimed),
+    ]
     findings = [replace(finding, role="muted") if finding.metric in without else finding for finding in findings]
     back = [f.words for f in findings if f.role == "critical" and f.status == "worse"]
     held = [f.words for f in findings if f.role == "ordinary" and f.status == "worse"]
@@ -149,17 +160,3 @@ def _verdicts(pairs: Sequence[Pair], counts: Mapping[str, int]) -> Finding:
         words = f"passes {better} case(s) that the incumbent fails, and fails none that it passes"
         return Finding("verdicts", "better", "critical", words + also, value=-better)
     return Finding("verdicts", "pass", "critical", f"both pass {counts['passes']} case(s)" + also, value=0)
-
-
-def _metrics(seen: Evidence) -> list[Finding]:
-    passes = [pair for pair in seen.pairs if pair.standing == "passes"]
-    return [
-        metric.errors(passes),
-        metric.determinism(seen.pairs),
-        metric.refusals(seen.pairs),
-        metric.launches(passes),
-        metric.recompiled(seen.compiled),
-        metric.spilled(seen.spills),
-        metric.memory(passes),
-        metric.latency(seen.timings, seen.untimed),
-    ]

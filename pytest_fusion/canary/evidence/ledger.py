@@ -37,7 +37,7 @@ class Ledger:
 
     def begin(self, rollout: str) -> None:
         """Starts empty, as in a new or a forked process."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._counts: Counter[str] = Counter()
         self._logged: Counter[str] = Counter()
         self._publish_errors = 0
@@ -77,10 +77,7 @@ class Ledger:
     def count(self, what: str) -> None:
         """Adds one to the count of this name."""
         with self._lock:
-            self._count(what)
-
-    def _count(self, what: str) -> None:
-        self._counts[what if what in self._counts or len(self._counts) < _MOST_NAMES else "others"] += 1
+            self._counts[what if what in self._counts or len(self._counts) < _MOST_NAMES else "others"] += 1
 
     def pass_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> None:
         """Counts a call in shadow that is not compared; ``why`` if it was sampled but skipped."""
@@ -96,14 +93,14 @@ class Ledger:
     def fell_back(self, reason: str) -> None:
         """Counts a call that was routed to the candidate and served by the incumbent."""
         with self._lock:
-            self._count("fallbacks")
-            self._count(f"fallbacks: {reason}")
+            self.count("fallbacks")
+            self.count(f"fallbacks: {reason}")
 
     def observe(self, seen: Observation) -> None:
         """Counts a run of the candidate, or of the incumbent in its place. ``KeyError`` for an unknown result."""
         metrics = metrics_of(seen.result)
         with self._lock:
-            self._count(f"{'compared' if seen.arm == 'candidate' else 'itself'}: {seen.result}")
+            self.count(f"{'compared' if seen.arm == 'candidate' else 'itself'}: {seen.result}")
             for metric, happened in metrics.items():
                 if metric in self._rules.scales():
                     self._collector.add(metric, seen.bucket, float(happened), seen.arm)

@@ -82,21 +82,19 @@ def judge(evidence: Evidence, rules: Rules = RULES, *, intervals: bool = True) -
     back = [one for one in worse if one.role == "critical"]
     wrong = [*_inconsistent(evidence, rules), *(one.reason for one in active if one.status == "error")]
     empty = [one for one in active if one.bucket is None and one.status == "nodata"]
-    if back:
-        return _answer(evidence, "rollback", [one.reason for one in back], findings)
-    if wrong:
-        return _answer(evidence, "error", wrong, findings)
-    if not total or 2 * len(empty) > len(rules.active):
-        return _answer(evidence, "nodata", [one.reason for one in empty] or ["no calls were counted"], findings)
     needed = [one for one in active if one.bucket is None or one.share >= rules.traffic]
     waiting = [*worse, *(one for one in needed if one.status in ("open", "nodata"))]
-    if waiting:
-        return _answer(evidence, "hold", [one.reason for one in waiting], findings)
-    shown = [one.reason for one in needed if one.bucket is None]
-    return _answer(evidence, "promote", shown, findings)
-
-
-def _answer(evidence: Evidence, decision: Decision, reasons: list[str], findings: list[Finding]) -> Judgement:
+    decision: Decision
+    if back:
+        decision, reasons = "rollback", [one.reason for one in back]
+    elif wrong:
+        decision, reasons = "error", wrong
+    elif not total or 2 * len(empty) > len(rules.active):
+        decision, reasons = "nodata", [one.reason for one in empty] or ["no calls were counted"]
+    elif waiting:
+        decision, reasons = "hold", [one.reason for one in waiting]
+    else:
+        decision, reasons = "promote", [one.reason for one in needed if one.bucket is None]
     return Judgement(evidence.rollout, decision, tuple(reasons), tuple(findings))
 
 

@@ -160,9 +160,7 @@ def _log_payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]
 
 
 # A judge needs the same few bounds at every look.
-@functools.lru_cache(maxsize=64)
-def _payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]:
-    return _log_payoffs(scale, bound, up=up)
+_payoffs = functools.lru_cache(maxsize=64)(_log_payoffs)
 
 
 def _wealth(counts: Mapping[int, int], payoffs: NDArray[np.float64]) -> float:

@@ -32,20 +32,10 @@ def as_json(
 
 def _rollout_json(one: Rollout, judgement: Judgement | None) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "rollout": one.rollout,
-        "current": one.current,
-        "incumbent": one.incumbent,
-        "candidate": one.candidate,
-        "began": one.began,
-        "last": one.last,
+        **{name: getattr(one, name) for name in one.__slots__},
         "states": dict(sorted(Counter(process.state for process in one.processes.values()).items())),
         "processes": [{name: getattr(p, name) for name in p.__slots__} for p in one.processes.values()],
         "served": [[state, arm, many] for (state, arm), many in one.served.items()],
-        "counts": one.counts,
-        "failures": list(one.failures),
-        "trips": list(one.trips),
-        "gaps": list(one.gaps),
         "evidence": one.evidence.as_json(),
         "judgement": None if judgement is None else judgement.as_json(),
     }

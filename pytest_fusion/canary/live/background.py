@@ -27,7 +27,6 @@ _lock = threading.Lock()
 _wake = threading.Event()
 _tended: weakref.WeakSet[Tended] = weakref.WeakSet()
 _thread: threading.Thread | None = None
-_Refs = list["weakref.ref[Tended]"]
 
 
 def add(one: Tended) -> None:
@@ -46,7 +45,7 @@ def remove(one: Tended) -> None:
         _tended.discard(one)
 
 
-def _refs() -> _Refs:
+def _refs() -> list[weakref.ref[Tended]]:
     with _lock:
         return [weakref.ref(one) for one in _tended]
 

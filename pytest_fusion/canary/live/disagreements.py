@@ -92,7 +92,9 @@ class Disagreements:
             if self._found[bucket] >= MOST_PER_BUCKET or self.written >= _MOST:
                 return None
             # Comparisons wait by the hundred; the copies that wait with them are bounded as those on disk.
-            room = _MOST_TENSOR_BYTES - self._held() if self._keep_bytes else 0
+            with self._holding:
+                held = sum(look.call.held_bytes for look in self._looks)
+            room = _MOST_TENSOR_BYTES - held if self._keep_bytes else 0
             found = DescribedCall(self._binding(args, kwargs), keep_bytes=max(min(self._keep_bytes, room), 0.0))
             look = NotedCall(bucket, found)
             if found.held_bytes:
@@ -102,10 +104,6 @@ class Disagreements:
         except Exception as error:  # noqa: BLE001 - a call that cannot be described is still compared
             self._trouble(error)
             return None
-
-    def _held(self) -> int:
-        with self._holding:
-            return sum(look.call.held_bytes for look in self._looks)
 
     def add(self, seen: Observation) -> None:
         """Queues a finished comparison, if the kernels disagreed."""

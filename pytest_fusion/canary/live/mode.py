@@ -40,12 +40,9 @@ class Mode:
         return cls(word, part)
 
     @property
-    def _reach(self) -> tuple[int, float]:
+    def reach(self) -> tuple[int, float]:
+        """A key to compare modes by: the most cautious one has the smallest."""
         return STATES.index(self.state), self.share
-
-    def held_by(self, other: Mode) -> Mode:
-        """The more cautious of the two modes."""
-        return min(self, other, key=lambda mode: mode._reach)
 
     def __str__(self) -> str:
         return f"route {self.share:g}" if self.state == "route" else self.state

@@ -273,9 +273,8 @@ class Canary:
 
     def decide(self, key: object) -> str:
         """Which kernel serves the request ``key``, ``"incumbent"`` or ``"candidate"``: to choose between two graphs."""
-        return (
-            "candidate" if self._active is not None and self._sampler.serves(self._mode, str(key), 0) else "incumbent"
-        )
+        served = self._active is not None and self._sampler.serves(self._mode, str(key), 0)
+        return "candidate" if served else "incumbent"
 
     def _draw(self) -> None:
         self._sampler = CallSampler(self.name, self._control.rollout, self.policy)
@@ -369,10 +368,8 @@ class Canary:
         try:
             copies = copies_of(args, kwargs, self._names, only=only, most_bytes=self._most_bytes)
             return copies, Generators(devices_of(args, kwargs))
-        except CannotCopyError as error:
-            self._ledger.skip(str(error))
         except Exception as error:  # noqa: BLE001 - a comparison that fails must not fail the call
-            self._ledger.skip(brief(error))
+            self._ledger.skip(str(error) if isinstance(error, CannotCopyError) else brief(error))
         return None, None
 
     @beside_captures()
@@ -440,7 +437,8 @@ class Canary:
         if failure is not None and context_lost(args, kwargs):
             self.trip(f"error: the candidate destroyed the CUDA context: {brief(failure)}")
             raise failure
-        restored = {id(tensor) for tensor in tensors_of([self._restored(args, kwargs)])}
+        named = self._names(args, kwargs).items()
+        restored = {id(one) for one in tensors_of([v for name, v in named if writes is None or name in writes])}
         changed = [tensor for tensor, version in versions if tensor._version != version and id(tensor) not in restored]
         if changed:
             what = brief(failure) if failure is not None else f"it returned {structure(result)}"
@@ -473,10 +471,6 @@ class Canary:
             reason = f"the incumbent returns {structure(served)}, the candidate {structure(result)}"
             self._observe(Observation("structure", bucket, reason, call=call))
         return served
-
-    def _restored(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        writes = self.policy.writes
-        return [value for name, value in self._names(args, kwargs).items() if writes is None or name in writes]
 
     def _observe(self, seen: Observation) -> None:
         self._ledger.observe(seen)

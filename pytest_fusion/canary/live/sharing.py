@@ -76,17 +76,13 @@ class CallSampler:
         block, of, chosen = self._drawn
         if block != ticket >> _AT_ONCE_BITS or of != share:
             block = ticket >> _AT_ONCE_BITS
-            chosen = _chosen(self.sample, block << _AT_ONCE_BITS, share)
+            first = block << _AT_ONCE_BITS
+            drawn = elements(self.sample, first, 1 << _AT_ONCE_BITS)
+            # At a share of 1 the threshold is no uint64; all numbers are at most the one before it.
+            below = threshold(share) - 1
+            chosen = frozenset((np.nonzero(drawn <= below)[0] + first).tolist()) if below >= 0 else frozenset()
             self._drawn = block, share, chosen
         return ticket in chosen
-
-
-def _chosen(seed: int, first: int, share: float) -> frozenset[int]:
-    """The tickets from ``first`` on whose numbers in the stream ``seed`` fall into ``share``."""
-    drawn = elements(seed, first, 1 << _AT_ONCE_BITS)
-    # At a share of 1 the threshold is no uint64; all numbers are at most the one before it.
-    below = threshold(share) - 1
-    return frozenset((np.nonzero(drawn <= below)[0] + first).tolist()) if below >= 0 else frozenset()
 
 
 def elements(seed: int, first: int, count: int) -> NDArray[np.uint64]:

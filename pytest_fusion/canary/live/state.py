@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pytest_fusion.canary.live.mode import OFF, Mode
@@ -23,6 +23,10 @@ def mark_of(folder: Path, name: str, rollout: str) -> Path:
     """The file that marks a canary's rollout as tripped, with the reason in it."""
     digest = hashlib.sha256(f"{name}\0{rollout}".encode()).hexdigest()[:12]
     return folder / f"{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:60]}.{digest}.tripped"
+
+
+def _most_cautious(modes: Iterable[Mode | None]) -> Mode | None:
+    return min((mode for mode in modes if mode is not None), key=lambda mode: mode.reach, default=None)
 
 
 class Control:
@@ -77,13 +81,9 @@ class Control:
     def mode(self) -> Mode:
         """The mode by what `look` read last; touches no file."""
         with self._lock:
-            held = [mode for mode in (*self._sources, self._called) if mode is not None]
             if self._tripped is not None:
                 return OFF
-            mode = held[0] if held else self._policy.mode
-            for other in held[1:]:
-                mode = mode.held_by(other)
-            return mode
+            return _most_cautious((*self._sources, self._called)) or self._policy.mode
 
     def look(self) -> None:
         """Reads environment and file. Raises nothing; for a file that does not answer the caller waits a second."""
@@ -133,9 +133,7 @@ class Control:
 
     def _from_environment(self) -> Mode | None:
         own = f"{ENVIRONMENT}_{re.sub(r'[^A-Za-z0-9]+', '_', self._name).upper()}"
-        modes = [self._parsed(name, self._environment.get(name, "")) for name in (ENVIRONMENT, own)]
-        known = [mode for mode in modes if mode is not None]
-        return None if not known else known[0] if len(known) == 1 else known[0].held_by(known[1])
+        return _most_cautious(self._parsed(name, self._environment.get(name, "")) for name in (ENVIRONMENT, own))
 
     def _parsed(self, source: str, text: str) -> Mode | None:
         if not text.strip():
@@ -167,23 +165,20 @@ class Control:
         return self._filed
 
     def _last_known(self, error: Exception) -> Mode | None:
-        known = f"{self._filed or 'no state'} was read from it last"
+        known, stale_s = f"{self._filed or 'no state'} was read from it last", self._policy.stale_s
+        mode: Mode | None = OFF
         if not self._file_seen:
-            self._report_once("file", f"{self._policy.file}: {brief(error)}; off, because it was never read")
-            return OFF
-        if self._clock() - self._file_read_at > self._policy.stale_s:
-            self._report_once(
-                "file", f"{self._policy.file}: {brief(error)} for {self._policy.stale_s:g} s; {known}, now off"
-            )
-            return OFF
-        self._report_once(
-            "file", f"{self._policy.file}: {brief(error)}; {known} and holds for {self._policy.stale_s:g} s"
-        )
-        return self._filed
+            follows = "; off, because it was never read"
+        elif self._clock() - self._file_read_at > stale_s:
+            follows = f" for {stale_s:g} s; {known}, now off"
+        else:
+            mode, follows = self._filed, f"; {known} and holds for {stale_s:g} s"
+        self._report_once("file", f"{self._policy.file}: {brief(error)}{follows}")
+        return mode
 
     def _states(self, text: str) -> Mode | None:
         """The mode in lines ``name: state``; ``*`` is every canary, ``#`` starts a comment."""
-        found: Mode | None = None
+        found: list[Mode] = []
         for number, line in enumerate(text.splitlines(), 1):
             line = line.partition("#")[0].strip()
             name, colon, state = line.partition(":")
@@ -192,9 +187,8 @@ class Control:
             if not colon:
                 raise CanaryError(f"line {number} is {line!r}; expected 'name: state', as in '{self._name}: off'")
             if name.strip() in ("*", self._name):
-                mode = Mode.parse(state, self._policy.share)
-                found = mode if found is None else found.held_by(mode)
-        return found
+                found.append(Mode.parse(state, self._policy.share))
+        return _most_cautious(found)
 
     def _report_once(self, source: str, message: str) -> None:
         if self._reported.get(source) != message:

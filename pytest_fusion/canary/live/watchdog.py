@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -13,15 +14,13 @@ class CandidateHungError(BaseException):
     """Raised by the watchdog inside a candidate that ran too long; no ``except Exception`` of a kernel swallows it."""
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
-    __slots__ = ("sent", "since", "thread", "token")
-
-    def __init__(self, since: float) -> None:
-        self.thread = threading.get_ident()
-        self.since = since
-        # The call and the watchdog race to pop it, which is atomic: the winner decides how the run ends.
-        self.token = [None]
-        self.sent = False
+    since: float
+    thread: int = field(default_factory=threading.get_ident)
+    # The call and the watchdog race to pop it, which is atomic: the winner decides how the run ends.
+    token: list[None] = field(default_factory=lambda: [None])
+    sent: bool = False
 
     def claim(self) -> bool:
         try:

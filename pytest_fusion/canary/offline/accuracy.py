@@ -48,23 +48,18 @@ def error(output: torch.Tensor, right: OutputLanes | torch.Tensor, tolerance: st
     return float(shares.square().mean().sqrt())
 
 
-def log_ratio(candidate: float, incumbent: float) -> float:
-    """The log ratio of two errors, each raised to ``FLOOR`` if it is smaller."""
-    return math.log(max(candidate, FLOOR) / max(incumbent, FLOOR))
-
-
 def ratios(errors: Sequence[Mapping[str, tuple[float, float]]]) -> list[Ratio]:
     """The mean log ratio of errors, with its interval, for each output that has ``FEWEST`` cases or more.
 
-    The interval is a bootstrap of ``RESAMPLES`` resamples of whole cases; ``LEVEL`` holds for all outputs together. The
-    seed is fixed, so equal arguments give equal results.
+    Errors are raised to ``FLOOR``. The interval is a bootstrap of ``RESAMPLES`` resamples of whole cases; ``LEVEL``
+    holds for all outputs together. The seed is fixed, so equal arguments give equal results.
     """
     import numpy as np
 
     by_output: dict[str, list[float]] = {}
     for case in errors:
-        for name, pair in case.items():
-            by_output.setdefault(name, []).append(log_ratio(*pair))
+        for name, (ours, theirs) in case.items():
+            by_output.setdefault(name, []).append(math.log(max(ours, FLOOR) / max(theirs, FLOOR)))
     enough = {name: values for name, values in by_output.items() if len(values) >= FEWEST}
     tail = (1 - LEVEL) / max(1, len(enough))
     found = []

@@ -47,24 +47,10 @@ class Pair:
     unmeasured: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The pair in JSON types: ``text``, ``source``, ``standing``, ``reason``, both kernels, and more."""
-        more = {
-            "errors": {name: list(pair) for name, pair in self.errors.items()},
-            "launches": self.launches and list(self.launches),
-            "more": self.more,
-            "memory": self.memory and list(self.memory),
-            "unmeasured": self.unmeasured,
-            "case": self.case and dict(self.case),
-        }
-        return {
-            "text": self.text,
-            "source": self.source,
-            "standing": self.standing,
-            "reason": self.reason,
-            "candidate": self.candidate.as_json(),
-            "incumbent": self.incumbent.as_json(),
-            **{name: value for name, value in more.items() if value},
-        }
+        """The pair in JSON types, without what is not known; ``text`` and ``reason`` are always there."""
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data |= {"candidate": self.candidate.as_json(), "incumbent": self.incumbent.as_json()}
+        return {name: value for name, value in data.items() if value or name in ("text", "reason")}
 
 
 def classify(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:

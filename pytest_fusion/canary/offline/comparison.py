@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,19 +109,20 @@ class TwoKernels:
     def run(self) -> Found | Lost:
         """Runs all cases, and shrinks the first that the candidate alone fails."""
         try:
-            self._every_case()
-            self._note_reference()
+            self._each("example", self.cases.examples(self.outer))
+            self._each("pinned", map(Chosen, self.more.pinned), again=True)
+            self._each("known", map(Chosen, self.more.known), again=True)
+            self._each("recorded", map(Chosen, self.more.recorded), again=True)
+            if searching.wants_phase(self.outer, "generate"):
+                self._each("fuzzed", self.cases.far() if self.judging.profile.large else self.cases.boundary())
+            if self.old_reference:
+                self.evidence.notes.append(
+                    f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "
+                    "results were judged by today's"
+                )
             return Found(self.evidence, self._tally())
         except _IncumbentLost as error:
             return error.lost
-
-    def _every_case(self) -> None:
-        self._each("example", self.cases.examples(self.outer))
-        self._each("pinned", map(Chosen, self.more.pinned), again=True)
-        self._each("known", map(Chosen, self.more.known), again=True)
-        self._each("recorded", map(Chosen, self.more.recorded), again=True)
-        if searching.wants_phase(self.outer, "generate"):
-            self._each("fuzzed", self.cases.far() if self.judging.profile.large else self.cases.boundary())
 
     def _each(self, source: Source, cases: Iterable[Chosen], *, again: bool | None = None) -> None:
         """Runs these cases until enough of them are worse; cases that a user stated run in any case."""
@@ -165,7 +167,8 @@ class TwoKernels:
             return
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.measure(case)
-        other = self._measured(case)
+        with self._incumbent(case), self.context.clock.phase("incumbent"):
+            other = self.opponent.measure(case)
         if mine.inputs != other.inputs:
             why = other.problem or "the incumbent's spec makes other inputs of it"
             standing, reason = classify(ours, Ran("rejected", FOREIGN, why))
@@ -183,7 +186,8 @@ class TwoKernels:
         if standing == "passes":
             self.passed.append(case.key())
             unmeasured = mine.problem or other.problem
-            pair = replace(pair, errors=errors, memory=_both(mine.memory, other.memory), unmeasured=unmeasured)
+            memory = None if mine.memory is None or other.memory is None else (mine.memory, other.memory)
+            pair = replace(pair, errors=errors, memory=memory, unmeasured=unmeasured)
             self.evidence.pairs[-1] = self._counted(case, pair)
 
     def _add(
@@ -235,11 +239,8 @@ class TwoKernels:
         self.counted += 1
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.count(case)
-        self._note_incumbent(case)
-        try:
+        with self._incumbent(case):
             other = self.opponent.count(case)
-        except WorkerLost as lost:
-            raise _IncumbentLost(case, lost) from None
         if not isinstance(mine, Counts) or not isinstance(other, Counts) or mine.doubts or other.doubts:
             return pair
         if mine.method != other.method:
@@ -248,36 +249,22 @@ class TwoKernels:
         return replace(pair, launches=(mine.kernels, other.kernels), more=more)
 
     def _other(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        self._note_incumbent(case)
-        try:
-            with self.context.clock.phase("incumbent"):
-                return self.opponent.judge(case, again=again, alone=alone)
-        except WorkerLost as lost:
-            raise _IncumbentLost(case, lost) from None
+        with self._incumbent(case), self.context.clock.phase("incumbent"):
+            return self.opponent.judge(case, again=again, alone=alone)
 
     def compiling(self, case: Case) -> None:
         """Notes, for the process that watches this one, that something is compiled or timed."""
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
-    def _note_incumbent(self, case: Case) -> None:
-        """Notes, for the process that watches this one, that the incumbent runs and may compile."""
+    @contextmanager
+    def _incumbent(self, case: Case) -> Iterator[None]:
+        """Notes, for the process that watches this one, that the incumbent runs inside and may compile."""
         compiling = {COMPILING: "the incumbent"} if self.context.device.type == "cuda" else {}
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
-
-    def _measured(self, case: Case) -> Measured:
-        self._note_incumbent(case)
         try:
-            with self.context.clock.phase("incumbent"):
-                return self.opponent.measure(case)
+            yield
         except WorkerLost as lost:
             raise _IncumbentLost(case, lost) from None
-
-    def _note_reference(self) -> None:
-        if self.old_reference:
-            self.evidence.notes.append(
-                f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "
-                "results were judged by today's"
-            )
 
     def _tally(self) -> Tally:
         """The tally of the candidate's cases, with the smallest case that only the candidate fails."""
@@ -293,7 +280,3 @@ class TwoKernels:
             if theirs.verdict == "fail":
                 tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, shrink=False)
         return tally
-
-
-def _both(ours: int | None, theirs: int | None) -> tuple[int, int] | None:
-    return None if ours is None or theirs is None else (ours, theirs)

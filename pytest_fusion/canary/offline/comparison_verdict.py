@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_fusion.canary.offline import metric_finding as metric
 from pytest_fusion.canary.offline.accuracy import FEWEST
-from pytest_fusion.canary.offline.case_pairs import STANDINGS, Pair
-from pytest_fusion.canary.offline.metric_finding import Finding, Timing
+from pytest_fusion.canary.offline.case_pairs import STANDINGS, Pair, Standing
+from pytest_fusion.canary.offline.metric_finding import Finding, Role, Timing
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
@@ -86,8 +86,19 @@ def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[s
     * promote: every metric is shown to be no worse.
     """
     counts = Counter[str](pair.standing for pair in seen.pairs)
-    findings = [_verdicts(seen.pairs), *_metrics(seen)]
-    findings = [_muted(finding) if finding.metric in without else finding for finding in findings]
+    passes = [pair for pair in seen.pairs if pair.standing == "passes"]
+    findings = [
+        _verdicts(seen.pairs, counts),
+        metric.errors(passes),
+        metric.determinism(seen.pairs),
+        metric.refusals(seen.pairs),
+        metric.launches(passes),
+        metric.recompiled(seen.compiled),
+        metric.spilled(seen.spills),
+        metric.memory(passes),
+        metric.latency(seen.timings, seen.untimed),
+    ]
+    findings = [replace(finding, role="muted") if finding.metric in without else finding for finding in findings]
     back = [f.words for f in findings if f.role == "critical" and f.status == "worse"]
     held = [f.words for f in findings if f.role == "ordinary" and f.status == "worse"]
     held += [f.words for f in findings if f.role != "muted" and f.status in ("nodata", "error")]
@@ -103,20 +114,9 @@ def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[s
         decision, reasons = "hold", held
     else:
         decision, reasons = "promote", [f"no worse in {counts['passes']} cases that both pass{_known(counts)}"]
-    return Comparison(
-        decision,
-        tuple(reasons),
-        tuple(findings),
-        {name: counts[name] for name in STANDINGS if counts[name]},
-        incumbent,
-        tuple(seen.pairs),
-        tuple(seen.timings),
-        tuple(seen.notes),
-    )
-
-
-def _muted(finding: Finding) -> Finding:
-    return Finding(finding.metric, finding.status, "muted", finding.words, finding.value, finding.low, finding.high)
+    listed: dict[str, int] = {name: counts[name] for name in STANDINGS if counts[name]}
+    lists = tuple(seen.pairs), tuple(seen.timings), tuple(seen.notes)
+    return Comparison(decision, tuple(reasons), tuple(findings), listed, incumbent, *lists)
 
 
 def _known(counts: Mapping[str, int]) -> str:
@@ -142,40 +142,21 @@ def _too_few(counts: Mapping[str, int]) -> str:
     return f"both pass {passes} case(s), and {FEWEST} are needed" + (f" ({rest})" if rest else "")
 
 
-def _verdicts(pairs: Sequence[Pair]) -> Finding:
+def _verdicts(pairs: Sequence[Pair], counts: Mapping[str, int]) -> Finding:
     """The finding on the checks: no case may fail that the incumbent does not fail."""
-    worse = [pair for pair in pairs if pair.standing == "worse"]
-    better = sum(pair.standing == "better" for pair in pairs)
-    known = sum(pair.standing == "known-bad" for pair in pairs)
-    also = _known({"known-bad": known})
-    if worse:
-        first = worse[0]
-        words = f"fails {len(worse)} case(s) that the incumbent does not fail, as {first.text}: {first.reason}"
-        return Finding("verdicts", "worse", "critical", words + also, value=len(worse))
-    alone = [pair for pair in pairs if pair.standing == "unexcused"]
-    if alone:
-        words = f"fails {len(alone)} case(s) for which the incumbent could not be judged, as {alone[0].text}: "
-        return Finding("verdicts", "worse", "ordinary", words + alone[0].reason + also, value=len(alone))
-    other = [pair for pair in pairs if pair.standing == "both-fail"]
-    if other:
-        words = f"both fail {len(other)} case(s), but not alike, as {other[0].text}: {other[0].reason}"
-        return Finding("verdicts", "worse", "ordinary", words + also, value=len(other))
+    also = _known(counts)
+    failures: tuple[tuple[Standing, Role, str], ...] = (
+        ("worse", "critical", "fails {} case(s) that the incumbent does not fail"),
+        ("unexcused", "ordinary", "fails {} case(s) for which the incumbent could not be judged"),
+        ("both-fail", "ordinary", "both fail {} case(s), but not alike"),
+    )
+    for standing, role, text in failures:
+        first = next((pair for pair in pairs if pair.standing == standing), None)
+        if first is not None:
+            words = f"{text.format(counts[standing])}, as {first.text}: {first.reason}{also}"
+            return Finding("verdicts", "worse", role, words, value=counts[standing])
+    better = counts["better"]
     if better:
         words = f"passes {better} case(s) that the incumbent fails, and fails none that it passes"
         return Finding("verdicts", "better", "critical", words + also, value=-better)
-    passes = sum(pair.standing == "passes" for pair in pairs)
-    return Finding("verdicts", "pass", "critical", f"both pass {passes} case(s)" + also, value=0)
-
-
-def _metrics(seen: Evidence) -> list[Finding]:
-    passes = [pair for pair in seen.pairs if pair.standing == "passes"]
-    return [
-        metric.errors(passes),
-        metric.determinism(seen.pairs),
-        metric.refusals(seen.pairs),
-        metric.launches(passes),
-        metric.recompiled(seen.compiled),
-        metric.spilled(seen.spills),
-        metric.memory(passes),
-        metric.latency(seen.timings, seen.untimed),
-    ]
+    return Finding("verdicts", "pass", "critical", f"both pass {counts['passes']} case(s)" + also, value=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -218,10 +218,7 @@ def kernel_beside(spec: FusionSpec, context: Context, fused: Callable[..., Any])
 def contract(spec: FusionSpec) -> dict[str, Any]:
     """The promises of a spec in JSON types: both kernels are held to these, whatever the incumbent's spec says."""
     found: dict[str, Any] = {name: getattr(spec, name) for name in _AS_IT_IS}
-    tolerance = spec.tolerance
-    found["tolerance"] = (
-        {"rtol": tolerance.rtol, "atol": tolerance.atol} if isinstance(tolerance, Tolerance) else tolerance
-    )
+    found["tolerance"] = asdict(spec.tolerance) if isinstance(spec.tolerance, Tolerance) else spec.tolerance
     found["without"] = dict(spec.without)
     return found
 

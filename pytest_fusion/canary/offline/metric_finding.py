@@ -69,17 +69,18 @@ def errors(pairs: Sequence[Pair]) -> Finding:
     worst = max(found, key=lambda ratio: ratio.low)
     if worst.low <= MARGIN:
         worst = max(found, key=lambda ratio: ratio.high)
-    change = f"the error of {worst.output} is {times(worst.mean)} the incumbent's"
-    interval = f"({times(worst.low)} to {times(worst.high)} at 99 %, {worst.cases} cases)"
+    words = (
+        f"the error of {worst.output} is {times(worst.mean)} the incumbent's ({times(worst.low)} to "
+        f"{times(worst.high)} at 99 %, {worst.cases} cases)"
+    )
     status: Status = "pass"
     if worst.low > MARGIN:
         status = "worse"
     elif worst.high > MARGIN:
-        words = f"{change} {interval}: more cases would decide whether it is within {times(MARGIN)}"
-        return Finding("error", "nodata", "ordinary", words, worst.mean, worst.low, worst.high)
+        status, words = "nodata", f"{words}: more cases would decide whether it is within {times(MARGIN)}"
     elif max(ratio.high for ratio in found) < -MARGIN:
         status = "better"
-    return Finding("error", status, "ordinary", f"{change} {interval}", worst.mean, worst.low, worst.high)
+    return Finding("error", status, "ordinary", words, worst.mean, worst.low, worst.high)
 
 
 def determinism(pairs: Sequence[Pair]) -> Finding:

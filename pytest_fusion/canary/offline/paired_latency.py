@@ -100,7 +100,7 @@ def timings(
             found.problem = _differ(candidate, incumbent, sized[0].case, device, cache, found.notes)
         for one in sized:
             if found.problem:
-                return Latencies(problem=found.problem, notes=found.notes)
+                break
             pulse(one.case)
             try:
                 found.timings.append(_timing(candidate, incumbent, one, device, cache))
@@ -126,17 +126,15 @@ def timer(context: Context, case: Case, what: Timed, device: torch.device, cache
 
 def _timing(candidate: Context, incumbent: Opponent, one: Sized, device: torch.device, cache: int) -> Timing:
     ours = timer(candidate, one.case, "fused", device, cache)
-    blocks = latency.compared(ours, _theirs(incumbent, one.case, device, cache))
+    if isinstance(incumbent, Remote):
+        theirs: Timer = incumbent.timer(one.case, "fused")
+    else:
+        assert isinstance(incumbent, Kernel)
+        theirs = timer(incumbent.context, one.case, "fused", device, cache)
+    blocks = latency.compared(ours, theirs)
     ratio = _ratio(blocks)
     medians = latency.median(blocks.candidate), latency.median(blocks.control)
     return Timing(one.text, ratio.ratio, ratio.low, ratio.high, *medians, share=one.share)
-
-
-def _theirs(incumbent: Opponent, case: Case, device: torch.device, cache: int) -> Timer:
-    if isinstance(incumbent, Remote):
-        return incumbent.timer(case, "fused")
-    assert isinstance(incumbent, Kernel)
-    return timer(incumbent.context, case, "fused", device, cache)
 
 
 def _differ(

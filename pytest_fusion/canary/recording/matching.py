@@ -128,10 +128,10 @@ class _Matching:
             self.notes.append(f"the call has no argument {name!r}; the spec's value is used")
         elif "value" in node:
             value = self._plain_value(name, node)
-            if type(value) is bool or not isinstance(value, int | float) or not _number(inner.value):
-                same = _equal(value, inner.value)
-            else:
+            if _number(value) and _number(inner.value):
                 same = value == inner.value or (value != value and inner.value != inner.value)
+            else:
+                same = _equal(value, inner.value)
             if not same:
                 raise UnmatchedError(f"{name}={value!r} where the spec always has {inner.value!r}")
         else:
@@ -252,9 +252,8 @@ class _Matching:
             self.notes.append(f"the values of {name!r} were not recorded; they are the spec's own")
             return _plain(inner)
         if not follows:
-            self.notes.append(
-                f"the values of {name!r} are the spec's own, {profile if _named(profile) else 'a function'}"
-            )
+            drawn = profile if isinstance(profile, ValueProfile) else "a function"
+            self.notes.append(f"the values of {name!r} are the spec's own, {drawn}")
             return _plain(inner)
         if not seen:
             return _plain(inner)
@@ -289,10 +288,6 @@ def _plain(inner: TensorSpec) -> str:
 
 def _non_finite(seen: Mapping[str, Any]) -> bool:
     return bool(seen.get("nan") or seen.get("inf") or seen.get("ninf"))
-
-
-def _named(profile: Any) -> bool:
-    return isinstance(profile, ValueProfile)
 
 
 def _number(value: Any) -> bool:

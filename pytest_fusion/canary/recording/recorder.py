@@ -135,7 +135,7 @@ class Recorder:
             clock,
             suffix=recorded_file.SUFFIX,
             mode=PRIVATE,
-            shorten=self._shorten,
+            shorten=lambda path: recorded_file.shorten(path, self._clock(), self._keep_s),
         )
         self._begin()
 
@@ -193,7 +193,28 @@ class Recorder:
     def flush(self) -> None:
         """Writes calls whose numbers have arrived; a thread does this every ``interval_s``. Raises nothing."""
         with self._tending:
-            self._tend()
+            calls = self._reservoir.calls()
+            if calls and not self._headed:
+                self._headed = True
+                facts = {"schema": recorded_file.SCHEMA, "keep_s": self._keep_s, "tensors": bool(self._call_bytes)}
+                self._log.add("recording", **facts)
+            changed = False
+            while self._waiting and self._waiting[0].found.ready:
+                self._write(self._waiting.popleft())
+                changed = True
+            if calls != self._written:
+                self._written = calls
+                with self._lock:
+                    skipped = dict(self._counts)
+                self._log.add("calls", calls=calls, skipped=skipped)
+            lost = self._log.lost
+            self._log.flush()
+            if self._log.lost > lost:
+                # The disk was full and lines were lost: write the head and the counts again.
+                self._headed, self._written = False, {}
+            elif changed and self._tensors is not None:
+                self._tensors.forget_all_but(set(self._files.values()))
+            self._mind_age()
 
     tend = flush
 
@@ -239,29 +260,6 @@ class Recorder:
             reason = reason[:80]
             self._counts[reason if reason in self._counts or len(self._counts) < 50 else "others"] += 1
 
-    def _tend(self) -> None:
-        calls = self._reservoir.calls()
-        if calls and not self._headed:
-            self._headed = True
-            self._log.add("recording", schema=recorded_file.SCHEMA, keep_s=self._keep_s, tensors=bool(self._call_bytes))
-        changed = False
-        while self._waiting and self._waiting[0].found.ready:
-            self._write(self._waiting.popleft())
-            changed = True
-        if calls != self._written:
-            self._written = calls
-            with self._lock:
-                skipped = dict(self._counts)
-            self._log.add("calls", calls=calls, skipped=skipped)
-        lost = self._log.lost
-        self._log.flush()
-        if self._log.lost > lost:
-            # The disk was full and lines were lost: write the head and the counts again.
-            self._headed, self._written = False, {}
-        elif changed and self._tensors is not None:
-            self._tensors.forget_all_but(set(self._files.values()))
-        self._mind_age()
-
     def _write(self, seen: _Seen) -> None:
         try:
             bucket, found = seen.bucket.name, seen.found
@@ -290,9 +288,6 @@ class Recorder:
             self._skip("tensors not kept: more than tensors_mib")
             return
         facts["tensors"] = self._files[place] = name
-
-    def _shorten(self, path: Path) -> None:
-        recorded_file.shorten(path, self._clock(), self._keep_s)
 
     def _mind_age(self) -> None:
         """Deletes old calls, here and in files of ended processes."""

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,8 @@ class Cases:
         found = [
             f"{self.name}: {self.total} calls in {self.files} files; {len(self)} cases stand for {self.covered:.1%}"
         ]
-        found += [f"no case for {weight:.0f} calls: {why}" for why, weight in _by_weight(self.unmatched)]
+        unmatched = sorted(self.unmatched.items(), key=lambda one: -one[1])
+        found += [f"no case for {weight:.0f} calls: {why}" for why, weight in unmatched]
         found += [
             f"no case for {calls} calls of {bucket}: none of them is in the sample"
             for bucket, calls in self.uncovered.items()
@@ -107,10 +108,6 @@ class Cases:
         for one in self.found:
             notes.update(dict.fromkeys(one.notes, 1))
         return found + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
-
-
-def _by_weight(reasons: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(reasons.items(), key=lambda one: -one[1])
 
 
 def read(paths: PathLike | Iterable[PathLike], name: str | None = None, *, now: float | None = None) -> Calls:
@@ -237,28 +234,30 @@ def _shown(paths: PathLike | Iterable[PathLike]) -> str:
 def _merged(name: str, files: list[RecordedFile]) -> Calls:
     found = Calls(name, files=len(files), expired=sum(file.expired for file in files))
     totals: Counter[str] = Counter()
-    by_bucket: dict[str, list[tuple[Mapping[str, Any], Path, float]]] = {}
+    by_bucket: dict[str, list[Call]] = {}
     for file in files:
         for bucket, count in file.per_bucket.items():
             totals[bucket] += count
             own = [event for (where, _), event in sorted(file.calls.items()) if where == bucket]
-            by_bucket.setdefault(bucket, []).extend((event, file.path, count / len(own)) for event in own)
+            by_bucket.setdefault(bucket, []).extend(Call(event, file.path, bucket, count / len(own)) for event in own)
         for event in file.finds:
             bucket = str(event.get("bucket"))
             totals[bucket] += 1
-            by_bucket.setdefault(bucket, []).append((event, file.path, 1.0))
+            by_bucket.setdefault(bucket, []).append(Call(event, file.path, bucket, 1.0))
     found.total = totals.total()
     for bucket, count in sorted(totals.items()):
-        known = sum(weight for *_, weight in by_bucket[bucket])
-        if not known:
-            if count:
-                found.uncovered[bucket] = count
-            continue
         # Calls of a process without a sampled call of this bucket count with those of the others.
-        found.sampled += [
-            Call(event, path, bucket, weight * count / known) for event, path, weight in by_bucket[bucket]
-        ]
+        calls = _weighted(by_bucket[bucket], count)
+        found.sampled += calls
+        if count and not calls:
+            found.uncovered[bucket] = count
     return found
+
+
+def _weighted(calls: list[Call], total: float) -> list[Call]:
+    """The same calls, with weights in the same proportions that add up to ``total``; none where all weights are 0."""
+    known = sum(call.weight for call in calls)
+    return [replace(call, weight=call.weight * total / known) for call in calls] if known else []
 
 
 def _at_most(calls: list[Call], most: int | None) -> list[Call]:
@@ -269,8 +268,7 @@ def _at_most(calls: list[Call], most: int | None) -> list[Call]:
     for call in calls:
         buckets.setdefault(call.bucket, []).append(call)
     chosen: list[Call] = []
-    for name, all_of in buckets.items():
+    for all_of in buckets.values():
         few = sorted(all_of, key=lambda call: (int(call.event.get("seed") or 0), str(call.path)))[: max(most, 1)]
-        scale = sum(call.weight for call in all_of) / sum(call.weight for call in few)
-        chosen += [Call(call.event, call.path, name, call.weight * scale) for call in few]
+        chosen += _weighted(few, sum(call.weight for call in all_of))
     return chosen

@@ -164,7 +164,10 @@ class Measures:
         after = Generators(devices)
         try:
             for second in (chosen.plan.first, not chosen.plan.first):
-                self._equal(copies, chosen.spare)
+                # The inputs are rewritten, so that both find the same bytes at the same place and no warmer cache.
+                for pair, original in zip(copies.pairs, chosen.spare.pairs, strict=True):
+                    if pair.copy is not original.copy:
+                        write(pair.copy, original.copy)
                 before.put_back()
                 with torch.no_grad():
                     if second and chosen.plan.arm == "candidate":
@@ -183,12 +186,6 @@ class Measures:
         if chosen.plan.arm == "candidate":
             return None
         return self._comparisons.submit(results[0], again, copies, bucket, copied="candidate", arm="itself")
-
-    def _equal(self, copies: Copies, spare: Copies) -> None:
-        """Rewrites the inputs, so that both kernels find the same bytes at the same place and no warmer cache."""
-        for pair, original in zip(copies.pairs, spare.pairs, strict=True):
-            if pair.copy is not original.copy:
-                write(pair.copy, original.copy)
 
     def _run_candidate(self, span: Span, bucket: str, copies: Copies) -> Observation | None:
         try:

@@ -9,14 +9,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from pytest_fusion.canary.evidence.evidence_counts import Arm
 from pytest_fusion.canary.evidence.observation import Observation
 from pytest_fusion.canary.live.calls.copies import Copies
 from pytest_fusion.canary.live.comparing.readback import Readback
-from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare, exact, sums_of
+from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare, exactly, sums_of
 from pytest_fusion.spec.promises import Tolerance
 
 # With so many comparisons unfinished, the device gets no further ones.
@@ -93,7 +90,7 @@ class Comparisons:
             undeclared = self._writes is not None and pair.name not in self._writes
             labels.append(f"argument {pair.name!r}")
             held.append(undeclared)
-            rows.append(_exactly(one, other) if undeclared else sums_of(one, other, self._tolerance))
+            rows.append(exactly(one, other) if undeclared else sums_of(one, other, self._tolerance))
         self._waiting.append(_Waiting(bucket, arm, self._clock(), labels, held, Readback(rows), call))
         return None
 
@@ -113,12 +110,6 @@ class Comparisons:
                 self._waiting.popleft()
                 found.append(replace(_observation(first), arm=first.arm))
         return found
-
-
-def _exactly(one: Tensor, other: Tensor) -> Tensor:
-    row = torch.zeros(len(FIELDS), dtype=torch.float64, device=one.device)
-    row[0] += exact(one, other)
-    return row
 
 
 def _observation(done: _Waiting) -> Observation:

@@ -99,9 +99,11 @@ def _same(one: Leaf, other: Leaf) -> bool:
     return not isinstance(a, int | str | bool) or bool(a == b)
 
 
-def exact(one: Tensor, other: Tensor) -> Tensor:
-    """A () bool tensor: whether two tensors that must be equal differ."""
-    return ~((one == other) | ((one != one) & (other != other))).all()
+def exactly(one: Tensor, other: Tensor) -> Tensor:
+    """A row of ``FIELDS`` for two tensors that must be equal: ``beyond`` is 1 if they differ."""
+    row = torch.zeros(len(FIELDS), dtype=torch.float64, device=one.device)
+    row[0] += ~((one == other) | ((one != one) & (other != other))).all()
+    return row
 
 
 @torch.no_grad()

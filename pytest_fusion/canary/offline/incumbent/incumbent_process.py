@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -45,10 +44,6 @@ class Process:
         self._worker: Worker | None = None
         self._owner = os.getpid()
         atexit.register(self.end)
-
-    @classmethod
-    def in_new_folder(cls) -> Process:
-        return cls(Path(tempfile.mkdtemp(prefix="pytest-fusion-incumbent-")))
 
     def start(self, python: str, settings: Mapping[str, Any], *, start: Path, foreign: bool) -> None:
         """Run ``python`` in the folder ``start``; ``foreign`` leaves this environment's variables for Python behind.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,12 @@ class Incumbent:
             from pytest_fusion.canary.offline.incumbent.revision import resolve
 
             self._revision = resolve(named.target, setting.start)
-            self._inside(self._revision)
+            top = Path(os.path.realpath(self._revision.top))
+            for path in (setting.root, setting.start):
+                if not Path(os.path.realpath(path)).is_relative_to(top):
+                    raise CanaryError(
+                        f"the incumbent {named} is a revision of {top}, and {path} is outside of it; run this inside"
+                    )
 
     @property
     def about(self) -> dict[str, Any]:
@@ -93,18 +99,12 @@ class Incumbent:
                 return kernel_beside(spec, context, self._function)
             except SpecError as error:
                 raise NoOpponentError(f"{self.named} does not take the inputs of this test: {error}") from None
-        self._opened = {
-            "nodeid": nodeid,
-            "contract": contract(spec),
-            "programs": context.programs,
-            "deep": context.deep,
-        }
+        facts = {"programs": context.programs, "deep": context.deep}
+        self._opened = {"nodeid": nodeid, "contract": contract(spec), **facts}
         process = self._running()
         self._request_open(process)
-        patience = _PATIENCE * seconds
-        return Remote(
-            process, context.device, patience if context.device.type == "cpu" else max(patience, _COMPILING_S)
-        )
+        least = 0.0 if context.device.type == "cpu" else _COMPILING_S
+        return Remote(process, context.device, max(_PATIENCE * seconds, least))
 
     def reopen(self) -> None:
         """Restarts the process and opens the same test again."""
@@ -153,7 +153,7 @@ class Incumbent:
         from pytest_fusion.canary.offline.incumbent.revision import check_out
 
         if self._process is None:
-            self._process = Process.in_new_folder()
+            self._process = Process(Path(tempfile.mkdtemp(prefix="pytest-fusion-incumbent-")))
             try:
                 if self._revision is not None:
                     checkout = self._checkout()
@@ -215,14 +215,6 @@ class Incumbent:
         if self._revision is None:
             return path
         return self._checkout() / Path(os.path.realpath(path)).relative_to(os.path.realpath(self._revision.top))
-
-    def _inside(self, revision: Revision) -> None:
-        top = Path(os.path.realpath(revision.top))
-        for path in (self.setting.root, self.setting.start):
-            if not Path(os.path.realpath(path)).is_relative_to(top):
-                raise CanaryError(
-                    f"the incumbent {self.named} is a revision of {top}, and {path} is outside of it; run this inside"
-                )
 
 
 def _shared_files(files: Sequence[str], setting: Setting) -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
@@ -18,6 +19,8 @@ from pytest_fusion.spec.wording import did_you_mean
 _LINK, _SUBMODULE = "120000", "160000"
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _SHOWN = 3
+# Refreshing the index or fetching a missing object would write into .git.
+_ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +35,10 @@ class Revision:
         return self.sha[:12] if self.sha.startswith(self.called) else f"{self.called} ({self.sha[:12]})"
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     mode: str
     blob: str
     path: str
-
-
-@dataclass(slots=True)
-class _Left:
-    """Files of a revision that could not be written."""
-
-    submodules: list[str] = field(default_factory=list)
-    pointers: list[str] = field(default_factory=list)
-
-    def notes(self) -> tuple[str, ...]:
-        found = []
-        if self.submodules:
-            found.append(f"submodules of the revision are empty folders: {_listed(self.submodules)}")
-        if self.pointers:
-            found.append(f"files of the revision are Git LFS pointers, not their contents: {_listed(self.pointers)}")
-        return tuple(found)
 
 
 def resolve(called: str, start: Path) -> Revision:
@@ -83,18 +69,24 @@ def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
     Filters and line endings of ``.gitattributes`` are not applied. Raises ``CanaryError`` where an object is missing,
     ``OSError`` where the folder cannot be written.
     """
-    left, files = _Left(), []
+    submodules: list[str] = []
+    pointers: list[str] = []
+    files = []
     for entry in _tree(revision):
         if entry.mode == _SUBMODULE:
-            left.submodules.append(entry.path)
+            submodules.append(entry.path)
             (folder / entry.path).mkdir(parents=True, exist_ok=True)
         else:
             files.append(entry)
     for entry, data in _blobs(revision, files):
         _write(folder, entry, data)
         if data.startswith(_POINTER):
-            left.pointers.append(entry.path)
-    return left.notes()
+            pointers.append(entry.path)
+    left = {
+        "submodules of the revision are empty folders": submodules,
+        "files of the revision are Git LFS pointers, not their contents": pointers,
+    }
+    return tuple(f"{what}: {_listed(names)}" for what, names in left.items() if names)
 
 
 def _tree(revision: Revision) -> Iterator[_Entry]:
@@ -136,24 +128,19 @@ def _write(folder: Path, entry: _Entry, data: bytes) -> None:
 
 
 def _git(folder: Path, *words: str, feed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, **_ENVIRONMENT}
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        environment.pop(name, None)  # a hook's are those of another repository
     try:
         return subprocess.run(
             ["git", "--no-pager", "-C", os.fspath(folder), *words],
-            env=_environment(),
+            env=environment,
             input=feed,
             capture_output=True,
             check=False,
         )
     except OSError as error:
         raise CanaryError(f"an incumbent that is a git revision needs git, which cannot be run: {error}") from None
-
-
-def _environment() -> Mapping[str, str]:
-    # Refreshing the index or fetching a missing object would write into .git; a hook's GIT_DIR is another repository's.
-    inherited = {
-        key: value for key, value in os.environ.items() if key not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-    }
-    return {**inherited, "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
 def _stderr(found: subprocess.CompletedProcess[bytes]) -> str:

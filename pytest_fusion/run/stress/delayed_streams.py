@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.compiled import observe_compiled
 
 # About 10 ms at 2 GHz: far longer than the copy of a result on the caller's stream takes to be made.
@@ -39,9 +40,5 @@ def delayed(device: torch.device) -> Iterator[None]:
         upstream(stream)
         delay()
 
-    torch.cuda.set_stream = set_stream
-    try:
-        with observe_compiled(delay):
-            yield
-    finally:
-        torch.cuda.set_stream = upstream
+    with holding(torch.cuda, set_stream=set_stream), observe_compiled(delay):
+        yield

@@ -85,16 +85,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
 )
 # Of this package, what calls and decides.
 _OWN = tuple(
-    f"pytest_fusion.{name}"
-    for name in (
-        "checks.",
-        "oracle.",
-        "run.bits",
-        "run.fused",
-        "run.memory",
-        "run.placing",
-        "run.pristine",
-    )
+    f"pytest_fusion.{name}" for name in "checks. oracle. run.bits run.fused run.memory run.placing run.pristine".split()
 )
 # Where functions come from that this package imports by name; others were put there by somebody.
 _FAMILIAR = frozenset({"pytest_fusion", "torch", "numpy", "triton", "hypothesis", *sys.stdlib_module_names})
@@ -186,7 +177,10 @@ class _Chosen:
     def undo(self) -> list[str]:
         replaced = [(name, v) for name, v, now in zip(self.names, self.held, self._now(), strict=True) if now is not v]
         for name, value in replaced:
-            _put(self.owner, name, value)
+            if value is _ABSENT:
+                delattr(self.owner, name)
+            else:
+                setattr(self.owner, name, value)
         return [f"{self.where}.{name}" for name, _ in replaced]
 
 
@@ -357,10 +351,3 @@ def _own_spaces() -> list[_Space]:
 def _function_in(value: Any) -> types.FunctionType | None:
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     return value if isinstance(value, types.FunctionType) else None
-
-
-def _put(owner: Any, name: str, value: Any) -> None:
-    if value is _ABSENT:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.run.measure.resources.bench_arguments import Sizes, arguments_of
 from pytest_fusion.run.measure.resources.function_places import NotFoundError
@@ -200,9 +198,8 @@ def _interpreted(drafts: Sequence[_Draft]) -> None:
 def _launched_here(spec: FusionSpec, sizes: Sizes) -> tuple[list[Noted], str, bool]:
     """The launches of a call in this process, none of them run, what it raised, and whether it read values."""
     launches: list[Noted] = []
-    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
     arguments, problem = arguments_of(spec, sizes), ""
-    with posing, values_read() as read, noted(launches, run=False):
+    with posing_as_cuda(torch), values_read() as read, noted(launches, run=False):
         try:
             spec.fused(**arguments)
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything

@@ -48,9 +48,12 @@ def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence
     (devices are chosen by thread). Raises ``TimeoutError`` when there is no end.
     """
     for frame in reversed(frames):
-        call = partial(_stand_in(frame), call)
+        # A function that calls its argument and looks like the frame meanwhile.
+        call = partial(_disguised(_call, frame), call)
     box: dict[str, Any] = {}
-    thread = threading.Thread(target=_worker(), args=(prepare, call, box), daemon=True)
+    # No file name: a frame of this file would reveal the test.
+    worker = _disguised(_work, Frame("<thread>", "work", "__main__"))
+    thread = threading.Thread(target=worker, args=(prepare, call, box), daemon=True)
     with contextlib.nullcontext() if frames else _hidden():
         thread.start()
         thread.join(_PATIENCE_S)
@@ -63,16 +66,6 @@ def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence
 
 def _seen(frame: FrameType) -> Frame:
     return Frame(frame.f_code.co_filename, frame.f_code.co_name, str(frame.f_globals.get("__name__")))
-
-
-def _stand_in(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
-    """A function that calls its argument and looks like ``frame`` meanwhile."""
-    return _disguised(_call, frame)
-
-
-def _worker() -> Callable[..., None]:
-    """The thread's own function, with no file name: a frame of this file would reveal the test."""
-    return _disguised(_work, Frame("<thread>", "work", "__main__"))
 
 
 def _disguised(function: Callable[..., Any], frame: Frame) -> Callable[..., Any]:

@@ -29,8 +29,6 @@ _MICRO = 1e-6
 _DELIBERATE = "not for this target"
 # Triton's words for a type or an option of newer hardware: kernels are written for some targets, not for all.
 _LACKS = re.compile(r"not supported (?:in|on) this architecture|requires NVIDIA SM|requires compute capability")
-# From compute capability 9.0 on, the binary declares what the system reserves of a block's shared memory as static.
-_DECLARES_RESERVED = 9
 
 
 def compiled(noted: Noted, target: Target) -> Resources:
@@ -162,8 +160,7 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
         usage = cubin.read(result.asm["cubin"], str(knobs.nvidia.cuobjdump.path))
     except (cubin.NoToolError, RuntimeError) as error:
         return Resources(**common, status="unknown", reason=f"it compiles, but its binary cannot be read: {error}")
-    reserved = target.shared_reserved if target.major >= _DECLARES_RESERVED else 0
-    static = max(0, usage.shared_static - reserved)
+    static = target.static(usage.shared_static)
     common |= {
         "registers": usage.registers,
         "local_bytes": usage.local_bytes,

@@ -16,8 +16,9 @@ import torch
 
 from pytest_fusion.case import blank
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.run.measure.resources.launcher_call import made
+from pytest_fusion.run.measure.resources.constants import decode, encode
 from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.specialisation import Json
 from pytest_fusion.run.measure.resources.value_reads import values_read
 
 _FACTORIES = (
@@ -29,12 +30,21 @@ _BLANK = "empty empty_like zeros zeros_like".split()
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 
 
+def call_json(function: Any, arguments: Mapping[str, Any], backward: tuple[str, ...]) -> dict[str, Json]:
+    """A call as JSON for :func:`rehearse`: its tensors by their form; ``backward``: the gradients of these too.
+
+    Raises ``NotFoundError`` for a function or a value that cannot be handed to another process.
+    """
+    encoded = {name: encode(value) for name, value in arguments.items()}
+    return {"function": encode(function), "arguments": encoded, "backward": list(backward)}
+
+
 def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
     """The launches of one call, why there may be more (what it raised, empty if nothing), and whether it read values.
 
     Raises ``NotFoundError`` where the call cannot be made here.
     """
-    function, arguments = made(call)
+    function, arguments = decode(call["function"]), {name: decode(each) for name, each in call["arguments"].items()}
     launches: list[Noted] = []
     backward = tuple(call["backward"])
     for name in backward:

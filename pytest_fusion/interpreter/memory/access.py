@@ -67,11 +67,11 @@ class Access:
     """One executed load, store or atomic, all its lanes. ``pointers``: uint64 (programs or 1, ...)."""
 
     def __init__(
-        self, kinds: tuple[Kind, Kind], pointers: Array, origin: Origin | None, itemsize: int, mask: Array | None
+        self, out_of_bounds: Kind, pointers: Array, origin: Origin | None, itemsize: int, mask: Array | None
     ) -> None:
         self.pointers, self.itemsize = pointers, itemsize
         self.mask = _active(mask, pointers)
-        self._out_of_bounds, _ = kinds
+        self._out_of_bounds: Kind = out_of_bounds
         self._origin = origin
         self._site: Site | None = None
 

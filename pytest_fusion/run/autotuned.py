@@ -209,17 +209,22 @@ def _run_between_hooks(tuner: Any, args: tuple[Any, ...], config: Any, current: 
     tuner.post_hook(values, exception=None)
 
 
-def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """The configs that the kernel's pruning leaves for these arguments.
+def pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The configs that the kernel's pruning leaves for these arguments, in its order.
 
     Triton prunes only when it tunes, so pruning that fails elsewhere is nobody's error: nothing could be chosen.
     """
     with _unchanged(tuner):
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         try:
-            left = set(tuner.prune_configs(kwargs))
+            return list(tuner.prune_configs(kwargs))
         except Exception:  # noqa: BLE001
-            return set()
+            return []
+
+
+def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """The numbers of the configs that the pruning leaves."""
+    left = set(pruned(tuner, args, kwargs))
     return {index for index, config in enumerate(tuner.configs) if config in left}
 
 

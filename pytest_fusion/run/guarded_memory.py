@@ -26,7 +26,8 @@ class Described:
         self._known: dict[int, tuple[Region, Facts]] = {}
 
     def __call__(self, address: int) -> Facts | None:
-        region = self._region(address)
+        own = self._arena.region(address) if self._arena is not None else None
+        region = own or self._watch.region(address)
         if region is None:
             return None
         known = self._known.get(address)
@@ -43,10 +44,6 @@ class Described:
         """Addresses of the blocks around the guarded tensors."""
         inputs = self._arena.blocks() if self._arena is not None else frozenset()
         return inputs | self._watch.blocks()
-
-    def _region(self, address: int) -> Region | None:
-        own = self._arena.region(address) if self._arena is not None else None
-        return own or self._watch.region(address)
 
     def _described(self, region: Region) -> Facts:
         if self._arena is not None and self._arena.region(region.address) is region:

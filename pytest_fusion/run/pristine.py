@@ -250,9 +250,6 @@ class _Watch:
         """Replaced values keep their place in a dict; a name that was added moves the others, which needs a look."""
         return addresses(tuple(itertools.chain.from_iterable(self._views))) == self._where
 
-    def _codes_intact(self) -> bool:
-        return addresses(tuple(map(_CODE, self._functions))) == self._codes_where
-
     def renew(self) -> None:
         """Accept the current state as the one to restore."""
         for place in self._chosen:
@@ -272,7 +269,7 @@ class _Watch:
                 changed += place.undo()
         if not self._own_intact():
             changed += [name for space in self._own for name in space.undo()]
-        if not self._codes_intact():
+        if addresses(tuple(map(_CODE, self._functions))) != self._codes_where:
             for name, function, code in zip(self._names, self._functions, self._codes, strict=True):
                 if function.__code__ is not code:
                     changed.append(name)

@@ -48,8 +48,6 @@ class FarRegion(Region):
     store; on a GPU it is not seen, but an offset that wrapped around lands before the storage anyway.
     """
 
-    __slots__ = ()
-
     def _spread(self) -> None:
         if self._words.device.type != "cpu":
             self._words.zero_()

@@ -38,26 +38,6 @@ class Region:
     there is no room.
     """
 
-    __slots__ = (
-        "_backing",
-        "_first",
-        "_last",
-        "_per",
-        "_saved",
-        "_value",
-        "_words",
-        "bits",
-        "dtype",
-        "guard_bytes",
-        "name",
-        "offset",
-        "own",
-        "shape",
-        "storage_elements",
-        "strides",
-        "variant",
-    )  # fmt: skip
-
     def __init__(
         self,
         name: str,

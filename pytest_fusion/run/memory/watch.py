@@ -207,12 +207,6 @@ class Watch:
         self._held -= sum(region.nbytes for region in regions)
         self._since = 0
 
-    def _release(self, tensor: Tensor, size: Sequence[int], strides: Sequence[int], offset: int) -> None:
-        """Move ``tensor`` out of its guarded storage, which cannot grow, into an ordinary one of the same content."""
-        ordinary = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            tensor.set_(ordinary, offset, size, strides)
-
 
 class _Mode(OperatorMode):
     def __init__(self, watch: Watch) -> None:
@@ -267,7 +261,10 @@ class _Mode(OperatorMode):
             if not before or "not resizable" not in str(error):
                 raise
             for tensor, size, strides, offset in before:
-                self._watch._release(tensor, size, strides, offset)
+                # Out of its guarded storage, which cannot grow, into an ordinary one of the same content.
+                ordinary = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    tensor.set_(ordinary, offset, size, strides)
         return self._call(func, types, args, kwargs)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fusion.interpreter.scoped import replaced
+from pytest_fusion.run.autotuned import pruned
 from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.specialiser import Live, bind, specialise
@@ -81,7 +82,7 @@ class _Notes:
         tuning = _Tuning(asking=True)
         self._tuning.append(tuning)
         try:
-            for config in _survivors(tuner, args, kwargs):
+            for config in pruned(tuner, args, kwargs):
                 # A config's hook sets the blocks of tensor descriptors, so it comes before; what the launch itself
                 # chooses calls its own again.
                 with contextlib.suppress(Exception):
@@ -98,17 +99,6 @@ def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, An
         names = dict(zip(tuner.arg_names, args, strict=False))
         config.pre_hook({**names, **{n: v for n, v in given.items() if n not in ("grid", "warmup")}})
     tuner.fn.run(*args, **{**given, "warmup": True})
-
-
-def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    before = getattr(tuner, "nargs", None)
-    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-    try:
-        return list(tuner.prune_configs(kwargs))
-    except Exception:  # noqa: BLE001 - pruning that fails here fails in the launch too, which reports it
-        return []
-    finally:
-        tuner.nargs = before
 
 
 @contextmanager

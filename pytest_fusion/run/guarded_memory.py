@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
-from pytest_fusion.interpreter.memory.regions import Facts, Owned, mark, memory_at
+from pytest_fusion.interpreter.memory.regions import Facts, Owned, holds_still, mark, memory_at
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.far import FarRegion
 from pytest_fusion.run.memory.region import Region
@@ -50,8 +48,9 @@ class Described:
             return Facts(own=_own(region))
         if not self._watch.fresh(region.address):
             return Facts()
-        written = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
-        return Facts(written=written, untouched=_untouched(region))
+        nbytes = region.storage_elements * region.dtype.itemsize
+        fill = holds_still(memory_at(region.address, nbytes), np.frombuffer(region.bits, np.uint8))
+        return Facts(written=np.zeros(nbytes, np.bool_), untouched=fill)
 
 
 def _own(region: Region) -> Array | Owned | None:
@@ -64,9 +63,3 @@ def _own(region: Region) -> Array | Owned | None:
     mask = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
     mark(mask, region.shape, region.strides, region.offset, region.dtype.itemsize)
     return mask
-
-
-def _untouched(region: Region) -> Callable[[Array], Array]:
-    size, pattern = region.dtype.itemsize, np.frombuffer(region.bits, np.uint8)
-    memory = memory_at(region.address, region.storage_elements * size)
-    return lambda offsets: memory[offsets] == pattern[offsets % size]

@@ -135,26 +135,6 @@ def foreign() -> list[str]:
     )
 
 
-class _Space:
-    """A module or a class, and what it held; names that are added later do not matter."""
-
-    __slots__ = ("held", "names", "owner", "where")
-
-    def __init__(self, where: str, owner: Any) -> None:
-        self.where, self.owner = where, owner
-        self.renew()
-
-    def renew(self) -> None:
-        self.names, self.held = list(vars(self.owner)), list(vars(self.owner).values())
-
-    def undo(self) -> list[str]:
-        now = vars(self.owner)
-        replaced = {name: v for name, v in zip(self.names, self.held, strict=True) if now.get(name, _ABSENT) is not v}
-        for name, value in replaced.items():
-            setattr(self.owner, name, value)
-        return [f"{self.where}.{name}" for name in replaced]
-
-
 class _Chosen:
     """Some names of a module or a class; ``_ABSENT`` stands for what a base class holds and a patch would hide."""
 
@@ -182,6 +162,18 @@ class _Chosen:
             else:
                 setattr(self.owner, name, value)
         return [f"{self.where}.{name}" for name, _ in replaced]
+
+
+class _Space(_Chosen):
+    """A module or a class, and all that it held; names that are added later do not matter."""
+
+    __slots__ = ()
+
+    def __init__(self, where: str, owner: Any) -> None:
+        super().__init__(where, owner, [])
+
+    def renew(self) -> None:
+        self.names, self.held = list(vars(self.owner)), list(vars(self.owner).values())
 
 
 class _Setting:

@@ -171,7 +171,7 @@ def dot(a: Array, b: Array, accumulator: Array) -> Array:
         return np.asarray(exact.astype(dtype) + accumulator)
     if dtype == np.float64:
         return _product(a.astype(np.float64), b.astype(np.float64)) + accumulator
-    left, right = _widen(a), _widen(b)
+    left, right = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
     if dtype == np.float32:
         return _product(left, right) + accumulator
     total = accumulator
@@ -198,10 +198,6 @@ def _product(a: Array, b: Array) -> Array:
         for start in steps
     )
     return np.asarray(functools.reduce(np.add, parts))
-
-
-def _widen(array: Array) -> Array:
-    return array if array.dtype == np.float32 else array.astype(np.float32)
 
 
 def histogram(data: Array, mask: Array | None, bins: int) -> Array:

@@ -11,6 +11,7 @@ is compared with the indices that it was made from: a hint that is false for tho
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,13 +25,11 @@ from pytest_fusion.interpreter.memory.memory_findings import Finding
 WRAPPED = "wrapped"
 
 
+@dataclass(slots=True, eq=False)
 class Unwrapped:
     """The integers that a remainder, a selection, a minimum or a maximum was made from: an attribute of its handle."""
 
-    __slots__ = ("arrays",)
-
-    def __init__(self, arrays: tuple[Array, ...]) -> None:
-        self.arrays = arrays
+    arrays: tuple[Array, ...]
 
 
 def _values(tensor: type, input: Any, values: Any, name: str) -> list[int] | None:

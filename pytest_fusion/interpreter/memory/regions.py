@@ -97,6 +97,11 @@ def memory_at(address: int, nbytes: int) -> Array:
     return np.asarray(_Bytes(address, nbytes))
 
 
+def holds_still(memory: Array, pattern: Array) -> Callable[[Array], Array]:
+    """Whether the bytes of ``memory`` at some offsets are those of the repeated ``pattern``; both uint8."""
+    return lambda offsets: memory[offsets] == pattern[offsets % len(pattern)]
+
+
 def bytes_of(storage: Array, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Array:
     """The entries (*shape, itemsize), no copy, of a layout's elements in ``storage``, which has one per byte."""
     if 0 in shape:

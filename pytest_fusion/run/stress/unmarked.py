@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 
 # Longer than any case may take in the profiles that are not for the night.
@@ -37,7 +37,10 @@ class Frame:
 
 def stack() -> list[Frame]:
     """The caller's stack, outermost frame first."""
-    frames = [_seen(frame) for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    frames = [
+        Frame(frame.f_code.co_filename, frame.f_code.co_name, str(frame.f_globals.get("__name__")))
+        for frame, _ in traceback.walk_stack(sys._getframe(1))
+    ]
     return frames[::-1]
 
 
@@ -62,10 +65,6 @@ def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence
     if "error" in box:
         raise box["error"]
     return box["result"]
-
-
-def _seen(frame: FrameType) -> Frame:
-    return Frame(frame.f_code.co_filename, frame.f_code.co_name, str(frame.f_globals.get("__name__")))
 
 
 def _disguised(function: Callable[..., Any], frame: Frame) -> Callable[..., Any]:

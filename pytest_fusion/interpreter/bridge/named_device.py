@@ -14,7 +14,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_fusion.interpreter.bridge.lane_state import installed
-from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.spec.wording import words
 
 T = TypeVar("T")
@@ -101,8 +100,11 @@ def _throughout_backward() -> Iterator[None]:
         with _OnTheCpu():
             return run(*args, **kwargs)
 
-    with holding(autograd, _engine_run_backward=run_on_the_cpu):
+    autograd._engine_run_backward = run_on_the_cpu
+    try:
         yield
+    finally:
+        autograd._engine_run_backward = run
 
 
 def _named(value: Any, *, numbers: bool = False) -> bool:

@@ -286,15 +286,8 @@ class Regions:
             return None
         region = self.region(address, nbytes)
         itemsize = base.element_size()
-        view = View(
-            name,
-            region,
-            _start(base, address, itemsize),
-            tuple(base.shape),
-            tuple(base.stride()),
-            itemsize,
-            str(base.dtype).removeprefix("torch."),
-        )
+        start, dtype = _start(base, address, itemsize), str(base.dtype).removeprefix("torch.")
+        view = View(name, region, start, tuple(base.shape), tuple(base.stride()), itemsize, dtype)
         region.views.append(view)
         region.counted_in(view.start & -view.start or itemsize)
         region.counted_in(itemsize)

@@ -15,13 +15,13 @@ from pytest_fusion.case.stated import admitting, stated_case
 from pytest_fusion.errors import SpecError
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.run.measure.resources.function_places import NotFoundError
-from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.noting import Noted
 from pytest_fusion.run.measure.resources.recompilations import recompilations
-from pytest_fusion.run.measure.resources.rehearsal import call_json
+from pytest_fusion.run.measure.resources.rehearsal import call_json, without_kernels
 from pytest_fusion.run.measure.resources.resource_record import Resources, figures
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.targets import Target
-from pytest_fusion.run.measure.resources.value_reads import READS, values_read
+from pytest_fusion.run.measure.resources.value_reads import READS
 from pytest_fusion.run.process.compile_jobs import Answer, Job, compile_all
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
@@ -213,15 +213,9 @@ def _interpreted(drafts: Sequence[_Draft]) -> None:
 
 
 def _launched_here(spec: FusionSpec, sizes: Sizes) -> tuple[list[Noted], str, bool]:
-    """The launches of a call in this process, none of them run, what it raised, and whether it read values."""
-    launches: list[Noted] = []
-    arguments, problem = arguments_of(spec, sizes), ""
-    with posing_as_cuda(torch), values_read() as read, noted(launches, run=False):
-        try:
-            spec.fused(**arguments)
-        except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
-            problem = f"{type(error).__name__}: {error}"
-    return launches, problem, bool(read)
+    """:func:`without_kernels` of a call in this process."""
+    arguments = arguments_of(spec, sizes)
+    return without_kernels(lambda: spec.fused(**arguments), posing_as_cuda(torch), strict=True)
 
 
 def _distinct(launches: Iterable[Noted]) -> list[Noted]:

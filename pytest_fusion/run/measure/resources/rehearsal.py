@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -45,17 +45,28 @@ def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
     Raises ``NotFoundError`` where the call cannot be made here.
     """
     function, arguments = decode(call["function"]), {name: decode(each) for name, each in call["arguments"].items()}
-    launches: list[Noted] = []
     backward = tuple(call["backward"])
     for name in backward:
         if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:
             arguments[name].requires_grad_()
+
+    def run() -> None:
+        result = function(**arguments)
+        if backward:
+            _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
+
+    return without_kernels(run, posing_as_device(), strict=False)
+
+
+def without_kernels(
+    call: Callable[[], object], posing: AbstractContextManager[object], *, strict: bool
+) -> tuple[list[Noted], str, bool]:
+    """The launches of one call, none of them run, what it raised, empty if nothing, and whether it read values."""
+    launches: list[Noted] = []
     problem = ""
-    with posing_as_device(), values_read() as read, noted(launches, run=False, strict=False):
+    with posing, values_read() as read, noted(launches, run=False, strict=strict):
         try:
-            result = function(**arguments)
-            if backward:
-                _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
+            call()
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
             problem = f"{type(error).__name__}: {error}"
     return launches, problem, bool(read)

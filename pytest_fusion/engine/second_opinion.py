@@ -5,6 +5,7 @@ Where it passes as the first call, earlier calls made it fail. The interpreter c
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
-from pytest_fusion.interpreter.bridge.adopt import adopt, possible
+from pytest_fusion.interpreter.bridge.adopt import adopt
 from pytest_fusion.run.process.fork import Channel, Crash, run_isolated
 from pytest_fusion.spec.wording import first_line
 
@@ -101,7 +102,7 @@ def _needed(job: Job, failure: Failure) -> bool:
         and not job.spec.requires
         and (cause in _OPEN or failure.verdict.check in _WITHOUT_A_LINE)
         and failure.verdict.check in (*_TELLING, "crash")
-        and possible()
+        and "triton" in sys.modules  # else there are no kernels to adopt
         and not large_offsets.goes_far(job.spec, case)
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -20,6 +21,25 @@ def holding(state: object, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(state, name, value)
+
+
+@contextmanager
+def replaced(module: str, owner: str, method: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Call ``replacement(upstream, self, args, kwargs)`` in place of a class's method.
+
+    Does nothing where ``module`` was never imported or has no such method.
+    """
+    class_ = getattr(sys.modules.get(module), owner, None)
+    upstream = getattr(class_, method, None)
+    if upstream is None:
+        yield
+        return
+
+    def stand_in(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(upstream, self, args, kwargs)
+
+    with holding(class_, **{method: stand_in}):
+        yield
 
 
 @contextmanager

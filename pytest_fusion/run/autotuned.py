@@ -7,7 +7,6 @@ Of Triton's ``Autotuner`` this touches ``run``, ``_bench``, ``prune_configs``, `
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.errors import NotModelledError
+from pytest_fusion.interpreter.scoped import replaced
 
 # Triton's own tuner passes over what raises these, as over a `static_assert` that fails.
 _NO_ROOM = frozenset({"OutOfResources", "PTXASError"})
 _REFUSED = "CompileTimeAssertionFailure"
+_TUNER = ("triton.runtime.autotuner", "Autotuner")
 _INTERPRETER = ("triton", "runtime", "interpreter.py")
 # A launch constant of a config below this is a flag or a number of stages, above it no tile that Triton would take.
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 1 << 16
@@ -67,18 +68,19 @@ class Tuned:
 
 def unable(error: BaseException) -> bool:
     """Whether the device has no room for a config, or the CPU lane no model of what it does."""
-    return any(type(cause).__name__ in _NO_ROOM or isinstance(cause, NotModelledError) for cause in _causes(error))
+    return any(type(cause).__name__ in _NO_ROOM or isinstance(cause, NotModelledError) for cause in causes(error))
 
 
 def refused(error: BaseException) -> bool:
     """Whether a ``static_assert`` of the kernel refuses a config; interpreted ones are plain assertions of Triton's."""
     return any(
         type(cause).__name__ == _REFUSED or (type(cause) is AssertionError and _raised_in(cause) == _INTERPRETER)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was explicitly raised from, outermost first."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -106,7 +108,7 @@ def noted(into: dict[int, Tuned]) -> Iterator[None]:
         finally:
             seen.tuning |= len(tuner.cache) > known
 
-    with _runs_by(run):
+    with replaced(*_TUNER, "run", run):
         yield
 
 
@@ -139,7 +141,7 @@ def forced(tuner: Any, index: int) -> Iterator[Applied]:
                 applied.error = error
                 raise
 
-    with _runs_by(run):
+    with replaced(*_TUNER, "run", run):
         yield applied
 
 
@@ -178,7 +180,7 @@ def retuned(tuners: Iterable[Any]) -> Iterator[None]:
         ran = tried[id(tuner)] <= _MOST_TRIED and _try(tuner, args, **kwargs)
         return [0.0 if ran else float("inf")] * 3
 
-    with _runs_by(run), _runs_by(bench, "_bench"):
+    with replaced(*_TUNER, "run", run), replaced(*_TUNER, "_bench", bench):
         yield
 
 
@@ -207,17 +209,22 @@ def _run_between_hooks(tuner: Any, args: tuple[Any, ...], config: Any, current: 
     tuner.post_hook(values, exception=None)
 
 
-def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """The configs that the kernel's pruning leaves for these arguments.
+def pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The configs that the kernel's pruning leaves for these arguments, in its order.
 
     Triton prunes only when it tunes, so pruning that fails elsewhere is nobody's error: nothing could be chosen.
     """
     with _unchanged(tuner):
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         try:
-            left = set(tuner.prune_configs(kwargs))
+            return list(tuner.prune_configs(kwargs))
         except Exception:  # noqa: BLE001
-            return set()
+            return []
+
+
+def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """The numbers of the configs that the pruning leaves."""
+    left = set(pruned(tuner, args, kwargs))
     return {index for index, config in enumerate(tuner.configs) if config in left}
 
 
@@ -230,22 +237,3 @@ def _unchanged(tuner: Any) -> Iterator[None]:
     finally:
         vars(tuner).clear()
         vars(tuner).update(before)
-
-
-@contextmanager
-def _runs_by(replacement: Callable[..., Any], method: str = "run") -> Iterator[None]:
-    module = sys.modules.get("triton.runtime.autotuner")
-    if module is None:
-        yield
-        return
-    tuner_class = module.Autotuner
-    upstream = getattr(tuner_class, method)
-
-    def stand_in(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(upstream, self, args, kwargs)
-
-    setattr(tuner_class, method, stand_in)
-    try:
-        yield
-    finally:
-        setattr(tuner_class, method, upstream)

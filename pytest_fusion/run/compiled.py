@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from pytest_fusion.interpreter.launch import Launch, goes_far
+from pytest_fusion.interpreter.scoped import holding, replaced
+
+_KERNEL = ("triton.runtime.jit", "JITFunction")
 
 
 def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> Launch:
@@ -29,22 +32,16 @@ def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True)
 
     Touches ``triton.runtime.jit.JITFunction.run`` (same signature in 3.6.0, 3.7.1 and 3.9.0).
     """
-    jit = sys.modules.get("triton.runtime.jit")
-    if jit is None:
-        yield
-        return
-    original = jit.JITFunction.run
 
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    def run(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        warmup = kwargs["warmup"]
         if not warmup:
-            callback(_launch_of(self, args, grid, kwargs))
-        return original(self, *args, grid=grid, warmup=warmup or not launch, **kwargs)
+            given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+            callback(_launch_of(kernel, args, kwargs["grid"], given))
+        return upstream(kernel, *args, **{**kwargs, "warmup": warmup or not launch})
 
-    jit.JITFunction.run = run
-    try:
+    with replaced(*_KERNEL, "run", run):
         yield
-    finally:
-        jit.JITFunction.run = original
 
 
 @contextmanager
@@ -68,11 +65,8 @@ def on_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
             called.append(True)
             callback()
 
-    compilation.listener = listen
-    try:
+    with holding(compilation, listener=listen):
         yield
-    finally:
-        compilation.listener = previous
 
 
 @contextmanager
@@ -81,21 +75,13 @@ def around_compilations(begins: Callable[[str], None], ends: Callable[[], None])
 
     Touches ``triton.runtime.jit.JITFunction._do_compile`` (3.6.0, 3.7.1 and 3.9.0; elsewhere nothing is called).
     """
-    jit = sys.modules.get("triton.runtime.jit")
-    original = getattr(getattr(jit, "JITFunction", None), "_do_compile", None)
-    if jit is None or original is None:
-        yield
-        return
 
-    def compiling(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begins(str(getattr(self.fn, "__name__", "a kernel")))
+    def compiling(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begins(str(getattr(kernel.fn, "__name__", "a kernel")))
         try:
-            return original(self, *args, **kwargs)
+            return upstream(kernel, *args, **kwargs)
         finally:
             ends()
 
-    jit.JITFunction._do_compile = compiling
-    try:
+    with replaced(*_KERNEL, "_do_compile", compiling):
         yield
-    finally:
-        jit.JITFunction._do_compile = original

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run import capture, pristine
 
 # More sizes than this are never swept; beyond torch's own limit of 8 fullgraph=True raises instead of recompiling.
@@ -96,23 +96,15 @@ def specialisations() -> Iterator[dict[int, Any]]:
     Touches ``triton.runtime.jit.JITFunction.run``, which returns the kernel that it launched (3.6 to 3.9).
     """
     seen: dict[int, Any] = {}
-    jit = sys.modules.get("triton.runtime.jit")
-    if jit is None:
-        yield seen
-        return
-    original = jit.JITFunction.run
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = original(self, *args, **kwargs)
+    def run(upstream: Callable[..., Any], launched: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kernel = upstream(launched, *args, **kwargs)
         if kernel is not None:
             seen[id(kernel)] = kernel
         return kernel
 
-    jit.JITFunction.run = run
-    try:
+    with replaced("triton.runtime.jit", "JITFunction", "run", run):
         yield seen
-    finally:
-        jit.JITFunction.run = original
 
 
 class Captured:

@@ -25,7 +25,6 @@ from pytest_fusion.interpreter.memory.undefined_lanes import surrounded_by
 from pytest_fusion.run import pristine
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.guarded_memory import Described
-from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.placing import Placed
@@ -108,14 +107,7 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
                 f"{launch.kernel} launches {launch.programs} programs, the interpreter runs {limit}"
             )
 
-    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
-    with interpreter.observe(note), observe_compiled(note), posing:
-        yield
-
-
-@contextmanager
-def _accesses(findings: Findings, arena: Arena, watch: Watch) -> Iterator[None]:
-    with into(findings), most_alone(_MOST_ALONE), described_by(Described(arena, watch)), surrounded_by(arena.fill):
+    with interpreter.observe(note), observe_compiled(note), posing_as_cuda(torch):
         yield
 
 
@@ -142,15 +134,22 @@ def run_fused(
 def _called(
     fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any], programs: int, fill: str | None
 ) -> Outcome:
-    outcome = Outcome()
-    watch = Watch(placed.arena.device, fill or placed.arena.fill)
-    outcome.watch = watch
+    arena = placed.arena
+    watch = Watch(arena.device, fill or arena.fill)
+    outcome = Outcome(watch=watch)
     try:
-        with _launches(outcome.launches, programs), _accesses(outcome.findings, placed.arena, watch), watch:
+        with (
+            _launches(outcome.launches, programs),
+            into(outcome.findings),
+            most_alone(_MOST_ALONE),
+            described_by(Described(arena, watch)),
+            surrounded_by(arena.fill),
+            watch,
+        ):
             with default_precision(), pristine.watched():
                 outcome.result = fused(**rebuilt(placed.arguments), **extra)
-            if placed.arena.device.type == "cuda":
-                pristine.synchronize(placed.arena.device)
+            if arena.device.type == "cuda":
+                pristine.synchronize(arena.device)
     except UnsupportedTritonError:
         raise  # the installation's fault, not the kernel's
     except BaseException as error:

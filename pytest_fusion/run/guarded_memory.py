@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
-from pytest_fusion.interpreter.memory.regions import Facts, Owned, mark, memory_at
+from pytest_fusion.interpreter.memory.regions import Facts, Owned, holds_still, mark, memory_at
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.far import FarRegion
 from pytest_fusion.run.memory.region import Region
@@ -26,7 +24,8 @@ class Described:
         self._known: dict[int, tuple[Region, Facts]] = {}
 
     def __call__(self, address: int) -> Facts | None:
-        region = self._region(address)
+        own = self._arena.region(address) if self._arena is not None else None
+        region = own or self._watch.region(address)
         if region is None:
             return None
         known = self._known.get(address)
@@ -44,17 +43,14 @@ class Described:
         inputs = self._arena.blocks() if self._arena is not None else frozenset()
         return inputs | self._watch.blocks()
 
-    def _region(self, address: int) -> Region | None:
-        own = self._arena.region(address) if self._arena is not None else None
-        return own or self._watch.region(address)
-
     def _described(self, region: Region) -> Facts:
         if self._arena is not None and self._arena.region(region.address) is region:
             return Facts(own=_own(region))
         if not self._watch.fresh(region.address):
             return Facts()
-        written = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
-        return Facts(written=written, untouched=_untouched(region))
+        nbytes = region.storage_elements * region.dtype.itemsize
+        fill = holds_still(memory_at(region.address, nbytes), np.frombuffer(region.bits, np.uint8))
+        return Facts(written=np.zeros(nbytes, np.bool_), untouched=fill)
 
 
 def _own(region: Region) -> Array | Owned | None:
@@ -67,9 +63,3 @@ def _own(region: Region) -> Array | Owned | None:
     mask = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
     mark(mask, region.shape, region.strides, region.offset, region.dtype.itemsize)
     return mask
-
-
-def _untouched(region: Region) -> Callable[[Array], Array]:
-    size, pattern = region.dtype.itemsize, np.frombuffer(region.bits, np.uint8)
-    memory = memory_at(region.address, region.storage_elements * size)
-    return lambda offsets: memory[offsets] == pattern[offsets % size]

@@ -53,12 +53,9 @@ def _failures(
 def _nothing() -> Any:
     """An operator that honestly returns zeros of its argument's shape."""
 
-    @torch.library.custom_op("pytest_fusion::zeros_of", mutates_args=())
-    def zeros_of(x: torch.Tensor) -> torch.Tensor:
+    def zeros(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
 
-    @zeros_of.register_fake
-    def _(x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-
-    return zeros_of
+    operator = torch.library.custom_op("pytest_fusion::zeros_of", zeros, mutates_args=())
+    operator.register_fake(zeros)
+    return operator

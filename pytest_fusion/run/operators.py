@@ -111,13 +111,7 @@ class _Mode(OperatorMode):
         super().__init__()
         self._log = log
 
-    def on_operator(
-        self,
-        func: Any,
-        types: Sequence[type],  # noqa: ARG002
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
         log = self._log
         if func.namespace in _TORCH:
             return func(*args, **kwargs)

@@ -12,6 +12,7 @@ from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.containers import map_named
 from pytest_fusion.case.layouts import Geometry, geometry
 from pytest_fusion.run.memory.arena import Arena
+from pytest_fusion.run.memory.region import distinct
 
 # Of a storage offset, what is left after whole cache lines of the smallest elements decides how rows are aligned.
 _ALIGNMENT = 128
@@ -57,12 +58,9 @@ def own_geometry(values: torch.Tensor) -> Geometry:
     Where elements overlap other than by a stride of 0 (a sliding window) it is contiguous: nothing can be copied in.
     """
     strides, offset = values.stride(), int(values.storage_offset())
-    reached = 0
-    for stride, size in sorted(zip(strides, values.shape, strict=True)):
-        if size > 1 and stride:
-            if stride <= reached:
-                return geometry(tuple(values.shape), Layout())
-            reached += (size - 1) * stride
+    stepping = [(size, stride) for size, stride in zip(values.shape, strides, strict=True) if stride]
+    if not distinct([size for size, _ in stepping], [stride for _, stride in stepping]):
+        return geometry(tuple(values.shape), Layout())
     offset = min(offset, _ALIGNMENT + offset % _ALIGNMENT)
     reach = sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
     storage = offset + (reach + 1 if values.numel() else 0)

@@ -23,9 +23,14 @@ def full_precision() -> Iterator[None]:
     kernel that does the same.
     """
     with default_precision(), ExitStack() as undo:
-        _float32_products(undo)
+        # The older name first, which can be read meanwhile then; it does not know what the newer ones have set.
+        with suppress(RuntimeError):
+            before = torch.get_float32_matmul_precision()
+            if before != "highest":
+                undo.callback(torch.set_float32_matmul_precision, before)
+                torch.set_float32_matmul_precision("highest")
         _off(undo, _MATMUL, "allow_fp16_accumulation")
-        for operations in (_MKLDNN.conv, _MKLDNN.rnn):
+        for operations in (_MATMUL, _MKLDNN.matmul, _MKLDNN.conv, _MKLDNN.rnn):
             _in_full(undo, operations)
         yield
 
@@ -41,7 +46,10 @@ def default_precision() -> Iterator[None]:
     with ExitStack() as undo:
         _off(undo, _MATMUL, "allow_bf16_reduced_precision_reduction")
         _off(undo, _MATMUL, "allow_fp16_reduced_precision_reduction")
-        _convolutions(undo)
+        with suppress(RuntimeError):
+            _off(undo, _CUDNN, "allow_tf32")
+        for operations in (_CUDNN.conv, _CUDNN.rnn):
+            _in_full(undo, operations)
         yield
 
 
@@ -75,21 +83,3 @@ def _in_full(undo: ExitStack, operations: Any) -> None:
     if before not in _FULL:
         undo.callback(setattr, operations, "fp32_precision", before)
         operations.fp32_precision = "ieee"
-
-
-def _float32_products(undo: ExitStack) -> None:
-    """Set the older name first, which can be read meanwhile then; it does not know what the newer ones have set."""
-    with suppress(RuntimeError):
-        before = torch.get_float32_matmul_precision()
-        if before != "highest":
-            undo.callback(torch.set_float32_matmul_precision, before)
-            torch.set_float32_matmul_precision("highest")
-    for operations in (_MATMUL, _MKLDNN.matmul):
-        _in_full(undo, operations)
-
-
-def _convolutions(undo: ExitStack) -> None:
-    with suppress(RuntimeError):
-        _off(undo, _CUDNN, "allow_tf32")
-    for operations in (_CUDNN.conv, _CUDNN.rnn):
-        _in_full(undo, operations)

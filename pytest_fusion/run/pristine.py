@@ -85,16 +85,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
 )
 # Of this package, what calls and decides.
 _OWN = tuple(
-    f"pytest_fusion.{name}"
-    for name in (
-        "checks.",
-        "oracle.",
-        "run.bits",
-        "run.fused",
-        "run.memory",
-        "run.placing",
-        "run.pristine",
-    )
+    f"pytest_fusion.{name}" for name in "checks. oracle. run.bits run.fused run.memory run.placing run.pristine".split()
 )
 # Where functions come from that this package imports by name; others were put there by somebody.
 _FAMILIAR = frozenset({"pytest_fusion", "torch", "numpy", "triton", "hypothesis", *sys.stdlib_module_names})
@@ -144,26 +135,6 @@ def foreign() -> list[str]:
     )
 
 
-class _Space:
-    """A module or a class, and what it held; names that are added later do not matter."""
-
-    __slots__ = ("held", "names", "owner", "where")
-
-    def __init__(self, where: str, owner: Any) -> None:
-        self.where, self.owner = where, owner
-        self.renew()
-
-    def renew(self) -> None:
-        self.names, self.held = list(vars(self.owner)), list(vars(self.owner).values())
-
-    def undo(self) -> list[str]:
-        now = vars(self.owner)
-        replaced = {name: v for name, v in zip(self.names, self.held, strict=True) if now.get(name, _ABSENT) is not v}
-        for name, value in replaced.items():
-            setattr(self.owner, name, value)
-        return [f"{self.where}.{name}" for name in replaced]
-
-
 class _Chosen:
     """Some names of a module or a class; ``_ABSENT`` stands for what a base class holds and a patch would hide."""
 
@@ -186,8 +157,23 @@ class _Chosen:
     def undo(self) -> list[str]:
         replaced = [(name, v) for name, v, now in zip(self.names, self.held, self._now(), strict=True) if now is not v]
         for name, value in replaced:
-            _put(self.owner, name, value)
+            if value is _ABSENT:
+                delattr(self.owner, name)
+            else:
+                setattr(self.owner, name, value)
         return [f"{self.where}.{name}" for name, _ in replaced]
+
+
+class _Space(_Chosen):
+    """A module or a class, and all that it held; names that are added later do not matter."""
+
+    __slots__ = ()
+
+    def __init__(self, where: str, owner: Any) -> None:
+        super().__init__(where, owner, [])
+
+    def renew(self) -> None:
+        self.names, self.held = list(vars(self.owner)), list(vars(self.owner).values())
 
 
 class _Setting:
@@ -256,9 +242,6 @@ class _Watch:
         """Replaced values keep their place in a dict; a name that was added moves the others, which needs a look."""
         return addresses(tuple(itertools.chain.from_iterable(self._views))) == self._where
 
-    def _codes_intact(self) -> bool:
-        return addresses(tuple(map(_CODE, self._functions))) == self._codes_where
-
     def renew(self) -> None:
         """Accept the current state as the one to restore."""
         for place in self._chosen:
@@ -278,7 +261,7 @@ class _Watch:
                 changed += place.undo()
         if not self._own_intact():
             changed += [name for space in self._own for name in space.undo()]
-        if not self._codes_intact():
+        if addresses(tuple(map(_CODE, self._functions))) != self._codes_where:
             for name, function, code in zip(self._names, self._functions, self._codes, strict=True):
                 if function.__code__ is not code:
                     changed.append(name)
@@ -357,10 +340,3 @@ def _own_spaces() -> list[_Space]:
 def _function_in(value: Any) -> types.FunctionType | None:
     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     return value if isinstance(value, types.FunctionType) else None
-
-
-def _put(owner: Any, name: str, value: Any) -> None:
-    if value is _ABSENT:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)

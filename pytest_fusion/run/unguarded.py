@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.interpreter.bridge.named_device import with_stand_in
@@ -23,9 +22,8 @@ from pytest_fusion.spec.wording import first_line
 def bare() -> Iterator[None]:
     """Interpreted kernels run as they do under a check, but that their accesses are not judged: only those that leave a
     storage do not happen, silently."""
-    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
     # Not tracked: nobody says here what the call allocated, so stores beside a view of its own buffer were left out.
-    with into(Findings(tracking=False)), posing:
+    with into(Findings(tracking=False)), posing_as_cuda(torch):
         yield
 
 

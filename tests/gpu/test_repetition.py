@@ -20,8 +20,7 @@ from pytest_fusion.case.case_model import Case, TensorCase  # noqa: E402
 from pytest_fusion.checks.case_judge import judge_case  # noqa: E402
 from pytest_fusion.checks.context import CaseResult, Context  # noqa: E402
 from pytest_fusion.plugin.testing import examine  # noqa: E402
-from pytest_fusion.run.stress.competing_kernels import competing  # noqa: E402
-from pytest_fusion.run.stress.low_occupancy import crowded  # noqa: E402
+from pytest_fusion.run.stress.competing_kernels import competing, crowded  # noqa: E402
 from pytest_fusion.run.stress.moved_allocations import Decoys  # noqa: E402
 
 T = torch.Tensor

@@ -43,7 +43,7 @@ from pytest_fusion.run import pristine
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, place, renewed
-from pytest_fusion.run.stress import delayed_streams
+from pytest_fusion.run.stress import streams
 
 NAME = "honesty"
 
@@ -291,7 +291,7 @@ class LaterCalls:
 
         def fused(**arguments: Any) -> Any:
             with (
-                delayed_streams.delayed(self.context.device),
+                streams.delayed(self.context.device),
                 self._reference_noted() if watched else contextlib.nullcontext(),
             ):
                 result = self.spec.fused(**arguments)

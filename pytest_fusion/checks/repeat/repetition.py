@@ -31,8 +31,7 @@ from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES
 from pytest_fusion.run.placing import Placed, place
-from pytest_fusion.run.stress.competing_kernels import competing
-from pytest_fusion.run.stress.low_occupancy import crowded
+from pytest_fusion.run.stress.competing_kernels import competing, crowded
 from pytest_fusion.run.stress.moved_allocations import Decoys
 
 NAME = "repeat"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import sys
 from typing import Any
 
 from pytest_fusion.interpreter.bridge.hook import install
@@ -37,8 +36,3 @@ def adopt() -> None:
             kernel.__class__ = adopted
             kernel.__dict__.clear()
             kernel.__dict__.update(twin.__dict__)
-
-
-def possible() -> bool:
-    """Whether this process has imported Triton, so that there may be kernels to adopt."""
-    return "triton" in sys.modules

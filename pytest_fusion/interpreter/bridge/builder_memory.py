@@ -207,10 +207,9 @@ def _patch_atomics(interpreter: Any) -> None:
     acquiring = {ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE}
     releasing = {ir.MEM_SEMANTIC.RELEASE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE}
 
-    def run(ptr: Any, values: Array, mask: Array | None, sem: Any, update: Callable[..., Any]) -> Array:
-        return transfers.atomic(
-            ptr.data, _origin(ptr), values, mask, update, acquire=sem in acquiring, release=sem in releasing
-        )
+    def run(ptr: Any, values: Array, mask: Any, sem: Any, update: Any, expected: Array | None = None) -> Array:
+        order = {"acquire": sem in acquiring, "release": sem in releasing}
+        return transfers.atomic(ptr.data, _origin(ptr), values, mask, update, expected=expected, **order)
 
     def atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         values = np.ascontiguousarray(val.data)
@@ -227,16 +226,8 @@ def _patch_atomics(interpreter: Any) -> None:
         return handle(found.view(numpy_dtype(val.dtype)), val.dtype.scalar)
 
     def atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        found = transfers.atomic(
-            ptr.data,
-            _origin(ptr),
-            np.ascontiguousarray(val.data),
-            None,
-            atomics.compare_and_swap,
-            expected=cmp.data,
-            acquire=sem in acquiring,
-            release=sem in releasing,
-        )
+        values = np.ascontiguousarray(val.data)
+        found = run(ptr, values, None, sem, atomics.compare_and_swap, expected=cmp.data)
         return handle(found, cmp.dtype.scalar)
 
     def atomic_load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:

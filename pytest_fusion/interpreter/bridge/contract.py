@@ -18,10 +18,7 @@ _CACHE_BEFORE_38 = ("cache_modifier", "eviction_policy")
 # Dotted name below triton.runtime.interpreter -> the parameter lists known (self left out); None: it must exist.
 _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "TensorHandle": (("data", "dtype", "attr"),),
-    "InterpreterOptions": None,
-    "InterpreterError": None,
-    "TritonSemantic.load": None,
-    "TritonSemantic.dot_scaled": None,
+    **dict.fromkeys(("InterpreterOptions", "InterpreterError", "TritonSemantic.load", "TritonSemantic.dot_scaled")),
     "TritonSemantic.broadcast_impl_value": (("lhs", "rhs"),),
     "TritonSemantic.binary_op_type_checking_impl": (
         ("lhs", "rhs", "allow_lhs_ptr", "allow_rhs_ptr", "arithmetic_check", "div_or_mod"),
@@ -82,24 +79,16 @@ _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
         "maximumf fcmpOLT fcmpUNE icmpSLT icmpULT icmpEQ erf rsqrt fabs fp_to_si fp_to_ui si_to_fp fp_trunc "
         "fp_ext".split()
     },
-    "_interpreter.load": None,
-    "_interpreter.store": None,
-    "_ir.ROUNDING_MODE.RTZ": None,
-    "_ir.PROPAGATE_NAN.NONE": None,
-    "_ir.PADDING_OPTION.PAD_NAN": None,
-    "_ir.INPUT_PRECISION.IEEE": None,
-    "_ir.ATOMIC_OP.FADD": None,
-    "_ir.DESCRIPTOR_REDUCE_KIND.ADD": None,
-    "_ir.ScaleDotElemTypeTY.E2M1": None,
-    "tl.core.is_builtin": None,
-    "tl.core.tensor_descriptor_base": None,
+    **dict.fromkeys(("_interpreter.load", "_interpreter.store")),
+    **{
+        f"_ir.{name}": None
+        for name in "ROUNDING_MODE.RTZ PROPAGATE_NAN.NONE PADDING_OPTION.PAD_NAN INPUT_PRECISION.IEEE ATOMIC_OP.FADD "
+        "DESCRIPTOR_REDUCE_KIND.ADD ScaleDotElemTypeTY.E2M1".split()
+    },
+    **dict.fromkeys(("tl.core.is_builtin", "tl.core.tensor_descriptor_base")),
     "tl.core.dtype.to_ir": (("builder",),),
     "tl.str_to_ty": (("name", "c"),),
-    "tl.core.reduce": None,
-    "tl.core.associative_scan": None,
-    "tl.core.map_elementwise": None,
-    "tl.core.builtin_max": None,
-    "tl.core.builtin_min": None,
+    **{f"tl.core.{name}": None for name in "reduce associative_scan map_elementwise builtin_max builtin_min".split()},
     **{
         f"tl.standard.{name}": None
         for name in "_sum_combine _prod_combine _xor_combine _or_combine _elementwise_max _elementwise_min "

@@ -109,7 +109,7 @@ def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """A finder that finds nothing itself: it wraps the loader that another finder has for ``name``."""
+    """A finder that finds nothing itself: it adds the action to the loader that another finder has for ``name``."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -125,31 +125,19 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Loader(spec.loader, self)
+                self._follow(spec.loader)
                 return spec
         return None
 
-    def finish(self, module: ModuleType) -> None:
-        """Remove the finder and run the action, once the import is done."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        self._action(module)
+    def _follow(self, loader: Any) -> None:
+        """Run the action, and remove the finder, once this loader has executed the module."""
+        execute = loader.exec_module
 
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            self._action(module)
 
-class _Loader(importlib.abc.Loader):
-    """Wraps a module's own loader, and restores it before the module runs (``importlib.resources`` needs it)."""
-
-    def __init__(self, loader: Any, finder: _AfterImport) -> None:
-        self._loader = loader
-        self._finder = finder
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._finder.finish(module)
+        loader.exec_module = exec_module

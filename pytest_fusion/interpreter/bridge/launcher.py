@@ -198,7 +198,9 @@ class Launcher:
         }
         ones = {name for name in known.plain if type(meta[name]) is int and meta[name] == 1}
         if ones:
-            for name in ones - _unspecialised(kernel, known):
+            names = list(known.signature.parameters)
+            listed = kernel.kwargs.get("do_not_specialize") or ()
+            for name in ones - {names[one] if isinstance(one, int) else one for one in listed}:
                 arguments[name].to = _constant(name)
         function = self.rewrite(kernel.fn)
         reason = _sourceless(kernel.fn) if function is kernel.fn else ""
@@ -259,12 +261,6 @@ class Launcher:
 
 def _warps(options: dict[str, Any]) -> int:
     return int(getattr(given := options.get("num_warps", _WARPS), "value", given))
-
-
-def _unspecialised(kernel: Any, known: Signature) -> set[str]:
-    """The arguments that ``do_not_specialize=`` lists, by name or position."""
-    names = list(known.signature.parameters)
-    return {names[one] if isinstance(one, int) else one for one in kernel.kwargs.get("do_not_specialize") or ()}
 
 
 def _constant(name: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_fusion.errors import NotModelledError
+from pytest_fusion.interpreter.bridge.lane_state import installed
 from pytest_fusion.interpreter.bridge.named_device import on_the_cpu
 
 PROPERTIES: dict[str, Any] = {
@@ -159,8 +160,8 @@ def model_cuda(torch: Any) -> None:
 
 @contextmanager
 def posing_as_cuda(torch: Any) -> Iterator[None]:
-    """Make ``is_cuda`` true for CPU tensors: most launchers assert it before they launch."""
-    if torch.cuda.device_count() > 0:
+    """Make ``is_cuda`` true for CPU tensors: most launchers assert it. Does nothing where kernels are compiled."""
+    if not installed() or torch.cuda.device_count() > 0:
         yield
         return
     nested = "is_cuda" in vars(torch.Tensor)

@@ -30,14 +30,7 @@ _FLOAT8 = {
 
 BY_NAME: dict[str, np.dtype[Any]] = {
     "int1": np.dtype(np.bool_),
-    "int8": np.dtype(np.int8),
-    "uint8": np.dtype(np.uint8),
-    "int16": np.dtype(np.int16),
-    "uint16": np.dtype(np.uint16),
-    "int32": np.dtype(np.int32),
-    "uint32": np.dtype(np.uint32),
-    "int64": np.dtype(np.int64),
-    "uint64": UINT64,
+    **{name: np.dtype(name) for name in "int8 uint8 int16 uint16 int32 uint32 int64 uint64".split()},
     "fp16": np.dtype(np.float16),
     "bf16": BFLOAT16,
     "fp32": np.dtype(np.float32),

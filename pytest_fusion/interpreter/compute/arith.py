@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_fusion.interpreter.bridge.numpy_dtypes import EXTENSION, Array, is_float
+from pytest_fusion.interpreter.bridge.numpy_dtypes import EXTENSION, Array, bits, is_float
 
 # One step of mma.m16n8k16: with a float16 accumulator the sum is rounded to float16 after every 16 products.
 _MMA_K = 16
@@ -59,12 +59,12 @@ def _signed(array: Array) -> Array:
 
 def multiply_high(lhs: Array, rhs: Array) -> Array:
     """Upper half of the product of the two bit patterns taken as unsigned; same dtype as ``lhs``."""
-    bits = 8 * lhs.dtype.itemsize
+    width = 8 * lhs.dtype.itemsize
     unsigned = np.dtype(f"u{lhs.dtype.itemsize}")
     a, b = np.broadcast_arrays(lhs.view(unsigned), rhs.view(unsigned))
-    if bits < 64:
+    if width < 64:
         wide = np.dtype(f"u{2 * lhs.dtype.itemsize}")
-        return np.asarray(((a.astype(wide) * b.astype(wide)) >> wide.type(bits)).astype(unsigned).view(lhs.dtype))
+        return np.asarray(((a.astype(wide) * b.astype(wide)) >> wide.type(width)).astype(unsigned).view(lhs.dtype))
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
     al, ah, bl, bh = a & low, a >> half, b & low, b >> half
@@ -121,9 +121,7 @@ def _extreme(function: np.ufunc, both_zero: np.ufunc) -> Callable[[Array, Array]
         zeros = (lhs == 0) & (rhs == 0)
         if not zeros.any():
             return result
-        bits = np.dtype(f"u{result.dtype.itemsize}")
-        signs = both_zero(np.ascontiguousarray(lhs).view(bits), np.ascontiguousarray(rhs).view(bits))
-        return np.where(zeros, signs, np.ascontiguousarray(result).view(bits)).view(result.dtype)
+        return np.where(zeros, both_zero(bits(lhs), bits(rhs)), bits(result)).view(result.dtype)
 
     return apply
 
@@ -173,7 +171,7 @@ def dot(a: Array, b: Array, accumulator: Array) -> Array:
         return np.asarray(exact.astype(dtype) + accumulator)
     if dtype == np.float64:
         return _product(a.astype(np.float64), b.astype(np.float64)) + accumulator
-    left, right = _widen(a), _widen(b)
+    left, right = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
     if dtype == np.float32:
         return _product(left, right) + accumulator
     total = accumulator
@@ -200,10 +198,6 @@ def _product(a: Array, b: Array) -> Array:
         for start in steps
     )
     return np.asarray(functools.reduce(np.add, parts))
-
-
-def _widen(array: Array) -> Array:
-    return array if array.dtype == np.float32 else array.astype(np.float32)
 
 
 def histogram(data: Array, mask: Array | None, bins: int) -> Array:

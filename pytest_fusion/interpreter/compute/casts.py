@@ -31,7 +31,10 @@ def convert(source: Array, target: np.dtype[Any], *, toward_zero: bool = False) 
             return np.asarray(source != source.dtype.type(0))
         return _float_to_int(source, target)
     if is_float(target):
-        return _int_to_float(source, target)
+        if target.itemsize <= 2 and source.dtype != np.bool_:
+            # Through float32, numpy's way for float16, an int32 would be rounded twice.
+            return _float_to_float(source.astype(_F64), target, False)
+        return source.astype(target)
     if target == np.bool_:
         return np.asarray((source & source.dtype.type(1)).astype(np.bool_))
     return source.astype(target)
@@ -91,10 +94,3 @@ def _float_to_int(source: Array, target: np.dtype[Any]) -> Array:
         sentinel = limits.min if limits.min < 0 else 1 << (8 * via.itemsize - 1)
         result = np.where(nan, via.type(sentinel), result)
     return result.astype(target)
-
-
-def _int_to_float(source: Array, target: np.dtype[Any]) -> Array:
-    if target.itemsize <= 2 and source.dtype != np.bool_:
-        # Through float32, numpy's way for float16, an int32 would be rounded twice.
-        return _float_to_float(source.astype(_F64), target, False)
-    return source.astype(target)

@@ -52,8 +52,7 @@ class Reducer:
             reduced = self._reduce(arrays, axis + 1, combine_fn, inputs)
             if not keep_dims:
                 reduced = [np.squeeze(a, axis + 1) for a in reduced]
-        results = tuple(self._tensor(a, t.dtype) for a, t in zip(reduced, inputs, strict=True))
-        return results if isinstance(input, tuple | self._tl.tuple) else results[0]
+        return self._results(reduced, inputs, input)
 
     def scan(self, input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
         """``tl.associative_scan``, same shapes as ``input``."""
@@ -70,8 +69,7 @@ class Reducer:
             scanned = list(trees.scan_tree(arrays, axis, self._combiner(combine_fn, inputs)))
         if backwards:
             scanned = [np.ascontiguousarray(np.flip(a, axis)) for a in scanned]
-        results = tuple(self._tensor(a, t.dtype) for a, t in zip(scanned, inputs, strict=True))
-        return results if isinstance(input, tuple | self._tl.tuple) else results[0]
+        return self._results(scanned, inputs, input)
 
     def map(self, scalar_fn: Any, *args: Any, pack: Any = 1, **_: Any) -> Any:
         """``tl.map_elementwise``: ``scalar_fn`` of ``pack`` neighbouring elements of each tensor at a time."""
@@ -157,6 +155,10 @@ class Reducer:
         if len(shapes) > 1:
             raise ValueError(f"tensors reduced together must have one shape, got {sorted(shapes)}")
         return tensors
+
+    def _results(self, arrays: list[Array], inputs: list[Any], given: Any) -> Any:
+        results = tuple(self._tensor(a, t.dtype) for a, t in zip(arrays, inputs, strict=True))
+        return results if isinstance(given, tuple | self._tl.tuple) else results[0]
 
     def _axis(self, axis: Any, rank: int) -> Any:
         axis = getattr(axis, "value", axis)

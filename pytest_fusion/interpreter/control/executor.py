@@ -215,12 +215,14 @@ def _one_by_one(total: int) -> Generator[tuple[int, int], int, None]:
 
 def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None:
     widest = 1
-    turns = _turns(program.grid[0] * program.grid[1] * program.grid[2])
+    x, y, z = program.grid
+    turns = _turns(x * y * z)
     with _launching(program):
         part = next(parts, None)
         while part is not None:
             first, count = part
-            ids = _ids(program.grid, turns[first : first + count])
+            numbers = turns[first : first + count]
+            ids = np.stack([numbers // (y * z), numbers // z % y, numbers % z])
             with batch.running(Batch(ids, first, turned=_settings.order != "launched")) as now:
                 tape.part(now)
                 try:
@@ -250,8 +252,3 @@ def _turns(total: int) -> Array:
         return np.random.default_rng(_settings.order).permutation(total)
     numbers = np.arange(total, dtype=np.int64)
     return numbers[::-1] if _settings.order == "reversed" else numbers
-
-
-def _ids(grid: tuple[int, int, int], numbers: Array) -> Array:
-    _, y, z = grid
-    return np.stack([numbers // (y * z), numbers // z % y, numbers % z])

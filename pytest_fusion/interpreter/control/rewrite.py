@@ -143,7 +143,7 @@ class _Transformer(ast.NodeTransformer):
         names = self._carry([*node.body, ast.Assign(targets=[node.target], value=_name("_"))])
         turn = self._temporary("turn")
         rounds = _call("iterate", [_name(loop), *node.iter.args], node.iter.keywords)
-        first = _set_target(node.target, _name(turn))
+        first = ast.Assign(targets=[node.target], value=_name(turn))
         body = self._turn(loop, names, [first, *node.body])
         each = ast.For(target=ast.Name(id=turn, ctx=ast.Store()), iter=rounds, body=body, orelse=[])
         return _placed(node, [_set(loop, _call("loop", [])), each, ast.Expr(_method(loop, "done"))])
@@ -241,10 +241,6 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
     return ast.Assign(targets=[ast.Name(id=name, ctx=ast.Store())], value=value)
 
 
-def _set_target(target: ast.expr, value: ast.expr) -> ast.stmt:
-    return ast.Assign(targets=[target], value=value)
-
-
 def _tuple(names: list[str]) -> ast.expr:
     return ast.Tuple(elts=[_name(n) for n in names], ctx=ast.Load())
 
@@ -286,9 +282,7 @@ def _thunk(body: ast.expr) -> ast.expr:
 
 
 def _call(method: str, args: list[ast.expr], keywords: list[ast.keyword] | None = None) -> ast.expr:
-    return ast.Call(
-        func=ast.Attribute(value=_name(RUNTIME), attr=method, ctx=ast.Load()), args=args, keywords=keywords or []
-    )
+    return ast.Call(func=_attribute(RUNTIME, method), args=args, keywords=keywords or [])
 
 
 # Lines, by file, of loads that are not dead although their value may be unused when a launch ends.
@@ -302,10 +296,8 @@ def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
     statements: list[ast.stmt] = []
     for statement in definition.body:
         if framed and isinstance(statement, ast.Return):
-            value = statement.value or ast.Constant(value=None)
             transformer.generic_visit(statement)
-            value = statement.value or value
-            statement.value = _method(_FRAME, "finish", value)
+            statement.value = _method(_FRAME, "finish", statement.value or ast.Constant(value=None))
             statements.append(statement)
             continue
         replaced = transformer.visit(statement)
@@ -314,10 +306,7 @@ def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
     if framed:
         statements.append(ast.Return(value=_method(_FRAME, "finish", ast.Constant(value=None))))
     parameters = {a.arg for a in [*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs]}
-    head: list[ast.stmt] = [
-        _set(name, ast.Attribute(value=_name(RUNTIME), attr="missing", ctx=ast.Load()))
-        for name in sorted(transformer.carried - parameters)
-    ]
+    head = [_set(name, _attribute(RUNTIME, "missing")) for name in sorted(transformer.carried - parameters)]
     if framed:
         head.append(_set(_FRAME, _call("frame", [])))
     return [*head, *statements]

@@ -67,11 +67,11 @@ class Access:
     """One executed load, store or atomic, all its lanes. ``pointers``: uint64 (programs or 1, ...)."""
 
     def __init__(
-        self, kinds: tuple[Kind, Kind], pointers: Array, origin: Origin | None, itemsize: int, mask: Array | None
+        self, out_of_bounds: Kind, pointers: Array, origin: Origin | None, itemsize: int, mask: Array | None
     ) -> None:
         self.pointers, self.itemsize = pointers, itemsize
         self.mask = _active(mask, pointers)
-        self._out_of_bounds, _ = kinds
+        self._out_of_bounds: Kind = out_of_bounds
         self._origin = origin
         self._site: Site | None = None
 
@@ -103,7 +103,9 @@ class Access:
             if not batch.some(lanes):
                 continue
             if region is None:
-                self._nowhere(lanes, nearest(origin, int(at[lanes][0])) if origin else None)
+                near = nearest(origin, int(at[lanes][0])) if origin else None
+                kind: Kind = self._out_of_bounds if near is not None else "use-after-free"
+                self.report(kind, near, near.region if near else None, lanes)
                 continue
             first = next((view for view in region.views if not origin or view in origin), None)
             elements, selected = self._inside(region, first, lanes)
@@ -132,10 +134,6 @@ class Access:
                 mask = ~bad if mask is None else mask & ~bad
         shift = size.bit_length() - 1
         return (offsets >> np.uint64(shift)).view(np.int64), mask
-
-    def _nowhere(self, lanes: Array, view: View | None) -> None:
-        kind: Kind = self._out_of_bounds if view is not None else "use-after-free"
-        self.report(kind, view, view.region if view else None, lanes)
 
     def report(
         self,

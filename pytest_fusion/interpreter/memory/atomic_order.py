@@ -19,14 +19,6 @@ _MOST_CACHED = 1024
 
 
 @dataclass(slots=True)
-class _Releases:
-    """The releases on one address, in order: programs and times."""
-
-    programs: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Known:
     """For each program the time up to which it is known; from ``done`` acquires and, by address, ``seen`` releases."""
 
@@ -40,7 +32,8 @@ class Order:
 
     def __init__(self) -> None:
         self._time = 0
-        self._released: dict[int, _Releases] = {}
+        # Of each address: the programs and times of its releases, in order.
+        self._released: dict[int, list[tuple[int, int]]] = {}
         # Of each program: time, address, and how many releases there were.
         self._acquired: dict[int, list[tuple[int, int, int]]] = {}
         self._known: dict[int, _Known] = {}
@@ -63,12 +56,11 @@ class Order:
             time = self.now()
             releases = self._released.get(address)
             if acquire and releases is not None:
-                self._acquired.setdefault(program, []).append((time, address, len(releases.programs)))
+                self._acquired.setdefault(program, []).append((time, address, len(releases)))
             if release:
                 if releases is None:
-                    releases = self._released[address] = _Releases()
-                releases.programs.append(program)
-                releases.times.append(time)
+                    releases = self._released[address] = []
+                releases.append((program, time))
 
     def ordered(self, first: Array, since: Array, second: Array) -> Array:
         """Whether what ``first`` did at ``since`` comes before what ``second`` does now; (lanes,) or (1,) each."""
@@ -125,8 +117,7 @@ class Order:
         if begin >= count:
             return []
         known.seen[address] = count
-        releases, latest = self._released[address], known.latest
-        new = list(zip(releases.programs[begin:count], releases.times[begin:count], strict=True))
+        new, latest = self._released[address][begin:count], known.latest
         for program, time in new:
             if time > latest.get(program, 0):
                 latest[program] = time

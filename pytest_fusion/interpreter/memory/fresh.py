@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_fusion.interpreter.bridge.aten import schema, written_by
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
-from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
-from pytest_fusion.interpreter.memory.regions import Facts, mark, memory_at
+from pytest_fusion.interpreter.memory.regions import Facts, holds_still, mark, memory_at
 
 # A signalling NaN in float16, bfloat16 and float32, and no small number in any other dtype of more than one byte.
 _PATTERN: Final = (0xA5, 0x7F)
@@ -58,7 +57,7 @@ class FreshMemory(DispatchMode):
         memory = memory_at(storage.data_ptr(), storage.nbytes())
         pattern = np.array((1, 1) if made.dtype is torch.bool else _PATTERN, np.uint8)
         memory[:] = np.resize(pattern, len(memory))
-        facts = Facts(written=np.zeros(len(memory), np.bool_), untouched=_untouched(memory, pattern))
+        facts = Facts(written=np.zeros(len(memory), np.bool_), untouched=holds_still(memory, pattern))
         self._known[storage.data_ptr()] = (StorageWeakRef(storage), facts)  # type: ignore[no-untyped-call]
 
     def _written(self, tensor: Tensor) -> None:
@@ -67,7 +66,3 @@ class FreshMemory(DispatchMode):
         facts = self(tensor.untyped_storage().data_ptr())
         if facts is not None and facts.written is not None:
             mark(facts.written, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.itemsize)
-
-
-def _untouched(memory: Array, pattern: Array) -> Callable[[Array], Array]:
-    return lambda offsets: memory[offsets] == pattern[offsets % len(pattern)]

@@ -11,6 +11,7 @@ is compared with the indices that it was made from: a hint that is false for tho
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,13 +25,11 @@ from pytest_fusion.interpreter.memory.memory_findings import Finding
 WRAPPED = "wrapped"
 
 
+@dataclass(slots=True, eq=False)
 class Unwrapped:
     """The integers that a remainder, a selection, a minimum or a maximum was made from: an attribute of its handle."""
 
-    __slots__ = ("arrays",)
-
-    def __init__(self, arrays: tuple[Array, ...]) -> None:
-        self.arrays = arrays
+    arrays: tuple[Array, ...]
 
 
 def _values(tensor: type, input: Any, values: Any, name: str) -> list[int] | None:
@@ -86,20 +85,16 @@ def _integers(input: Any) -> Array | None:
     return data.astype(np.int64) if data.dtype.kind in "iu" else None
 
 
-def _steps(data: Array, axis: int) -> Array:
-    return np.asarray(np.diff(data, axis=axis))
-
-
 def _broken_runs(data: Array, axis: int) -> bool:
     """Whether the axis was wrapped or clamped: it counts up by one except where it falls back or stays equal."""
-    steps = _steps(data, axis)
+    steps = np.diff(data, axis=axis)
     return bool(((steps < 0) | (steps == 0)).any()) and bool((steps == 1).any())
 
 
 def _run_starts(data: Array, axis: int) -> Array:
     starts = np.ones(data.shape, np.bool_)
     later = (slice(None),) * axis + (slice(1, None),)
-    starts[later] = _steps(data, axis) != 1
+    starts[later] = np.diff(data, axis=axis) != 1
     return starts
 
 
@@ -114,7 +109,7 @@ def _apart(data: Array, axis: int, number: int, step: int) -> Array:
     along = [1] * data.ndim
     along[axis] = length - 1
     inside = (np.arange(1, length) % min(number, length)) != 0
-    return np.asarray((_steps(data, axis) != step) & inside.reshape(along))
+    return np.asarray((np.diff(data, axis=axis) != step) & inside.reshape(along))
 
 
 def _forgiven(input: Any, bad: Array, axis: int, of: Callable[[Array], Array]) -> Array:
@@ -130,7 +125,7 @@ def _forgiven(input: Any, bad: Array, axis: int, of: Callable[[Array], Array]) -
     for array in unwrapped.arrays:
         if array.size == array.shape[0] * int(np.prod(shape)) and array.ndim > 1:
             source = array.reshape(array.shape[0], *shape).astype(np.int64)
-            if bool((_steps(source, axis) == 1).any()):
+            if bool((np.diff(source, axis=axis) == 1).any()):
                 bad = bad & of(source)
     return bad
 

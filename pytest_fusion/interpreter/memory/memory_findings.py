@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import operator
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -120,6 +121,9 @@ class Finding:
         return f"{name}{offset}{f', {self.detail}' if self.detail else ''}{layout}"
 
 
+_KEY = operator.attrgetter("kind", "file", "line", "argument")
+
+
 @dataclass(slots=True)
 class Findings:
     """A list of findings. ``immediate``: the first one is raised as ``MemoryFinding`` instead.
@@ -138,12 +142,7 @@ class Findings:
         if self.immediate:
             raise MemoryFinding(str(finding), finding)
         for position, known in enumerate(self.found):
-            if (known.kind, known.file, known.line, known.argument) == (
-                finding.kind,
-                finding.file,
-                finding.line,
-                finding.argument,
-            ):
+            if _KEY(known) == _KEY(finding):
                 self.found[position] = replace(known, count=known.count + finding.count)
                 return
         self.found.append(finding)

@@ -97,6 +97,11 @@ def memory_at(address: int, nbytes: int) -> Array:
     return np.asarray(_Bytes(address, nbytes))
 
 
+def holds_still(memory: Array, pattern: Array) -> Callable[[Array], Array]:
+    """Whether the bytes of ``memory`` at some offsets are those of the repeated ``pattern``; both uint8."""
+    return lambda offsets: memory[offsets] == pattern[offsets % len(pattern)]
+
+
 def bytes_of(storage: Array, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Array:
     """The entries (*shape, itemsize), no copy, of a layout's elements in ``storage``, which has one per byte."""
     if 0 in shape:
@@ -281,15 +286,8 @@ class Regions:
             return None
         region = self.region(address, nbytes)
         itemsize = base.element_size()
-        view = View(
-            name,
-            region,
-            _start(base, address, itemsize),
-            tuple(base.shape),
-            tuple(base.stride()),
-            itemsize,
-            str(base.dtype).removeprefix("torch."),
-        )
+        start, dtype = _start(base, address, itemsize), str(base.dtype).removeprefix("torch.")
+        view = View(name, region, start, tuple(base.shape), tuple(base.stride()), itemsize, dtype)
         region.views.append(view)
         region.counted_in(view.start & -view.start or itemsize)
         region.counted_in(itemsize)

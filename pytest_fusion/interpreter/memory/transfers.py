@@ -42,7 +42,7 @@ def _load(
 ) -> Array:
     if mask is not None:
         pointers, mask = aligned(pointers, mask)
-    access = Access(("out-of-bounds-load", "racing-load"), pointers, origin, dtype.itemsize, mask)
+    access = Access("out-of-bounds-load", pointers, origin, dtype.itemsize, mask)
     now = batch.current
     now.widest = max(now.widest, pointers.size // pointers.shape[0])
     bits = np.dtype(f"u{dtype.itemsize}")
@@ -86,7 +86,7 @@ def _store(pointers: Array, origin: Origin | None, values: Array, mask: Array | 
     pointers = broadcast(pointers, shape)
     now = batch.current
     now.widest = max(now.widest, pointers.size // shape[0])
-    access = Access(("out-of-bounds-store", "racing-stores"), pointers, origin, itemsize, mask)
+    access = Access("out-of-bounds-store", pointers, origin, itemsize, mask)
     for region, view, elements, selected in access.targets():
         if selected is not None:
             selected = broadcast(selected, shape)
@@ -154,7 +154,7 @@ def _atomic(
     pointers = broadcast(arrays[0], shape)
     wanted = broadcast(arrays[1], shape)
     whole = broadcast(arrays[2], shape) if mask is not None else None
-    access = Access(("out-of-bounds-store", "racing-stores"), pointers, origin, values.dtype.itemsize, whole)
+    access = Access("out-of-bounds-store", pointers, origin, values.dtype.itemsize, whole)
     found = np.zeros(shape, values.dtype)
     for region, view, elements, selected in access.targets():
         lanes = np.ones(shape, np.bool_) if selected is None else broadcast(selected, shape)

@@ -6,6 +6,7 @@ summed over its operations, each of which reads its operands from memory and wri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +36,7 @@ class Traffic:
 def extent(tensor: Tensor) -> tuple[Any, int]:
     """The part of a storage that a tensor shows, as a key, and its bytes: an expanded dim shows one element."""
     seen = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
-    count = 0 if not tensor.numel() else 1
-    for size, _ in seen:
-        count *= size
+    count = math.prod(size for size, _ in seen) if tensor.numel() else 0
     key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(seen), tensor.dtype)
     return key, count * tensor.element_size()
 

@@ -39,12 +39,6 @@ _INTEGERS: Final = {
     torch.int32: 4, torch.uint32: 4, torch.int64: 8, torch.uint64: 8,
 }  # fmt: skip
 
-_COMPLEX: Final = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
-
 
 @lru_cache(maxsize=4096)
 def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
@@ -72,8 +66,8 @@ def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
         size, nan_bits, huge_bits, stride, count = _WIDE_FLOATS[dtype]
         step = variant % count
         return (nan_bits + step if nan else huge_bits + step * stride).to_bytes(size, "little")
-    if dtype in _COMPLEX:
-        return pattern(_COMPLEX[dtype], fill, variant) * 2
+    if dtype.is_complex:
+        return pattern(dtype.to_real(), fill, variant) * 2
     listed = _BYTE_FLOATS.get(str(dtype).removeprefix("torch."))
     if listed is None:
         raise ValueError(f"no fill pattern for {dtype}: its elements are not plain numbers")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_fusion.run.bits import storage_of
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES, Backing
 from pytest_fusion.run.memory.damage import Change, Damage, Part, Zone
 from pytest_fusion.run.memory.fill import pattern, word
-from pytest_fusion.run.storage_slices import storage_of
 
 # Comparing makes a bool per word: 64 Mi of them at a time keep a 4 GB storage from needing 2 GB more.
 _CHUNK_WORDS = 64 * 1024 * 1024
@@ -37,26 +37,6 @@ class Region:
     Raises ``ValueError`` for a layout that leaves its storage or a dtype without a fill pattern, ``MemoryError`` when
     there is no room.
     """
-
-    __slots__ = (
-        "_backing",
-        "_first",
-        "_last",
-        "_per",
-        "_saved",
-        "_value",
-        "_words",
-        "bits",
-        "dtype",
-        "guard_bytes",
-        "name",
-        "offset",
-        "own",
-        "shape",
-        "storage_elements",
-        "strides",
-        "variant",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -156,7 +136,7 @@ class Region:
                 return False
             before, after = self._words[: self._first], self._words[self._last :]
             return before.ne(self._value).any().logical_or(after.ne(self._value).any())
-        if _distinct(self.own.shape, self.own.stride()):
+        if distinct(self.own.shape, self.own.stride()):
             # Own elements may differ from the fill, nothing else may: the two counts agree unless a gap changed.
             words = self._words if None in intact else self._words[self._first : self._last]
             first, *rest = [chunk.ne(self._value).count_nonzero() for chunk in _chunks(words)]
@@ -246,7 +226,7 @@ class Region:
     @property
     def dense(self) -> bool:
         """Whether the own elements are all of the storage, each once."""
-        return self.own.numel() == self._last - self._first and _distinct(self.own.shape, self.own.stride())
+        return self.own.numel() == self._last - self._first and distinct(self.own.shape, self.own.stride())
 
     def _own_words(self) -> Tensor:
         """The own elements as words; a dim of stride 0 counts once, and complex128 gets a last dim of two words."""
@@ -275,7 +255,7 @@ def _chunks(words: Tensor) -> tuple[Tensor, ...]:
     return (words,) if words.numel() <= _CHUNK_WORDS else torch.split(words, _CHUNK_WORDS)
 
 
-def _distinct(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def distinct(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether no two indices share an element (sufficient: each stride passes over all that the smaller ones reach)."""
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):

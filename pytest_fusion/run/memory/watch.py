@@ -46,16 +46,18 @@ class Watch:
     capture; and what would be too much at once. Regions live until ``close`` or the watch's end of life.
     """
 
-    def __init__(self, device: torch.device, fill: str, guard_bytes: int | None = None) -> None:
+    def __init__(self, device: torch.device, fill: str) -> None:
         self.device = device
         self.fill = fill
-        self._guard_bytes = guard_bytes
+        # How many allocations were guarded so far.
+        self.allocations = 0
+        # How many operators ran that did more than allocate, copy or look at memory in another way.
+        self.computed = 0
+        # How many operators of torch's own ran that computed or copied: each may be a kernel.
+        self.worked = 0
         self._limit = _HELD_BYTES.get(device.type, 1 << 30)
         self._mode: _Mode | None = None
         self._depth = 0
-        self._made = 0
-        self._computed = 0
-        self._worked = 0
         self._held = 0
         # Allocations since dead regions were looked for.
         self._since = 0
@@ -78,21 +80,6 @@ class Watch:
             # Dropped too: a watch and its mode that hold each other keep all regions until the garbage collector comes.
             mode, self._mode = self._mode, None
             mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-
-    @property
-    def allocations(self) -> int:
-        """How many allocations were guarded so far."""
-        return self._made
-
-    @property
-    def computed(self) -> int:
-        """How many operators ran that did more than allocate, copy or look at memory in another way."""
-        return self._computed
-
-    @property
-    def worked(self) -> int:
-        """How many operators of torch's own ran that computed or copied: each may be a kernel."""
-        return self._worked
 
     def damage(self) -> list[Damage]:
         """What was written around the watched allocations; one synchronisation when nothing was."""
@@ -157,7 +144,7 @@ class Watch:
                 return plain
             storage_elements = nbytes // plain.element_size()
             region = Region(
-                f"{op} {self._made} {tuple(plain.shape)} {plain.dtype}".replace("torch.", ""),
+                f"{op} {self.allocations} {tuple(plain.shape)} {plain.dtype}".replace("torch.", ""),
                 device=plain.device,
                 dtype=plain.dtype,
                 shape=(storage_elements,),
@@ -165,8 +152,7 @@ class Watch:
                 offset=0,
                 storage_elements=storage_elements,
                 fill=self.fill,
-                variant=2 * self._made + 1,
-                guard_bytes=self._guard_bytes,
+                variant=2 * self.allocations + 1,
             )
             twin = region.tensor(plain.shape, plain.stride(), int(plain.storage_offset()))
             if not empty:
@@ -176,7 +162,7 @@ class Watch:
         self._written.pop(region.address, None)
         self._regions[region.address] = (region, StorageWeakRef(twin.untyped_storage()), empty)  # type: ignore[no-untyped-call]
         self._held += region.nbytes
-        self._made += 1
+        self.allocations += 1
         return twin
 
     def _note_written(self, tensors: Sequence[Tensor]) -> None:
@@ -221,12 +207,6 @@ class Watch:
         self._held -= sum(region.nbytes for region in regions)
         self._since = 0
 
-    def _release(self, tensor: Tensor, size: Sequence[int], strides: Sequence[int], offset: int) -> None:
-        """Move ``tensor`` out of its guarded storage, which cannot grow, into an ordinary one of the same content."""
-        ordinary = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            tensor.set_(ordinary, offset, size, strides)
-
 
 class _Mode(OperatorMode):
     def __init__(self, watch: Watch) -> None:
@@ -241,8 +221,8 @@ class _Mode(OperatorMode):
     def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         facts = schema(func)
         idle = facts.empty or facts.view or facts.name == "set_"
-        self._watch._computed += not (idle or facts.copies)
-        self._watch._worked += not idle and func.namespace in TORCH_NAMESPACES
+        self._watch.computed += not (idle or facts.copies)
+        self._watch.worked += not idle and func.namespace in TORCH_NAMESPACES
         if facts.writes:
             return self._mutate(func, types, args, kwargs)
         if not facts.makes:
@@ -281,7 +261,10 @@ class _Mode(OperatorMode):
             if not before or "not resizable" not in str(error):
                 raise
             for tensor, size, strides, offset in before:
-                self._watch._release(tensor, size, strides, offset)
+                # Out of its guarded storage, which cannot grow, into an ordinary one of the same content.
+                ordinary = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    tensor.set_(ordinary, offset, size, strides)
         return self._call(func, types, args, kwargs)
 
 

@@ -23,6 +23,7 @@ from typing import IO, Any, Final, Literal, TypeVar
 from pytest_fusion.run.process.forked_child import NOTE, Channel, ChildError, live
 from pytest_fusion.run.process.frames import FrameReader
 from pytest_fusion.run.process.supervisor import (
+    COMPILING,
     TimeLimit,
     fault_position,
     kill_group,
@@ -31,15 +32,12 @@ from pytest_fusion.run.process.supervisor import (
 )
 from pytest_fusion.spec.wording import out_of_memory
 
-__all__ = ["Channel", "ChildError", "Crash", "can_fork", "cuda_is_poisoned", "run_isolated", "unwrap"]
+__all__ = ["COMPILING", "Channel", "ChildError", "Crash", "can_fork", "cuda_is_poisoned", "run_isolated", "unwrap"]
 
 T = TypeVar("T")
 
 # After the time limit the child gets this long to write down where it hangs (faulthandler, on SIGABRT) before SIGKILL.
 _LAST_WORDS_S: Final = 1.0
-
-# The key of a note that names the kernel that is being compiled, which has a longer time limit.
-COMPILING: Final = "compiling"
 
 # Two forks at once can lock each other out in the fork handlers of logging and of BLAS libraries (seen once in some
 # hundred runs of four threads).

@@ -13,7 +13,7 @@ from typing import IO, Final
 # How much longer a case may take after one that was only slow.
 PATIENCE: Final = 10
 
-# The key of a note that names the kernel that is being compiled, and how long that may take.
+# The key of a note that names the kernel that is being compiled, and how long that may take: longer than other steps.
 COMPILING: Final = "compiling"
 _COMPILING_S: Final = 300.0
 

@@ -1,4 +1,4 @@
-"""A call behind a slow producer on a stream of its own, a call beside another current device, and calls that wait."""
+"""Calls and the streams of a GPU: behind a slow producer, with delayed work, beside another current device, waiting."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.containers import map_tensors, tensors_of
+from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run import pristine
+from pytest_fusion.run.compiled import observe_compiled
 
 # 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
 CYCLES = 1 << 26
+# About 10 ms at 2 GHz: far longer than the copy of a result on the caller's stream takes to be made.
+_DELAY_CYCLES = 20_000_000
 _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
@@ -83,6 +88,34 @@ def other_device(device: torch.device) -> torch.device | None:
     return torch.device("cuda", ((device.index or 0) + 1) % count) if count > 1 else None
 
 
+@contextlib.contextmanager
+def delayed(device: torch.device) -> Iterator[None]:
+    """Begin each other stream of ``device`` that the body uses with a pause; without CUDA nothing happens.
+
+    A stream is met when ``torch.cuda.set_stream`` (so ``with torch.cuda.stream``) or a Triton launch selects it; one
+    that only C++ knows is not.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    home, met = torch.cuda.current_stream(device), set[int]()
+    upstream = torch.cuda.set_stream
+
+    def delay(_: Launch | None = None) -> None:
+        stream = torch.cuda.current_stream(device)
+        if stream == home or stream.cuda_stream in met or torch.cuda.is_current_stream_capturing():
+            return
+        met.add(stream.cuda_stream)
+        torch.cuda._sleep(_DELAY_CYCLES)  # type: ignore[no-untyped-call]
+
+    def set_stream(stream: Any) -> None:
+        upstream(stream)
+        delay()
+
+    with holding(torch.cuda, set_stream=set_stream), observe_compiled(delay):
+        yield
+
+
 @dataclass(slots=True)
 class Waits:
     """Where the call waited for the device: ``file.py:line`` and the operation's words, in order."""
@@ -111,13 +144,12 @@ def waits() -> Iterator[Waits]:
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.cuda.synchronize, torch.cuda.Event.synchronize = all_streams, event  # type: ignore[method-assign]
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield seen
+            with holding(torch.cuda, synchronize=all_streams), holding(torch.cuda.Event, synchronize=event):
+                yield seen
         finally:
             torch.cuda.set_sync_debug_mode(before)
-            torch.cuda.synchronize, torch.cuda.Event.synchronize = synchronize, of_event  # type: ignore[method-assign]
             seen.found += [
                 f"{PurePath(warning.filename).name}:{warning.lineno}"
                 for warning in caught

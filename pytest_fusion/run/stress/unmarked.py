@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 
 # Longer than any case may take in the profiles that are not for the night.
@@ -37,7 +37,10 @@ class Frame:
 
 def stack() -> list[Frame]:
     """The caller's stack, outermost frame first."""
-    frames = [_seen(frame) for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    frames = [
+        Frame(frame.f_code.co_filename, frame.f_code.co_name, str(frame.f_globals.get("__name__")))
+        for frame, _ in traceback.walk_stack(sys._getframe(1))
+    ]
     return frames[::-1]
 
 
@@ -48,9 +51,12 @@ def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence
     (devices are chosen by thread). Raises ``TimeoutError`` when there is no end.
     """
     for frame in reversed(frames):
-        call = partial(_stand_in(frame), call)
+        # A function that calls its argument and looks like the frame meanwhile.
+        call = partial(_disguised(_call, frame), call)
     box: dict[str, Any] = {}
-    thread = threading.Thread(target=_worker(), args=(prepare, call, box), daemon=True)
+    # No file name: a frame of this file would reveal the test.
+    worker = _disguised(_work, Frame("<thread>", "work", "__main__"))
+    thread = threading.Thread(target=worker, args=(prepare, call, box), daemon=True)
     with contextlib.nullcontext() if frames else _hidden():
         thread.start()
         thread.join(_PATIENCE_S)
@@ -59,20 +65,6 @@ def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence
     if "error" in box:
         raise box["error"]
     return box["result"]
-
-
-def _seen(frame: FrameType) -> Frame:
-    return Frame(frame.f_code.co_filename, frame.f_code.co_name, str(frame.f_globals.get("__name__")))
-
-
-def _stand_in(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
-    """A function that calls its argument and looks like ``frame`` meanwhile."""
-    return _disguised(_call, frame)
-
-
-def _worker() -> Callable[..., None]:
-    """The thread's own function, with no file name: a frame of this file would reveal the test."""
-    return _disguised(_work, Frame("<thread>", "work", "__main__"))
 
 
 def _disguised(function: Callable[..., Any], frame: Frame) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,22 +19,6 @@ from pytest_fusion.spec.wording import first_line
 
 # CUgraphNodeType of cuda.h, 11.0 to 13.1.
 KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL = 0, 1, 2, 4, 13
-
-
-class Nodes(Protocol):
-    """The queries to the driver; graphs and nodes are handles."""
-
-    def nodes(self, graph: int) -> list[int]:
-        """The nodes of a graph, without those of its children."""
-
-    def kind(self, node: int) -> int:
-        """The node's type."""
-
-    def child(self, node: int) -> int:
-        """The graph inside a node of type ``CHILD``."""
-
-    def name(self, node: int) -> str:
-        """The kernel's name, as the compiler wrote it."""
 
 
 class UncountableError(Exception):
@@ -62,7 +46,7 @@ def captured(
         graph.reset()
 
 
-def walk(driver: Nodes, graph: int) -> Iterator[tuple[int, str]]:
+def walk(driver: _Driver, graph: int) -> Iterator[tuple[int, str]]:
     """Type and, of kernels, name of each node that does something, those of child graphs too."""
     for node in driver.nodes(graph):
         kind = driver.kind(node)
@@ -137,12 +121,13 @@ class _KernelParams(ctypes.Structure):
 
 
 class _Driver:
-    """The functions of libcuda. Raises ``UncountableError`` where one of them fails."""
+    """The functions of libcuda; graphs and nodes are handles. Raises ``UncountableError`` where one of them fails."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
 
     def nodes(self, graph: int) -> list[int]:
+        """The nodes of a graph, without those of its children."""
         count = ctypes.c_size_t()
         self._call("cuGraphGetNodes", ctypes.c_void_p(graph), None, ctypes.byref(count))
         found = (ctypes.c_void_p * count.value)()
@@ -151,16 +136,19 @@ class _Driver:
         return [int(node or 0) for node in found]
 
     def kind(self, node: int) -> int:
+        """The node's type."""
         kind = ctypes.c_int()
         self._call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
         return kind.value
 
     def child(self, node: int) -> int:
+        """The graph inside a node of type ``CHILD``."""
         graph = ctypes.c_void_p()
         self._call("cuGraphChildGraphNodeGetGraph", ctypes.c_void_p(node), ctypes.byref(graph))
         return int(graph.value or 0)
 
     def name(self, node: int) -> str:
+        """The kernel's name, as the compiler wrote it."""
         params, text = _KernelParams(), ctypes.c_char_p()
         self._call("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
         for handle, function in ((params.func, "cuFuncGetName"), (params.kern, "cuKernelGetName")):
@@ -180,5 +168,5 @@ class _Driver:
 
 
 @functools.cache
-def _driver() -> Nodes:
+def _driver() -> _Driver:
     return _Driver()

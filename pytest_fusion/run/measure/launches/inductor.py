@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_fusion.interpreter.scoped import holding
+
 _NOT_A_GPU = "these are Inductor's kernels for the CPU; a GPU gets others"
 _TOO_LATE = "code was compiled during the call that was counted, and its kernels were not seen"
 
@@ -35,19 +37,13 @@ def counted() -> Iterator[Compiled]:
     """
     found = Compiled()
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
     before = len(getattr(cache, "modules", ()))
-    for module in list(getattr(cache, "modules", ())):
-        names = vars(module)
-        for name, kernel in list(names.items()):
-            if name.startswith("cpp_") and callable(kernel):
-                replaced.append((names, name, kernel))
-                names[name] = _noting(found.kernels, name, kernel)
-    try:
+    with contextlib.ExitStack() as stack:
+        for module in list(getattr(cache, "modules", ())):
+            for name, kernel in list(vars(module).items()):
+                if name.startswith("cpp_") and callable(kernel):
+                    stack.enter_context(holding(module, **{name: _noting(found.kernels, name, kernel)}))
         yield found
-    finally:
-        for names, name, kernel in replaced:
-            names[name] = kernel
     if found.kernels:
         found.doubts.append(_NOT_A_GPU)
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)

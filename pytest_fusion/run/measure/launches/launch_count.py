@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 Method = Literal["graph", "profiler", "modelled"]
@@ -35,15 +35,7 @@ class Counts:
         return self.kernels, self.memcpy, self.memset
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kernels": self.kernels,
-            "memcpy": self.memcpy,
-            "memset": self.memset,
-            "names": [[name, count] for name, count in self.names],
-            "method": self.method,
-            "agreed": self.agreed,
-            "doubts": list(self.doubts),
-        }
+        return {**asdict(self), "names": [list(name) for name in self.names], "doubts": list(self.doubts)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Counts:

@@ -118,11 +118,14 @@ def _counting(log: _Log) -> Iterator[inductor.Compiled]:
 
     mode, functions = _Operators(log), _Functions(log)
     mode.functions = functions
-    met = _Met(log.places)
-    watching = (interpreter.observe(launched), observe_compiled(launched), described_by(met), functions, mode)
-    with inductor.counted() as compiled, contextlib.ExitStack() as stack:
-        for context in watching:
-            stack.enter_context(context)
+    with (
+        inductor.counted() as compiled,
+        interpreter.observe(launched),
+        observe_compiled(launched),
+        described_by(_Met(log.places)),
+        functions,
+        mode,
+    ):
         yield compiled
 
 

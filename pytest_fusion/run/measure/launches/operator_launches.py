@@ -18,8 +18,6 @@ import torch
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.aten import schema, shares_memory, written_by
 
-_aten = torch.ops.aten
-
 # A kernel for copies along more dimensions than this is not torch's only way to concatenate (CAT_ARRAY_MAX_INPUT_DIMS).
 _CAT_DIMS = 4
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from pytest_fusion.interpreter.scoped import holding
+from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.measure.resources import cubin
 from pytest_fusion.run.measure.resources.constants import decode
 from pytest_fusion.run.measure.resources.function_places import NotFoundError, found, kernel_of, unwrapped
@@ -27,8 +29,6 @@ _MICRO = 1e-6
 _DELIBERATE = "not for this target"
 # Triton's words for a type or an option of newer hardware: kernels are written for some targets, not for all.
 _LACKS = re.compile(r"not supported (?:in|on) this architecture|requires NVIDIA SM|requires compute capability")
-# From compute capability 9.0 on, the binary declares what the system reserves of a block's shared memory as static.
-_DECLARES_RESERVED = 9
 
 
 def compiled(noted: Noted, target: Target) -> Resources:
@@ -44,19 +44,15 @@ def compiled(noted: Noted, target: Target) -> Resources:
     total = len(noted.others) + 1
     chance = f"autotuned: one of {total} configs was compiled, a GPU may choose another"
     if first.status == "compiled":
-        return _with_note(first, chance)
+        return replace(first, note=chance)
     if first.status == "unknown" and first.note != _DELIBERATE:
         return first
     lives: Sequence[Live | None] = noted.live_others or [None] * len(noted.others)
     for other, live in zip(noted.others, lives, strict=True):
         again = _compiled(other, live, target)
         if again.status == "compiled":
-            return _with_note(again, f"{chance} (the first one does not fit)")
-    return _with_note(first, f"none of {total} configs of its autotuner compiles")
-
-
-def _with_note(one: Resources, note: str) -> Resources:
-    return Resources.from_json({**one.as_json(), "note": note})
+            return replace(again, note=f"{chance} (the first one does not fit)")
+    return replace(first, note=f"none of {total} configs of its autotuner compiles")
 
 
 def _compiled(specialisation: Specialisation, live: Live | None, target: Target) -> Resources:
@@ -133,26 +129,17 @@ def run_compiler(live: Live) -> tuple[Any, float | None]:
     answer = live.bound, live.specialised
     kernel.device_caches[0] = (memory, keys, target, backend, lambda *_, **__: (*answer, dict(live.options)))
     kernel.pre_run_hooks = []
-    with _timed() as times:
-        result = kernel.run(grid=None, warmup=True, **live.options)
-    return result, times[0] if times else None
+    seconds: list[float] = []
 
+    def listen(*, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            seconds.append(_MICRO * float(times.total))
 
-@contextmanager
-def _timed() -> Iterator[list[float]]:
     from triton import knobs
 
-    previous, times = knobs.compilation.listener, list[float]()
-
-    def listen(*, times: Any, cache_hit: bool, _into: list[float] = times, **_: Any) -> None:
-        if not cache_hit:
-            _into.append(_MICRO * float(times.total))
-
-    knobs.compilation.listener = listen
-    try:
-        yield times
-    finally:
-        knobs.compilation.listener = previous
+    with holding(knobs.compilation, listener=listen):
+        result = kernel.run(grid=None, warmup=True, **live.options)
+    return result, seconds[0] if seconds else None
 
 
 def _measured(specialisation: Specialisation, target: Target, result: Any, seconds: float | None) -> Resources:
@@ -173,8 +160,7 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
         usage = cubin.read(result.asm["cubin"], str(knobs.nvidia.cuobjdump.path))
     except (cubin.NoToolError, RuntimeError) as error:
         return Resources(**common, status="unknown", reason=f"it compiles, but its binary cannot be read: {error}")
-    reserved = target.shared_reserved if target.major >= _DECLARES_RESERVED else 0
-    static = max(0, usage.shared_static - reserved)
+    static = target.static(usage.shared_static)
     common |= {
         "registers": usage.registers,
         "local_bytes": usage.local_bytes,
@@ -191,21 +177,14 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
     return Resources(**common, occupancy=held)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
-
-
 def _caused_by(error: BaseException, name: str) -> bool:
-    return any(type(cause).__name__ == name for cause in _chain(error))
+    return any(type(cause).__name__ == name for cause in causes(error))
 
 
 def _message(error: BaseException) -> str:
     """The text of the innermost compilation error, without the source that it quotes."""
     message = ""
-    for cause in _chain(error):
+    for cause in causes(error):
         text = getattr(cause, "error_message", None)
         message = str(text) if text else message
     if not message:
@@ -217,7 +196,7 @@ def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
     """File and line that the innermost compilation error points at; the kernel's own where it points nowhere."""
     function = unwrapped(kernel)
     place = function.__code__.co_filename, function.__code__.co_firstlineno
-    for cause in _chain(error):
+    for cause in causes(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
         owner = _owner(source, kernel) if source else None
         if owner is not None and hasattr(node, "lineno"):

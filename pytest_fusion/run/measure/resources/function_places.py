@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -107,10 +108,8 @@ def _named(module: ModuleType, plain: Any) -> Iterator[str]:
 
 
 def _follow(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        # A staticmethod of a class is behind its descriptor only in the class's own dict.
-        module = getattr(module, name, None)
-    return module
+    # A staticmethod of a class is behind its descriptor only in the class's own dict.
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), module)
 
 
 def imported(name: str, file: str) -> ModuleType:

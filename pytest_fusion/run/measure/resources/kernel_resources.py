@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pytest_fusion import interpreter
+from pytest_fusion.case.choosing.search import pools
+from pytest_fusion.case.make import make_inputs
+from pytest_fusion.case.plan import Limits, make_plan
+from pytest_fusion.case.stated import admitting, stated_case
+from pytest_fusion.errors import SpecError
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
-from pytest_fusion.run.measure.resources.bench_arguments import Sizes, arguments_of
 from pytest_fusion.run.measure.resources.function_places import NotFoundError
-from pytest_fusion.run.measure.resources.launcher_call import describe
-from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.noting import Noted
 from pytest_fusion.run.measure.resources.recompilations import recompilations
+from pytest_fusion.run.measure.resources.rehearsal import call_json, without_kernels
 from pytest_fusion.run.measure.resources.resource_record import Resources, figures
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.targets import Target
-from pytest_fusion.run.measure.resources.value_reads import READS, values_read
+from pytest_fusion.run.measure.resources.value_reads import READS
 from pytest_fusion.run.process.compile_jobs import Answer, Job, compile_all
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 
+# Dims by name, and where wanted the case's dtype, drawn inputs by value, and optional ones that are absent as None.
+Sizes = Mapping[str, Any]
+
+_SEED = 0
 INTERPRETED = "as launched under the interpreter, where a launcher may choose other tiles than on a GPU"
 NO_KERNEL = "the call launches no Triton kernel"
 
@@ -121,8 +127,17 @@ def graded(spec: FusionSpec) -> tuple[str, ...]:
     return tuple(spec.grad)
 
 
-def _described(spec: FusionSpec, sizes: Sizes) -> Any:
-    return describe(spec.fused, arguments_of(spec, sizes), graded(spec)).as_json()
+def arguments_of(spec: FusionSpec, sizes: Sizes) -> dict[str, Any]:
+    """The inputs at ``sizes``, contiguous, floating ones zero; what is not named is as plain as the spec admits.
+
+    Raises ``SpecError`` for a name that is none, a dim that is left out, and a size that is too small or not the
+    multiple that it must be.
+    """
+    for name in spec.dim_names:
+        if name not in sizes:
+            raise SpecError(f"{spec.name}: the sizes {dict(sizes)} leave out {name!r}; add it")
+    plan = make_plan(admitting(spec, [sizes]), pools=pools(spec, _SEED), limits=Limits())
+    return make_inputs(spec, stated_case(plan, sizes, _SEED, where="sizes"), torch.device("cpu"), zeros=True)
 
 
 def _rehearsed(drafts: Sequence[_Draft]) -> None:
@@ -133,7 +148,7 @@ def _rehearsed(drafts: Sequence[_Draft]) -> None:
         key = one.key
         if key not in calls:
             try:
-                calls[key] = _described(one.spec, one.sizes)
+                calls[key] = call_json(one.spec.fused, arguments_of(one.spec, one.sizes), graded(one.spec))
             except NotFoundError as error:
                 calls[key] = error
         if isinstance(calls[key], NotFoundError):
@@ -198,16 +213,9 @@ def _interpreted(drafts: Sequence[_Draft]) -> None:
 
 
 def _launched_here(spec: FusionSpec, sizes: Sizes) -> tuple[list[Noted], str, bool]:
-    """The launches of a call in this process, none of them run, what it raised, and whether it read values."""
-    launches: list[Noted] = []
-    posing = posing_as_cuda(torch) if interpreter.installed() else contextlib.nullcontext()
-    arguments, problem = arguments_of(spec, sizes), ""
-    with posing, values_read() as read, noted(launches, run=False):
-        try:
-            spec.fused(**arguments)
-        except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
-            problem = f"{type(error).__name__}: {error}"
-    return launches, problem, bool(read)
+    """:func:`without_kernels` of a call in this process."""
+    arguments = arguments_of(spec, sizes)
+    return without_kernels(lambda: spec.fused(**arguments), posing_as_cuda(torch), strict=True)
 
 
 def _distinct(launches: Iterable[Noted]) -> list[Noted]:

@@ -17,7 +17,6 @@ from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.targets import TARGETS, occupancy
 
 _WORD = 4
-_DECLARES_RESERVED = 90
 
 
 @contextmanager
@@ -61,9 +60,9 @@ def read(kernel: Any, launch: Noted) -> Resources:
         static, instructions, note = usage.shared_static, usage.instructions, ""
     except (cubin.NoToolError, RuntimeError, KeyError) as error:
         static, instructions, note = 0, {}, f"its instructions cannot be read: {error}"
-    if target is not None and metadata.target.arch >= _DECLARES_RESERVED:
-        static = max(0, static - target.shared_reserved)
+    static = static if target is None else target.static(static)
     registers, shared, warps = int(kernel.n_regs), int(metadata.shared), int(metadata.num_warps)
+    held = None if target is None else occupancy(target, warps=warps, registers=registers, shared=static + shared)
     return Resources(
         launch.kernel,
         name,
@@ -78,8 +77,6 @@ def read(kernel: Any, launch: Noted) -> Resources:
         warps=warps,
         instructions=instructions,
         constants=constants,
-        occupancy=None
-        if target is None
-        else occupancy(target, warps=warps, registers=registers, shared=static + shared),
+        occupancy=held,
         note=note,
     )

@@ -6,12 +6,13 @@ Of Triton this touches ``InterpretedFunction.run``, ``JITFunction.run``, ``Autot
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_fusion.interpreter.scoped import replaced
+from pytest_fusion.run.autotuned import pruned
 from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.specialiser import Live, bind, specialise
@@ -76,12 +77,12 @@ class _Notes:
 
     def tuned(self, upstream: Any, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """In place of an autotuner's ``run``: every config that its pruning leaves is described first."""
-        if len(tuner.configs) < 2 or not self._describes(tuner):
+        if len(tuner.configs) < 2 or self._tuning or not hasattr(tuner.fn, "run"):
             return upstream(tuner, *args, **kwargs)
         tuning = _Tuning(asking=True)
         self._tuning.append(tuning)
         try:
-            for config in _survivors(tuner, args, kwargs):
+            for config in pruned(tuner, args, kwargs):
                 # A config's hook sets the blocks of tensor descriptors, so it comes before; what the launch itself
                 # chooses calls its own again.
                 with contextlib.suppress(Exception):
@@ -91,9 +92,6 @@ class _Notes:
         finally:
             self._tuning.pop()
 
-    def _describes(self, tuner: Any) -> bool:
-        return not self._tuning and hasattr(tuner.fn, "run")
-
 
 def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     given = {**kwargs, **config.all_kwargs()}
@@ -101,17 +99,6 @@ def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, An
         names = dict(zip(tuner.arg_names, args, strict=False))
         config.pre_hook({**names, **{n: v for n, v in given.items() if n not in ("grid", "warmup")}})
     tuner.fn.run(*args, **{**given, "warmup": True})
-
-
-def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    before = getattr(tuner, "nargs", None)
-    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-    try:
-        return list(tuner.prune_configs(kwargs))
-    except Exception:  # noqa: BLE001 - pruning that fails here fails in the launch too, which reports it
-        return []
-    finally:
-        tuner.nargs = before
 
 
 @contextmanager
@@ -125,8 +112,8 @@ def noted(
     """Note every launch; does nothing where Triton was not imported.
 
     ``run=False`` leaves the kernels out: what they would write stays as it is. ``strict=False`` describes what no other
-    process could find as well, by its name. ``then`` is called after each launch
-    with what it returned, a compiled kernel on a GPU.
+    process could find as well, by its name. ``then`` is called after each launch with what it returned, a compiled
+    kernel on a GPU.
     """
     notes = _Notes(into, run, strict, then)
     with contextlib.ExitStack() as stack:
@@ -135,21 +122,5 @@ def noted(
             ("triton.runtime.jit", "JITFunction", notes.launched),
             ("triton.runtime.autotuner", "Autotuner", notes.tuned),
         ):
-            owner = getattr(sys.modules.get(module), class_, None)
-            if owner is not None:
-                stack.enter_context(_replaced(owner, replacement))
+            stack.enter_context(replaced(module, class_, "run", replacement))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, replacement: Callable[..., Any]) -> Iterator[None]:
-    upstream = owner.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(upstream, self, args, kwargs)
-
-    owner.run = run
-    try:
-        yield
-    finally:
-        owner.run = upstream

@@ -49,7 +49,9 @@ def _change(name: str, old: tuple[str, Json, Json, Json], new: tuple[str, Json, 
     kind, old_type, old_hint, old_value = old
     _, new_type, new_hint, new_value = new
     if "option" in (kind, new[0]):
-        return f"{name} {shown(old_value)} or {shown(new_value)}" if _both(old, new) else f"{name} given or not"
+        return (
+            f"{name} {shown(old_value)} or {shown(new_value)}" if _NOTHING not in (old, new) else f"{name} given or not"
+        )
     if old_type == new_type == "constexpr":
         return f"constexpr {name} {_ordered(old_value, new_value)}"
     if "constexpr" in (old_type, new_type):
@@ -60,18 +62,11 @@ def _change(name: str, old: tuple[str, Json, Json, Json], new: tuple[str, Json, 
     if old_type != new_type:
         return f"type of {name} {_ordered(old_type, new_type)}"
     if old_hint != new_hint:
-        return f"divisibility by 16 of {_pointer(new_type)}{name}"
+        pointer = isinstance(new_type, str) and new_type.startswith("*")
+        return f"divisibility by 16 of {'the address of ' if pointer else ''}{name}"
     return f"{name} changed"
-
-
-def _both(old: tuple[str, Json, Json, Json], new: tuple[str, Json, Json, Json]) -> bool:
-    return _NOTHING not in (old, new)
 
 
 def _ordered(old: Json, new: Json) -> str:
     """Both in one order, so that going there and back is one reason."""
     return " or ".join(sorted((shown(old), shown(new)), key=lambda text: (len(text), text)))
-
-
-def _pointer(type_: Json) -> str:
-    return "the address of " if isinstance(type_, str) and type_.startswith("*") else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -16,8 +16,9 @@ import torch
 
 from pytest_fusion.case import blank
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.run.measure.resources.launcher_call import made
+from pytest_fusion.run.measure.resources.constants import decode, encode
 from pytest_fusion.run.measure.resources.noting import Noted, noted
+from pytest_fusion.run.measure.resources.specialisation import Json
 from pytest_fusion.run.measure.resources.value_reads import values_read
 
 _FACTORIES = (
@@ -29,23 +30,43 @@ _BLANK = "empty empty_like zeros zeros_like".split()
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 
 
+def call_json(function: Any, arguments: Mapping[str, Any], backward: tuple[str, ...]) -> dict[str, Json]:
+    """A call as JSON for :func:`rehearse`: its tensors by their form; ``backward``: the gradients of these too.
+
+    Raises ``NotFoundError`` for a function or a value that cannot be handed to another process.
+    """
+    encoded = {name: encode(value) for name, value in arguments.items()}
+    return {"function": encode(function), "arguments": encoded, "backward": list(backward)}
+
+
 def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
     """The launches of one call, why there may be more (what it raised, empty if nothing), and whether it read values.
 
     Raises ``NotFoundError`` where the call cannot be made here.
     """
-    function, arguments = made(call)
-    launches: list[Noted] = []
+    function, arguments = decode(call["function"]), {name: decode(each) for name, each in call["arguments"].items()}
     backward = tuple(call["backward"])
     for name in backward:
         if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:
             arguments[name].requires_grad_()
+
+    def run() -> None:
+        result = function(**arguments)
+        if backward:
+            _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
+
+    return without_kernels(run, posing_as_device(), strict=False)
+
+
+def without_kernels(
+    call: Callable[[], object], posing: AbstractContextManager[object], *, strict: bool
+) -> tuple[list[Noted], str, bool]:
+    """The launches of one call, none of them run, what it raised, empty if nothing, and whether it read values."""
+    launches: list[Noted] = []
     problem = ""
-    with posing_as_device(), values_read() as read, noted(launches, run=False, strict=False):
+    with posing, values_read() as read, noted(launches, run=False, strict=strict):
         try:
-            result = function(**arguments)
-            if backward:
-                _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
+            call()
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
             problem = f"{type(error).__name__}: {error}"
     return launches, problem, bool(read)

@@ -21,6 +21,8 @@ _MOST_THREADS = 1024
 _KIB = 1024
 # TMEM of compute capability 10.x has 512 columns; Triton refuses a launch that wants more.
 _TENSOR_COLUMNS = 512
+# From compute capability 9.0 on, the binary declares what the system reserves of a block's shared memory as static.
+_DECLARES_RESERVED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Target:
     @property
     def shared_per_block(self) -> int:
         return self.shared - self.shared_reserved
+
+    def static(self, declared: int) -> int:
+        """The static shared memory of a kernel whose binary declares so much, the system's part of it included."""
+        return max(0, declared - self.shared_reserved) if self.major >= _DECLARES_RESERVED else declared
 
     @property
     def tensor_columns(self) -> int:

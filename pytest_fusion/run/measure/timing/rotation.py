@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from pytest_fusion.case.containers import map_tensors, tensors_of
+from pytest_fusion.run.bits import storage_of
 from pytest_fusion.run.measure.traffic import bytes_of
-from pytest_fusion.run.storage_slices import storage_of
+from pytest_fusion.run.memory.region import distinct
 
 # In units of the last-level cache: what is touched between two calls on the same copy.
 COLD = 5
@@ -34,7 +36,10 @@ def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dic
     own = tensors_of(logical)
     size = max(1, bytes_of(own))
     made_sets = max(1, min(count, room // size))
-    pieces = {device: _Piece(made_sets * sum(map(_room, of)), device) for device, of in _by_device(own).items()}
+    rooms: Counter[torch.device] = Counter()
+    for t in own:
+        rooms[t.device] += _room(t)
+    pieces = {device: _Piece(made_sets * room, device) for device, room in rooms.items()}
     sets = [
         {name: map_tensors(value, lambda t: pieces[t.device].twin(t)) for name, value in logical.items()}
         for _ in range(made_sets)
@@ -75,7 +80,7 @@ def twin(t: torch.Tensor) -> torch.Tensor:
 def _laid(t: torch.Tensor) -> tuple[tuple[int, ...], int]:
     """The strides of a copy, and the bytes that it reaches over."""
     strides = t.stride()
-    if t.is_contiguous() or _overlap(t):
+    if t.is_contiguous() or not distinct(t.shape, strides):
         strides = torch.empty(t.shape, device="meta").stride()
     reach = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, strides, strict=True))
     return strides, reach * t.element_size()
@@ -85,20 +90,3 @@ def _room(t: torch.Tensor) -> int:
     if t.layout is not torch.strided or not t.numel():
         return 0
     return -(-_laid(t)[1] // _ALIGNMENT) * _ALIGNMENT
-
-
-def _by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:
-    found: dict[torch.device, list[torch.Tensor]] = {}
-    for t in tensors:
-        found.setdefault(t.device, []).append(t)
-    return found
-
-
-def _overlap(t: torch.Tensor) -> bool:
-    """Whether two elements may share one place: a dim steps no further than those inside of it reach."""
-    reach = 0
-    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.latency import compared
-from pytest_fusion.run.measure.timing.host import HostTimed, host_timed
+from pytest_fusion.run.measure.timing.host import host_timed
 from pytest_fusion.run.measure.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks
 
 # Where each process puts its memory and its threads moves both sides apart by several per cent, which no run against
@@ -31,16 +31,11 @@ def timed(
     Raises ``TooSlowError``, and what the calls raise.
     """
     candidate, control = host_timed(lambda: fused(**inputs)), host_timed(lambda: reference(**inputs))
-    _check_time(candidate, control)
-
-    blocks = compared(candidate, control)
-    return blocks, {"timer": candidate.timer, "cache": "warm", "threads": str(torch.get_num_threads())}
-
-
-def _check_time(candidate: HostTimed, control: HostTimed) -> None:
     pair = candidate.seconds() * candidate.calls + control.seconds() * control.calls
     if pair * FEWEST_BLOCKS * PAIRS > _MOST_S:
         raise TooSlowError(
             f"both calls take {pair:.2g} s, and {FEWEST_BLOCKS * PAIRS} pairs are needed for an interval; use smaller "
             "arguments"
         )
+    blocks = compared(candidate, control)
+    return blocks, {"timer": candidate.timer, "cache": "warm", "threads": str(torch.get_num_threads())}

@@ -373,9 +373,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _write_baselines(options: Options, records: list[TestRecord]) -> list[Path]:
     if not options.bench or options.update == "none":
         return []
-    from pytest_fusion.bench.written import write
+    from pytest_fusion.bench.baseline.update import write_measured
 
-    return write(options.baseline, [record.bench for record in records if record.bench], options.update)
+    return write_measured(options.baseline, [record.bench for record in records if record.bench], options.update)
 
 
 def _write_reports(config: pytest.Config, options: Options, records: list[TestRecord]) -> None:
